@@ -1,0 +1,60 @@
+"""C-3PO on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+
+    ragrl quickstart                                    (or)
+    ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po
+
+Chen et al. 2025, "C-3PO". The tree, Monte Carlo credit, PPO with a critic of its own and the KL
+coefficient are the paper's; learning rates and batch are scaled to the model.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "policy": "tiny",
+            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            "index": {"encoder": "lexical", "kind": "scann"},
+            "llm": {"kind": "world_reader", "documents": 5, "noise": 0.1, "confusion": 0.35},
+            "system": {
+                "style": "c3po_tiny",
+                "top_k": 4,
+                "max_depth": 13,
+                "max_documents": 6,
+                "max_tokens": 40,
+                "temperature": 1.0,
+            },
+            "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
+            "ppo": {
+                "policy_lr": 8e-4,
+                "value_lr": 1e-3,
+                "kl_coefficient": 0.005,
+                "clip": 0.2,
+                "value_clip": 0.2,
+                "gamma": 1.0,
+                "lam": 0.95,
+                "epochs": 1,
+                "minibatches": 3,
+                "aggregation": "role_sum",
+            },
+            "run": {
+                "steps": 18,
+                "questions": 12,
+                "save_every": 6,
+                "eval_every": 6,
+                "dev_questions": 40,
+                "test_questions": 400,
+                "trees_every": 6,
+                "trees": 2,
+            },
+            "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 40},
+            "layout": {
+                "lengths": (112, 160, 256),
+                "tokens": 1536,
+                "siblings": 2,
+                "action": 40,
+            },
+        }
+    )

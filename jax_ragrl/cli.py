@@ -1,0 +1,212 @@
+"""`ragrl`: one command a thing to do. A `UserError` is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from jax_ragrl.errors import UserError
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    wrong = [r for r in rest if not (arguments.takes_config and r.startswith("--config"))]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    try:
+        arguments.run(arguments, rest)
+    except UserError as error:
+        print(f"ragrl: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ragrl", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(
+        run: Callable[[argparse.Namespace, list[str]], None], text: str, config: bool = False
+    ) -> argparse.ArgumentParser:
+        name = run.__name__.strip("_").replace("_", "-")
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(run=run, takes_config=config)
+        return sub
+
+    sub = command(_quickstart, "train C-3PO on the generated encyclopedia and report", True)
+    sub.add_argument("--seed", type=int, default=0, help="of the world and of training")
+    sub.add_argument("--workdir", type=pathlib.Path, help="default: runs/quickstart-<seed>")
+    sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
+    sub.add_argument("--workdir", type=pathlib.Path, required=True)
+    sub = command(_warmup, "supervised warm start of the tiny policy", True)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
+    sub.add_argument("--size", type=int, default=240, help="how many people")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_index, "encode a corpus and build its index")
+    sub.add_argument("--corpus", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
+    sub.add_argument("--kind", default="scann", help="scann or exact")
+    sub.add_argument("--questions", type=pathlib.Path, help="measure recall on these")
+    sub = command(_evaluate, "evaluate systems on questions")
+    _evaluate_arguments(sub)
+    sub = command(_export, "write the trained policy of a run in Hugging Face layout", True)
+    sub.add_argument("workdir", type=pathlib.Path)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_bench, "measure something and print JSON")
+    sub.add_argument("what", choices=("load",))
+    sub = command(_report, "write report.html of a run")
+    sub.add_argument("workdir", type=pathlib.Path)
+    return parser
+
+
+def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--systems", default="direct,standard_rag,c3po")
+    sub.add_argument("--questions", type=pathlib.Path, required=True)
+    sub.add_argument("--corpus", type=pathlib.Path, required=True)
+    sub.add_argument(
+        "--index",
+        dest="index_folder",
+        type=pathlib.Path,
+        required=True,
+        help="made by ragrl index",
+    )
+    sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
+    sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
+    sub.add_argument("--style", default="c3po_tiny", help="prompt style: c3po or c3po_tiny")
+    sub.add_argument("--top-k", type=int, default=5)
+    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+    sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
+
+
+def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
+    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied."""
+    values, argv = flags.FlagValues(), ["ragrl", *arguments]
+    config_flags.DEFINE_config_file(
+        "config",
+        str(default) if default else None,
+        flag_values=values,
+        lock_config=True,
+        sys_argv=argv,
+    )
+    try:
+        values(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"config: {' '.join(str(error).split())}") from error
+    if values.config is None:
+        raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
+    config: ml_collections.ConfigDict = values.config
+    return config.to_dict()
+
+
+def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
+    """The job of a config; a work folder belongs to one config."""
+    from jax_ragrl.config import build, settle
+    from jax_ragrl.train.assemble import Job
+
+    job = build(Job, values)
+    settle(workdir / "config.json", values)
+    return job
+
+
+def _quickstart(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
+    values["seed"] = values["data"]["world"]["seed"] = arguments.seed
+    workdir = arguments.workdir or pathlib.Path("runs") / f"quickstart-{arguments.seed}"
+    from jax_ragrl.quickstart import quickstart
+
+    summary = quickstart(_load_job(values, workdir), workdir)
+    print(json.dumps(summary, indent=2))
+
+
+def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(None, rest)
+    from jax_ragrl.train.assemble import assemble
+    from jax_ragrl.train.loop import train
+
+    job = _load_job(values, arguments.workdir)
+    train(job, assemble(job, arguments.workdir), arguments.workdir)
+
+
+def _warmup(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "warmup.py", rest)
+    from jax_ragrl.config import build
+    from jax_ragrl.systems.c3po import C3PO
+    from jax_ragrl.train.warmup import Warmup, warm_up
+
+    system = build(C3PO, values.pop("system"), "config.system")
+    print(json.dumps(warm_up(build(Warmup, values), system, arguments.out), indent=2))
+
+
+def _world(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.corpus.formats.flashrag import save_questions
+    from jax_ragrl.corpus.passages import Corpus, save_corpus
+    from jax_ragrl.corpus.world import generate
+
+    world = generate(arguments.seed, arguments.size)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    save_corpus(Corpus(world.passages), arguments.out / "passages.jsonl")
+    for split, questions in world.questions.items():
+        save_questions(questions, arguments.out / f"{split}.jsonl")
+    counts = {split: len(questions) for split, questions in world.questions.items()}
+    print(json.dumps({"passages": len(world.passages), **counts, "out": str(arguments.out)}))
+
+
+def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.retrieval.index import run_index
+
+    a = arguments
+    print(json.dumps(run_index(a.corpus, a.out, a.encoder, a.kind, a.questions), indent=2))
+
+
+def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.compare import Setting, compare
+
+    given = {name: getattr(arguments, name) for name in Setting._fields}
+    table = compare(Setting(**given | {"systems": tuple(arguments.systems.split(","))}))
+    print(json.dumps(table, indent=2))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
+    from jax_ragrl.config import build
+    from jax_ragrl.export import export
+    from jax_ragrl.train.assemble import Job, assemble, policy_folder
+    from jax_ragrl.train.loop import trained_policy
+
+    job = build(Job, values)
+    policy = trained_policy(job, assemble(job, arguments.workdir), arguments.workdir)
+    done = export(policy, arguments.out, policy_folder(job.policy))
+    print(json.dumps(done._asdict(), default=str))
+
+
+def _bench(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.bench.load import bench_load
+
+    print(json.dumps(bench_load()))
+
+
+def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.report.build import build_report
+
+    print(build_report(arguments.workdir))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The door of the configuration: an `ml_collections.ConfigDict` becomes frozen dataclasses.
+
+Nothing behind this file sees a `ConfigDict`. A key that no dataclass has is an error, so no key can
+be ignored; a missing key without a default is one too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from jax_ragrl.errors import UserError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
+    """An instance of the dataclass `cls` from a (nested) mapping.
+
+    Raises `UserError` for a key that `cls` does not have, a required key that is missing, and a
+    value of the wrong kind; the message names the key by its dotted path.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in fields:
+            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(fields))}")
+    missing = [f.name for f in fields.values() if f.name not in values and _required(f)]
+    if missing:
+        raise UserError(f"missing config key {where}.{missing[0]}")
+    made = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
+    return cls(**made)
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type `hint` asks for: nested dataclasses, tuples, mappings and numbers."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        _expect(isinstance(value, Mapping), where, value, "a section of keys")
+        return build(typing.cast(type, hint), value, where)
+    if origin is tuple:
+        return _sequence(args, value, where)
+    if origin in (types.UnionType, typing.Union):
+        some = [a for a in args if a is not type(None)]
+        return None if value is None else convert(some[0], value, where)
+    if hint is float and _is(value, int):
+        return float(value)
+    if hint in (int, float, str, bool):
+        _expect(_is(value, hint), where, value, f"of type {hint.__name__}")
+    return value
+
+
+def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    """A tuple of one type (`tuple[int, ...]`) or of a fixed form (`tuple[int, str]`)."""
+    _expect(isinstance(value, list | tuple), where, value, "a list or tuple")
+    if len(args) == 2 and args[1] is ...:
+        return tuple(convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    _expect(len(value) == len(args), where, value, f"of length {len(args)}")
+    return tuple(
+        convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True))
+    )
+
+
+def _expect(right: bool, where: str, value: Any, kind: str) -> None:
+    if not right:
+        raise UserError(f"config key {where} is {value!r}: it must be {kind}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    nothing = dataclasses.MISSING
+    return field.default is nothing and field.default_factory is nothing
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+
+
+def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:
+    """Writes a run's config beside it; raises `UserError` where another one is already there."""
+    text = json.dumps(values, indent=2, sort_keys=True, default=list)
+    if file.exists():
+        before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
+        changed = sorted(_flat(before).items() ^ _flat(now).items())
+        if changed:
+            raise UserError(
+                f"{file.parent} holds a run with another config ({changed[0][0]} differs): "
+                "use the same config to resume, or another --workdir"
+            )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def _flat(values: Any, where: str = "config") -> dict[str, str]:
+    if not isinstance(values, Mapping):
+        return {where: repr(values)}
+    return {
+        k: v for name, part in values.items() for k, v in _flat(part, f"{where}.{name}").items()
+    }

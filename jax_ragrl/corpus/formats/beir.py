@@ -1,0 +1,71 @@
+"""A BEIR folder: `corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`.
+
+Thakur et al. 2021. Judged passages (score above 0) are gold, by id. BEIR has no answers, so its
+questions serve to measure retrieval.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from jax_ragrl.corpus.formats.files import Record, field, others, read_records, read_table
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+SPLITS = ("test", "dev", "train")
+
+
+def _file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """A file of the folder, plain or gzipped."""
+    found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    if not found:
+        raise UserError(f"{folder} has no {name}: give the folder of a BEIR set")
+    return found[0]
+
+
+def _judged(path: pathlib.Path) -> dict[str, list[str]]:
+    """Query id -> ids of the passages judged relevant."""
+    gold: dict[str, list[str]] = {}
+    for record in read_table(path, "\t"):
+        score = field(record, "score", str)
+        if not score.lstrip("-").isdigit():
+            raise UserError(f"{record.place}: score {score!r} is not a whole number: correct it")
+        if int(score) > 0:
+            query = field(record, "query-id", str)
+            gold.setdefault(query, []).append(field(record, "corpus-id", str))
+    return gold
+
+
+def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
+    """The judgements of the first split there is: test, dev, train."""
+    paths = [folder / "qrels" / f"{split}.tsv" for split in SPLITS]
+    return next((_judged(path) for path in paths if path.is_file()), {})
+
+
+def _question(record: Record, gold: dict[str, list[str]]) -> Question:
+    key = field(record, "_id", str)
+    return Question(
+        id=key,
+        text=field(record, "text", str),
+        answers=(),
+        gold=tuple(gold.get(key, ())),
+        metadata=others(record, "_id", "text"),
+    )
+
+
+def read_beir(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """The judged queries (all of them where nothing is judged) and the passages."""
+    folder = pathlib.Path(path)
+    gold = _qrels(folder)
+    queries = [_question(record, gold) for record in read_records(_file(folder, "queries.jsonl"))]
+    _, passages = read_beir_corpus(_file(folder, "corpus.jsonl"))
+    return [query for query in queries if query.gold or not gold], passages
+
+
+def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Passages `{_id, title, text}`; the title may be missing."""
+    passages = []
+    for record in read_records(path):
+        title = str(record.fields.get("title") or "")
+        passages.append(Passage(field(record, "_id", str), title, field(record, "text", str)))
+    return [], passages

@@ -1,0 +1,62 @@
+"""MuSiQue records, one a line.
+
+Trivedi et al. 2022: `id, question, answer, answer_aliases, paragraphs [{idx, title,
+paragraph_text, is_supporting}], question_decomposition [{question, answer,
+paragraph_support_idx}]`, where `#1` in a sub-question stands for the first answer.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    field,
+    others,
+    parts,
+    read_records,
+    strings,
+    unique,
+)
+from jax_ragrl.corpus.formats.hotpotqa import named
+from jax_ragrl.types import Passage, Question
+
+USED = ("id", "question", "answer", "answer_aliases", "paragraphs")
+
+
+def _gold(record: Record) -> tuple[str, ...]:
+    paragraphs = parts(record, "paragraphs")
+    return unique(
+        field(paragraph, "title", str)
+        for paragraph in paragraphs
+        if paragraph.fields.get("is_supporting")
+    )
+
+
+def _question(record: Record) -> Question:
+    key = field(record, "id", str)
+    aliases = strings(record, "answer_aliases") if "answer_aliases" in record.fields else ()
+    steps = tuple(field(step, "question", str) for step in parts(record, "question_decomposition"))
+    return Question(
+        id=key,
+        text=field(record, "question", str),
+        answers=unique((field(record, "answer", str), *aliases)),
+        gold=_gold(record),
+        steps=steps,
+        hops=len(steps),
+        kind=key.partition("__")[0],
+        metadata=others(record, *USED),
+    )
+
+
+def _contexts(record: Record) -> Iterator[tuple[str, str]]:
+    for paragraph in parts(record, "paragraphs"):
+        yield field(paragraph, "title", str), field(paragraph, "paragraph_text", str)
+
+
+def read_musique(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Questions with steps and gold titles (paragraphs may share a title), and paragraphs."""
+    records = list(read_records(path))
+    contexts = (context for record in records for context in _contexts(record))
+    return [_question(record) for record in records], named(contexts)

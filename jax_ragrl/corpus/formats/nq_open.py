@@ -1,0 +1,53 @@
+"""Natural Questions, open: `{question, answer}`, and the oracle form with gold passages.
+
+Kwiatkowski et al. 2019, Lee et al. 2019; the oracle form `{question, answers, ctxs [{title, text,
+isgold}]}` is that of Liu et al. 2023. Neither has ids: a question is named by its position.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    field,
+    others,
+    parts,
+    read_records,
+    strings,
+    unique,
+)
+from jax_ragrl.corpus.formats.hotpotqa import named
+from jax_ragrl.types import Passage, Question
+
+
+def read_nq_open(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Questions without gold passages."""
+    return [
+        Question(f"nq{n}", field(record, "question", str), strings(record, "answer"))
+        for n, record in enumerate(read_records(path))
+    ], []
+
+
+def _oracle_question(record: Record, number: int) -> Question:
+    contexts = parts(record, "ctxs")
+    return Question(
+        id=f"nq{number}",
+        text=field(record, "question", str),
+        answers=strings(record, "answers"),
+        gold=unique(field(c, "title", str) for c in contexts if c.fields.get("isgold")),
+        metadata=others(record, "question", "answers", "ctxs"),
+    )
+
+
+def _contexts(record: Record) -> Iterator[tuple[str, str]]:
+    for context in parts(record, "ctxs"):
+        yield field(context, "title", str), field(context, "text", str)
+
+
+def read_nq_oracle(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Questions with gold titles, and their passages."""
+    records = list(read_records(path))
+    contexts = (context for record in records for context in _contexts(record))
+    return [_oracle_question(record, n) for n, record in enumerate(records)], named(contexts)

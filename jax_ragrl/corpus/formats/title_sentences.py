@@ -1,0 +1,18 @@
+"""Passages as one object `{title: [sentence, ...]}`: HippoRAG's HotpotQA collection."""
+
+from __future__ import annotations
+
+import pathlib
+
+from jax_ragrl.corpus.formats.files import Record, joined, read_json, strings
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+
+def read_title_sentences(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Passages named by their titles, their sentences joined."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not one JSON object of title: [sentence, ...]")
+    record = Record(str(path), value)
+    return [], [Passage(title, title, joined(strings(record, title))) for title in value]

@@ -1,0 +1,82 @@
+"""The rows RL trainers read (verl, Search-R1), as JSONL or parquet.
+
+`{data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {question,
+answer}}`; `ground_truth` is a string, a list, or Search-R1's `{target: [...]}`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from jax_ragrl.corpus.formats.files import Record, field, others, parts, read_records
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+
+def _answers(value: Any) -> tuple[str, ...]:
+    if isinstance(value, dict):
+        value = value.get("target", value.get("answer"))
+    if value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+
+
+def _extra(record: Record) -> dict[str, Any]:
+    extra = record.fields.get("extra_info")
+    return extra if isinstance(extra, dict) else {}
+
+
+def _text(record: Record) -> str:
+    """The question itself where a row has it, else what the user says in the prompt."""
+    for stored in (record.fields.get("question"), _extra(record).get("question")):
+        if isinstance(stored, str) and stored:
+            return stored
+    users = [m for m in parts(record, "prompt") if m.fields.get("role") == "user"]
+    if not users:
+        raise UserError(f"{record.place}: field 'prompt' has no user message: add the question")
+    return field(users[-1], "content", str)
+
+
+def _question(record: Record, number: int) -> Question:
+    extra = _extra(record)
+    reward = Record(f"{record.place}, reward_model", field(record, "reward_model", dict))
+    answers = _answers(extra.get("answer")) or _answers(field(reward, "ground_truth", object))
+    return Question(
+        id=str(record.fields.get("id", extra.get("index", number))),
+        text=_text(record),
+        answers=answers,
+        metadata=others(record, "id", "prompt", "reward_model"),
+    )
+
+
+def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
+    """The rows of a parquet file, counted from 1.
+
+    Raises:
+      UserError: pyarrow is not installed, or cannot read the file.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            f"{path} is parquet, which needs pyarrow: 'pip install pyarrow', or convert to JSONL"
+        ) from error
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path}: damaged parquet file ({error}): copy it again") from error
+    for n, row in enumerate(rows, start=1):
+        yield Record(f"{path}, record {n}", row)
+
+
+def read_verl(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Questions of a JSONL file."""
+    return [_question(record, n) for n, record in enumerate(read_records(path))], []
+
+
+def read_verl_parquet(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+    """Questions of a parquet file."""
+    return [_question(record, n) for n, record in enumerate(read_parquet_records(path))], []

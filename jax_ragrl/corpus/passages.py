@@ -1,0 +1,98 @@
+"""A collection of passages with a fingerprint: what an index is built for and checked against."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from jax_ragrl.corpus.formats import load_passages
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+
+def fingerprint(passages: Iterable[Passage]) -> str:
+    """First 16 hex digits of SHA-256 over ids, titles and texts, order included."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        # JSON keeps apart what plain concatenation would join: ("ab", "c") and ("a", "bc").
+        digest.update(json.dumps(passage).encode("ascii") + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def passage_text(passage: Passage) -> str:
+    """What of a passage is searched: title and text."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Passages in a fixed order, with unique ids. Equal passages give equal fingerprints.
+
+    Raises:
+      UserError: two passages share an id.
+    """
+
+    passages: tuple[Passage, ...]
+
+    def __post_init__(self) -> None:
+        if len(self._positions) == len(self.passages):
+            return
+        counts = collections.Counter(passage.id for passage in self.passages)
+        repeated, times = counts.most_common(1)[0]
+        raise UserError(f"passage id {repeated!r} occurs {times} times: make the ids unique")
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits, see `fingerprint`."""
+        return fingerprint(self.passages)
+
+    @functools.cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {passage.id: n for n, passage in enumerate(self.passages)}
+
+    def by_id(self, passage_id: str) -> Passage:
+        """The passage of an id.
+
+        Raises:
+          UserError: the corpus has no such passage.
+        """
+        if passage_id not in self._positions:
+            raise UserError(
+                f"corpus {self.fingerprint} has no passage {passage_id!r}: was it made from "
+                "another corpus?"
+            )
+        return self.passages[self._positions[passage_id]]
+
+
+def load_corpus(path: pathlib.Path | str, format: str | None = None) -> Corpus:
+    """The corpus of a file in any known passage format, plain or gzipped.
+
+    Args:
+      path: the file, or the folder of a BEIR set.
+      format: a name from `jax_ragrl.corpus.formats.FORMATS`; None looks at the content.
+
+    Raises:
+      UserError: no passages, repeated ids, an unknown format or a malformed record.
+    """
+    passages = tuple(load_passages(path, format))
+    if not passages:
+        raise UserError(f"{path} holds no passages: give a corpus with at least one")
+    try:
+        return Corpus(passages)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def save_corpus(corpus: Corpus, path: pathlib.Path | str) -> None:
+    """Writes JSONL `{"id", "title", "text"}`; equal corpora give equal bytes."""
+    with pathlib.Path(path).open("wb") as file:
+        for passage in corpus.passages:
+            file.write(json.dumps(passage._asdict()).encode("ascii") + b"\n")

@@ -1,0 +1,48 @@
+"""Questions in a shuffled, endless, resumable order: a Grain pipeline.
+
+The order is a function of the questions' order and the seed. The iterator's state is a small JSON
+object that goes into checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grain
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Question
+
+EPOCHS = 10**9  # endless: Grain's own endless repetition overflows at a batch size of one
+
+
+def question_batches(
+    questions: Sequence[Question], batch_size: int, seed: int
+) -> grain.DatasetIterator[list[Question]]:
+    """An endless iterator over lists of `batch_size` questions.
+
+    Every epoch is a new permutation and shows every question once. Batches have equal size, so a
+    batch may straddle two epochs and then hold a question twice: tell its copies apart by their
+    position, not by their id.
+
+    Args:
+      questions: at least one.
+      batch_size: at least one; may exceed the number of questions.
+      seed: equal seeds give equal orders.
+
+    Returns:
+      An iterator whose `get_state()` is JSON-able and whose `set_state(state)` continues exactly
+      behind the batch after which the state was taken.
+
+    Raises:
+      UserError: no questions, or a batch size below one.
+    """
+    if not questions or batch_size < 1:
+        raise UserError(
+            f"{len(questions)} questions in batches of {batch_size} make no batch: "
+            "give at least one question and a batch size of at least one"
+        )
+    shuffled = grain.MapDataset.source(tuple(questions)).shuffle(seed=seed).repeat(EPOCHS)
+    batches = shuffled.batch(batch_size, batch_fn=list)
+    # The questions are in memory: reading ahead in threads would only cost.
+    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))

@@ -1,0 +1,91 @@
+"""Export for serving elsewhere, verified by reading the folder back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder, causal_mask
+from jax_ragrl.models.hf import load_decoder, save_decoder
+from jax_ragrl.models.lora import merge_lora
+from jax_ragrl.sharding import replicate
+
+PROBE = (2, 16)  # rows and tokens of the random ids that both models are asked about
+TOLERANCE = 1e-4  # two layouts of the same numbers may add them in another order
+
+
+class Exported(NamedTuple):
+    """Where the model is, its size, and how far its logits are from the original's."""
+
+    folder: Path
+    num_bytes: int
+    max_difference: float
+
+
+def export(
+    decoder: Decoder,
+    folder: str | Path,
+    tokenizer_folder: str | Path | None = None,
+    *,
+    dtype: str = "bfloat16",
+    max_shard_bytes: int = 5_000_000_000,
+) -> Exported:
+    """Merge the adapter if there is one, save, load again, and compare logits.
+
+    The comparison is with the decoder rounded to `dtype`, in float32 arithmetic: what is left is
+    an error of writing or reading, and a `UserError`.
+    """
+    plain = decoder if decoder.adapter is None else merge_lora(decoder)
+    folder = save_decoder(plain, folder, tokenizer_folder, max_shard_bytes, dtype=dtype)
+    back = load_decoder(folder, _mesh(plain), "float32", param_dtype=dtype)
+    difference = max_logit_difference(_rounded(plain, dtype), back)
+    if not difference <= TOLERANCE:
+        raise UserError(
+            f"{folder} was written but reads back with logits off by {difference:.3g}: "
+            "the disk may be full or failing; delete it and export again"
+        )
+    return Exported(folder, sum(f.stat().st_size for f in folder.iterdir()), difference)
+
+
+def max_logit_difference(one: Decoder, other: Decoder) -> float:
+    """The largest difference of the two decoders' logits on a few random ids."""
+    return float(jax.device_get(jnp.max(jnp.abs(_probe(one) - _probe(other)))))
+
+
+def _probe(decoder: Decoder) -> Array:
+    graphdef, state = nnx.split(decoder)
+    ids_BL = np.random.default_rng(0).integers(0, decoder.config.vocab_size, PROBE, np.int32)
+    return _logits(graphdef, state, _beside(ids_BL, decoder))
+
+
+@jax.jit(static_argnums=0)
+def _logits(graphdef: nnx.GraphDef, state: nnx.State, ids_BL: Array) -> Array:
+    decoder = nnx.merge(graphdef, state)
+    positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
+    return decoder.logits(decoder(ids_BL, positions_BL, causal_mask(jnp.ones_like(ids_BL)))[0])
+
+
+def _beside(x: np.ndarray, decoder: Decoder) -> Array:
+    """`x` on every device that holds the decoder."""
+    mesh = _mesh(decoder)
+    return jax.device_put(x, decoder.embed[...].sharding) if mesh is None else replicate(x, mesh)
+
+
+def _mesh(decoder: Decoder) -> jax.sharding.Mesh | None:
+    mesh = getattr(decoder.embed[...].sharding, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
+
+
+def _rounded(decoder: Decoder, dtype: str) -> Decoder:
+    """The decoder as it was written, computing in float32."""
+    config = dataclasses.replace(decoder.config, param_dtype=dtype, dtype="float32")
+    params = jax.tree.map(lambda x: x.astype(dtype), decoder.params())
+    return Decoder.from_params(config, params)

@@ -1,0 +1,21 @@
+"""The frozen language model as part of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.types import LLMRequest
+
+
+class FrozenLLM(Protocol):
+    """A language model that is asked and never trained.
+
+    `complete` returns one reply a request, in order; equal requests get equal replies. In place of
+    the reply to a request that could not be served, after retries, stands an `EffectError`.
+    """
+
+    name: str
+
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]: ...

@@ -1,0 +1,61 @@
+"""Any OpenAI-compatible server as the frozen language model: concurrent, retried, counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import openai
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.types import LLMRequest
+
+
+class OpenAILLM:
+    """A chat model behind `base_url`; the key comes from `OPENAI_API_KEY`.
+
+    Args:
+      model: the server's name of the model.
+      base_url: e.g. `http://localhost:8000/v1`; None for the service's own.
+      concurrency: requests in flight at once.
+      retries: tries after the first, with exponential back-off, on time-outs, 429 and 5xx.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        *,
+        concurrency: int = 32,
+        retries: int = 5,
+        timeout: float = 60.0,
+    ) -> None:
+        self.name = model
+        self._options = {"base_url": base_url, "max_retries": retries, "timeout": timeout}
+        self._concurrency = concurrency
+
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
+        """One reply a request, in order; an `EffectError` after the last retry."""
+        return asyncio.run(self._all(requests))
+
+    async def _all(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
+        gate = asyncio.Semaphore(self._concurrency)
+        async with openai.AsyncOpenAI(**self._options) as client:  # type: ignore[arg-type]
+            return await asyncio.gather(*(self._one(client, gate, r) for r in requests))
+
+    async def _one(
+        self, client: openai.AsyncOpenAI, gate: asyncio.Semaphore, request: LLMRequest
+    ) -> str | EffectError:
+        async with gate:
+            try:
+                reply = await client.chat.completions.create(
+                    model=self.name,
+                    messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
+                    temperature=request.sampling.temperature,
+                    top_p=request.sampling.top_p,
+                    max_tokens=request.sampling.max_tokens,
+                    seed=request.seed,
+                )
+            except openai.OpenAIError as error:
+                return EffectError(f"{self.name} failed on {request.purpose}: {error}")
+            return reply.choices[0].message.content or ""

@@ -1,0 +1,54 @@
+"""Grouped-query attention under an arbitrary boolean mask."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
+CUDNN_FROM = 1024
+
+
+def attention(
+    q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array, impl: str = "auto"
+) -> Array:
+    """`softmax(q k / sqrt(F)) v` where `mask_BLS`; heads `H` share `K` key-value heads in order.
+
+    The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. Every query must see at
+    least one key. `impl` is `xla`, `cudnn`, or `auto`, which takes cuDNN where it exists and fits.
+    """
+    if impl == "cudnn" or (impl == "auto" and _cudnn_fits(q_BLHF, k_BSKF)):
+        mask_B1LS = mask_BLS[:, None]
+        return jax.nn.dot_product_attention(
+            q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, implementation="cudnn"
+        )
+    return _grouped(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
+
+
+def _cudnn_fits(q_BLHF: Array, k_BSKF: Array) -> bool:
+    """What cuDNN takes with a mask, in training too: half precision, even lengths, narrow heads."""
+    length, keys, head_dim = q_BLHF.shape[1], k_BSKF.shape[1], q_BLHF.shape[-1]
+    half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)
+    fits = length % 2 == 0 and keys % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+    return half and fits and keys >= CUDNN_FROM and _on_cuda()
+
+
+def _on_cuda() -> bool:
+    if jax.default_backend() != "gpu":
+        return False
+    return "cuda" in jax.local_devices(backend="gpu")[0].client.platform_version
+
+
+def _grouped(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:
+    batch, length, heads, head_dim = q_BLHF.shape
+    kv_heads = k_BSKF.shape[2]
+    q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum(
+        "blkgf,bskf->bkgls", q_BLKGF, k_BSKF, preferred_element_type=jnp.float32
+    ) * jnp.float32(head_dim**-0.5)
+    # The lowest finite number: a query that sees nothing gets an average instead of a nan.
+    scores = jnp.where(mask_BLS[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
+    out = jnp.einsum("bkgls,bskf->blkgf", probs, v_BSKF, preferred_element_type=jnp.float32)
+    return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)

@@ -1,0 +1,428 @@
+"""One decoder for Qwen2, Qwen2.5, Qwen3 and Llama 3: the families differ by fields of a config.
+
+Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not grow with
+depth. The attention mask is an argument and the whole truth about who sees whom: nothing here is
+causal by itself. `causal_mask` makes the usual one; the train step makes prefix-grouped ones.
+
+Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.attention import attention
+from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
+from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder's shape and numerics; static and hashable.
+
+    `sliding_layers` are the indices of layers limited to the last `sliding_window` positions.
+    `dtype` is the compute dtype, `param_dtype` the storage dtype. `scan_unroll` layers are written
+    out in each step of the layer scan; `attention_impl` is `auto`, `xla` or `cudnn`.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = True
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    max_positions: int = 32768
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: bool = False
+    scan_unroll: int = 1
+    attention_impl: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly: "
+                "choose num_kv_heads that divides num_heads"
+            )
+        if self.head_dim % 2:
+            raise UserError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
+        if self.sliding_layers and self.sliding_window is None:
+            raise UserError(f"layers {self.sliding_layers} slide but sliding_window is not set")
+
+
+class KVCache(NamedTuple):
+    """Keys and values, each `[layers, B, S, kv_heads, head_dim]`; keys are already rotated."""
+
+    k: Array
+    v: Array
+
+
+class Weight(NamedTuple):
+    """One parameter: its shape, its logical axes, and `fill + std * normal` to begin with."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    std: float = 0.0
+    fill: float = 0.0
+
+
+# Projections back into the residual stream start smaller, so that depth does not inflate it.
+RESIDUAL_SCALE = 0.4
+
+
+def weights(config: DecoderConfig) -> dict:
+    """Every parameter of a decoder as a nested dict of `Weight`, in a fixed order."""
+    c, width = config, config.hidden_size
+    tree = {
+        "embed": Weight((c.vocab_size, width), ("vocab", "embed"), std=width**-0.5),
+        "final_norm": Weight((width,), (None,), fill=1.0),
+        "layers": {name: _stack(w, c.num_layers) for name, w in layer_weights(c).items()},
+    }
+    if not c.tie_embeddings:
+        tree["lm_head"] = Weight((c.vocab_size, width), ("vocab", "embed"), std=width**-0.5)
+    return tree
+
+
+def layer_weights(config: DecoderConfig) -> dict[str, Weight]:
+    """The parameters of one layer. Kernels are `[in, out]`, with heads as axes of their own."""
+    c, width, mlp, head = config, config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv, into = (c.num_heads, head), (c.num_kv_heads, head), width**-0.5
+    attn_out = RESIDUAL_SCALE * (c.num_heads * head) ** -0.5
+    table = {
+        "attn_norm": Weight((width,), (None,), fill=1.0),
+        "q_proj": Weight((width, *q), ("embed", "heads", None), std=into),
+        "k_proj": Weight((width, *kv), ("embed", "kv", None), std=into),
+        "v_proj": Weight((width, *kv), ("embed", "kv", None), std=into),
+        "o_proj": Weight((*q, width), ("heads", None, "embed"), std=attn_out),
+        "mlp_norm": Weight((width,), (None,), fill=1.0),
+        "gate_proj": Weight((width, mlp), ("embed", "mlp"), std=into),
+        "up_proj": Weight((width, mlp), ("embed", "mlp"), std=into),
+        "down_proj": Weight((mlp, width), ("mlp", "embed"), std=RESIDUAL_SCALE * mlp**-0.5),
+    }
+    if c.qkv_bias:
+        table["q_bias"] = Weight(q, ("heads", None))
+        table["k_bias"] = Weight(kv, ("kv", None))
+        table["v_bias"] = Weight(kv, ("kv", None))
+    if c.qk_norm:
+        table["q_norm"] = Weight((head,), (None,), fill=1.0)
+        table["k_norm"] = Weight((head,), (None,), fill=1.0)
+    return table
+
+
+def _stack(weight: Weight, num_layers: int) -> Weight:
+    return weight._replace(shape=(num_layers, *weight.shape), axes=("layers", *weight.axes))
+
+
+def _is_weight(x: object) -> bool:
+    return isinstance(x, Weight)
+
+
+def logical_axes(config: DecoderConfig) -> dict:
+    """The logical axes of every parameter, in the tree of `weights`."""
+    return jax.tree.map(lambda w: w.axes, weights(config), is_leaf=_is_weight)
+
+
+def abstract_params(config: DecoderConfig) -> dict:
+    """`ShapeDtypeStruct` of every parameter, in the tree of `weights`."""
+    dtype = jnp.dtype(config.param_dtype)
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=_is_weight
+    )
+
+
+def param_count(config: DecoderConfig) -> int:
+    """Number of parameters; a tied head counts once."""
+    flat = jax.tree.leaves(weights(config), is_leaf=_is_weight)
+    return sum(math.prod(w.shape) for w in flat)
+
+
+def init_params(config: DecoderConfig, key: Array) -> dict:
+    """Initial parameters in the tree of `weights`; consumes `key`."""
+    dtype = jnp.dtype(config.param_dtype)
+    flat, treedef = jax.tree.flatten(weights(config), is_leaf=_is_weight)
+    keys = jax.random.split(key, len(flat))
+
+    def draw(weight: Weight, key: Array) -> Array:
+        if weight.std == 0.0:
+            return jnp.full(weight.shape, weight.fill, dtype)
+        noise = jax.random.normal(key, weight.shape, jnp.float32)
+        return (weight.fill + weight.std * noise).astype(dtype)
+
+    return jax.tree.unflatten(treedef, [draw(w, keys[i]) for i, w in enumerate(flat)])
+
+
+_init_params = jax.jit(init_params, static_argnums=0)
+
+
+class Decoder(nnx.Module):
+    """A decoder-only transformer. `nnx.split` it and jit pure functions of its state.
+
+    Parameters: `embed [V, D]`, `final_norm [D]`, `layers` (a dict of stacked arrays, see
+    `layer_weights`), and `lm_head [V, D]` where the embeddings are not tied. `adapter` is `None`
+    or a low-rank adapter (`models/lora.py`).
+    """
+
+    embed: nnx.Param
+    final_norm: nnx.Param
+    layers: nnx.Dict
+    lm_head: nnx.Param
+    adapter: nnx.Dict | None
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        """Draws every parameter; consumes one `params` key of `rngs`."""
+        self.config = config
+        self.adapter_scale = 0.0
+        self.adapter = nnx.data(None)
+        self._adopt(_init_params(config, rngs.params()))
+
+    def _adopt(self, params: dict) -> None:
+        for name, value in params.items():
+            if name == "layers":
+                self.layers = nnx.Dict({k: nnx.Param(v) for k, v in value.items()})
+            else:
+                setattr(self, name, nnx.Param(value))
+
+    @classmethod
+    def from_params(cls, config: DecoderConfig, params: dict) -> Decoder:
+        """A decoder around existing arrays in the tree of `weights`; nothing is copied."""
+        decoder = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
+        decoder._adopt(params)
+        return decoder
+
+    def params(self) -> dict:
+        """The arrays, in the tree of `weights` (without the adapter)."""
+        return jax.tree.map(
+            lambda p: p[...],
+            {
+                name: dict(value) if name == "layers" else value
+                for name, value in ((n, getattr(self, n)) for n in weights(self.config))
+            },
+            is_leaf=lambda x: isinstance(x, nnx.Variable),
+        )
+
+    def __call__(
+        self,
+        ids_BL: Array,
+        positions_BL: Array,
+        attend_BLS: Array,
+        cache: KVCache | None = None,
+        write_B: Array | None = None,
+        key_positions_BS: Array | None = None,
+    ) -> tuple[Array, KVCache | None]:
+        """Hidden states after the final norm, and the updated cache.
+
+        Args:
+          ids_BL: int32 token ids.
+          positions_BL: int32 rotary positions.
+          attend_BLS: bool, whether a query may see a key; every query must see at least one.
+            S is L without a cache and the cache length with one.
+          cache: keys and values so far. The new ones are written at slots `write_B` to
+            `write_B + L` of each row before attending; slots past the end are dropped.
+          write_B: int32 offsets into the cache; required with a cache.
+          key_positions_BS: int32 positions of the keys; required with a cache where the config has
+            sliding layers, and by default `positions_BL`.
+
+        Returns `[B, L, D]` in the compute dtype, and the cache (`None` without one). Raises
+        `UserError` where a cache comes without what it needs.
+        """
+        self._check_call(cache, write_B, key_positions_BS)
+        c = self.config
+        # Whole rows on every device: a lookup along a sharded width would move activations instead.
+        table_VD = constrain(self.embed[...].astype(jnp.dtype(c.dtype)), ("vocab", None))
+        x_BLD = constrain(table_VD[ids_BL], ("batch", "length", None))
+        key_positions_BS = positions_BL if key_positions_BS is None else key_positions_BS
+        call = LayerCall(
+            config=c,
+            adapter_scale=self.adapter_scale,
+            rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
+            attend=attend_BLS,
+            near=_near(
+                positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
+            ),
+            write=write_B,
+        )
+        x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, cache)
+        return rms_norm(x_BLD, self.final_norm[...], c.rms_norm_eps), cache
+
+    def logits(self, hidden: Array) -> Array:
+        """Next-token logits, float32 `[..., V]`, of hidden states `[..., D]`."""
+        head_VD = self.embed[...] if self.config.tie_embeddings else self.lm_head[...]
+        return jnp.einsum(
+            "...d,vd->...v",
+            hidden,
+            head_VD.astype(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+    def _layer_arrays(self) -> dict[str, Array]:
+        parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]
+        return {name: value[...] for part in parts for name, value in part.items()}
+
+    def _check_call(self, cache: object, write_B: object, key_positions_BS: object) -> None:
+        if cache is None:
+            return
+        if write_B is None:
+            raise UserError("a cache was given without write_B: pass each row's write offset")
+        if self.config.sliding_layers and key_positions_BS is None:
+            raise UserError(
+                "this model has sliding-window layers and a cache was given without "
+                "key_positions_BS: pass the position of every cache slot"
+            )
+
+
+class LayerCall(NamedTuple):
+    """What every layer of one forward shares. `near` is the window mask, `None` without one."""
+
+    config: DecoderConfig
+    adapter_scale: float
+    rope: tuple[Array, Array]
+    attend: Array
+    near: Array | None
+    write: Array | None
+
+
+def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
+    """Transformers' window: a query sees the keys less than `window` positions before it."""
+    if window is None:
+        return None
+    return query_BL[:, :, None] - key_BS[:, None, :] < window
+
+
+def _scan_layers(
+    call: LayerCall, layers: dict[str, Array], x_BLD: Array, cache: KVCache | None
+) -> tuple[Array, KVCache | None]:
+    c = call.config
+    slides = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
+
+    # The cache is carried whole and updated in place: as a scanned input it is copied every step.
+    def step(carry: tuple, layer: tuple) -> tuple[tuple, None]:
+        return _layer(call, *carry, *layer), None
+
+    if c.remat:
+        # Inside a rolled scan nothing merges across steps; unrolled, only barriers prevent it.
+        step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1)
+    xs = (layers, slides, jnp.arange(c.num_layers))
+    return jax.lax.scan(step, (x_BLD, cache), xs, unroll=c.scan_unroll)[0]
+
+
+def _layer(
+    call: LayerCall,
+    x_BLD: Array,
+    cache: KVCache | None,
+    p: dict[str, Array],
+    slides: Array,
+    index: Array,
+) -> tuple[Array, KVCache | None]:
+    eps = call.config.rms_norm_eps
+    q_BLHF, k_BSKF, v_BSKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
+    if cache is not None and call.write is not None:
+        cache = KVCache(
+            *(_write(c, n, index, call.write) for c, n in zip(cache, (k_BSKF, v_BSKF), strict=True))
+        )
+        k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
+    mask = call.attend if call.near is None else call.attend & (call.near | ~slides)
+    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl=call.config.attention_impl)
+    x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
+    x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
+    return constrain(x_BLD, ("batch", "length", None)), cache
+
+
+def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Array, Array]:
+    c = call.config
+    q, k, v = (linear(x_BLD, f"{n}_proj", p, call.adapter_scale) for n in "qkv")
+    if c.qkv_bias:
+        q, k, v = (x + _row(p[f"{n}_bias"], x) for n, x in zip("qkv", (q, k, v), strict=True))
+    if c.qk_norm:
+        q, k = rms_norm(q, p["q_norm"], c.rms_norm_eps), rms_norm(k, p["k_norm"], c.rms_norm_eps)
+    return apply_rope(q, call.rope), apply_rope(k, call.rope), v
+
+
+def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
+    """SwiGLU, Shazeer 2020 (arXiv 2002.05202)."""
+    project = functools.partial(linear, p=p, scale=call.adapter_scale)
+    return project(
+        jax.nn.silu(project(x_BLD, "gate_proj")) * project(x_BLD, "up_proj"), "down_proj"
+    )
+
+
+def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1) -> Array:
+    """`x W + scale (x A) B`, contracting the last `inputs` axes of `x`; no adapter, no term."""
+    y = jnp.tensordot(x, p[name].astype(x.dtype), axes=inputs)
+    if f"{name}_lora_a" not in p:
+        return y
+    low = jnp.tensordot(x, p[f"{name}_lora_a"].astype(x.dtype), axes=inputs)
+    delta = jnp.tensordot(low, p[f"{name}_lora_b"].astype(x.dtype), axes=1)
+    return y + jnp.asarray(scale, x.dtype) * delta
+
+
+def rms_norm(x: Array, gain: Array, eps: float) -> Array:
+    """`x / rms(x) * gain` over the last axis, in float32, returned in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * _row(gain, wide)).astype(x.dtype)
+
+
+def _row(vector: Array, like: Array) -> Array:
+    """`vector` in the dtype of `like`, with leading axes so that ranks agree."""
+    return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))
+
+
+def _write(cache: Array, new_BLKF: Array, layer: Array, write_B: Array) -> Array:
+    """Put each row's new entries at its offset in one layer; what falls past the end is dropped."""
+    batch, length = new_BLKF.shape[:2]
+    rows_B1 = jnp.arange(batch)[:, None]
+    slots_BL = write_B[:, None] + jnp.arange(length)[None, :]
+    return cache.at[layer, rows_B1, slots_BL].set(new_BLKF.astype(cache.dtype), mode="drop")
+
+
+def init_cache(
+    config: DecoderConfig, batch: int, length: int, dtype: str | jnp.dtype | None = None
+) -> KVCache:
+    """An empty cache for `batch` rows of `length` slots; `dtype` defaults to the compute dtype."""
+    shape = (config.num_layers, batch, length, config.num_kv_heads, config.head_dim)
+    dtype = jnp.dtype(config.dtype if dtype is None else dtype)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def causal_mask(segments_BL: Array) -> Array:
+    """Causal within each segment: bool `[B, L, L]` from int32 segments, 0 meaning padding.
+
+    A padding query sees itself, so that its softmax stays finite; nothing else sees padding.
+    """
+    length = segments_BL.shape[1]
+    same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
+    real_B1L = (segments_BL != 0)[:, None, :]
+    earlier_1LL = jnp.tril(jnp.ones((length, length), bool))[None]
+    itself_1LL = jnp.eye(length, dtype=bool)[None]
+    return (same_BLL & real_B1L & earlier_1LL) | itself_1LL
+
+
+def init_sharded(
+    config: DecoderConfig, mesh: Mesh, rngs: nnx.Rngs, rules: Rules | None = None
+) -> Decoder:
+    """`Decoder(config, rngs=rngs)` laid out over the mesh; no device ever holds a full copy.
+
+    Raises `UserError` where a dimension does not divide the mesh.
+    """
+    layout = tree_shardings(logical_axes(config), abstract_params(config), mesh, rules)
+    init = jax.jit(functools.partial(init_params, config), out_shardings=layout)
+    return Decoder.from_params(config, init(replicate(rngs.params(), mesh)))

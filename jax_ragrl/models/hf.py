@@ -1,0 +1,396 @@
+"""Decoders from and to Hugging Face folders: `config.json` and safetensors.
+
+Loading reads, for each device, only the slices it will hold, so a model larger than one host loads
+on a mesh. Saving fetches one tensor of one layer at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import hf_config, safetensors_io
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights, weights
+from jax_ragrl.sharding import Rules, replicate, to_sharding
+
+TOP_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm.weight",
+    "q_proj": "self_attn.q_proj.weight",
+    "k_proj": "self_attn.k_proj.weight",
+    "v_proj": "self_attn.v_proj.weight",
+    "o_proj": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate_proj": "mlp.gate_proj.weight",
+    "up_proj": "mlp.up_proj.weight",
+    "down_proj": "mlp.down_proj.weight",
+}
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+class Layout(NamedTuple):
+    """How one of our arrays (of one layer) lies in a checkpoint tensor.
+
+    `inputs` leading axes of a kernel are its input: `[in..., out...]` here is `[out, in]` there.
+    With `inputs` 0 the array is stored as it is, its axes flattened to one where it is a bias.
+    """
+
+    shape: tuple[int, ...]
+    inputs: int
+    flat: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        if self.inputs:
+            return (math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs]))
+        return (math.prod(self.shape),) if self.flat else self.shape
+
+    def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """The part of the stored tensor that holds `self[index]`."""
+        if self.inputs:
+            ins, outs = index[: self.inputs], index[self.inputs :]
+            dims_in, dims_out = self.shape[: self.inputs], self.shape[self.inputs :]
+            return (_span(outs, dims_out), _span(ins, dims_in))
+        return (_span(index, self.shape),) if self.flat else index
+
+    def from_stored(self, block: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+        """`self[index]` from that part."""
+        shape = [len(range(*s.indices(n))) for s, n in zip(index, self.shape, strict=True)]
+        return (block.T if self.inputs else block).reshape(shape)
+
+    def to_stored(self, value: np.ndarray) -> np.ndarray:
+        """The whole stored tensor."""
+        if not self.inputs:
+            return value.reshape(self.stored_shape)
+        return value.reshape(self.stored_shape[::-1]).T
+
+
+def _span(index: tuple[slice, ...], dims: tuple[int, ...]) -> slice:
+    """The flattened range of a slice of the first of `dims`; the others must be whole."""
+    stride = math.prod(dims[1:])
+    start, stop, _ = index[0].indices(dims[0])
+    if any(s.indices(n) != (0, n, 1) for s, n in zip(index[1:], dims[1:], strict=True)):
+        raise UserError(
+            f"{index} slices inside a head, which a checkpoint cannot: change the rules"
+        )
+    return slice(start * stride, stop * stride)
+
+
+def layout_of(name: str, weight: Weight) -> Layout:
+    """The layout of parameter `name`, `weight` being that of one layer."""
+    inputs = 0 if not name.endswith("_proj") else 2 if name == "o_proj" else 1
+    return Layout(weight.shape, inputs, flat=name.endswith("_bias"))
+
+
+def stored_name(name: str, layer: int | None) -> str:
+    """The checkpoint's name for a parameter of a layer, or of the model where `layer` is None."""
+    return TOP_NAMES[name] if layer is None else f"model.layers.{layer}.{LAYER_NAMES[name]}"
+
+
+def stored_tensors(config: DecoderConfig) -> Iterator[tuple[str, str, int | None, Layout]]:
+    """`(stored name, our name, layer or None, layout)` of every tensor, in model order."""
+    top = {n: w for n, w in weights(config).items() if n != "layers"}
+    yield (stored_name("embed", None), "embed", None, layout_of("embed", top["embed"]))
+    for layer in range(config.num_layers):
+        for name, weight in layer_weights(config).items():
+            yield stored_name(name, layer), name, layer, layout_of(name, weight)
+    for name in [n for n in top if n != "embed"]:
+        yield stored_name(name, None), name, None, layout_of(name, top[name])
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The parsed `config.json` of a local folder."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: give a local Hugging Face model folder")
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as e:
+        raise UserError(f"{path} is not JSON ({e}): copy it again") from e
+
+
+def load_decoder(
+    folder: str | Path,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+    *,
+    param_dtype: str | None = None,
+    rules: Rules | None = None,
+    remat: bool = False,
+) -> Decoder:
+    """The decoder of a Hugging Face folder, laid out over `mesh` or on the first device.
+
+    `dtype` is the compute dtype and, unless `param_dtype` differs, the storage dtype. Raises
+    `UserError` for a family or config field that is not supported, and for tensors that are
+    missing, unexpected or of another shape.
+    """
+    folder = Path(folder)
+    config = dataclasses.replace(
+        hf_config.from_hf(read_config(folder)),
+        dtype=dtype,
+        param_dtype=param_dtype or dtype,
+        remat=remat,
+    )
+    files = safetensors_io.locate(folder)
+    check_tensors(config, files)
+    return Decoder.from_params(config, _load_params(config, files, mesh, rules))
+
+
+def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
+    """That the checkpoint holds exactly the tensors the config asks for, in their shapes."""
+    wanted = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(set(files.values())):
+        shapes |= safetensors_io.shapes_of(path)
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise UserError(f"checkpoint lacks {name}: config.json describes another model")
+        if shapes[name] != shape:
+            raise UserError(
+                f"checkpoint has {name} of shape {list(shapes[name])}, but config.json asks for "
+                f"{list(shape)}: they belong to different models"
+            )
+    strange = sorted(n for n in set(shapes) - set(wanted) if not _ignorable(n, config))
+    if strange:
+        raise UserError(
+            f"checkpoint has {strange[0]} and {len(strange) - 1} more tensors that config.json "
+            "has no place for: they belong to different models"
+        )
+
+
+def _ignorable(name: str, config: DecoderConfig) -> bool:
+    """Constants, and a copy of the embeddings that some tied checkpoints carry."""
+    tied_copy = config.tie_embeddings and name == TOP_NAMES["lm_head"]
+    return tied_copy or name.endswith("rotary_emb.inv_freq")
+
+
+def _load_params(
+    config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None, rules: Rules | None
+) -> dict:
+    whole, per_layer = weights(config), layer_weights(config)
+    flat = {name: (w, w) for name, w in whole.items() if name != "layers"}
+    flat |= {name: (w, per_layer[name]) for name, w in whole["layers"].items()}
+
+    def load(name: str) -> Array:
+        weight, one_layer = flat[name]
+        sharding = _sharding(weight, mesh, rules)
+        return _load_param(name, weight, layout_of(name, one_layer), files, sharding, config)
+
+    # The largest first: what one tensor needs on its way adds least while little is loaded.
+    order = sorted(flat, key=lambda name: -math.prod(flat[name][0].shape))
+    loaded = {name: load(name) for name in order}
+    layers = {name: loaded.pop(name) for name in per_layer}
+    return loaded | {"layers": layers}
+
+
+def _sharding(weight: Weight, mesh: Mesh | None, rules: Rules | None) -> Sharding:
+    if mesh is None:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    return to_sharding(weight.axes, weight.shape, mesh, rules)
+
+
+def _load_param(
+    name: str,
+    weight: Weight,
+    layout: Layout,
+    files: dict[str, Path],
+    sharding: Sharding,
+    config: DecoderConfig,
+) -> Array:
+    dtype = jnp.dtype(config.param_dtype)
+
+    def read(layer: int | None, index: tuple[slice, ...]) -> np.ndarray:
+        stored = stored_name(name, layer)
+        block = safetensors_io.read(files[stored], stored, layout.stored_index(index))
+        return layout.from_stored(block, index)
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # only a scalar has none
+        if name in TOP_NAMES:
+            return read(None, index).astype(dtype)
+        layers = range(*index[0].indices(config.num_layers))
+        dims = [len(range(*s.indices(n))) for s, n in zip(index, weight.shape, strict=True)]
+        out = np.empty(dims, dtype)
+        for i, layer in enumerate(layers):
+            out[i] = read(layer, index[1:])
+        return out
+
+    return jax.make_array_from_callback(weight.shape, sharding, shard)
+
+
+def save_decoder(
+    decoder: Decoder,
+    folder: str | Path,
+    tokenizer_folder: str | Path | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    *,
+    dtype: str | None = None,
+) -> Path:
+    """Write a folder that Transformers loads without a missing or unexpected key.
+
+    `dtype` defaults to the dtype the parameters are stored in. Token ids and tokenizer files come
+    from `tokenizer_folder`. On several hosts all take part and the first one writes. The folder
+    must not exist or be empty (`UserError`), and appears only once it is whole.
+    """
+    if decoder.adapter is not None:
+        raise UserError("this decoder carries an adapter: merge_lora it, or save_lora beside it")
+    dtype = dtype or decoder.config.param_dtype
+    raw = hf_config.to_hf(decoder.config, dtype) | _special_ids(tokenizer_folder)
+    fetch = fetcher(decoder)
+    return write_checkpoint(
+        decoder.config, raw, fetch, folder, dtype, tokenizer_folder, max_shard_bytes
+    )
+
+
+def write_checkpoint(
+    config: DecoderConfig,
+    raw: dict[str, Any],
+    fetch: Callable[[str, int | None], np.ndarray],
+    folder: str | Path,
+    dtype: str,
+    tokenizer_folder: str | Path | None,
+    max_shard_bytes: int,
+) -> Path:
+    """`fetch(name, layer)` gives one parameter of one layer as we hold it, when its turn comes."""
+    entries = _entries(config, fetch, dtype)
+    folder = check_new(folder)
+    if jax.process_index() != 0:
+        # Fetching gathers over hosts: every host must come along, and only the first one writes.
+        for entry in entries:
+            entry.fetch()
+        return folder
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    safetensors_io.write_shards(partial, entries, max_shard_bytes)
+    write_json(partial / "config.json", raw)
+    write_json(partial / "generation_config.json", {n: raw[n] for n in SPECIAL_IDS if n in raw})
+    copy_tokenizer(tokenizer_folder, partial)
+    if folder.exists():
+        folder.rmdir()
+    return partial.rename(folder)
+
+
+def _entries(
+    config: DecoderConfig, fetch: Callable[[str, int | None], np.ndarray], dtype: str
+) -> list[safetensors_io.Entry]:
+    def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
+        return safetensors_io.Entry(
+            stored, layout.stored_shape, dtype, lambda: layout.to_stored(fetch(name, layer))
+        )
+
+    return [entry(*row) for row in stored_tensors(config)]
+
+
+def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
+    """`fetch(name, layer)`: one parameter of one layer, on the host."""
+    params = decoder.params()
+    # The index is an argument, so that one compilation serves every layer.
+    take = jax.jit(lambda x, i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False))
+
+    def fetch(name: str, layer: int | None) -> np.ndarray:
+        if layer is None:
+            return to_host(params[name])
+        stack = params["layers"][name]
+        return to_host(take(stack, _beside(stack, np.int32(layer))))
+
+    return fetch
+
+
+def _beside(x: Array, scalar: np.int32) -> Array:
+    """`scalar` on the devices that hold `x`."""
+    mesh = getattr(x.sharding, "mesh", None)
+    return replicate(scalar, mesh) if mesh is not None else jax.device_put(scalar, x.sharding)
+
+
+def to_host(x: Array) -> np.ndarray:
+    """The whole array on this host, wherever its shards are."""
+    if x.is_fully_addressable:
+        return jax.device_get(x)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
+def check_new(folder: str | Path) -> Path:
+    """`folder` as a path, if it is local and does not exist or is empty."""
+    if "://" in str(folder):
+        raise UserError(f"{folder} is not a local folder: save to a local disk and copy from there")
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder: choose another")
+    return folder
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def copy_tokenizer(source: str | Path | None, target: Path) -> None:
+    """Copy what belongs to a tokenizer; `UserError` where `source` has no tokenizer."""
+    if source is None:
+        return
+    present = [name for name in TOKENIZER_FILES if (Path(source) / name).is_file()]
+    if not any(name in present for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"{source} has no tokenizer.json: give the folder of the tokenizer")
+    for name in present:
+        shutil.copyfile(Path(source) / name, target / name)
+
+
+def _special_ids(folder: str | Path | None) -> dict[str, Any]:
+    """Begin, end and padding ids, from the first file beside the tokenizer that has each."""
+    found: dict[str, Any] = {}
+    if folder is None:
+        return found
+    for file in ("generation_config.json", "config.json"):
+        path = Path(folder) / file
+        raw = json.loads(path.read_text()) if path.is_file() else {}
+        found = {n: raw[n] for n in SPECIAL_IDS if raw.get(n) is not None} | found
+    return _ids_of_tokens(Path(folder)) | found
+
+
+def _ids_of_tokens(folder: Path) -> dict[str, Any]:
+    """The same ids from the tokenizer's own files, where they name the tokens."""
+    config, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (config.is_file() and tokens.is_file()):
+        return {}
+    raw = json.loads(config.read_text())
+    added = {t["content"]: t["id"] for t in json.loads(tokens.read_text()).get("added_tokens", [])}
+    names = {key: _content(raw.get(key.removesuffix("_id"))) for key in SPECIAL_IDS}
+    return {key: added[name] for key, name in names.items() if name in added}
+
+
+def _content(token: Any) -> str | None:
+    return token["content"] if isinstance(token, dict) else token

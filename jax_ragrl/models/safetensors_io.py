@@ -1,0 +1,149 @@
+"""Safetensors files, one tensor at a time: neither reading nor writing holds a whole file.
+
+The format: eight bytes with the header's length, a JSON header, the tensors back to back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jax_ragrl.errors import UserError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPE_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class Entry(NamedTuple):
+    """A tensor to be written; `fetch` makes its value when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    fetch: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(_numpy_dtype(self.dtype)).itemsize
+
+
+def _numpy_dtype(name: str) -> type:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name).type
+
+
+def write_file(path: Path, entries: Sequence[Entry]) -> None:
+    """One safetensors file; at most one tensor is in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for e in entries:
+        if e.dtype not in _DTYPE_NAMES:
+            raise UserError(f"cannot save {e.name} as {e.dtype}: use one of {list(_DTYPE_NAMES)}")
+        span = [offset, offset + e.nbytes]
+        header[e.name] = {
+            "dtype": _DTYPE_NAMES[e.dtype],
+            "shape": list(e.shape),
+            "data_offsets": span,
+        }
+        offset = span[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors start aligned
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for e in entries:
+            f.write(_to_bytes(e))
+
+
+def _to_bytes(entry: Entry) -> memoryview:
+    value: np.ndarray = np.ascontiguousarray(entry.fetch(), dtype=_numpy_dtype(entry.dtype))
+    if value.shape != entry.shape:
+        raise ValueError(f"{entry.name}: fetched {value.shape}, announced {entry.shape}")
+    return value.reshape(-1).view(np.uint8).data
+
+
+def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> list[Path]:
+    """`model.safetensors`, or numbered shards with an index where one file would be too large."""
+    shards = _group(entries, max_shard_bytes)
+    if len(shards) == 1:
+        write_file(folder / SINGLE, shards[0])
+        return [folder / SINGLE]
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        write_file(folder / name, shard)
+    index = {
+        "metadata": {"total_size": sum(e.nbytes for e in entries)},
+        "weight_map": {e.name: n for n, s in zip(names, shards, strict=True) for e in s},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return [folder / name for name in names]
+
+
+def _group(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for e in entries:
+        if shards[-1] and size + e.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(e)
+        size += e.nbytes
+    return shards
+
+
+def locate(folder: Path) -> dict[str, Path]:
+    """The file of every tensor of a checkpoint folder, single-file or sharded.
+
+    Raises `UserError` where there is no safetensors file or a shard named by the index is missing.
+    """
+    if (folder / INDEX).is_file():
+        files = _indexed(folder)
+    elif (folder / SINGLE).is_file():
+        files = {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
+    else:
+        raise UserError(
+            f"{folder} holds neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
+            "(convert a pytorch_model.bin with Transformers' save_pretrained)"
+        )
+    return files
+
+
+def _indexed(folder: Path) -> dict[str, Path]:
+    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+    missing = sorted({f for f in weight_map.values() if not (folder / f).is_file()})
+    if missing:
+        raise UserError(
+            f"{folder} lacks {missing[0]}, one of {len(missing)} files its index names: "
+            "download or copy it again"
+        )
+    return {name: folder / f for name, f in weight_map.items()}
+
+
+def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor shapes from a file's header; no tensor is read."""
+    with _open(path) as f:
+        return {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118
+
+
+def read(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """A slice of one tensor, in its stored dtype.
+
+    The file is opened for each read: a mapping kept open would count every page ever touched as
+    memory of this process.
+    """
+    with _open(path) as f:
+        return f.get_slice(name)[index]
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as e:
+        raise UserError(f"{path} is not a whole safetensors file ({e}): copy it again") from e

@@ -1,0 +1,77 @@
+"""Published decoder shapes, for planning and benchmarks: no weights, no download."""
+
+from __future__ import annotations
+
+import functools
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import DecoderConfig
+from jax_ragrl.models.rope import RopeScaling
+
+_QWEN2 = functools.partial(DecoderConfig, qkv_bias=True, qk_norm=False, vocab_size=151936)
+_QWEN3 = functools.partial(
+    DecoderConfig, vocab_size=151936, num_kv_heads=8, head_dim=128, max_positions=40960
+)
+_LLAMA3 = functools.partial(
+    DecoderConfig,
+    vocab_size=128256,
+    num_heads=32,
+    num_kv_heads=8,
+    rope_theta=5e5,
+    rms_norm_eps=1e-5,
+    qk_norm=False,
+    max_positions=131072,
+)
+
+SHAPES: dict[str, DecoderConfig] = {
+    "qwen2.5-0.5b": _QWEN2(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        head_dim=64,
+    ),
+    "qwen2.5-1.5b": _QWEN2(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_layers=28,
+        num_heads=12,
+        num_kv_heads=2,
+        head_dim=128,
+    ),
+    "qwen2.5-7b": _QWEN2(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        head_dim=128,
+        tie_embeddings=False,
+    ),
+    "qwen3-0.6b": _QWEN3(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16),
+    "qwen3-4b": _QWEN3(hidden_size=2560, intermediate_size=9728, num_layers=36, num_heads=32),
+    "llama-3.2-1b": _LLAMA3(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        head_dim=64,
+        rope_scaling=RopeScaling("llama3", factor=32.0, original_max_positions=8192),
+    ),
+    "llama-3.1-8b": _LLAMA3(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        head_dim=128,
+        tie_embeddings=False,
+        rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192),
+    ),
+}
+
+
+def shape(name: str) -> DecoderConfig:
+    """The config of a published model; `UserError` lists the known ones."""
+    if name.lower() not in SHAPES:
+        raise UserError(f"no shape named {name!r}: use one of {', '.join(SHAPES)}")
+    return SHAPES[name.lower()]

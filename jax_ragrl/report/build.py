@@ -1,0 +1,296 @@
+"""The report itself: a run's numbers and trees put into `template.html`."""
+
+from __future__ import annotations
+
+import importlib.resources
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from jax_ragrl.report import charts
+from jax_ragrl.report.load import Curve, Run, curve, is_number, keys_under, load_run
+from jax_ragrl.report.sketch import Scale, Twig, grow, scale_of, sketch
+
+MAX_TREES = 6  # of each step shown
+SYSTEMS = {
+    "direct": "No retrieval",
+    "standard_rag": "Standard RAG",
+    "warm_start": "Warm start",
+    "trained": "Trained",
+}
+FACTS = {
+    "steps": "Training steps",
+    "questions": "Test questions",
+    "metric": "Metric",
+    "reader": "Frozen language model",
+    "seed": "Seed",
+}
+TITLES = {
+    "kl/mean": "KL to the reference",
+    "entropy": "Entropy",
+    "clip_frac": "Clipped share",
+    "response_length/mean": "Response length",
+    "grad_norm": "Gradient norm",
+}
+# What a node is taken to be where the file does not tell.
+NODE = {
+    "id": None, "parent": None, "role": "", "text": "", "prompt": "", "forced": False,
+    "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),
+    "tokens": (),
+}  # fmt: skip
+SMALL = ("valid_frac/", "kl/", "entropy", "response_length/", "clip_frac", "grad_norm")
+
+
+class Panel(NamedTuple):
+    """A small chart with its title and latest value."""
+
+    title: str
+    latest: str
+    picture: Markup
+
+
+class Tree(NamedTuple):
+    """One question's tree, ready to be shown."""
+
+    anchor: str
+    question: str
+    answers: str
+    hops: Any
+    roots: Sequence[Twig]
+    picture: Markup
+    leaves: int
+    right: float
+
+
+def build_report(workdir: pathlib.Path) -> pathlib.Path:
+    """Writes `workdir/report.html`: one file, no scripts, nothing fetched.
+
+    Reads `metrics.jsonl` (one flat object a step) and `summary.json`; `trees.jsonl` (one
+    `{"step", "trees"}` a line, trees as `rollout.trace.trees` makes them) may be missing.
+
+    Returns:
+      The path of the report.
+
+    Raises:
+      UserError: metrics or summary are missing, or a file cannot be read; the message names the
+        file and the command that makes it.
+    """
+    workdir = pathlib.Path(workdir)
+    page = render(load_run(workdir))
+    target = workdir / "report.html"
+    # Text of documents and models may hold lone surrogates, which UTF-8 cannot.
+    target.write_text(page, encoding="utf-8", errors="replace")
+    return target
+
+
+def render(run: Run) -> str:
+    """The page of a run."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = importlib.resources.files("jax_ragrl.report") / "template.html"
+    scale = scale_of([tree for row in run.trees for tree in row.get("trees", ())])
+    return environment.from_string(source.read_text(encoding="utf-8")).render(
+        summary=run.summary,
+        facts=facts(run.summary),
+        accuracy=accuracy(run.summary),
+        gain=gain(run.summary),
+        reward=reward(run),
+        strategies=strategies(run),
+        panels=panels(run),
+        times=times(run),
+        costs=costs(run.summary),
+        forests=forests(run, scale),
+        scale=scale,
+    )
+
+
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the run was, as pairs of a name and a value."""
+    known = {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
+    if is_number(summary.get("wall_s")):
+        known["Wall time"] = duration(summary["wall_s"])
+    return [(name, str(value)) for name, value in known.items()]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.3g} s"
+
+
+def percent(summary: Mapping[str, Any]) -> float:
+    """What turns the summary's accuracies into percent: 1 where its `metric` says percent."""
+    return 1.0 if "percent" in str(summary.get("metric")) else 100.0
+
+
+def accuracy(summary: Mapping[str, Any]) -> Markup | None:
+    """A bar for every system."""
+    values, unit = summary.get("accuracy") or {}, percent(summary)
+    bars = [
+        charts.Bar(SYSTEMS.get(key, key), unit * float(value), key == "trained")
+        for key, value in values.items()
+        if is_number(value)
+    ]
+    return charts.bar_chart(bars) if bars else None
+
+
+def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The gain in points with its interval; `over` names the system it is over, if told."""
+    found = summary.get("gain") or {}
+    numbers = [found.get("mean"), *(found.get("ci95") or ())]
+    if len(numbers) != 3 or not all(map(is_number, numbers)):
+        return None
+    mean, low, high = (percent(summary) * float(x) for x in numbers)
+    over = found.get("over")
+    return {
+        "mean": f"{mean:+.1f}",
+        "ci": f"{low:+.1f} to {high:+.1f}",
+        "over": SYSTEMS.get(over, over).lower() if over else "",
+        "picture": charts.interval_chart(mean, low, high),
+    }
+
+
+def reward(run: Run) -> dict[str, Any] | None:
+    """Mean reward over steps, smoothed, with the accuracies measured on the way."""
+    found, tested = curve(run.metrics, "reward/mean"), curve(run.metrics, "eval/accuracy")
+    if not found.steps:
+        return None
+    lines = [charts.Line("reward", found, faint=True), charts.Line("", charts.smoothed(found))]
+    if tested.steps:
+        lines.append(charts.Line("accuracy", tested, "c1", dots=True))
+    picture = charts.line_chart(lines, "Mean reward of the leaves over training steps")
+    return {"picture": picture, "tested": bool(tested.steps)}
+
+
+def strategies(run: Run) -> dict[str, Any] | None:
+    """Shares of strategies over training and on the test questions, and what each earned.
+
+    A strategy has one colour in all three pictures: its place in `names`.
+    """
+    tested = _numbers(run.summary.get("strategy_share") or {})
+    trained = [key.removeprefix("strategy/") for key in keys_under(run.metrics, "strategy/")]
+    names = list(dict.fromkeys([*trained, *tested]))
+    shares = _shares(run, names)
+    if not shares:
+        return None
+    earned = _earned(run, names)
+    shape = {"width": charts.HALF if earned else charts.FULL, "height": 230}
+    bar = {name: tested.get(name, 0.0) for name in names}
+    return {
+        "names": names,
+        "picture": charts.stacked_areas(shares, "Shares of strategies", **shape),
+        "earned": charts.line_chart(earned, "Reward by strategy", **shape) if earned else None,
+        "tested": charts.share_bar(bar, "Strategies on the test questions") if tested else None,
+        "ended": ", ".join(f"{k} {v}" for k, v in (run.summary.get("ended") or {}).items()),
+    }
+
+
+def _shares(run: Run, names: Sequence[str]) -> dict[str, Curve]:
+    """The share of every strategy at each step that logged any; what is not named there is 0."""
+    keys = [f"strategy/{name}" for name in names]
+    rows = [row for row in run.metrics if any(is_number(row.get(key)) for key in keys)]
+    filled = [{**dict.fromkeys(keys, 0.0), **_numbers(row)} for row in rows]
+    curves = {name: curve(filled, key) for name, key in zip(names, keys, strict=True)}
+    return {name: charts.smoothed(c, least=1) for name, c in curves.items()} if rows else {}
+
+
+def _earned(run: Run, names: Sequence[str]) -> list[charts.Line]:
+    """The mean reward of each strategy, where the run logged it."""
+    curves = {name: curve(run.metrics, f"reward/{name}") for name in names}
+    return [
+        charts.Line(name, charts.smoothed(c, least=1), f"c{i % 6}")
+        for i, (name, c) in enumerate(curves.items())
+        if c.steps
+    ]
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if is_number(value)}
+
+
+def panels(run: Run) -> list[Panel]:
+    """Small charts of the leading indicators, those that the run logged."""
+    keys = [key for prefix in SMALL for key in keys_under(run.metrics, prefix)]
+    curves = {key: curve(run.metrics, key) for key in keys}
+    return [_panel(key, found) for key, found in curves.items() if found.steps]
+
+
+def _panel(key: str, found: Curve) -> Panel:
+    share = key.startswith("valid_frac/")
+    title = f"Valid actions: {key.removeprefix('valid_frac/')}" if share else TITLES.get(key, key)
+    last = charts.smoothed(found).values[-1]
+    latest = f"{100 * last:.1f} %" if share else f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
+    return Panel(title, latest, charts.small_chart(found, title, share=share))
+
+
+def times(run: Run) -> list[tuple[str, str, str, str]]:
+    """Where the time of a step went: name, mean seconds, total, share of the sum."""
+    curves = {key: curve(run.metrics, key) for key in keys_under(run.metrics, "time/")}
+    totals = {key: sum(c.values) for key, c in curves.items() if c.steps}
+    whole = sum(totals.values()) or 1.0
+    return [
+        (
+            key.removeprefix("time/").removesuffix("_s").replace("_", " ").capitalize(),
+            f"{total / len(curves[key].values):.2f} s",
+            duration(total),
+            f"{100 * total / whole:.0f} %",
+        )
+        for key, total in totals.items()
+    ]
+
+
+def costs(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary's `costs` of an answer, `{system: {column: number}}`, as header and rows."""
+    table = {k: v for k, v in (summary.get("costs") or {}).items() if isinstance(v, Mapping)}
+    columns = list(dict.fromkeys(column for row in table.values() for column in row))
+    if not columns:
+        return None
+    rows = [
+        (SYSTEMS.get(name, name), [_cell(row.get(c)) for c in columns])
+        for name, row in table.items()
+    ]
+    return {"columns": [c.replace("_", " ") for c in columns], "rows": rows}
+
+
+def _cell(value: Any) -> str:
+    if not is_number(value):
+        return "–" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def forests(run: Run, scale: Scale) -> list[dict[str, Any]]:
+    """The trees of the first and of the last recorded step; the last comes first."""
+    rows = [row for row in run.trees if row.get("trees")]
+    chosen = [rows[-1], rows[0]] if len(rows) > 1 else rows
+    return [
+        {
+            "step": row["step"],
+            "trees": [
+                _tree(tree, f"s{n}t{i}", scale) for i, tree in enumerate(row["trees"][:MAX_TREES])
+            ],
+        }
+        for n, row in enumerate(chosen)
+    ]
+
+
+def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> Tree:
+    nodes = [{**NODE, **node} for node in tree.get("nodes") or ()]
+    roots = grow(nodes)
+    leaves = [node for node in nodes if node.get("role") == "leaf"]
+    return Tree(
+        anchor=anchor,
+        question=str(tree.get("question", "")),
+        answers=" · ".join(map(str, tree.get("answers") or ())),
+        hops=tree.get("hops"),
+        roots=roots,
+        picture=sketch(roots, scale, anchor),
+        leaves=len(leaves),
+        right=sum(float(n["reward"]) for n in leaves if is_number(n.get("reward"))),
+    )

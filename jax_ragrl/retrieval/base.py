@@ -1,0 +1,56 @@
+"""What a retriever is, and paging over one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Hits
+
+
+class Retriever(Protocol):
+    """Finds passages. A longer search extends a shorter one: the first of `k + 1` hits are the `k`.
+
+    `fingerprint` is that of the corpus it searches (`Corpus.fingerprint`).
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
+        """The `k` best passages of each query, fewer where there are no more, best first."""
+        ...
+
+
+def page_of(hits: Hits, k: int, page: int) -> Hits:
+    """Ranks `k * page` to `k * page + k - 1`; empty beyond the last."""
+    ranks = slice(k * page, k * page + k)
+    return Hits(hits.passages[ranks], hits.scores[ranks])
+
+
+def search_pages(retriever: Retriever, requests: Sequence[tuple[str, int, int]]) -> list[Hits]:
+    """Answers requests (query, k, page) with one search, each distinct query asked once.
+
+    All queries are searched as deep as the deepest request needs: one batched call costs less than
+    several short ones.
+
+    Args:
+      retriever: any.
+      requests: `k` at least 1, `page` counted from 0.
+
+    Returns:
+      The hits of each request, in order.
+
+    Raises:
+      UserError: a request with k below 1 or page below 0.
+    """
+    wrong = [request for request in requests if request[1] < 1 or request[2] < 0]
+    if wrong:
+        raise UserError(f"request (query, k, page) {wrong[0]} has no page: k >= 1 and page >= 0")
+    if not requests:
+        return []
+    queries = list(dict.fromkeys(query for query, _, _ in requests))
+    depth = max(k * (page + 1) for _, k, page in requests)
+    found = dict(zip(queries, retriever.search(queries, depth), strict=True))
+    return [page_of(found[query], k, page) for query, k, page in requests]

@@ -1,0 +1,208 @@
+"""An index: a folder with the vectors of a corpus, made once and opened by every run.
+
+index.json  corpus fingerprint, encoder, kind, dimension, count; written last
+vectors/    float32 [count, dimension], TensorStore
+encoder/    what the encoder needs beyond its description
+scann/      the trained searcher, for the kind `scann` above some 20 000 passages
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import encoder as bert
+from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
+from jax_ragrl.retrieval.embed import Encoder, embed, read_vectors, write_vectors
+from jax_ragrl.retrieval.exact import ExactSearcher
+from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
+
+KINDS = ("exact", "scann")
+FILE = "index.json"
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UserError(f"index kind {kind!r} is not known: use one of {', '.join(KINDS)}")
+
+
+def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
+    expected = (len(corpus), encoder.dimension)
+    if vectors_XD.shape != expected:
+        raise UserError(
+            f"vectors of shape {vectors_XD.shape} do not fit a corpus and encoder of {expected}: "
+            "give those of the same passages and model"
+        )
+
+
+def _searcher(kind: str, folder: pathlib.Path, count: int) -> Searcher:
+    if kind == "scann":
+        return ScannSearcher.open(folder / "scann", folder / "vectors", count)
+    return ExactSearcher(read_vectors(folder / "vectors"))
+
+
+def build_index(
+    corpus: Corpus,
+    encoder: Encoder,
+    kind: str,
+    folder: pathlib.Path | str,
+    vectors: np.ndarray | None = None,
+) -> DenseRetriever:
+    """Encodes a corpus, writes the index and opens it.
+
+    Args:
+      corpus: at least one passage.
+      encoder: e.g. `LexicalEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
+      kind: `exact` or `scann`.
+      folder: made if missing; an index in it is replaced.
+      vectors: float32 [X, D] made before with this encoder (e.g. by `read_faiss_flat`), instead of
+        encoding.
+
+    Raises:
+      UserError: unknown kind, ScaNN missing, or vectors that do not fit.
+    """
+    _check_kind(kind)
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # First gone, last written: what is there is whole.
+    (folder / FILE).unlink(missing_ok=True)
+    if vectors is None:
+        embed(corpus.passages, encoder, folder / "vectors")
+    else:
+        _check_vectors(vectors, corpus, encoder)
+        write_vectors(np.asarray(vectors, np.float32), folder / "vectors")
+    encoder.save(folder / "encoder")
+    if kind == "scann":
+        build_scann(read_vectors(folder / "vectors"), folder / "scann")
+    retriever = DenseRetriever(corpus, encoder, _searcher(kind, folder, len(corpus)))
+    _write_description(folder, retriever, kind)
+    return retriever
+
+
+def _write_description(folder: pathlib.Path, retriever: DenseRetriever, kind: str) -> None:
+    description = {
+        "corpus": retriever.fingerprint,
+        "encoder": retriever.encoder.describe(),
+        "kind": kind,
+        "dimension": retriever.encoder.dimension,
+        "count": len(retriever.corpus),
+    }
+    (folder / FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
+    """`index.json` of an index folder.
+
+    Raises:
+      UserError: the folder holds no index.
+    """
+    path = pathlib.Path(folder) / FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no whole index ({FILE}): run 'ragrl index' first"
+        ) from error
+
+
+def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
+    """The encoder an index was made with."""
+    if description["kind"] == "lexical":
+        return LexicalEncoder.load(folder / "encoder")
+    return bert.from_description(description)
+
+
+def _identity(description: dict[str, Any]) -> dict[str, Any]:
+    """A description without the place a model was read from: it may move."""
+    return {name: value for name, value in description.items() if name != "source"}
+
+
+def open_index(
+    folder: pathlib.Path | str, corpus: Corpus, encoder: Encoder | None = None
+) -> DenseRetriever:
+    """Opens an index over the corpus it was made for.
+
+    Args:
+      folder: written by `build_index`.
+      corpus: the same passages in the same order.
+      encoder: None loads the one named in the index; otherwise it must be that one.
+
+    Raises:
+      UserError: no index, another corpus (both fingerprints are named), another encoder.
+    """
+    folder = pathlib.Path(folder)
+    made = read_description(folder)
+    if made["corpus"] != corpus.fingerprint:
+        raise UserError(
+            f"index {folder} was built for corpus {made['corpus']}, but {corpus.fingerprint} is "
+            "loaded: rerun 'ragrl index', or give the corpus it was built for"
+        )
+    encoder = _reload(made["encoder"], folder) if encoder is None else encoder
+    if _identity(encoder.describe()) != _identity(made["encoder"]):
+        raise UserError(
+            f"index {folder} was built with the encoder {made['encoder']}, but "
+            f"{encoder.describe()} is loaded: rerun 'ragrl index'"
+        )
+    return DenseRetriever(corpus, encoder, _searcher(made["kind"], folder, made["count"]))
+
+
+def make_encoder(name: str, corpus: Corpus) -> Encoder:
+    """An encoder by name: `lexical`, `minilm`, or a local folder of a BERT-family model.
+
+    Raises:
+      UserError: the folder holds no such model, or MiniLM's package is not installed.
+    """
+    if name == "lexical":
+        return LexicalEncoder.fit(corpus.passages)
+    return bert.load_encoder(name)
+
+
+def run_index(
+    corpus_path: pathlib.Path | str,
+    out: pathlib.Path | str,
+    encoder: str = "lexical",
+    kind: str = "exact",
+    questions_path: pathlib.Path | str | None = None,
+) -> dict[str, Any]:
+    """Builds an index from a file: the whole of `ragrl index`.
+
+    Args:
+      corpus_path: passages in any known format.
+      out: the index folder.
+      encoder: see `make_encoder`.
+      kind: `exact` or `scann`.
+      questions_path: questions in any known format; recall is measured on those with gold.
+
+    Returns:
+      A JSON-able report: corpus, encoder, kind, count, dimension, seconds (encoding and building),
+      and with questions `recall@2`, `recall@5`, `recall@10`.
+
+    Raises:
+      UserError: anything given that cannot be used.
+    """
+    _check_kind(kind)
+    # Read before the long work, so that a wrong path fails at once.
+    questions = None if questions_path is None else load_questions(questions_path)
+    corpus = load_corpus(corpus_path)
+    start = time.perf_counter()
+    retriever = build_index(corpus, make_encoder(encoder, corpus), kind, out)
+    seconds = round(time.perf_counter() - start, 2)
+    measured = {} if questions is None else recall(retriever, questions)
+    return {
+        "corpus": corpus.fingerprint,
+        "encoder": encoder,
+        "kind": kind,
+        "count": len(corpus),
+        "dimension": retriever.encoder.dimension,
+        "seconds": seconds,
+        **measured,
+    }

@@ -1,0 +1,138 @@
+"""A dense encoder without weights: hashed, idf-weighted words.
+
+Each word adds sign(w) (1 + ln tf) idf(w) to one of D coordinates (the hashing trick, Weinberger et
+al. 2009), so that inner products estimate the tf-idf cosine without bias. Words the corpus does not
+have can match nothing and are left out. Everything is computed in float64 from a fixed hash and
+rounded to float32 at the end: the same vectors on every machine.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+WORD = re.compile(r"\w+")
+FILE = "lexical.npz"
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters, digits and underscores, in lower case."""
+    return WORD.findall(text.lower())
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def hash_word(word: str) -> int:
+    """63 stable bits: low ones choose the coordinate, the highest the sign, all name the word."""
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def inverse_frequency(documents_with_word: int, documents: int) -> float:
+    """idf = ln((1 + N) / (1 + n)): 0 for a word of every document."""
+    return math.log((1 + documents) / (1 + documents_with_word))
+
+
+def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
+    """In how many texts each hashed word occurs."""
+    counts: collections.Counter[int] = collections.Counter()
+    for text in texts:
+        counts.update({hash_word(word) for word in words(text)})
+    return counts
+
+
+class LexicalEncoder:
+    """Queries and passages as unit vectors of hashed words; see the module's head.
+
+    Attributes:
+      dimension: D.
+      documents: how many passages the weights were counted on.
+    """
+
+    def __init__(self, counts: dict[int, int], documents: int, dimension: int = 1024):
+        """Args: passages a hashed word occurs in, the number of passages, D at least 1."""
+        if dimension < 1:
+            raise UserError(f"dimension {dimension} is no vector: give at least 1 (1024 is usual)")
+        self.dimension = dimension
+        self.documents = documents
+        self._counts = dict(sorted(counts.items()))
+        self._idf = {key: inverse_frequency(n, documents) for key, n in self._counts.items()}
+
+    @classmethod
+    def fit(cls, passages: Sequence[Passage], dimension: int = 1024) -> LexicalEncoder:
+        """Counts the words of a corpus."""
+        counts = count_documents(passage_text(passage) for passage in passages)
+        return cls(counts, len(passages), dimension)
+
+    def _vector(self, text: str) -> np.ndarray:
+        vector_D = np.zeros(self.dimension, np.float64)
+        for word, times in collections.Counter(words(text)).items():
+            key = hash_word(word)
+            weight = (1.0 + math.log(times)) * self._idf.get(key, 0.0)
+            vector_D[key % self.dimension] += weight if key >> 62 else -weight
+        # Summed exactly: numpy's order of summation depends on the processor.
+        norm = math.sqrt(math.fsum((vector_D * vector_D).tolist()))
+        return (vector_D / norm if norm else vector_D).astype(np.float32)
+
+    def _vectors(self, texts: Iterable[str]) -> np.ndarray:
+        return np.stack([self._vector(text) for text in texts])
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
+        """float32 [Q, D], each of norm 1, or 0 where no word is known."""
+        return self._vectors(queries)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        """float32 [X, D], as `encode_queries` of title and text."""
+        return self._vectors(passage_text(passage) for passage in passages)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "key": np.fromiter(self._counts, np.int64),
+            "count": np.fromiter(self._counts.values(), np.int64),
+            "documents": np.array([self.documents]),
+            "dimension": np.array([self.dimension]),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the encoder, for `index.json`."""
+        digest = hashlib.sha256()
+        for array in self._arrays().values():
+            digest.update(array.astype("<i8").tobytes())
+        return {
+            "kind": "lexical",
+            "dimension": self.dimension,
+            "weights": digest.hexdigest()[:16],
+        }
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the counts: integers, so that the weights come back equal."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = self._arrays()
+        np.savez_compressed(folder / FILE, **arrays)
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> LexicalEncoder:
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: the file is missing or damaged.
+        """
+        try:
+            arrays = dict(np.load(folder / FILE))
+            counts = dict(zip(arrays["key"].tolist(), arrays["count"].tolist(), strict=True))
+            return cls(counts, int(arrays["documents"][0]), int(arrays["dimension"][0]))
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{folder / FILE} cannot be read ({error}): rerun 'ragrl index'"
+            ) from error

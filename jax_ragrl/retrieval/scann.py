@@ -1,0 +1,122 @@
+"""Approximate inner-product search on the host with ScaNN (Guo et al. 2020).
+
+Below `BRUTE_FORCE` passages every passage is scored; above, a tree of about sqrt(X) leaves and
+asymmetric hashing choose candidates that are then scored exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.embed import read_vectors
+from jax_ragrl.retrieval.exact import GRID, bucket
+
+BRUTE_FORCE = 20_000
+NEIGHBOURS = 64  # searches are rounded up to this: pages of one query then agree
+CANDIDATES = 4  # scored exactly, for each neighbour wanted
+
+
+def _pybind() -> Any:
+    """ScaNN's numpy interface.
+
+    Raises:
+      UserError: ScaNN is not installed.
+    """
+    try:
+        from scann.scann_ops.py import scann_ops_pybind
+    except ImportError as error:
+        raise UserError(
+            f"ScaNN cannot be imported ({error}): use the index kind 'exact', or install scann"
+        ) from error
+    return scann_ops_pybind
+
+
+def _brute_force(vectors_XD: np.ndarray) -> Any:
+    builder = _pybind().builder(vectors_XD, NEIGHBOURS, "dot_product")
+    return builder.score_brute_force().build()
+
+
+def _hashed(vectors_XD: np.ndarray) -> Any:
+    """Tree and asymmetric hashing, with the ratios ScaNN's guide recommends."""
+    count, dimension = vectors_XD.shape
+    leaves = round(math.sqrt(count))
+    tree = (
+        _pybind()
+        .builder(vectors_XD, NEIGHBOURS, "dot_product")
+        .tree(
+            num_leaves=leaves,
+            num_leaves_to_search=min(leaves, max(32, leaves // 10)),
+            training_sample_size=min(count, 250_000),
+        )
+    )
+    # At most 256 blocks: more would cost the fast accumulators.
+    block = max(2, math.ceil(dimension / 256))
+    hashed = tree.score_ah(block, anisotropic_quantization_threshold=0.2)
+    return hashed.reorder(NEIGHBOURS * CANDIDATES).build()
+
+
+def build_scann(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
+    """Builds what needs training and writes it; brute force needs nothing but the vectors.
+
+    Raises:
+      UserError: ScaNN is not installed.
+    """
+    _pybind()  # asked for even where nothing is built: the index could not be opened
+    if len(vectors_XD) < BRUTE_FORCE:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _hashed(vectors_XD).serialize(str(folder), relative_path=True)
+
+
+def _ordered(scores_K: np.ndarray, index_K: np.ndarray) -> np.ndarray:
+    """The order by falling score, then rising index; what is missing comes last."""
+    return np.lexsort((index_K, -scores_K))
+
+
+class ScannSearcher:
+    """A ScaNN searcher behind the interface of `ExactSearcher`."""
+
+    def __init__(self, searcher: Any, count: int):
+        """Args: ScaNN's own searcher, the number of vectors in it."""
+        self._searcher, self._count = searcher, count
+
+    @classmethod
+    def from_vectors(cls, vectors_XD: np.ndarray) -> ScannSearcher:
+        """Over float32 [X, D], in memory."""
+        build = _brute_force if len(vectors_XD) < BRUTE_FORCE else _hashed
+        return cls(build(np.ascontiguousarray(vectors_XD, np.float32)), len(vectors_XD))
+
+    @classmethod
+    def open(cls, folder: pathlib.Path, vectors: pathlib.Path, count: int) -> ScannSearcher:
+        """What `build_scann` wrote, over the vectors of `embed`.
+
+        Raises:
+          UserError: ScaNN is not installed, or the files are missing.
+        """
+        if count < BRUTE_FORCE:
+            return cls.from_vectors(read_vectors(vectors))
+        pybind = _pybind()
+        if not (folder / "scann_assets.pbtxt").is_file():
+            raise UserError(f"{folder} holds no ScaNN searcher: rerun 'ragrl index'")
+        return cls(pybind.load_searcher(str(folder)), count)
+
+    def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(scores_QK float32, index_QK int32); a score of -inf marks a hit that was not found.
+
+        Args:
+          queries_QD: float32, Q at least 1.
+          k: 1 <= k <= X.
+        """
+        depth = bucket(k, min(NEIGHBOURS, self._count), self._count)
+        index_QK, scores_QK = self._searcher.search_batched_parallel(
+            queries_QD, final_num_neighbors=depth, pre_reorder_num_neighbors=depth * CANDIDATES
+        )
+        scores_QK = np.where(np.isnan(scores_QK), -np.inf, np.round(scores_QK * GRID) / GRID)
+        order_QK = np.stack([_ordered(s, i) for s, i in zip(scores_QK, index_QK, strict=True)])
+        scores_QK = np.take_along_axis(scores_QK, order_QK, 1)[:, :k].astype(np.float32)
+        return scores_QK, np.take_along_axis(index_QK, order_QK, 1)[:, :k].astype(np.int32)

@@ -1,0 +1,102 @@
+"""The policy being trained (or evaluated) as a writer of actions: token in, token out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax_ragrl.rollout.collect import ActionRequest
+from jax_ragrl.rollout.tree import Action
+from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.text.tokenizer import ChatTokenizer
+
+TOO_LONG = "Prompt Too Long"
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySampler:
+    """Samples with a split decoder; `greedy` overrides every role's temperature with 0."""
+
+    graph: Any
+    params: Any
+    tokenizer: ChatTokenizer
+    shapes: Shapes = Shapes()
+    greedy: bool = False
+
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        """For each request the forced actions in order, then the sampled ones.
+
+        A prompt longer than the longest static shape yields one action with no tokens and an error.
+        """
+        prompts = [tuple(self.tokenizer.chat(r.messages)) for r in requests]
+        wanted: dict[int, list[tuple[int, int]]] = {}  # width -> (request, number of its prefix)
+        for i, request in enumerate(requests):
+            if request.branching.samples:
+                wanted.setdefault(request.branching.samples, []).append((i, -1))
+            for f, forced in enumerate(request.branching.forced):
+                if not forced.complete:
+                    wanted.setdefault(1, []).append((i, f))
+        written: dict[tuple[int, int], list[Action]] = {}
+        for width, keys in sorted(wanted.items()):
+            written |= self._sample(requests, prompts, width, keys)
+        return [self._in_order(i, r, prompts[i], written) for i, r in enumerate(requests)]
+
+    def _sample(
+        self,
+        requests: Sequence[ActionRequest],
+        prompts: Sequence[tuple[int, ...]],
+        width: int,
+        keys: Sequence[tuple[int, int]],
+    ) -> dict[tuple[int, int], list[Action]]:
+        prefixes = {key: self._prefix(requests[key[0]], key[1]) for key in keys}
+        longest = self.shapes.lengths[-1]
+        fits = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
+        jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
+        drawn = sample_jobs(self.graph, self.params, self.tokenizer, jobs, width, self.shapes)
+        none = [Action((), (), "", (), TOO_LONG)]
+        out = {key: none for key in keys if key not in fits}
+        for (i, f), rows in zip(fits, drawn, strict=True):
+            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
+        return out
+
+    def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
+        if number < 0:
+            return ()
+        return tuple(self.tokenizer.encode(request.branching.forced[number].text))
+
+    def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> Job:
+        sampling = request.role.sampling
+        temperature = 0.0 if self.greedy else sampling.temperature
+        # Each forced prefix is a stream of its own, as each sibling is.
+        seed = (request.seed + 0x9E3779B9 * (number + 1)) % 2**32
+        limit = min(sampling.max_tokens, self.shapes.steps)
+        return Job(ids, seed, temperature, sampling.top_p, limit)
+
+    def _action(
+        self,
+        prompt: tuple[int, ...],
+        prefix: tuple[int, ...],
+        ids: tuple[int, ...],
+        logps: tuple[float, ...],
+    ) -> Action:
+        text = self.tokenizer.decode(prefix + ids)
+        # A forced prefix was not sampled, so the whole action is scored like a forced one.
+        return Action(prompt, prefix + ids, text, None if prefix else logps)
+
+    def _in_order(
+        self,
+        i: int,
+        request: ActionRequest,
+        prompt: tuple[int, ...],
+        written: dict[tuple[int, int], list[Action]],
+    ) -> list[Action]:
+        stop = self.tokenizer.stop_ids[0]
+        actions = []
+        for f, forced in enumerate(request.branching.forced):
+            if forced.complete:
+                ids = (*self.tokenizer.encode(forced.text), stop)
+                actions.append(Action(prompt, ids, forced.text))
+            else:
+                actions += written[i, f]
+        return actions + (written[i, -1] if request.branching.samples else [])

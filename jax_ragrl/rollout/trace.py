@@ -1,0 +1,110 @@
+"""A forest as JSON: what was written, chosen and earned, for reports and for reading by eye."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Forest, Record
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import Passage
+
+# The roles that choose among candidates; only their nodes show passages.
+READERS = ("filter",)
+
+
+def trees(
+    forest: Forest,
+    credit_N: Any,
+    limit: int,
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    readers: Sequence[str] = READERS,
+) -> list[dict[str, Any]]:
+    """The trees of the first `limit` questions as values that `json.dumps` takes.
+
+    Args:
+      forest: any forest of `rollout.collect`.
+      credit_N: float credit of every node `[N]`; nan where no leaf was reached becomes null.
+      limit: how many questions at most; those whose effects failed are skipped.
+      tokenizer: adds each action's prompt and its tokens with their log-probabilities.
+      readers: the roles whose nodes list the passages that they chose from.
+
+    Returns:
+      One `{"question", "answers", "hops", "nodes"}` a question. A node has `id` and `parent` (node
+      numbers of the forest; null at a root) and the fields of `_node`.
+    """
+    credit_N = np.asarray(credit_N, np.float64)
+    if credit_N.shape != forest.parent_N.shape:
+        raise ValueError(
+            f"credit {credit_N.shape} is not one number a node {forest.parent_N.shape}"
+        )
+    shown = [i for i in range(len(forest.questions)) if i not in forest.failed][:limit]
+    return [_tree(forest, question, credit_N, tokenizer, readers) for question in shown]
+
+
+def _tree(
+    forest: Forest,
+    number: int,
+    credit_N: np.ndarray,
+    tokenizer: ChatTokenizer | None,
+    readers: Sequence[str],
+) -> dict[str, Any]:
+    question = forest.questions[number]
+    nodes = []
+    for n in forest.nodes_of(number).tolist():
+        record = forest.records[n]
+        node = {"id": n, "parent": None if record.parent == NO_PARENT else record.parent}
+        node |= _node(record, _finite(credit_N[n]))
+        node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
+        node["passages"] = _passages(record.state) if record.role in readers else []
+        if tokenizer is not None and record.action is not None:
+            node |= _written(record.action, tokenizer)
+        nodes.append(node)
+    return {
+        "question": question.text,
+        "answers": list(question.answers),
+        "hops": question.hops,
+        "nodes": nodes,
+    }
+
+
+def _node(record: Record, credit: float | None) -> dict[str, Any]:
+    """What a record tells by itself. `why` is the fault of an action or the end of a leaf."""
+    action = record.action
+    return {
+        "role": record.role,
+        "depth": record.depth,
+        "text": action.text if action else "",
+        "prompt": "",
+        "forced": record.forced,
+        "multiplicity": record.multiplicity,
+        "credit": credit,
+        "answer": record.answer,
+        "why": record.why or (action.error if action else ""),
+    }
+
+
+def _passages(state: Any) -> list[dict[str, Any]]:
+    """The candidates of a state; those are kept that are among its documents."""
+    candidates: Sequence[Passage] = getattr(state, "candidates", ())
+    documents = set(getattr(state, "documents", ()))
+    return [{"title": p.title, "text": p.text, "kept": p in documents} for p in candidates]
+
+
+def _written(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
+    """The prompt as text, and the tokens; what was not sampled has no log-probabilities."""
+    logps = action.logps or [None] * len(action.ids)
+    tokens = [
+        [tokenizer.decode([i]), None if p is None else _finite(p)]
+        for i, p in zip(action.ids, logps, strict=True)
+    ]
+    return {"prompt": tokenizer.decode(action.prompt_ids), "tokens": tokens}
+
+
+def _finite(x: float) -> float | None:
+    """JSON has no nan."""
+    return round(float(x), 6) if math.isfinite(x) else None

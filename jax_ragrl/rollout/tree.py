@@ -1,0 +1,101 @@
+"""A forest of decisions as arrays; creation order is topological order.
+
+A node is one action of a role, or a leaf (the end of one rollout). Its parent is the action that
+its state came from. Host text lives in `records`, indexed by the same node number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_ragrl.types import Question
+
+NO_PARENT = -1
+LEAF = "leaf"
+
+
+class Action(NamedTuple):
+    """What a sampler wrote for one role. `ids` ends with the stop id unless it was cut.
+
+    `logps` are float32 natural-log probabilities of `ids` at the sampling temperature, or None
+    where nothing sampled them (forced text, a teacher's text). `error` names why there is no text.
+    """
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    logps: tuple[float, ...] | None = None
+    error: str = ""
+
+
+@dataclasses.dataclass
+class Record:
+    """One node on the host. `answer` and `why` belong to leaves, `action` to the others."""
+
+    parent: int
+    question: int
+    role: str
+    depth: int
+    path: tuple[int, ...]
+    action: Action | None = None
+    forced: bool = False
+    multiplicity: int = 1
+    answer: str | None = None
+    why: str = ""
+    state: Any = None
+
+
+class Forest(NamedTuple):
+    """All rollouts of a batch of questions.
+
+    Fields:
+      parent_N: int32, smaller than the node's own number; `NO_PARENT` at roots.
+      question_N: int32, index into `questions`.
+      leaf_N, dead_N, forced_N: bool. A dead leaf has no answer.
+      reward_N: float32, zero except on leaves.
+      multiplicity_N: int32, how many identical siblings were merged into the node.
+      records: host side of every node.
+      failed: questions whose effects failed; they have no nodes here and no reward.
+    """
+
+    questions: tuple[Question, ...]
+    parent_N: np.ndarray
+    question_N: np.ndarray
+    leaf_N: np.ndarray
+    dead_N: np.ndarray
+    forced_N: np.ndarray
+    reward_N: np.ndarray
+    multiplicity_N: np.ndarray
+    records: tuple[Record, ...]
+    failed: tuple[int, ...] = ()
+
+    def nodes_of(self, question: int) -> np.ndarray:
+        """The node numbers of one question, ascending."""
+        return np.flatnonzero(self.question_N == question)
+
+
+def plant(
+    questions: Sequence[Question], records: Sequence[Record], failed: Sequence[int] = ()
+) -> Forest:
+    """The arrays of recorded nodes; nodes of failed questions are left out."""
+    lost = set(failed)
+    kept = [i for i, r in enumerate(records) if r.question not in lost]
+    number = {old: new for new, old in enumerate(kept)} | {NO_PARENT: NO_PARENT}
+    rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in kept]
+    leaf = np.array([r.role == LEAF for r in rows], bool)
+    return Forest(
+        questions=tuple(questions),
+        parent_N=np.array([r.parent for r in rows], np.int32),
+        question_N=np.array([r.question for r in rows], np.int32),
+        leaf_N=leaf,
+        dead_N=leaf & np.array([r.answer is None for r in rows], bool),
+        forced_N=np.array([r.forced for r in rows], bool),
+        reward_N=np.zeros(len(rows), np.float32),
+        multiplicity_N=np.array([r.multiplicity for r in rows], np.int32),
+        records=tuple(rows),
+        failed=tuple(sorted(lost)),
+    )

@@ -1,0 +1,165 @@
+"""The jitted sampler: prefill once a prompt, fork, decode many steps without a host sync.
+
+A sampled token depends on its own prompt, its own key and its own position alone: keys are folded
+from (seed of the state, sibling, position), so a question sampled alone or among others gets the
+same tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.types import Tensor
+
+
+class Prompts(NamedTuple):
+    """A padded batch of prompts and how each is sampled.
+
+    Fields: int32 `ids_BP` right-padded, int32 `length_B`, uint32 `seed_B`, float32 `temperature_B`
+    (0: greedy) and `top_p_B`, int32 `limit_B` new tokens at most.
+    """
+
+    ids_BP: Tensor
+    length_B: Tensor
+    seed_B: Tensor
+    temperature_B: Tensor
+    top_p_B: Tensor
+    limit_B: Tensor
+
+
+class Sampled(NamedTuple):
+    """New tokens of `B * width` rows, siblings adjacent: int32 ids, float32 log-probabilities at
+    the sampling temperature, and int32 counts. The stop token, where one came, is counted.
+    """
+
+    ids_BT: Array
+    logps_BT: Array
+    count_B: Array
+
+
+class _Loop(NamedTuple):
+    t: Array
+    cache: KVCache
+    logits_BV: Array
+    done_B: Array
+    ids_BT: Array
+    logps_BT: Array
+    count_B: Array
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "width", "steps"))
+def generate(
+    graph: Any, params: Any, prompts: Prompts, stop_ids_S: Array, *, width: int, steps: int
+) -> Sampled:
+    """Samples `width` continuations of every prompt, `steps` tokens at most.
+
+    Args:
+      graph, params: a split decoder; `graph` is static.
+      prompts: the batch; rows of length 0 are padding and return no tokens.
+      stop_ids_S: int32 ids that end a row, an argument so that a new one takes effect.
+      width: siblings a prompt; their prompt is prefilled once.
+      steps: the most new tokens of any row; the loop ends when every row has ended.
+    """
+    model = nnx.merge(graph, params)
+    cache, logits_BV = _prefill(model, prompts, steps)
+    rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
+    sibling_B = jnp.tile(jnp.arange(width), prompts.length_B.shape[0])
+    keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
+        rows.seed_B, sibling_B
+    )
+    batch = rows.length_B.shape[0]
+    loop = _Loop(
+        t=jnp.int32(0),
+        cache=jax.tree.map(lambda x: jnp.repeat(x, width, axis=1), cache),
+        logits_BV=jnp.repeat(logits_BV, width, axis=0),
+        done_B=rows.length_B == 0,
+        ids_BT=jnp.zeros((batch, steps), jnp.int32),
+        logps_BT=jnp.zeros((batch, steps), jnp.float32),
+        count_B=jnp.zeros(batch, jnp.int32),
+    )
+    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S)
+    loop = jax.lax.while_loop(lambda s: (s.t < steps) & ~jnp.all(s.done_B), step, loop)
+    return Sampled(loop.ids_BT, loop.logps_BT, loop.count_B)
+
+
+def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
+    """The cache of every prompt and the logits after its last token."""
+    batch, length = prompts.ids_BP.shape
+    slots = length + steps
+    positions_BP = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    earlier_PS = jnp.arange(slots)[None] <= jnp.arange(length)[:, None]
+    hidden_BPD, cache = model(
+        prompts.ids_BP,
+        positions_BP,
+        jnp.broadcast_to(earlier_PS[None], (batch, length, slots)),
+        init_cache(model.config, batch, slots),
+        jnp.zeros(batch, jnp.int32),
+        jnp.broadcast_to(jnp.arange(slots)[None], (batch, slots)),
+    )
+    last_B = jnp.maximum(prompts.length_B - 1, 0)
+    last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
+    return cache, model.logits(last_BD)
+
+
+def _decode(model: Any, rows: Prompts, keys_B: Array, stop_ids_S: Array, s: _Loop) -> _Loop:
+    """Samples token `t` of every row and reads the logits after it."""
+    ids_B, logps_B = choose(s.logits_BV, s.t, rows.temperature_B, rows.top_p_B, keys_B)
+    live_B = ~s.done_B
+    count_B = s.count_B + live_B.astype(jnp.int32)
+    stopped_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1)
+    # New tokens take the slots after the prompt, so a slot's number is its position.
+    at_B = rows.length_B + s.t
+    slots_S = jnp.arange(s.cache.k.shape[2])
+    hidden_BLD, cache = model(
+        ids_B[:, None],
+        at_B[:, None],
+        (slots_S[None] <= at_B[:, None])[:, None],
+        s.cache,
+        at_B,
+        jnp.broadcast_to(slots_S[None], (ids_B.shape[0], slots_S.shape[0])),
+    )
+    return _Loop(
+        t=s.t + 1,
+        cache=cache,
+        logits_BV=model.logits(hidden_BLD[:, 0]),
+        done_B=s.done_B | stopped_B | (count_B >= rows.limit_B),
+        ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0)),
+        logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0)),
+        count_B=count_B,
+    )
+
+
+def choose(
+    logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array, keys_B: Array
+) -> tuple[Array, Array]:
+    """One token a row by the Gumbel-max trick, and its log-probability before any truncation.
+
+    Temperature 0 takes the likeliest token and reports its log-probability at temperature 1. Keys
+    are not consumed: the position `t` is folded in.
+    """
+    greedy_B1 = (temperature_B == 0)[:, None]
+    scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
+    nucleus_BV = jax.lax.cond(jnp.any(top_p_B < 1), _nucleus, lambda x, p: x, scaled_BV, top_p_B)
+    noise_BV = jax.vmap(
+        lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])
+    )(keys_B)
+    ids_B = jnp.argmax(jnp.where(greedy_B1, scaled_BV, nucleus_BV + noise_BV), axis=-1)
+    logps_BV = jax.nn.log_softmax(scaled_BV, axis=-1)
+    return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
+
+
+def _nucleus(scaled_BV: Array, top_p_B: Array) -> Array:
+    """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020)."""
+    sorted_BV = jnp.sort(scaled_BV, axis=-1, descending=True)
+    probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
+    before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
+    kept_BV = before_BV < top_p_B[:, None]
+    lowest_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(scaled_BV >= lowest_B1, scaled_BV, -jnp.inf)

@@ -1,0 +1,120 @@
+"""Actions of a policy: requests are padded to a few static shapes, sampled, and cut to size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_ragrl.sampling.decode import Prompts, Sampled, generate
+from jax_ragrl.text.tokenizer import ChatTokenizer
+
+
+class Job(NamedTuple):
+    """One prompt: its ids (a forced prefix included), its seed, and how it is sampled."""
+
+    ids: tuple[int, ...]
+    seed: int
+    temperature: float
+    top_p: float
+    limit: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The static shapes that a run compiles: prompt lengths, batch sizes, new tokens.
+
+    A batch holds at most `tokens` prompt tokens, padding included, unless its size is the smallest.
+    """
+
+    lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+    steps: int = 64
+    tokens: int = 16384
+
+    def length(self, size: int) -> int | None:
+        """The smallest prompt length that holds `size` tokens; None where none does."""
+        return next((n for n in self.lengths if size <= n), None)
+
+    def most(self, length: int) -> int:
+        """The largest batch of prompts of a padded length."""
+        return max([self.batches[0], *(n for n in self.batches if n * length <= self.tokens)])
+
+    def batch(self, size: int, length: int) -> int:
+        """The smallest batch that holds `size` prompts of a length, at most `most(length)`."""
+        most = self.most(length)
+        return next((n for n in self.batches if size <= n <= most), most)
+
+
+def sample_jobs(
+    graph: Any,
+    params: Any,
+    tokenizer: ChatTokenizer,
+    jobs: Sequence[Job],
+    width: int,
+    shapes: Shapes,
+) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
+    """`width` continuations (ids, log-probabilities) of every job, in the order of `jobs`.
+
+    Every job's prompt must fit one of `shapes.lengths`.
+    """
+    stops = jax.device_put(np.array(tokenizer.stop_ids, np.int32))
+    results: list[Any] = [None] * len(jobs)
+    pending = []
+    for chunk, length in chunks(jobs, shapes):
+        prompts = pad_prompts([jobs[i] for i in chunk], length, shapes.batch(len(chunk), length))
+        sampled = generate(graph, params, prompts, stops, width=width, steps=shapes.steps)
+        pending.append((chunk, sampled))
+    for chunk, sampled in pending:
+        rows = _rows(jax.device_get(sampled))
+        for at, i in enumerate(chunk):
+            results[i] = rows[at * width : (at + 1) * width]
+    return results
+
+
+def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
+    """Job numbers by padded length, in batches of at most the largest batch size."""
+    groups: dict[int, list[int]] = {}
+    for i, job in enumerate(jobs):
+        length = shapes.length(len(job.ids))
+        if length is None:
+            raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
+        groups.setdefault(length, []).append(i)
+    return [
+        (group[start : start + shapes.most(length)], length)
+        for length, group in sorted(groups.items())
+        for start in range(0, len(group), shapes.most(length))
+    ]
+
+
+def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
+    """Jobs as arrays `[batch, length]`; missing rows have length 0."""
+    ids = np.zeros((batch, length), np.int32)
+    for row, job in enumerate(jobs):
+        ids[row, : len(job.ids)] = job.ids
+
+    def column(values: Callable[[Job], Any], dtype: Any) -> np.ndarray:
+        out = np.zeros(batch, dtype)
+        out[: len(jobs)] = [values(job) for job in jobs]
+        return out
+
+    return jax.device_put(
+        Prompts(
+            ids_BP=ids,
+            length_B=column(lambda j: len(j.ids), np.int32),
+            seed_B=column(lambda j: j.seed, np.uint32),
+            temperature_B=column(lambda j: j.temperature, np.float32),
+            top_p_B=column(lambda j: j.top_p, np.float32),
+            limit_B=column(lambda j: j.limit, np.int32),
+        )
+    )
+
+
+def _rows(sampled: Sampled) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    return [
+        (tuple(ids[:n].tolist()), tuple(logps[:n].tolist()))
+        for ids, logps, n in zip(*sampled, strict=True)
+    ]

@@ -1,0 +1,180 @@
+"""The device mesh, and one table that says which mesh axis each named dimension lies on.
+
+A weight names its dimensions (`("layers", "embed", "mlp")`); `Rules` maps those names to mesh axes;
+`to_spec` makes the `PartitionSpec` and refuses what cannot work. Nothing else in the library writes
+a `PartitionSpec` by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_ragrl.errors import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+MeshAxes = None | str | tuple[str, ...]
+LogicalAxes = tuple[str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Logical axis to mesh axes; `None` replicates.
+
+    `uneven` names the logical axes that are replicated where their size does not divide the mesh
+    axes: with 8-way tensor parallelism and 2 key-value heads every device keeps both. Any other
+    axis that does not divide is an error.
+    """
+
+    batch: MeshAxes = ("data", "fsdp")
+    length: MeshAxes = None
+    layers: MeshAxes = None
+    embed: MeshAxes = "fsdp"
+    mlp: MeshAxes = "tensor"
+    heads: MeshAxes = "tensor"
+    kv: MeshAxes = "tensor"
+    vocab: MeshAxes = "tensor"
+    uneven: tuple[str, ...] = ("kv",)
+
+    def mesh_axes(self, logical: str | None) -> tuple[str, ...]:
+        """The mesh axes of one logical axis; `()` replicates. Unknown names are a `UserError`."""
+        if logical is None:
+            return ()
+        names = [f.name for f in dataclasses.fields(self) if f.name != "uneven"]
+        if logical not in names:
+            raise UserError(f"no rule for logical axis {logical!r}: use one of {', '.join(names)}")
+        axes = getattr(self, logical)
+        return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes `(data, fsdp, tensor)`; `devices` defaults to all of them.
+
+    One entry of `shape` may be -1 and takes the devices that are left. Raises `UserError` when the
+    shape does not have three positive entries whose product is the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = _fill_in(tuple(shape), len(devices))
+    if len(sizes) != len(MESH_AXES) or min(sizes) < 1 or math.prod(sizes) != len(devices):
+        raise UserError(
+            f"mesh {tuple(shape)} over (data, fsdp, tensor) needs {math.prod(sizes)} devices but "
+            f"there are {len(devices)}: choose three factors of {len(devices)}"
+        )
+    auto = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=devices)
+
+
+def _fill_in(shape: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
+    if shape.count(-1) != 1:
+        return shape
+    known = math.prod(n for n in shape if n != -1)
+    return tuple(num_devices // max(known, 1) if n == -1 else n for n in shape)
+
+
+def to_spec(
+    logical_axes: LogicalAxes,
+    shape: Sequence[int],
+    mesh: Mesh | AbstractMesh,
+    rules: Rules | None = None,
+) -> PartitionSpec:
+    """The `PartitionSpec` of an array of `shape` whose dimensions are named `logical_axes`.
+
+    Raises `UserError` when two dimensions want the same mesh axis, when a rule names an axis that
+    the mesh lacks, or when a dimension does not divide (see `Rules.uneven`).
+    """
+    rules = Rules() if rules is None else rules
+    if len(logical_axes) != len(shape):
+        raise UserError(f"axes {logical_axes} name {len(logical_axes)} dimensions of {len(shape)}")
+    entries = [
+        _place(name, size, mesh, rules) for name, size in zip(logical_axes, shape, strict=True)
+    ]
+    _check_used_once(logical_axes, entries)
+    return PartitionSpec(*[None if not e else e[0] if len(e) == 1 else e for e in entries])
+
+
+def _place(
+    logical: str | None, size: int, mesh: Mesh | AbstractMesh, rules: Rules
+) -> tuple[str, ...]:
+    axes = rules.mesh_axes(logical)
+    missing = [a for a in axes if a not in mesh.shape]
+    if missing:
+        raise UserError(
+            f"rule {logical} -> {axes} names mesh axis {missing[0]!r}, which mesh "
+            f"{tuple(mesh.axis_names)} lacks: correct the rule"
+        )
+    ways = math.prod(mesh.shape[a] for a in axes)
+    if size % ways == 0:
+        return axes
+    if logical in rules.uneven:
+        return ()
+    raise UserError(
+        f"{logical} = {size} does not divide over mesh axes {axes} of {ways} devices: "
+        f"choose a mesh whose {'*'.join(axes)} divides {size}"
+    )
+
+
+def _check_used_once(logical_axes: LogicalAxes, entries: list[tuple[str, ...]]) -> None:
+    taken: dict[str, str | None] = {}
+    for name, axes in zip(logical_axes, entries, strict=True):
+        for axis in axes:
+            if axis in taken:
+                raise UserError(
+                    f"axes {logical_axes}: {taken[axis]} and {name} both map to mesh axis "
+                    f"{axis!r}: change one rule"
+                )
+            taken[axis] = name
+
+
+def to_sharding(
+    logical_axes: LogicalAxes, shape: Sequence[int], mesh: Mesh, rules: Rules | None = None
+) -> NamedSharding:
+    """`to_spec` on its mesh."""
+    return NamedSharding(mesh, to_spec(logical_axes, shape, mesh, rules))
+
+
+def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+    """A tree of `NamedSharding` from a tree of logical axes and one of arrays or shape structs."""
+    return jax.tree.map(
+        lambda names, x: to_sharding(names, x.shape, mesh, rules),
+        axes,
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def constrain(x: jax.Array, logical_axes: LogicalAxes, rules: Rules | None = None) -> jax.Array:
+    """Pin an activation's layout under `jax.set_mesh`; without a mesh in context, `x` itself.
+
+    A hint, unlike a weight's layout: a dimension that does not divide (a batch of one) is left to
+    the compiler rather than refused.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names) or mesh.size == 1:
+        return x
+    rules = dataclasses.replace(rules or Rules(), uneven=tuple(a for a in logical_axes if a))
+    return jax.lax.with_sharding_constraint(x, to_spec(logical_axes, x.shape, mesh, rules))
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """Every leaf, a key or a small array, whole on every device of the mesh."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def shard_batch(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+    """Host arrays whose first dimension is the batch, placed over the mesh.
+
+    Leaves are NumPy arrays `[batch, ...]`; the batch must divide the data-parallel devices.
+    """
+
+    def place(x: np.ndarray) -> jax.Array:
+        names = ("batch",) + (None,) * (x.ndim - 1)
+        return jax.device_put(x, to_sharding(names, x.shape, mesh, rules))
+
+    return jax.tree.map(place, tree)

@@ -1,0 +1,1 @@
+"""Systems without a trained policy, for the tables of the papers."""

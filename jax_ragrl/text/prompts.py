@@ -1,0 +1,60 @@
+"""Prompt templates: data files beside this one, `$name` where a value goes.
+
+A value is inserted once and never scanned again, so text that holds `$question` stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+import string
+from collections.abc import Sequence
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Message, Passage
+
+
+@functools.cache
+def template(style: str, name: str) -> string.Template:
+    """The template `prompts/<style>/<name>.txt`."""
+    file = importlib.resources.files("jax_ragrl.text") / "prompts" / style / f"{name}.txt"
+    if not file.is_file():
+        raise UserError(f"no prompt {name!r} in style {style!r}: there is no file {file}")
+    return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
+    """A conversation of one user message; a style with a `system.txt` opens with it."""
+    message = Message("user", template(style, name).substitute(values))
+    system = importlib.resources.files("jax_ragrl.text") / "prompts" / style / "system.txt"
+    if not system.is_file():
+        return (message,)
+    return Message("system", template(style, "system").substitute()), message
+
+
+def numbered(style: str, passages: Sequence[Passage]) -> str:
+    """Documents as a style's `document.txt` shows them, numbered from 1."""
+    form = template(style, "document")
+    lines = (
+        form.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, 1)
+    )
+    return separator(style).join(lines)
+
+
+def separator(style: str) -> str:
+    """What stands between two documents: a blank line, or a line break in compact styles."""
+    return "\n" if style.endswith("_tiny") else "\n\n"
+
+
+def read_numbered(style: str, prompt: str) -> list[tuple[str, str]]:
+    """The (title, text) pairs that `numbered` wrote into a prompt, in order."""
+    return _document_pattern(style).findall(prompt)
+
+
+@functools.cache
+def _document_pattern(style: str) -> re.Pattern[str]:
+    form = re.escape(template(style, "document").template)
+    for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):
+        form = form.replace(re.escape(f"${name}"), group)
+    return re.compile(f"^{form}$", re.MULTILINE)

@@ -1,0 +1,94 @@
+"""Chat tokenization in which only the template may write control tokens.
+
+Instructions, questions, passages and replies of a language model are *content*: they are encoded
+with special tokens disabled, so no passage can close a turn. The chat template's own pieces are
+encoded with special tokens enabled. Ids are concatenated, never decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Sequence
+
+import transformers
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Message
+
+# Stands for the content while a template is rendered; a private-use character no template emits.
+_HOLE = "\ue000"
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with a chat template, read from a local folder."""
+
+    def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase):
+        if tokenizer.chat_template is None:
+            raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template")
+        self._hf = tokenizer
+        self.stop_ids = _stop_ids(tokenizer)
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = pad if pad is not None else self.stop_ids[0]
+        self._render = functools.lru_cache(maxsize=256)(self._render_roles)
+
+    @classmethod
+    def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
+        """The tokenizer in `folder` (Hugging Face layout); nothing is downloaded."""
+        if not (pathlib.Path(folder) / "tokenizer_config.json").exists():
+            raise UserError(f"{folder}: no tokenizer_config.json; point at a Hugging Face folder")
+        return cls(transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+
+    def __len__(self) -> int:
+        return len(self._hf)
+
+    def save(self, folder: str | pathlib.Path) -> None:
+        """Writes the tokenizer's files, chat template included."""
+        self._hf.save_pretrained(str(folder))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of content: text that looks like a control token becomes ordinary tokens."""
+        return self._encode(text, split_special=True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out."""
+        text = self._hf.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation up to where the assistant's next turn begins."""
+        pieces = self._render(tuple(message.role for message in messages))
+        ids = list(pieces[0])
+        for message, piece in zip(messages, pieces[1:], strict=True):
+            ids += self.encode(message.content) + list(piece)
+        return ids
+
+    def _render_roles(self, roles: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The template's own ids around the contents of messages with these roles."""
+        text = self._hf.apply_chat_template(
+            [{"role": role, "content": _HOLE} for role in roles],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        pieces = str(text).split(_HOLE)
+        if len(pieces) != len(roles) + 1:
+            raise UserError(f"the chat template does not show each message once: roles {roles}")
+        return tuple(tuple(self._encode(piece, split_special=False)) for piece in pieces)
+
+    def _encode(self, text: str, *, split_special: bool) -> list[int]:
+        self._hf.backend_tokenizer.encode_special_tokens = split_special
+        return self._hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _stop_ids(tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids that end an assistant's turn: end of sequence, and the chat end markers it knows."""
+    ids = [tokenizer.eos_token_id]
+    for marker in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>"):
+        known = tokenizer.get_vocab().get(marker)
+        ids += [known] if known is not None else []
+    stops = tuple(dict.fromkeys(i for i in ids if i is not None))
+    if not stops:
+        raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token")
+    return stops

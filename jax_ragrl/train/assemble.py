@@ -1,0 +1,214 @@
+"""From a config to the parts of a run: world or files, index, language model, policy, shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flax import nnx
+
+from jax_ragrl.batch import Layout
+from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.local import LocalLLM
+from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.llm.reader import WorldReader
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.index import FILE as INDEX_FILE
+from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
+from jax_ragrl.rollout.expand import Forced, Tree
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.ppo import PPO
+from jax_ragrl.types import Question
+
+TINY = "tiny"  # the warm-started policy that ships with the package
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldData:
+    """The generated encyclopedia; see `corpus.world.generate`."""
+
+    seed: int = 0
+    size: int = 240
+    famous: float = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class FileData:
+    """Files in any known format; `dev` and `test` may be the same file as `train`."""
+
+    corpus: str
+    train: str
+    dev: str
+    test: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Either a generated world or files."""
+
+    world: WorldData | None = None
+    files: FileData | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """How the corpus is searched. `folder` is opened where it exists, else made there."""
+
+    encoder: str = "lexical"
+    kind: str = "scann"
+    folder: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LLM:
+    """The frozen language model: `world_reader`, `local` (a folder, or `tiny`) or `openai`."""
+
+    kind: str = "world_reader"
+    model: str = TINY
+    base_url: str | None = None
+    documents: int = 5  # how many the world reader reads
+    noise: float = 0.1
+    confusion: float = 0.35
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeShape:
+    """C-3PO's rollout (section 5.2) and its credit.
+
+    `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
+    paper) or by `text` (the question is the query, as in the code). `train_forced` keeps forced
+    actions in the update, `dead_leaf` is `zero` or `ignore`, and `multiplicity` weighs merged
+    siblings by their number.
+    """
+
+    width: int = 2
+    until: int = 4
+    retrieval: str = "prefix"
+    train_forced: bool = True
+    dead_leaf: str = "zero"
+    multiplicity: bool = False
+
+    def expander(self) -> Tree:
+        """The tree with the router's three strategies forced."""
+        searches = {
+            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
+            "text": Forced(f"[{RETRIEVAL}] $question"),
+        }
+        if self.retrieval not in searches:
+            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
+        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
+        return Tree(self.width, self.until, {ROUTER: forced})
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How long a run is, and how often it saves, evaluates and keeps trees for the report."""
+
+    steps: int
+    questions: int = 16
+    save_every: int = 5
+    eval_every: int = 5
+    dev_questions: int = 64
+    test_questions: int = 300
+    trees_every: int = 5
+    trees: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A whole training run of C-3PO; the fields are the sections of its config file."""
+
+    run: Run
+    system: C3PO
+    ppo: PPO
+    data: Data = Data()
+    index: Index = Index()
+    llm: LLM = LLM()
+    tree: TreeShape = TreeShape()
+    shapes: Shapes = Shapes()
+    layout: Layout = Layout()
+    policy: str = TINY
+    seed: int = 0
+
+
+class Parts(NamedTuple):
+    """What a run acts on."""
+
+    questions: Mapping[str, tuple[Question, ...]]
+    retriever: Retriever
+    llm: FrozenLLM
+    policy: Decoder
+    tokenizer: ChatTokenizer
+
+
+def assemble(job: Job, workdir: pathlib.Path) -> Parts:
+    """Everything a run acts on; the index is made in the work folder unless it is there."""
+    corpus, questions, world = load_data(job.data)
+    policy, tokenizer = load_policy(job.policy)
+    retriever = search(corpus, job.index, workdir)
+    llm = load_llm(job.llm, world, job.system.style, job.shapes)
+    return Parts(questions, retriever, llm, policy, tokenizer)
+
+
+def load_data(
+    data: Data,
+) -> tuple[Corpus, Mapping[str, tuple[Question, ...]], worlds.World | None]:
+    """Corpus, questions by split, and the world where the data are generated."""
+    if data.files is not None and data.world is None:
+        files = data.files
+        paths = {"train": files.train, "dev": files.dev, "test": files.test}
+        splits = {split: tuple(load_questions(path)) for split, path in paths.items()}
+        return load_corpus(files.corpus), splits, None
+    if data.world is None or data.files is not None:
+        raise UserError("config section data needs one of data.world and data.files")
+    world = worlds.generate(data.world.seed, data.world.size, famous=data.world.famous)
+    return Corpus(world.passages), world.questions, world
+
+
+def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
+    """The retriever of a corpus: an index opened, or made first."""
+    folder = pathlib.Path(index.folder or workdir / "index")
+    if (folder / INDEX_FILE).exists():
+        return open_index(folder, corpus)
+    return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+
+
+def policy_folder(name: str) -> pathlib.Path:
+    """The folder of a policy: `tiny` is the one in the package."""
+    if name != TINY:
+        return pathlib.Path(name)
+    return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
+
+
+def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
+    """A decoder in float32 and its tokenizer from a Hugging Face folder."""
+    folder = policy_folder(name)
+    return load_decoder(folder, dtype="float32"), ChatTokenizer.load(folder)
+
+
+def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
+    """The frozen language model of a run."""
+    if llm.kind == "openai":
+        return OpenAILLM(llm.model, llm.base_url)
+    if llm.kind == "local":
+        decoder, tokenizer = load_policy(llm.model)
+        graph, params = nnx.split(decoder, nnx.Param)
+        return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
+    if llm.kind != "world_reader":
+        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local or openai")
+    if world is None:
+        raise UserError("llm.kind world_reader reads generated worlds only: use local or openai")
+    return WorldReader(
+        world, style=style, limit=llm.documents, noise=llm.noise, confusion=llm.confusion
+    )

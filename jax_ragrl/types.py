@@ -1,0 +1,74 @@
+"""The nouns of the library, and the letters that name array axes.
+
+Axes, worn as suffixes (`logits_BxLxV` is written `logits_BLV`):
+  B questions or prompts   G rollouts of a question   N nodes of a forest   R rows of a batch
+  L length of a row        P tokens of a prompt       T tokens of an action K passages or siblings
+  S key positions          V vocabulary               D width               H heads    F features
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# A field that is a numpy array while a batch is made on the host, and a jax one in a jitted step.
+Tensor = Any
+
+
+class Passage(NamedTuple):
+    """A retrievable unit of text."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question with what is known about it.
+
+    `gold` names the passages that support the answer, by passage id or, where a data set has no
+    ids, by title. `steps` is the decomposition: one sub-question a hop, `#1` standing for the
+    answer of the first. `hops` is 0 where it is unknown.
+    """
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    gold: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    hops: int = 0
+    kind: str = ""
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Hits(NamedTuple):
+    """What one search returned, best first. `passages` and `scores` have equal length."""
+
+    passages: tuple[Passage, ...]
+    scores: tuple[float, ...]
+
+
+class Message(NamedTuple):
+    """One chat message; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Sampling(NamedTuple):
+    """How an action is sampled. Temperature 0 is greedy; `max_tokens` counts new tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 64
+
+
+class LLMRequest(NamedTuple):
+    """One call to a frozen language model. Equal requests (seed included) get equal replies."""
+
+    purpose: str
+    messages: tuple[Message, ...]
+    sampling: Sampling = Sampling(temperature=0.0)
+    seed: int = 0

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Writes requirements/*.lock anew from pyproject.toml and requirements/constraints.txt. Needs `uv`.
+#
+#   launch/lock.sh                        keeps the versions that still fit
+#   launch/lock.sh --upgrade              takes the newest of everything
+#   launch/lock.sh --upgrade-package jax  takes the newest of one
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if ! command -v uv >/dev/null; then
+  echo "error: uv is not on the PATH: run 'pip install uv'" >&2
+  exit 1
+fi
+
+# One file serves every Python and every platform: --universal.
+lock() {
+  local name=$1
+  shift
+  echo "requirements/$name.lock"
+  uv pip compile pyproject.toml --group build --extra serve "$@" \
+    --constraints requirements/constraints.txt --output-file "requirements/$name.lock" \
+    --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
+}
+
+# The other three hold what cpu.lock holds, version for version: one environment can take them all.
+lock cpu "$@"
+lock cuda --extra cuda --constraints requirements/cpu.lock
+lock tpu --extra tpu --constraints requirements/cpu.lock
+lock test --extra test --constraints requirements/cpu.lock

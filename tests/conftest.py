@@ -1,0 +1,61 @@
+"""What every test runs under: eight virtual CPU devices, strict promotion, no silent transfers.
+
+The rules are stricter than a user's run, so that a slip fails here and not on a pod:
+
+* Dtypes never promote silently (`jax_numpy_dtype_promotion = strict`) and ranks never broadcast
+  silently (`jax_numpy_rank_promotion = raise`).
+* An array never moves silently between devices, nor from a device to the host. Say it:
+  `jax.device_put`, `jax.device_get`. (On the CPU the host shares the device's memory, so
+  `np.asarray(x)` and `float(x)` copy nothing and pass.)
+* Copies from the host are forbidden only inside `with no_transfers():`. On the CPU too that guard
+  counts every constant: `jnp.ones(3)`, `x + 1` and `jax.random.key(0)` outside `jit` are copies, so
+  a test could not even make its inputs under it. Make them first, then guard the step.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+# Read by JAX and by transformers at import, so set before anything imports them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    devices = "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# For the whole process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
+# overlaps its effects in others.
+jax.config.update("jax_transfer_guard_device_to_device", "disallow")
+jax.config.update("jax_transfer_guard_device_to_host", "disallow")
+
+# The first example of a property compiles, which no deadline allows for.
+hypothesis.settings.register_profile("ci", deadline=None)
+hypothesis.settings.load_profile("ci")
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def no_transfers() -> Callable[[], AbstractContextManager]:
+    """`with no_transfers(): step(state, batch)` fails if the step copies anything implicitly."""
+    return functools.partial(jax.transfer_guard, "disallow")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of dataset samples beside the checkout; tests that ask for it skip without it."""
+    folder = REPO.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no dataset samples: ../shared/data is not beside this checkout")
+    return folder

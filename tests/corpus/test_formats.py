@@ -1,0 +1,334 @@
+"""Every format is detected by content, read, and says where a bad file is bad."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+
+from jax_ragrl.corpus import formats
+from jax_ragrl.corpus.formats import flashrag
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+HOTPOT = {
+    "_id": "h1",
+    "question": "Who is older?",
+    "answer": "Ann",
+    "supporting_facts": [["Ann", 0], ["Bob", 0], ["Ann", 1]],
+    "context": [["Ann", ["Ann was born.", " In 1970."]], ["Bob", ["Bob was not."]]],
+    "type": "comparison",
+    "level": "hard",
+}
+MUSIQUE = {
+    "id": "2hop__1_2",
+    "question": "Where was the director born?",
+    "answer": "Rome",
+    "answer_aliases": ["Roma", "Rome"],
+    "paragraphs": [
+        {"idx": 0, "title": "Film", "paragraph_text": "By Ann.", "is_supporting": True},
+        {"idx": 1, "title": "Tea", "paragraph_text": "A drink.", "is_supporting": False},
+    ],
+    "question_decomposition": [{"question": "Film >> director"}, {"question": "#1 >> birthplace"}],
+}
+ORACLE = {
+    "question": "who?",
+    "answers": ["Ann"],
+    "ctxs": [{"title": "Film", "text": "By Ann.", "isgold": True}, {"title": "Tea", "text": "x"}],
+}
+MULTIHOP = {
+    "query": "q?",
+    "answer": "Yes",
+    "question_type": "comparison_query",
+    "evidence_list": [{"title": "A", "fact": "a"}, {"title": "B", "fact": "b"}],
+}
+AMBIG = {
+    "id": "7",
+    "question": "q?",
+    "annotations": [
+        {"type": "singleAnswer", "answer": ["a"]},
+        {"type": "multipleQAs", "qaPairs": [{"question": "q1?", "answer": ["b", "a"]}]},
+    ],
+}
+VERL = {
+    "data_source": "x",
+    "prompt": [{"role": "user", "content": "Answer: q?"}],
+    "reward_model": {"ground_truth": {"target": ["a", "b"]}, "style": "rule"},
+    "extra_info": {"index": 3},
+}
+TRIVIA = {
+    "Data": [{"QuestionId": "t", "Question": "q?", "Answer": {"Value": "v", "Aliases": ["w"]}}]
+}
+
+# name, record or table text, expected question fields
+QUESTION_FILES = [
+    ("hotpotqa", [HOTPOT], {"id": "h1", "gold": ("Ann", "Bob"), "kind": "comparison"}),
+    (
+        "musique",
+        MUSIQUE,
+        {"answers": ("Rome", "Roma"), "gold": ("Film",), "hops": 2, "kind": "2hop"},
+    ),
+    ("nq_open", {"question": "q?", "answer": ["a"]}, {"id": "nq0", "answers": ("a",), "gold": ()}),
+    ("nq_oracle", ORACLE, {"answers": ("Ann",), "gold": ("Film",)}),
+    ("multihop_rag", [MULTIHOP], {"gold": ("A", "B"), "answers": ("Yes",), "hops": 2}),
+    ("ambignq", [AMBIG], {"answers": ("a", "b"), "kind": "singleAnswer+multipleQAs"}),
+    ("verl", VERL, {"id": "3", "text": "Answer: q?", "answers": ("a", "b")}),
+    ("triviaqa", TRIVIA, {"id": "t", "answers": ("v", "w")}),
+    ("flashrag_questions", {"id": 1, "question": "q?", "golden_answers": [1]}, {"answers": ("1",)}),
+    ("popqa", 'id\tquestion\tpossible_answers\n5\tq?\t"[""a"", ""b""]"\n', {"answers": ("a", "b")}),
+    ("freshqa", "id,question,answer_0,answer_1\n4,q?,three,\n", {"id": "4", "answers": ("three",)}),
+]
+PASSAGE_FILES = [
+    ("passages_jsonl", {"id": 3, "title": "T", "text": "x"}, Passage("3", "T", "x")),
+    ("title_text", [{"title": "T", "text": "x"}], Passage("p0", "T", "x")),
+    ("title_sentences", {"T": ["x.", " y."]}, Passage("T", "T", "x. y.")),
+    ("flashrag_passages", {"id": "0", "contents": '"T "U""\nx'}, Passage("0", 'T "U"', "x")),
+    ("multihop_rag_corpus", [{"title": "T", "body": "x", "url": None}], Passage("p0", "T", "x")),
+    ("beir_corpus", {"_id": "d", "title": "", "text": "x"}, Passage("d", "", "x")),
+    ("dpr", 'id\ttext\ttitle\n1\t"a ""b"""\tT\n', Passage("1", "T", 'a "b"')),
+    ("hotpotqa", [HOTPOT], Passage("Ann", "Ann", "Ann was born. In 1970.")),
+    ("musique", MUSIQUE, Passage("Film", "Film", "By Ann.")),
+]
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), QUESTION_FILES)
+def test_question_files_are_known_by_content_not_by_name(tmp_path, name, content, expected):
+    path = write(tmp_path / "data.bin", content)
+    assert formats.detect(path, "questions") == name
+    (question,) = formats.load_questions(path)
+    assert {field: getattr(question, field) for field in expected} == expected
+    assert formats.load_questions(path, format=name) == [question]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), PASSAGE_FILES)
+def test_passage_files_are_known_by_content_not_by_name(tmp_path, name, content, expected):
+    path = write(tmp_path / "data.bin", content)
+    assert formats.detect(path, "passages") == name
+    assert formats.load_passages(path)[0] == expected
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), QUESTION_FILES + PASSAGE_FILES)
+def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path, name, content, expected):
+    del expected
+    plain = write(tmp_path / "plain", content)
+    zipped = tmp_path / "zipped"
+    zipped.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
+    assert formats.detect(zipped) == formats.detect(plain) == name
+    assert formats.FORMATS[name].read(zipped) == formats.FORMATS[name].read(plain)
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "nq_open", "flashrag_questions"])
+def test_a_list_and_lines_hold_the_same_records(tmp_path, name):
+    record = next(content for known, content, _ in QUESTION_FILES if known == name)
+    record = record[0] if isinstance(record, list) else record
+    lines = write(tmp_path / "lines", "\n".join(json.dumps(record) for _ in range(3)))
+    listed = write(tmp_path / "listed", json.dumps([record] * 3, indent=2))
+    assert formats.load_questions(lines) == formats.load_questions(listed)
+
+
+@pytest.mark.parametrize(
+    ("first", "missing", "name"),
+    [
+        ({"question": "q?", "golden_answers": ["a"]}, {"question": "q?"}, "golden_answers"),
+        ({"question": "q?", "answer": ["a"]}, {"answer": ["a"]}, "question"),
+        (MUSIQUE, {**MUSIQUE, "paragraphs": [{"title": "x"}]}, "paragraph_text"),
+    ],
+)
+def test_a_missing_field_is_named_with_file_and_line(tmp_path, first, missing, name):
+    path = write(tmp_path / "q.jsonl", json.dumps(first) + "\n\n" + json.dumps(missing) + "\n")
+    with pytest.raises(UserError, match=rf"q\.jsonl, line 3.*field '{name}' is missing"):
+        formats.load_questions(path)
+
+
+def test_a_missing_field_of_a_list_is_named_with_its_record(tmp_path):
+    broken = {name: value for name, value in HOTPOT.items() if name != "answer"}
+    path = write(tmp_path / "h.json", json.dumps([HOTPOT, broken], indent=1))
+    with pytest.raises(UserError, match=r"h\.json, record 2: field 'answer' is missing"):
+        formats.load_questions(path)
+
+
+def test_a_field_missing_from_the_first_line_is_named_too(tmp_path):
+    path = write(tmp_path / "q.jsonl", {"id": "1", "question": "q?"})
+    with pytest.raises(UserError, match=r"line 1: field 'golden_answers' is missing"):
+        formats.load_questions(path)
+
+
+def test_a_field_of_another_type_is_named(tmp_path):
+    path = write(tmp_path / "q.jsonl", {"id": "1", "question": "q?", "golden_answers": "a"})
+    with pytest.raises(UserError, match=r"line 1: field 'golden_answers' holds str, expected list"):
+        formats.load_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"id": 1, "question": "q?", "golden_answers": ["a"]}\n{"id": 2,\n', 2),
+        ('{"id": 1, "question"\n{"id": 2}\n', 1),
+        ('[\n {"question": "q?", "answer": ["a"]},\n {"question": }\n]', 3),
+        ('[\n {"question": \n', 3),
+        ('{\n "Data": [\n', 3),
+    ],
+)
+def test_malformed_json_is_named_with_file_and_line(tmp_path, text, line):
+    path = write(tmp_path / "q.json", text)
+    with pytest.raises(UserError, match=rf"q\.json, line {line}: malformed JSON"):
+        formats.load_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("[]", "is empty"),
+        ({"left": 1, "right": 2}, "fields left, right"),
+        ("just some words", "no known format"),
+        ([1, 2], "no known format"),
+        ({"id": "0", "contents": "x"}, r"holds passages \(flashrag_passages\), not questions"),
+    ],
+)
+def test_files_that_are_no_questions_are_refused_with_the_reason(tmp_path, content, why):
+    with pytest.raises(UserError, match=why):
+        formats.load_questions(write(tmp_path / "x", content))
+
+
+def test_damage_is_named(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(json.dumps([HOTPOT] * 50).encode())[:200])
+    with pytest.raises(UserError, match="damaged gzip"):
+        formats.load_questions(path)
+    with pytest.raises(UserError, match="does not exist"):
+        formats.load_questions(tmp_path / "absent")
+    latin = write(tmp_path / "latin", "")
+    latin.write_bytes('{"id": 1, "question": "é", "golden_answers": []}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8"):
+        formats.load_questions(latin)
+    with pytest.raises(UserError, match="'nope' is not known"):
+        formats.load_questions(latin, format="nope")
+    with pytest.raises(UserError, match="not questions"):
+        formats.load_questions(latin, format="dpr")
+
+
+def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 and more")
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        formats.load_questions(path)
+
+
+def test_a_beir_folder_gives_judged_queries_by_passage_id(tmp_path):
+    write(tmp_path / "corpus.jsonl", {"_id": "d1", "title": "T", "text": "x"})
+    queries = [{"_id": "q1", "text": "one?"}, {"_id": "q2", "text": "two?"}]
+    write(tmp_path / "queries.jsonl", "\n".join(map(json.dumps, queries)))
+    (tmp_path / "qrels").mkdir()
+    write(tmp_path / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td1\t0\n")
+    (question,) = formats.load_questions(tmp_path)
+    assert (question.id, question.gold) == ("q1", ("d1",))
+    assert formats.load_passages(tmp_path) == [Passage("d1", "T", "x")]
+    shutil.rmtree(tmp_path / "qrels")
+    assert len(formats.load_questions(tmp_path)) == 2
+
+
+QUESTIONS = [
+    Question("1", "q?", ("a", "b"), ("T", "U"), ("s #1",), 2, "bridge", {"level": "hard"}),
+    Question("2", "ö\u2028\U0001f600?", ()),
+    Question("3", "q?", ("",), metadata={"type": "not the kind", "gold_titles": ["not gold"]}),
+]
+
+
+def test_saved_questions_read_back_equal(tmp_path):
+    path = tmp_path / "q.jsonl"
+    formats.save_questions(QUESTIONS, path)
+    assert formats.load_questions(path) == QUESTIONS
+    first = path.read_bytes()
+    formats.save_questions(QUESTIONS, path)
+    assert path.read_bytes() == first
+
+
+def test_metadata_that_would_be_overwritten_is_refused(tmp_path):
+    with pytest.raises(UserError, match="rename"):
+        formats.save_questions([Question("1", "q?", (), metadata={"kind": "x"})], tmp_path / "q")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "gold"),
+    [
+        ({"gold": ["a"]}, ("a",)),
+        ({"gold_titles": ["a", "a"]}, ("a",)),
+        ({"supporting_facts": {"title": ["a", "b", "a"], "sent_id": [0, 1, 2]}}, ("a", "b")),
+        ({"supporting_facts": "none"}, ()),
+        ({}, ()),
+    ],
+)
+def test_gold_is_found_under_every_name_in_use(metadata, gold):
+    assert flashrag._gold(metadata) == gold
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ('"T"\nx\ny', ("T", "x\ny")),
+        ("T\nx", ("T", "x")),
+        ("only text", ("", "only text")),
+        ('"\nx', ('"', "x")),
+        ('""Q" Is"\nx', ('"Q" Is', "x")),
+    ],
+)
+def test_contents_split_into_title_and_text(contents, expected):
+    assert flashrag.split_contents(contents) == expected
+
+
+COUNTS = [
+    ("hotpotqa/hotpotqa.json.gz", "questions", "hotpotqa", 289),
+    ("hotpotqa/hotpotqa_corpus.json.gz", "passages", "title_text", 9593),
+    ("hotpotqa/hotpotqa_train_corpus.json", "passages", "title_sentences", 994),
+    ("2wikimultihopqa/2wikimultihopqa_official_sample.json", "questions", "hotpotqa", 7),
+    ("2wikimultihopqa/2wikimultihopqa_dev_qa.jsonl", "questions", "flashrag_questions", 414),
+    ("musique/musique_ans_sample.jsonl.gz", "questions", "musique", 115),
+    ("multihop_rag/MultiHopRAG.json.gz", "questions", "multihop_rag", 1578),
+    ("multihop_rag/corpus_evidence.json.gz", "passages", "multihop_rag_corpus", 609),
+    ("nq/NQ-open.dev.sample500.jsonl", "questions", "nq_open", 500),
+    ("nq/nq-open-oracle.sample500.jsonl.gz", "questions", "nq_oracle", 500),
+    ("nq/nq_corpus.jsonl.gz", "passages", "flashrag_passages", 7359),
+    ("popqa/popQA.tsv", "questions", "popqa", 35),
+    ("popqa/test.jsonl", "questions", "flashrag_questions", 500),
+    ("triviaqa/test.jsonl", "questions", "flashrag_questions", 500),
+    ("ambigqa/test.jsonl", "questions", "verl", 300),
+    ("freshqa/freshqa.csv", "questions", "freshqa", 357),
+    ("format_samples/ambignq_sample.json", "questions", "ambignq", 10),
+    ("format_samples/triviaqa/qa/wikipedia-dev.json", "questions", "triviaqa", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "what", "expected", "count"), COUNTS)
+def test_real_files_are_detected_and_counted(shared_data, name, what, expected, count):
+    path = shared_data / name
+    assert formats.detect(path, what) == expected
+    load = formats.load_questions if what == "questions" else formats.load_passages
+    loaded = load(path)
+    assert len(loaded) == count == len({item.id for item in loaded})
+
+
+@pytest.mark.parametrize(
+    ("questions", "corpus"),
+    [
+        ("hotpotqa/hotpotqa.json.gz", "hotpotqa/hotpotqa_corpus.json.gz"),
+        ("musique/musique_ans_sample.jsonl.gz", "musique/musique_corpus.json.gz"),
+        ("multihop_rag/MultiHopRAG.json.gz", "multihop_rag/corpus_evidence.json.gz"),
+        ("nq/nq-open-oracle.sample500.jsonl.gz", "nq/nq_corpus.jsonl.gz"),
+        (
+            "2wikimultihopqa/2wikimultihopqa_dev_qa.jsonl",
+            "2wikimultihopqa/2wikimultihopqa_corpus.json.gz",
+        ),
+    ],
+)
+def test_every_gold_title_of_real_questions_is_in_their_corpus(shared_data, questions, corpus):
+    titles = {passage.title for passage in formats.load_passages(shared_data / corpus)}
+    for question in formats.load_questions(shared_data / questions):
+        assert set(question.gold) <= titles

@@ -1,0 +1,50 @@
+"""Laws of the question pipeline."""
+
+import json
+
+import pytest
+
+from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Question
+
+QUESTIONS = [Question(str(n), f"q{n}?", ()) for n in range(10)]
+
+
+def take(iterator, batches):
+    return [question.id for _ in range(batches) for question in next(iterator)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 10, 25])
+def test_every_question_is_seen_once_an_epoch(batch_size):
+    seen = take(question_batches(QUESTIONS, batch_size, seed=0), 100 // batch_size)
+    epochs = [seen[start : start + 10] for start in range(0, len(seen) - 9, 10)]
+    assert all(len(set(epoch)) == 10 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+
+
+def test_batches_have_equal_size_across_epochs():
+    iterator = question_batches(QUESTIONS, 4, seed=0)
+    assert {len(next(iterator)) for _ in range(20)} == {4}
+
+
+def test_the_order_is_a_function_of_the_seed():
+    orders = [take(question_batches(QUESTIONS, 5, seed), 6) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 7])
+def test_resuming_from_a_json_state_continues_exactly(done):
+    whole = question_batches(QUESTIONS, 4, seed=3)
+    take(whole, done)
+    state = json.loads(json.dumps(whole.get_state()))
+    expected = take(whole, 9)
+    resumed = question_batches(QUESTIONS, 4, seed=3)
+    resumed.set_state(state)
+    assert take(resumed, 9) == expected
+
+
+@pytest.mark.parametrize(("questions", "batch_size"), [([], 1), (QUESTIONS, 0)])
+def test_nothing_to_batch_is_refused(questions, batch_size):
+    with pytest.raises(UserError, match="make no batch"):
+        question_batches(questions, batch_size, seed=0)

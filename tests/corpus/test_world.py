@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jax_ragrl.corpus.world import CLUSTERS, COMPARISONS, RELATIONS, SPLITS, World, generate
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.reader import facts_of
+from jax_ragrl.types import Question
+
+# SHA-256 of `canonical(generate(0, 120))`. A change here is a change of every recorded result:
+#   python -m tests.corpus.test_world
+WORLD_0_120 = "8d34b535d05ade0870120ff155932d4823b87c1ea38c8c1a8e4edc9ea29055f8"
+
+
+@functools.cache
+def world(seed: int = 0, size: int = 120) -> World:
+    return generate(seed, size)
+
+
+def canonical(world: World) -> str:
+    """A world as JSON that tells everything and does not depend on the order of sets."""
+    parts = {
+        "passages": world.passages,
+        "questions": {k: [vars(q) for q in questions] for k, questions in world.questions.items()},
+        "facts": world.facts,
+        "source": sorted([*pair, p] for pair, p in world.source.items()),
+        "famous": sorted(world.famous),
+    }
+    return json.dumps(parts, sort_keys=True, default=dict)
+
+
+def digest(world: World) -> str:
+    return hashlib.sha256(canonical(world).encode()).hexdigest()
+
+
+def everything(world: World) -> list[Question]:
+    return [question for split in world.questions.values() for question in split]
+
+
+def test_a_seed_gives_the_committed_world():
+    assert digest(world()) == WORLD_0_120
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_seed_gives_the_same_world_in_another_process(hash_seed):
+    command = [sys.executable, "-m", "tests.corpus.test_world"]
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == WORLD_0_120
+
+
+def test_worlds_of_other_seeds_and_sizes_differ():
+    assert len({digest(world(*which)) for which in ((0, 120), (1, 120), (0, 121))}) == 3
+
+
+def entities(world: World, split: str) -> set[str]:
+    """All that a split's questions touch, years and countries aside."""
+    pairs = [tuple(pair) for q in world.questions[split] for pair in q.metadata["pairs"]]
+    passed = {name for name, _ in pairs} | {world.facts[name][relation] for name, relation in pairs}
+    return passed & set(world.facts)
+
+
+@pytest.mark.parametrize("which", [(0, 120), (7, 40)])
+def test_splits_share_no_entity_no_question_and_no_passage(which):
+    splits = list(SPLITS)
+    for i, a in enumerate(splits):
+        for b in splits[i + 1 :]:
+            here, there = (world(*which).questions[s] for s in (a, b))
+            assert here and there
+            assert not entities(world(*which), a) & entities(world(*which), b)
+            assert not {q.text for q in here} & {q.text for q in there}
+            assert not {q.id for q in here} & {q.id for q in there}
+            gold = [{p for q in part for p in q.gold} for part in (here, there)]
+            assert not gold[0] & gold[1]
+
+
+def follow(question: Question, told: dict[tuple[str, str], str]) -> str:
+    """The answer by the question's steps from what was told alone."""
+    values: list[str] = []
+    for step in question.steps:
+        relation, _, subject = step.partition(" of ")
+        at = values[int(subject[1:]) - 1] if subject.startswith("#") else subject
+        values.append(told[at, relation])
+    if question.kind == "chain":
+        return values[-1]
+    if question.steps[0].startswith("year"):
+        names = [step.removeprefix("year of ") for step in question.steps]
+        return names[values.index(min(values))]
+    return "yes" if values[0] == values[1] else "no"
+
+
+@pytest.mark.parametrize("which", [(0, 120), (5, 60)])
+def test_gold_passages_tell_the_facts_and_the_answer_follows(which):
+    text = {passage.id: passage.text for passage in world(*which).passages}
+    for question in everything(world(*which)):
+        told = {pair: v for p in question.gold for pair, v in facts_of(text[p]).items()}
+        assert set(map(tuple, question.metadata["pairs"])) <= set(told)
+        assert (follow(question, told),) == question.answers
+        assert question.hops == len(question.steps) and len(question.gold) <= question.hops
+
+
+def test_every_fact_is_told_by_exactly_the_passage_it_is_said_to_be_in():
+    told: dict[tuple[str, str], list[str]] = {}
+    for passage in world().passages:
+        for pair, value in facts_of(passage.text).items():
+            assert world().facts[pair[0]][pair[1]] == value
+            told.setdefault(pair, []).append(passage.id)
+    assert told == {pair: [passage] for pair, passage in world().source.items()}
+    assert set(told) == {(name, r) for name, known in world().facts.items() for r in known}
+
+
+def test_facts_join_the_kinds_that_their_relations_declare():
+    kinds = {name: next(iter(known)) for name, known in world().facts.items()}
+    subjects = {name: RELATIONS[relation].subject for name, relation in kinds.items()}
+    for name, known in world().facts.items():
+        for relation, value in known.items():
+            assert RELATIONS[relation].subject == subjects[name]
+            if RELATIONS[relation].object in CLUSTERS:
+                assert subjects[value] == RELATIONS[relation].object
+            assert value != name
+        if "spouse" in known and len(known["spouse"]) == 1:
+            assert world().facts[known["spouse"]]["spouse"] == name
+
+
+def test_passages_have_unique_ids_and_titles_name_their_subject():
+    passages = world().passages
+    assert len({p.id for p in passages}) == len(passages)
+    for passage in passages:
+        assert {subject for subject, _ in facts_of(passage.text)} == {passage.title}
+
+
+def test_questions_mix_hops_and_kinds_and_yes_with_no():
+    asked = everything(world())
+    hops = [sum(q.kind == "chain" and q.hops == n for q in asked) for n in (1, 2, 3, 4)]
+    compared = [q for q in asked if q.kind == "comparison"]
+    assert min(*hops, len(compared)) > 0.05 * len(asked)
+    assert {q.metadata["pairs"][0][1] for q in compared} == set(COMPARISONS)
+    yes_no = [q.answers[0] for q in compared if q.answers[0] in ("yes", "no")]
+    assert 0.3 < yes_no.count("yes") / len(yes_no) < 0.7
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
+def test_the_famous_share_is_the_one_asked_for(share):
+    made = generate(3, 80, famous=share)
+    facts = len(made.source)
+    tolerance = 4 * (share * (1 - share) / facts) ** 0.5
+    assert abs(len(made.famous) / facts - share) <= tolerance
+    assert made.famous <= set(made.source)
+
+
+def test_the_famous_share_changes_neither_facts_nor_questions():
+    some, all_ = generate(3, 80, famous=0.3), generate(3, 80, famous=1.0)
+    assert some.famous < all_.famous
+    assert (some.passages, some.questions, some.facts) == (
+        all_.passages,
+        all_.questions,
+        all_.facts,
+    )
+
+
+def test_most_facts_have_a_distractor_that_shares_a_name():
+    def alike(name: str, relation: str) -> bool:
+        others = (n for n, known in world().facts.items() if relation in known and n != name)
+        return any(set(name.split()) & set(other.split()) for other in others)
+
+    pairs = list(world().source)
+    assert sum(alike(*pair) for pair in pairs) > 0.9 * len(pairs)
+
+
+@pytest.mark.parametrize("size", [39, 1, 0, -5])
+def test_a_world_too_small_for_its_splits_is_refused(size):
+    with pytest.raises(UserError, match=f"size {size} is too small.*at least 40"):
+        generate(0, size)
+
+
+def test_a_world_that_exhausts_the_names_is_refused():
+    with pytest.raises(UserError, match="exhausted.*below"):
+        generate(0, 5000)
+
+
+def test_the_size_that_an_exhausted_world_is_told_to_stay_below_works():
+    with pytest.raises(UserError) as error:
+        generate(0, 5000)
+    limit = int(str(error.value).split()[-1])
+    assert generate(0, limit - 1, questions=1).passages
+
+
+if __name__ == "__main__":
+    print(digest(generate(0, 120)))

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_ragrl.credit.advantages import whiten
+from jax_ragrl.credit.returns import gae, monte_carlo
+
+
+def values_of(
+    parents: Sequence[int], leaf: Sequence[bool], reward: Sequence[float], weight: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    arrays = (
+        np.array(parents, np.int32),
+        np.array(leaf, bool),
+        np.array(reward, np.float32),
+        np.array(weight, np.float32),
+    )
+    return jax.device_get(jax.jit(monte_carlo)(*jax.device_put(arrays)))
+
+
+def reference(parents, leaf, reward, weight):
+    """Eq. 5 by recursion, in float64: all leaves below a node with their weights."""
+    children = [[c for c in range(len(parents)) if parents[c] == n] for n in range(len(parents))]
+
+    def below(n: int) -> list[tuple[float, float]]:
+        own = [(1.0, float(reward[n]))] if leaf[n] else []
+        return own + [(weight[c] * w, r) for c in children[n] for w, r in below(c)]
+
+    found = [below(n) for n in range(len(parents))]
+    weights = [sum(w for w, _ in leaves) for leaves in found]
+    totals = [sum(w * r for w, r in leaves) for leaves in found]
+    return [t / w if w else 0.0 for t, w in zip(totals, weights, strict=True)], weights
+
+
+def random_forest(rng: np.random.Generator, count: int):
+    """Parents before children; some ends are no leaves (dead, ignored); weights 1 to 3."""
+    parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
+    ends = set(range(count)) - set(parents)
+    leaf = [n in ends and rng.random() < 0.7 for n in range(count)]
+    # What is no leaf may hold any reward: it is never read.
+    reward = np.where(leaf, rng.integers(0, 2, count), np.nan)
+    return parents, leaf, reward, rng.integers(1, 4, count).astype(float)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_monte_carlo_equals_a_recursive_reference(seed):
+    rng = np.random.default_rng(seed)
+    forest = random_forest(rng, (1, 2, 7, 40)[seed % 4])
+    value_N, weight_N = values_of(*forest)
+    expected, weights = reference(*forest)
+    np.testing.assert_allclose(value_N, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weight_N, weights, rtol=1e-5)
+
+
+def test_a_leaf_is_worth_its_own_reward_and_a_star_its_mean():
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
+    value_N, weight_N = values_of([-1] + [0] * 5, [False] + [True] * 5, [9.0, *rewards], [1.0] * 6)
+    np.testing.assert_allclose(value_N, [0.6, *rewards], rtol=1e-6)
+    assert weight_N.tolist() == [5, 1, 1, 1, 1, 1]
+
+
+def test_a_star_gives_the_centred_rewards_of_a_group():
+    rewards = np.array([1.0, 0.0, 0.0, 1.0], np.float32)
+    value_N, _ = values_of([-1] + [0] * 4, [False] + [True] * 4, [0.0, *rewards], [1.0] * 5)
+    np.testing.assert_allclose(value_N[1:] - value_N[0], rewards - rewards.mean(), rtol=1e-6)
+
+
+def test_a_chain_passes_its_reward_to_every_node():
+    value_N, _ = values_of([-1, 0, 1, 2], [False] * 3 + [True], [0.0, 0.0, 0.0, 0.75], [1.0] * 4)
+    assert value_N.tolist() == [0.75] * 4
+
+
+def test_a_mean_counts_leaves_and_not_branches():
+    # A child with one leaf of 1, another with three of 0: 1/4, and not the mean of 1 and 0.
+    parents = [-1, 0, 0, 1, 2, 2, 2]
+    leaf = [False, False, False, True, True, True, True]
+    value_N, _ = values_of(parents, leaf, [0, 0, 0, 1, 0, 0, 0], [1.0] * 7)
+    np.testing.assert_allclose(value_N[:3], [0.25, 1.0, 0.0])
+
+
+def test_a_multiplicity_is_worth_as_many_copies():
+    merged, _ = values_of([-1, 0, 0], [False, True, True], [0, 1, 0], [1, 3, 1])
+    copied, _ = values_of([-1] + [0] * 4, [False] + [True] * 4, [0, 1, 1, 1, 0], [1.0] * 5)
+    assert merged[0] == copied[0] == 0.75
+
+
+def test_a_node_without_leaves_has_no_value_and_weighs_nothing():
+    value_N, weight_N = values_of([-1, 0, 0], [False, False, True], [0, 5, 1], [1.0] * 3)
+    assert value_N.tolist() == [1.0, 0.0, 1.0] and weight_N.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_padding_nodes_change_nothing():
+    forest = random_forest(np.random.default_rng(3), 20)
+    parents, leaf, reward, weight = forest
+    padded = ([*parents, -1, -1], [*leaf, False, False], [*reward, 7.0, 7.0], [*weight, 0.0, 0.0])
+    for plain, longer in zip(values_of(*forest), values_of(*padded), strict=True):
+        np.testing.assert_array_equal(longer[:20], plain)
+        assert not longer[20:].any()
+
+
+# --- Generalised advantages --------------------------------------------------------------------
+
+
+def gae_reference(reward, value, gamma, lam):
+    """Eq. 16 by recursion, in float64."""
+    if not len(reward):
+        return []
+    rest = gae_reference(reward[1:], value[1:], gamma, lam)
+    after = value[1] if len(value) > 1 else 0.0
+    delta = reward[0] + gamma * after - value[0]
+    return [delta + gamma * lam * (rest[0] if rest else 0.0), *rest]
+
+
+def advantages(reward, value, mask, **options) -> np.ndarray:
+    arrays = (np.array(reward, np.float32), np.array(value, np.float32), np.array(mask))
+    return jax.device_get(jax.jit(lambda *a: gae(*a, **options))(*jax.device_put(arrays)))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.97, 0.0)])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_gae_equals_a_recursive_reference(gamma, lam, length):
+    rng = np.random.default_rng(length)
+    reward, value = rng.normal(size=length), rng.normal(size=length)
+    found = advantages(reward, value, [True] * length, gamma=gamma, lam=lam)
+    expected = gae_reference(reward.tolist(), value.tolist(), gamma, lam)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+
+
+def test_with_lambda_one_an_advantage_is_the_reward_to_go_minus_the_value():
+    reward, value = [0.0, -0.5, 0.0, 2.0], [0.3, 0.1, -0.2, 1.0]
+    to_go = np.cumsum(reward[::-1])[::-1]
+    found = advantages(reward, value, [True] * 4, lam=1.0)
+    np.testing.assert_allclose(found, to_go - value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_chain_without_values_has_the_reward_to_go():
+    assert advantages([1.0, 2.0, 4.0], [0.0] * 3, [True] * 3, lam=1.0).tolist() == [7.0, 6.0, 4.0]
+
+
+def test_padding_after_an_action_is_never_read():
+    reward, value = [0.5, 1.0], [0.2, -0.4]
+    plain = advantages(reward, value, [True, True])
+    padded = advantages(
+        [*reward, np.nan, np.inf], [*value, np.nan, 3.0], [True, True, False, False]
+    )
+    np.testing.assert_array_equal(padded, [*plain, 0.0, 0.0])
+
+
+def test_padding_never_reaches_the_gradient_of_gae():
+    value_T = jax.device_put(np.array([0.5, np.nan], np.float32))
+    reward_T = jax.device_put(np.array([1.0, np.nan], np.float32))
+    mask_T = jax.device_put(np.array([True, False]))
+    grad_T = jax.grad(lambda v: jnp.sum(gae(reward_T, v, mask_T)))(value_T)
+    np.testing.assert_array_equal(grad_T, [-1.0, 0.0])
+
+
+# --- Whitening ---------------------------------------------------------------------------------
+
+
+def test_whitening_gives_mean_zero_and_deviation_one_over_the_mask():
+    x = np.array([[1.0, 2.0, np.nan], [4.0, np.inf, -3.0]], np.float32)
+    mask = np.isfinite(x)
+    found = jax.device_get(whiten(*jax.device_put((x, mask))))
+    kept = x[mask].astype(np.float64)
+    np.testing.assert_allclose(found[mask], (kept - kept.mean()) / kept.std(), rtol=1e-5)
+    assert not found[~mask].any()
+
+
+@pytest.mark.parametrize("mask", [[True, True], [False, False], [True, False]])
+def test_whitening_what_does_not_vary_gives_zero(mask):
+    found = whiten(*jax.device_put((np.array([0.7, 0.7], np.float32), np.array(mask))))
+    np.testing.assert_allclose(found, [0.0, 0.0], atol=1e-3)

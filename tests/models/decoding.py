@@ -1,0 +1,110 @@
+"""Whole-decoder computations that several tests need, jitted once a shape."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from hf_reference import positions_of
+from jax import Array
+
+from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
+from jax_ragrl.models.hf import stored_tensors
+
+# These programs run once or twice: half the time of the tests would be optimizing them.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.partial(jit, static_argnums=0)
+def _call(graphdef, state, *args):
+    return nnx.merge(graphdef, state)(*args)
+
+
+def call(module: nnx.Module, *args):
+    """`module(*args)`, compiled."""
+    return _call(*nnx.split(module), *args)
+
+
+def _forward(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Array) -> Array:
+    decoder = nnx.merge(graphdef, state)
+    hidden_BLD, _ = decoder(ids_BL, positions_BL, causal_mask(mask_BL.astype(jnp.int32)))
+    return decoder.logits(hidden_BLD)
+
+
+_logits = jit(_forward, static_argnums=0)
+
+
+def logits(decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray | None = None) -> np.ndarray:
+    """Logits `[B, L, V]` of one uncached forward."""
+    mask_BL = np.ones(ids_BL.shape, bool) if mask_BL is None else mask_BL
+    graphdef, state = nnx.split(decoder)
+    return jax.device_get(_logits(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL)))
+
+
+@functools.partial(jit, static_argnums=(0, 4))
+def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> Array:
+    """Prefill left-padded prompts, then decode with the cache; slot and position differ."""
+    decoder = nnx.merge(graphdef, state)
+    batch, length = ids_BL.shape
+    size = length + num_tokens
+    slots_S = jnp.arange(size, dtype=jnp.int32)
+    pads_B1 = length - jnp.sum(mask_BL, axis=1, dtype=jnp.int32, keepdims=True)
+    key_positions_BS = jnp.maximum(slots_S[None] - pads_B1, 0)
+    real_BS = slots_S[None] >= pads_B1
+
+    def forward(cache, ids_BT, start):
+        queries_BT = jnp.broadcast_to(start + jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
+        earlier_BTS = slots_S[None, None] <= queries_BT[:, :, None]
+        itself_BTS = slots_S[None, None] == queries_BT[:, :, None]
+        hidden_BTD, cache = decoder(
+            ids_BT,
+            jnp.maximum(queries_BT - pads_B1, 0),
+            (earlier_BTS & real_BS[:, None]) | itself_BTS,
+            cache,
+            jnp.full((batch,), start, jnp.int32),
+            key_positions_BS,
+        )
+        return cache, jnp.argmax(decoder.logits(hidden_BTD[:, -1]), axis=-1).astype(jnp.int32)
+
+    def step(carry, i):
+        cache, last_B = carry
+        return forward(cache, last_B[:, None], length + i), last_B
+
+    first = forward(init_cache(decoder.config, batch, size), ids_BL, jnp.int32(0))
+    return jax.lax.scan(step, first, jnp.arange(num_tokens, dtype=jnp.int32))[1].T
+
+
+def greedy(
+    decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray, num_tokens: int
+) -> np.ndarray:
+    graphdef, state = nnx.split(decoder)
+    return jax.device_get(_greedy(graphdef, state, ids_BL, mask_BL, num_tokens))
+
+
+@functools.partial(jit, static_argnums=0)
+def _evaluate(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Array):
+    def mean_logp(state):
+        logits_BLV = _forward(graphdef, state, ids_BL, mask_BL, positions_BL)
+        logp_BLV = jax.nn.log_softmax(logits_BLV[:, :-1])
+        chosen_BL = jnp.take_along_axis(logp_BLV, ids_BL[:, 1:, None], axis=-1)[..., 0]
+        real_BL = mask_BL[:, 1:] & mask_BL[:, :-1]
+        return jnp.sum(chosen_BL, where=real_BL) / jnp.sum(real_BL, dtype=jnp.float32), logits_BLV
+
+    return jax.grad(mean_logp, has_aux=True)(state)
+
+
+def evaluate(
+    decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Gradient of the mean log-probability of the next real token, by checkpoint name; logits."""
+    graphdef, state = nnx.split(decoder)
+    grads, logits_BLV = _evaluate(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL))
+    params = jax.device_get(nnx.merge(graphdef, grads).params())
+    named = {
+        stored: layout.to_stored(params[n] if layer is None else params["layers"][n][layer])
+        for stored, n, layer, layout in stored_tensors(decoder.config)
+    }
+    return named, jax.device_get(logits_BLV)

@@ -1,0 +1,195 @@
+"""Laws of the decoder that need no other implementation."""
+
+import dataclasses
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.attention import attention
+from jax_ragrl.models.decoder import (
+    Decoder,
+    DecoderConfig,
+    abstract_params,
+    causal_mask,
+    init_cache,
+    logical_axes,
+    param_count,
+)
+from jax_ragrl.models.rope import RopeScaling
+from jax_ragrl.models.shapes import SHAPES, shape
+
+TINY = DecoderConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Decoder:
+    return Decoder(TINY, rngs=nnx.Rngs(0))
+
+
+def random_ids(batch: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, TINY.vocab_size, (batch, length), np.int32)
+
+
+@decoding.jit(static_argnums=0)
+def _chunked(graphdef, state, ids_BL, starts_B):
+    """Logits from a cache filled in chunks of 4, each row at an offset of its own."""
+    decoder = nnx.merge(graphdef, state)
+    batch, length = ids_BL.shape
+    size = length + 8
+    slots_1S = jnp.arange(size)[None]
+    cache, out = init_cache(decoder.config, batch, size), []
+    for start in range(0, length, 4):
+        chunk = ids_BL[:, start : start + 4]
+        positions_BT = start + jnp.broadcast_to(jnp.arange(chunk.shape[1])[None], chunk.shape)
+        queries_BT1 = (positions_BT + starts_B[:, None])[:, :, None]
+        seen = (slots_1S[:, None] <= queries_BT1) & (slots_1S >= starts_B[:, None])[:, None]
+        keys_BS = slots_1S - starts_B[:, None]
+        write_B = starts_B + start
+        hidden, cache = decoder(chunk, positions_BT, seen, cache, write_B, keys_BS)
+        out.append(decoder.logits(hidden))
+    return jnp.concatenate(out, axis=1)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
+    config = dataclasses.replace(
+        TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
+    )
+    decoder, ids_BL = Decoder(config, rngs=nnx.Rngs(0)), random_ids(3, 11)
+    cached = _chunked(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
+    np.testing.assert_allclose(cached, decoding.logits(decoder, ids_BL), atol=1e-5)
+
+
+def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
+    ids_BL, cache = random_ids(1, 4), init_cache(TINY, 1, 6)
+    positions_BL = np.arange(4, dtype=np.int32)[None]
+    mask, write_B = np.ones((1, 4, 6), bool), np.array([4], np.int32)
+    _, cache = decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)
+    written = np.any(jax.device_get(cache.k) != 0, axis=(0, 1, 3, 4))
+    np.testing.assert_array_equal(written, [False] * 4 + [True] * 2)
+
+
+def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
+    segments_BL = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
+    positions_BL = np.array([[0, 1, 2, 0, 1, 0]], np.int32)
+    ids_BL = np.arange(6, dtype=np.int32)[None]  # one row of the table is one position
+    params = tiny.params()
+
+    def hidden(table_VD, query):
+        decoder = Decoder.from_params(TINY, params | {"embed": table_VD})
+        out_BLD, _ = decoder(ids_BL, positions_BL, causal_mask(segments_BL))
+        return jnp.sum(out_BLD[0, query] * jnp.arange(32.0))
+
+    each_query = jax.vmap(jax.grad(hidden), (None, 0))
+    grads = decoding.jit(each_query)(params["embed"], np.arange(6))
+    reached = np.any(jax.device_get(grads) != 0, axis=-1)[:, :6]
+    expected = np.zeros((6, 6), bool)
+    expected[:3, :3], expected[3:5, 3:5] = np.tri(3, dtype=bool), np.tri(2, dtype=bool)
+    expected[5, 5] = True
+    np.testing.assert_array_equal(reached, expected)
+
+
+def test_a_packed_row_equals_its_parts_alone(tiny):
+    ids_BL = random_ids(1, 12)
+    segments_BL = np.array([[1] * 5 + [2] * 7], np.int32)
+    positions_BL = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
+    alone_BL = np.ones_like(segments_BL)
+    packed, _ = decoding.call(tiny, ids_BL, positions_BL, causal_mask(segments_BL))
+    parts = [
+        decoding.call(tiny, ids_BL[:, part], positions_BL[:, part], causal_mask(alone_BL[:, part]))
+        for part in (slice(0, 5), slice(5, 12))
+    ]
+    together = np.concatenate([jax.device_get(hidden) for hidden, _ in parts], axis=1)
+    np.testing.assert_allclose(packed, together, atol=1e-5)
+
+
+def test_causal_mask_hides_the_future_other_segments_and_padding():
+    mask = np.asarray(causal_mask(np.array([[0, 1, 1, 2]], np.int32))[0])
+    expected = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]], bool)
+    np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("changes", [{"remat": True}, {"scan_unroll": 3}])
+def test_remat_and_unrolling_change_no_logit(tiny, changes):
+    ids_BL = random_ids(2, 7)
+    config = dataclasses.replace(TINY, **changes)
+    other = Decoder.from_params(config, tiny.params())
+    np.testing.assert_allclose(
+        decoding.logits(other, ids_BL), decoding.logits(tiny, ids_BL), atol=1e-5
+    )
+
+
+def test_bfloat16_compute_stays_near_float32_and_logits_stay_float32(tiny):
+    ids_BL = random_ids(2, 7)
+    half = Decoder.from_params(dataclasses.replace(TINY, dtype="bfloat16"), tiny.params())
+    logits = decoding.logits(half, ids_BL)
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, decoding.logits(tiny, ids_BL), atol=0.1)
+
+
+def test_attention_with_shared_key_value_heads_equals_repeating_them():
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(2, 3, 6, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
+    mask = rng.random((2, 3, 5)) < 0.6
+    mask[:, :, 0] = True
+    repeated = attention(*map(jnp.asarray, (q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)))
+    np.testing.assert_allclose(attention(*map(jnp.asarray, (q, k, v, mask))), repeated, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-4b", 4_022_468_096),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name, count):
+    assert param_count(SHAPES[name]) == count
+
+
+def test_every_parameter_names_one_logical_axis_a_dimension():
+    for config in SHAPES.values():
+        axes = jax.tree.leaves(logical_axes(config), is_leaf=lambda x: isinstance(x, tuple))
+        shapes = jax.tree.leaves(abstract_params(config))
+        assert [len(a) for a in axes] == [len(s.shape) for s in shapes]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dataclasses.replace(TINY, num_kv_heads=3), "4 heads cannot share 3"),
+        (lambda: dataclasses.replace(TINY, head_dim=7), "head_dim 7 is odd"),
+        (lambda: dataclasses.replace(TINY, sliding_layers=(0,)), "sliding_window is not set"),
+        (lambda: RopeScaling("dynamic", 2.0), "'dynamic' is not known"),
+        (lambda: RopeScaling("linear", 0.5), "factor 0.5 is below 1"),
+        (lambda: shape("qwen9"), "no shape named 'qwen9'"),
+    ],
+)
+def test_impossible_shapes_are_refused_by_name(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_a_cache_without_its_offsets_is_refused(tiny):
+    ids_BL, mask = random_ids(1, 2), np.ones((1, 2, 4), bool)
+    with pytest.raises(UserError, match="without write_B"):
+        tiny(ids_BL, ids_BL, mask, init_cache(TINY, 1, 4))

@@ -1,0 +1,184 @@
+"""The encoder against transformers and committed vectors; what a folder's files say is done."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import bert, encoder
+from jax_ragrl.types import Passage
+
+TINY = pathlib.Path(__file__).parent / "tiny_bert"
+EXPECTED = json.loads((TINY / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return encoder.load_encoder(TINY)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the tiny model to change."""
+    return pathlib.Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def change(path, **fields):
+    value = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**value, **fields}))
+
+
+def test_vectors_equal_the_committed_ones(tiny):
+    vectors = tiny.encode(EXPECTED["texts"])
+    assert vectors.dtype == np.float32 and vectors.shape == (5, tiny.dimension)
+    np.testing.assert_allclose(vectors, EXPECTED["vectors"], atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 17, 70])
+def test_neither_batch_nor_order_reaches_a_vector(tiny, count):
+    texts = (EXPECTED["texts"] * 14)[:count]
+    expected = (EXPECTED["vectors"] * 14)[:count]
+    np.testing.assert_allclose(tiny.encode(texts), expected, atol=2e-6)
+    np.testing.assert_allclose(tiny.encode(texts[::-1]), expected[::-1], atol=2e-6)
+
+
+def test_what_padding_holds_never_reaches_a_vector(tiny):
+    ids, mask = encoder.padded([[2, 5, 6, 3]], 0, 24)
+    other = np.where(mask, ids, 7).astype(np.int32)
+    graph, state = tiny._graph, tiny._state
+    left, right = (
+        encoder.embed_tokens(graph, state, *jax.device_put((x, mask)), "mean", True)[0]
+        for x in (ids, other)
+    )
+    np.testing.assert_array_equal(left, right)
+
+
+def test_encoding_copies_nothing_silently(tiny, no_transfers):
+    tiny.encode(["film"])
+    with no_transfers():
+        tiny.encode(["film"])
+
+
+def test_lengths_and_rows_come_in_few_shapes():
+    shapes = {
+        encoder.padded([[1] * length] * rows, 0, 200)[0].shape
+        for length in range(1, 201)
+        for rows in (1, 3, 4, 5, 16, 17, 64)
+    }
+    assert shapes == {(r, n) for r in encoder.ROWS for n in (16, 32, 64, 96, 128, 192, 200)}
+
+
+def reference(model, ids, mask):
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long())
+    return out.last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+def test_hidden_states_equal_those_of_transformers(tmp_path, family):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(
+        family,
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=40,
+        max_position_embeddings=20,
+        pad_token_id=0 if family == "bert" else 1,
+        initializer_range=0.5,
+    )
+    model = transformers.AutoModel.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    ours = bert.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert ours.max_length == (20 if family == "bert" else 18)
+    ids, mask = encoder.padded([[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length)
+    theirs = reference(model, ids, mask)[mask]
+    hidden = bert.load_bert(tmp_path, ours)(*jax.device_put((ids, mask)))
+    np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
+
+
+def test_pooling_and_normalisation_are_those_of_the_folder(copy, tiny):
+    change(
+        copy / "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True
+    )
+    modules = json.loads((copy / "modules.json").read_text())
+    (copy / "modules.json").write_text(json.dumps(modules[:2]))
+    cls = encoder.load_encoder(copy)
+    assert (cls.settings.pooling, cls.settings.normalise) == ("cls", False)
+    ids, mask = encoder.padded(cls.tokenize(["film"]), 0, 24)
+    hidden = bert.load_bert(copy, cls.config)(*jax.device_put((ids, mask)))
+    np.testing.assert_allclose(cls.encode(["film"])[0], np.asarray(hidden)[0, 0], atol=1e-5)
+    assert not np.allclose(cls.encode(["film"]), tiny.encode(["film"]), atol=1e-2)
+
+
+def test_the_newer_pooling_file_and_a_plain_folder_are_read(copy):
+    (copy / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
+    assert encoder.read_settings(copy).pooling == "cls"
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (copy / name).unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    plain = encoder.load_encoder(copy)
+    assert plain.settings == encoder.Settings("mean", True, 32, "", "")
+
+
+def test_prefixes_come_from_the_folder_unless_given(copy, tiny):
+    prompts = {"query": "who ", "document": "the "}
+    change(copy / "config_sentence_transformers.json", prompts=prompts)
+    prefixed, passage = encoder.load_encoder(copy), [Passage("1", "film", "rome")]
+    np.testing.assert_allclose(
+        prefixed.encode_queries(["film"]), tiny.encode(["who film"]), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        prefixed.encode_passages(passage), tiny.encode(["the film\nrome"]), atol=1e-6
+    )
+    given = encoder.load_encoder(copy, query_prefix="", passage_prefix="a ")
+    np.testing.assert_allclose(given.encode_queries(["film"]), tiny.encode(["film"]), atol=1e-6)
+    assert given.describe() != prefixed.describe()
+    again = encoder.from_description(given.describe())
+    assert again.describe() == given.describe()
+
+
+def test_old_names_and_prefixes_of_weights_are_known():
+    assert bert._canonical("bert.encoder.layer.0.output.LayerNorm.gamma") == (
+        "encoder.layer.0.output.LayerNorm.weight"
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda f: change(f / "config.json", model_type="t5"), "model_type='t5'"),
+        (lambda f: change(f / "config.json", hidden_size=18), "config.json and model.safetensors"),
+        (lambda f: change(f / "config.json", num_hidden_layers=3), "lacks 16 weights"),
+        (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"short"), "safetensors"),
+        (lambda f: (f / "config.json").write_text("{"), "malformed JSON"),
+        (lambda f: (f / "tokenizer.json").unlink(), "the tokenizer of|no readable tokenizer"),
+        (lambda f: change(f / "1_Pooling/config.json", pooling_mode_cls_token=True), "pooling"),
+        (
+            lambda f: (f / "modules.json").write_text('[{"type": "x.Dense", "path": "2"}]'),
+            "Dense",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_says_why(copy, damage, why):
+    damage(copy)
+    with pytest.raises(UserError, match=why):
+        encoder.load_encoder(copy)
+
+
+def test_a_missing_folder_says_what_can_be_given(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="'minilm' or 'lexical'"):
+        encoder.load_encoder(tmp_path / "absent")
+    monkeypatch.setattr(encoder, "MINILM_PACKAGE", "not_installed_at_all")
+    with pytest.raises(UserError, match="pip install"):
+        encoder.load_encoder("minilm")

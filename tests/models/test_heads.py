@@ -1,0 +1,57 @@
+"""Value heads and critics."""
+
+from pathlib import Path
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.models.decoder import causal_mask
+from jax_ragrl.models.heads import ActorCritic, Critic, ValueHead
+from jax_ragrl.models.hf import load_decoder
+
+GOLDEN = Path(__file__).parent / "golden"
+IDS_BL = np.arange(12, dtype=np.int32).reshape(2, 6)
+POSITIONS_BL = np.tile(np.arange(6, dtype=np.int32), (2, 1))
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_decoder(GOLDEN / "llama3")
+
+
+def test_a_value_is_the_inner_product_with_the_hidden_state():
+    head = ValueHead(3)
+    head.kernel[...], head.bias[...] = jnp.array([1.0, 0.0, -2.0]), jnp.array(0.5)
+    values = head(jnp.array([[1.0, 5.0, 0.25]], jnp.bfloat16))
+    np.testing.assert_array_equal(values, [1.0])
+    assert values.dtype == jnp.float32
+
+
+def test_an_untrained_critic_says_zero(policy):
+    values, cache = Critic.from_policy(policy)(
+        IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL))
+    )
+    np.testing.assert_array_equal(values, np.zeros((2, 6)))
+    assert cache is None
+
+
+def test_a_critic_starts_as_the_policy_in_buffers_of_its_own(policy):
+    critic = Critic.from_policy(policy)
+    before = decoding.logits(policy, IDS_BL)
+    np.testing.assert_array_equal(decoding.logits(critic.trunk, IDS_BL), before)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(critic.trunk.embed[...])
+    assert not policy.embed[...].is_deleted()
+
+
+def test_a_shared_trunk_gives_the_policys_hidden_states_and_values_from_them(policy):
+    both = ActorCritic(policy)
+    both.head.kernel[...] = jnp.ones((32,))
+    mask = causal_mask(np.ones_like(IDS_BL))
+    hidden, values, _ = both(IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_allclose(values, jnp.sum(hidden, axis=-1), atol=1e-5)
+    np.testing.assert_array_equal(hidden, policy(IDS_BL, POSITIONS_BL, mask)[0])
+    assert isinstance(nnx.state(both), nnx.State)

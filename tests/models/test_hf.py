@@ -1,0 +1,194 @@
+"""Hugging Face folders in and out."""
+
+import json
+from pathlib import Path
+
+import decoding
+import hf_reference
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import hf_config, safetensors_io
+from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
+from jax_ragrl.models.shapes import SHAPES
+from jax_ragrl.sharding import make_mesh
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def assert_same_params(one: Decoder, other: Decoder) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(jax.device_get(a), jax.device_get(b)),
+        one.params(),
+        other.params(),
+    )
+
+
+@pytest.mark.parametrize("name", hf_reference.CASES)
+def test_export_loads_in_transformers_with_no_key_missing_and_equal_logits(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    decoder = load_decoder(GOLDEN / name)
+    # 20 kB a shard: an index and several files.
+    save_decoder(decoder, tmp_path / "out", max_shard_bytes=20_000 if "tied" in name else 10**9)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out",
+        output_loading_info=True,
+        dtype=torch.float32,
+        attn_implementation="eager",
+    )
+    assert not any(info.values()), info
+    golden = np.load(GOLDEN / name / "reference.npz")
+    logits = hf_reference.logits(model, golden["ids"], golden["mask"])
+    real = golden["mask"]
+    np.testing.assert_allclose(logits[real], golden["logits"][real], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", hf_reference.CASES)
+def test_import_export_import_keeps_every_parameter_and_the_config(name, tmp_path):
+    decoder = load_decoder(GOLDEN / name, dtype="bfloat16")
+    back = load_decoder(save_decoder(decoder, tmp_path / "out"), dtype="bfloat16")
+    assert back.config == decoder.config
+    assert_same_params(back, decoder)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 2, 4)])
+def test_a_sharded_load_holds_the_same_numbers_and_only_its_slices(shape, tmp_path):
+    mesh = make_mesh(shape)
+    whole = load_decoder(GOLDEN / "qwen2")
+    sharded = load_decoder(GOLDEN / "qwen2", mesh)
+    assert_same_params(sharded, whole)
+    down = sharded.layers["down_proj"][...]
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    assert down.addressable_shards[0].data.shape == (2, 48 // tensor, 32 // fsdp)
+    back = load_decoder(save_decoder(sharded, tmp_path / "out", max_shard_bytes=20_000))
+    assert_same_params(back, whole)
+
+
+def test_published_shapes_survive_config_json():
+    for config in SHAPES.values():
+        assert hf_config.from_hf(hf_config.to_hf(config, "float32")) == config
+
+
+def config_with(**changes) -> dict:
+    return read_config(GOLDEN / "qwen3") | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+        ({"num_experts": 8}, "'num_experts', which is not understood"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": None}, "hidden_size as None"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope scaling 'longrope'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1}}, "'mscale'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "no factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "part of"),
+        ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+    ],
+)
+def test_a_config_field_that_is_not_supported_is_refused_by_name(changes, words):
+    with pytest.raises(UserError, match=words):
+        hf_config.from_hf(config_with(**changes))
+
+
+def test_both_spellings_of_rope_are_one_config():
+    old = config_with(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
+    del old["rope_parameters"]
+    new = {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
+    assert hf_config.from_hf(old) == hf_config.from_hf(config_with(rope_parameters=new))
+
+
+def copy_with_config(folder: Path, **changes) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_with(**changes)))
+    (folder / "model.safetensors").symlink_to(GOLDEN / "qwen3" / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"intermediate_size": 64}, r"gate_proj.weight of shape \[48, 32\].*asks for \[64, 32\]"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "lacks model.layers.2"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "model.layers.1.*no place for"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_with_both_shapes(changes, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        load_decoder(copy_with_config(tmp_path / "model", **changes))
+
+
+def test_folders_that_hold_no_whole_checkpoint_are_refused(tmp_path):
+    with pytest.raises(UserError, match="config.json does not exist"):
+        load_decoder(tmp_path)
+    folder = copy_with_config(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="neither model.safetensors nor"):
+        load_decoder(folder)
+    whole = (GOLDEN / "qwen3" / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        load_decoder(folder)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / safetensors_io.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match="lacks model-00001-of-00002.safetensors"):
+        load_decoder(folder)
+
+
+def test_saving_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path, monkeypatch):
+    decoder = load_decoder(GOLDEN / "llama")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        save_decoder(decoder, tmp_path / "full")
+    with pytest.raises(UserError, match="not a local folder"):
+        save_decoder(decoder, "gs://bucket/model")
+
+    def no_space(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(safetensors_io, "write_file", no_space)
+    with pytest.raises(OSError, match="no space"):
+        save_decoder(decoder, tmp_path / "half")
+    assert not (tmp_path / "half").exists()
+
+
+def test_tokenizer_files_and_special_ids_go_along(tmp_path):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    added = [{"id": 7, "content": "<end>"}, {"id": 8, "content": "<pad>"}]
+    (tokenizer / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    names = {"eos_token": {"content": "<end>"}, "pad_token": "<pad>", "bos_token": None}
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(names))
+    out = save_decoder(load_decoder(GOLDEN / "llama"), tmp_path / "out", tokenizer)
+    assert (out / "tokenizer.json").is_file()
+    for file in ("config.json", "generation_config.json"):
+        raw = json.loads((out / file).read_text())
+        assert (raw["eos_token_id"], raw["pad_token_id"]) == (7, 8)
+        assert "bos_token_id" not in raw
+    with pytest.raises(UserError, match="has no tokenizer.json"):
+        save_decoder(load_decoder(GOLDEN / "llama"), tmp_path / "again", tmp_path)
+
+
+def test_a_decoder_no_family_describes_is_not_exported(tmp_path):
+    config = DecoderConfig(16, 8, 8, 1, 2, 1, 4, qkv_bias=True, qk_norm=True)
+    with pytest.raises(UserError, match="no family in Transformers"):
+        save_decoder(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "out")
+
+
+def test_bfloat16_loading_rounds_and_computes_in_bfloat16():
+    decoder = load_decoder(GOLDEN / "qwen3", dtype="bfloat16")
+    assert decoder.embed[...].dtype == "bfloat16"
+    golden = np.load(GOLDEN / "qwen3" / "reference.npz")
+    logits = decoding.logits(decoder, golden["ids"], golden["mask"])
+    error = np.abs(logits - golden["logits"])[golden["mask"]]
+    assert np.mean(error) < 0.05 * np.std(golden["logits"])

@@ -1,0 +1,160 @@
+"""Adapters: what they leave alone, and PEFT's folder."""
+
+import json
+from pathlib import Path
+
+import decoding
+import hf_reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.hf import load_decoder, save_decoder
+from jax_ragrl.models.lora import (
+    LoRAConfig,
+    adapter_arrays,
+    add_lora,
+    load_lora,
+    lora_config,
+    merge_lora,
+    save_lora,
+    with_adapter,
+)
+from jax_ragrl.sharding import make_mesh
+
+GOLDEN = Path(__file__).parent / "golden"
+LORA = LoRAConfig(rank=4, alpha=12.0)
+IDS_BL, MASK_BL = hf_reference.padded_batch(9)
+
+
+@pytest.fixture(scope="module")
+def base() -> Decoder:
+    return load_decoder(GOLDEN / "qwen3")
+
+
+def trained(base: Decoder, seed: int = 0, lora: LoRAConfig = LORA) -> Decoder:
+    """An adapter whose B is no longer zero."""
+    fresh = add_lora(base, lora, rngs=nnx.Rngs(seed))
+    rng = np.random.default_rng(seed)
+    arrays = {
+        name: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32)
+        for name, x in adapter_arrays(fresh).items()
+    }
+    return with_adapter(base, arrays, fresh.adapter_scale)
+
+
+def test_a_fresh_adapter_changes_nothing_and_shares_the_base(base):
+    fresh = add_lora(base, LORA, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(decoding.logits(fresh, IDS_BL), decoding.logits(base, IDS_BL))
+    assert fresh.embed[...] is base.embed[...]
+    assert lora_config(fresh) == LoRAConfig(4, 12.0, tuple(sorted(LORA.targets)))
+
+
+def test_only_the_adapter_has_a_gradient(base):
+    graphdef, adapter, rest = nnx.split(trained(base), nnx.LoRAParam, ...)
+
+    def loss(adapter):
+        decoder = nnx.merge(graphdef, adapter, rest)
+        return jnp.mean(decoding._forward(*nnx.split(decoder), IDS_BL, MASK_BL, IDS_BL) ** 2)
+
+    grads = jax.jit(jax.grad(loss))(adapter)
+    leaves = jax.tree.leaves(grads)
+    assert len(leaves) == 2 * len(LORA.targets)
+    assert all(bool(jnp.any(g != 0)) for g in leaves)
+
+
+def test_merging_computes_the_same_and_leaves_the_base_alone(base):
+    adapted = trained(base)
+    expected = decoding.logits(adapted, IDS_BL)
+    assert np.max(np.abs(expected - decoding.logits(base, IDS_BL))) > 0.1
+    merged = merge_lora(adapted)
+    assert merged.adapter is None
+    np.testing.assert_allclose(decoding.logits(merged, IDS_BL), expected, atol=1e-4)
+
+
+def test_an_adapter_survives_its_folder(base, tmp_path):
+    adapted = trained(base, lora=LoRAConfig(2, 5.0, ("o_proj", "gate_proj")))
+    back = load_lora(base, save_lora(adapted, tmp_path / "adapter"))
+    assert lora_config(back) == lora_config(adapted)
+    jax.tree.map(np.testing.assert_array_equal, adapter_arrays(back), adapter_arrays(adapted))
+
+
+def test_an_adapter_on_a_mesh_computes_what_it_computes_on_one_device(base, tmp_path):
+    mesh = make_mesh((2, 2, 2))
+    adapted = trained(base)
+    folder = save_lora(adapted, tmp_path / "adapter")
+    sharded = load_lora(load_decoder(GOLDEN / "qwen3", mesh), folder, mesh)
+    a = adapter_arrays(sharded)["q_proj_lora_a"]
+    assert a.addressable_shards[0].data.shape == (2, 32 // 2, 4)
+    actual = decoding.logits(sharded, IDS_BL)
+    np.testing.assert_allclose(actual, decoding.logits(adapted, IDS_BL), atol=1e-4)
+    fresh = add_lora(load_decoder(GOLDEN / "qwen3", mesh), LORA, rngs=nnx.Rngs(0), mesh=mesh)
+    same = add_lora(base, LORA, rngs=nnx.Rngs(0))
+    for name, x in adapter_arrays(fresh).items():
+        np.testing.assert_array_equal(jax.device_get(x), adapter_arrays(same)[name])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama"])
+def test_an_exported_adapter_loads_in_peft_with_equal_logits(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    base = load_decoder(GOLDEN / name)
+    adapted = trained(base)
+    save_decoder(base, tmp_path / "base")
+    save_lora(adapted, tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
+    logits = hf_reference.logits(model, IDS_BL, MASK_BL)
+    actual = decoding.logits(adapted, IDS_BL, MASK_BL)
+    np.testing.assert_allclose(actual[MASK_BL], logits[MASK_BL], atol=2e-4)
+
+
+def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / "qwen3", dtype=torch.float32)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False
+    )
+    model = peft.get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    adapted = load_lora(base, tmp_path / "adapter")
+    logits = hf_reference.logits(model, IDS_BL, MASK_BL)
+    actual = decoding.logits(adapted, IDS_BL, MASK_BL)
+    np.testing.assert_allclose(actual[MASK_BL], logits[MASK_BL], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "is a IA3"),
+        ({"target_modules": "all-linear"}, "is a pattern"),
+        ({"target_modules": ["q_proj", "router"]}, "'router' is not a projection"),
+        ({"r": 8}, r"lora_A.weight has shape \[4, 32\], but this base needs \[8, 32\]"),
+        ({"target_modules": ["q_proj"]}, "the base has no place"),
+    ],
+)
+def test_an_adapter_that_cannot_be_used_is_refused_by_name(base, changes, words, tmp_path):
+    folder = save_lora(trained(base), tmp_path / "adapter")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=words):
+        load_lora(base, folder)
+
+
+def test_a_decoder_with_an_adapter_is_not_saved_as_if_it_had_none(base, tmp_path):
+    with pytest.raises(UserError, match="merge_lora it"):
+        save_decoder(trained(base), tmp_path / "out")
+    with pytest.raises(UserError, match="carries no adapter"):
+        save_lora(base, tmp_path / "out")

@@ -1,0 +1,63 @@
+"""The decoder against Transformers, family by family; golden files stand in where torch is not."""
+
+from pathlib import Path
+
+import decoding
+import hf_reference
+import numpy as np
+import pytest
+
+from jax_ragrl.models.hf import load_decoder
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="module", params=hf_reference.CASES)
+def pair(request, tmp_path_factory):
+    """A Transformers model with float32 weights and our decoder loaded from its folder."""
+    pytest.importorskip("torch")
+    model = hf_reference.make_model(request.param, seed=1)
+    folder = hf_reference.save(model, tmp_path_factory.mktemp(request.param))
+    return model, load_decoder(folder)
+
+
+def test_logits_equal_transformers_at_every_length_and_padding(pair):
+    model, decoder = pair
+    ids_BL, mask_BL = hf_reference.ragged_batch((600, 399, 37, 2, 1))
+    expected = hf_reference.logits(model, ids_BL, mask_BL)
+    assert np.std(expected) > 0.5  # flat logits would agree with anything
+    actual = decoding.logits(decoder, ids_BL, mask_BL)
+    np.testing.assert_allclose(actual[mask_BL], expected[mask_BL], atol=2e-4)
+
+
+def test_greedy_decoding_writes_the_same_64_tokens_as_transformers(pair):
+    model, decoder = pair
+    ids_BL, mask_BL = (x[:2] for x in hf_reference.padded_batch(hf_reference.LENGTH))
+    expected = hf_reference.greedy(model, ids_BL, mask_BL, hf_reference.NEW_TOKENS)
+    actual = decoding.greedy(decoder, ids_BL, mask_BL, hf_reference.NEW_TOKENS)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_gradients_of_the_mean_log_probability_equal_transformers(pair):
+    model, decoder = pair
+    ids_BL, mask_BL = hf_reference.padded_batch(hf_reference.LENGTH)
+    expected = hf_reference.gradients(model, ids_BL, mask_BL)
+    actual, _ = decoding.evaluate(decoder, ids_BL, mask_BL)
+    assert set(actual) == set(expected)
+    for name, grad in expected.items():
+        # A key bias moves all scores of a query alike: its gradient is zero but for rotation.
+        scale = max(np.linalg.norm(grad), 1e-3)
+        assert np.linalg.norm(actual[name] - grad) < 1e-3 * scale, name
+
+
+@pytest.mark.parametrize("name", hf_reference.CASES)
+def test_golden_logits_gradients_and_greedy_tokens_are_reproduced(name):
+    decoder = load_decoder(GOLDEN / name)
+    golden = dict(np.load(GOLDEN / name / "reference.npz"))
+    ids_BL, mask_BL = golden["ids"], golden["mask"]
+    grads, actual = decoding.evaluate(decoder, ids_BL, mask_BL)
+    np.testing.assert_allclose(actual[mask_BL], golden["logits"][mask_BL], atol=2e-4)
+    norms = [np.linalg.norm(grads[n]) for n in golden["gradient_names"]]
+    np.testing.assert_allclose(norms, golden["gradient_norms"], rtol=1e-3, atol=1e-6)
+    tokens = decoding.greedy(decoder, ids_BL[:2], mask_BL[:2], golden["greedy"].shape[1])
+    np.testing.assert_array_equal(tokens, golden["greedy"])

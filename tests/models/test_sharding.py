@@ -1,0 +1,117 @@
+"""The mesh rules, and that a sharded model is the same model."""
+
+import dataclasses
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import (
+    Decoder,
+    DecoderConfig,
+    abstract_params,
+    init_sharded,
+    logical_axes,
+)
+from jax_ragrl.sharding import Rules, constrain, make_mesh, shard_batch, to_spec, tree_shardings
+
+TINY = DecoderConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    qkv_bias=True,
+    tie_embeddings=False,
+)
+
+
+def mesh_of(*shape: int):
+    return make_mesh(shape, jax.devices()[: int(np.prod(shape))])
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((1, 8, 1), {}),
+        ((1, 4, 2), {}),
+        ((2, 2, 2), {}),
+        ((1, 1, 2), {}),
+        ((1, 2, 4), {}),  # two key-value heads do not divide over four devices
+        ((2, 2, 2), {"num_kv_heads": 1}),
+    ],
+)
+def test_a_sharded_forward_equals_the_unsharded_one(shape, changes):
+    config, mesh = dataclasses.replace(TINY, **changes), mesh_of(*shape)
+    whole = Decoder(config, rngs=nnx.Rngs(3))
+    layout = tree_shardings(logical_axes(config), abstract_params(config), mesh)
+    sharded = Decoder.from_params(config, jax.device_put(whole.params(), layout))
+    ids_BL = np.random.default_rng(0).integers(0, 64, (8, 9), np.int32)
+    expected = decoding.logits(whole, ids_BL)
+    with jax.set_mesh(mesh):
+        actual = decoding.logits(sharded, shard_batch(ids_BL, mesh))
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_sharded_initialisation_draws_the_same_numbers_and_no_full_copy():
+    mesh = mesh_of(1, 4, 2)
+    whole = Decoder(TINY, rngs=nnx.Rngs(3)).params()
+    sharded = init_sharded(TINY, mesh, nnx.Rngs(3)).params()
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(sharded), strict=True):
+        np.testing.assert_allclose(a, jax.device_get(b), rtol=1e-6)
+    gate = sharded["layers"]["gate_proj"]
+    assert gate.addressable_shards[0].data.shape == (2, 32 // 4, 48 // 2)
+
+
+def test_key_value_heads_that_do_not_divide_are_replicated_and_others_refused():
+    mesh = mesh_of(1, 1, 8)
+    spec = to_spec(("layers", "embed", "kv", None), (2, 32, 2, 8), mesh)
+    assert spec == PartitionSpec(None, "fsdp", None, None)
+    with pytest.raises(UserError, match=r"heads = 14 does not divide .* 8 devices"):
+        to_spec(("heads", None), (14, 64), mesh)
+    relaxed = Rules(uneven=("kv", "heads"))
+    assert to_spec(("heads", None), (14, 64), mesh, relaxed) == PartitionSpec(None, None)
+
+
+def test_a_rule_that_uses_one_mesh_axis_twice_is_an_error():
+    mesh = mesh_of(1, 4, 2)
+    with pytest.raises(UserError, match="heads and mlp both map to mesh axis 'tensor'"):
+        to_spec(("heads", "mlp"), (4, 48), mesh)
+    with pytest.raises(UserError, match="both map to mesh axis 'fsdp'"):
+        to_spec(("batch", "embed"), (8, 32), mesh)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rules", "words"),
+    [
+        (("width",), Rules(), "no rule for logical axis 'width'"),
+        (("embed",), Rules(embed="model"), "names mesh axis 'model'"),
+        (("embed", "mlp"), Rules(), "name 2 dimensions of 1"),
+    ],
+)
+def test_rules_that_cannot_work_are_refused_by_name(axes, rules, words):
+    with pytest.raises(UserError, match=words):
+        to_spec(axes, (32,), mesh_of(1, 4, 2), rules)
+
+
+def test_a_mesh_needs_as_many_devices_as_there_are():
+    with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
+        make_mesh((1, 3, 2))
+    assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+
+
+def test_constrain_is_a_hint_that_leaves_values_and_odd_sizes_alone():
+    mesh, x = mesh_of(2, 2, 2), np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    pinned = jax.jit(lambda x: constrain(x, ("batch", "mlp")))
+    np.testing.assert_array_equal(pinned(x), x)
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(jax.device_get(pinned(x)), x)
+        even = pinned(jnp.zeros((8, 4)))
+    assert even.sharding.spec == PartitionSpec(("data", "fsdp"), "tensor")

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import html.parser
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.report import build_report
+from jax_ragrl.report.charts import smooth
+from jax_ragrl.report.load import by_step, curve
+from jax_ragrl.report.sketch import Scale, grow, scale_of
+from jax_ragrl.report.svg import Frame, element, ticks
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+SUMMARY = {
+    "steps": 3,
+    "wall_s": 61.0,
+    "metric": "cover-EM, percent",
+    "accuracy": {"direct": 20.0, "standard_rag": 40.0, "warm_start": 45.0, "trained": 61.5},
+    "gain": {"mean": 16.5, "ci95": [11.0, 22.0], "over": "warm_start"},
+    "strategy_share": {"Planning": 0.7, "Retrieval": 0.3},
+    "costs": {"trained": {"llm_calls": 1.5}},
+    "reader": "a reader",
+    "seed": 0,
+}
+
+
+def metrics(step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "reward/mean": 0.4 + 0.1 * step,
+        "kl/mean": 0.01 * step,
+        "entropy": 0.5,
+        "valid_frac/router": 0.97,
+        "strategy/Planning": 0.6,
+        "strategy/Retrieval": 0.4,
+        "time/rollout_s": 2.0,
+        "time/train_s": 1.0,
+    }
+
+
+def node(number: int, parent: int | None, role: str = "filter", **values: Any) -> dict[str, Any]:
+    empty = {"text": "", "prompt": "", "forced": False, "multiplicity": 1, "credit": 0.5}
+    rest = {"reward": None, "answer": None, "why": "", "passages": [], "depth": 1}
+    return {"id": number, "parent": parent, "role": role, **empty, **rest, **values}
+
+
+def tree(nodes: list[dict[str, Any]], question: str = "Who?") -> dict[str, Any]:
+    return {"question": question, "answers": ["Ann"], "hops": 2, "nodes": nodes}
+
+
+NODES = [
+    node(0, None, "router", text="[Planning]", forced=True, multiplicity=3, credit=0.25),
+    node(1, 0, passages=[{"title": "T", "text": "told", "kept": True}], credit=None),
+    node(2, 1, "leaf", answer="Ann", reward=1.0, credit=1.0, why="answered"),
+    node(3, 0, "leaf", reward=0.0, credit=0.0, why="Max Depth"),
+]
+
+
+def write_run(
+    folder: pathlib.Path, *, trees: list[Any] | None = None, summary: Any = SUMMARY
+) -> pathlib.Path:
+    rows = [metrics(step) for step in range(3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    if trees is not None:
+        (folder / "trees.jsonl").write_text(json.dumps({"step": 2, "trees": trees}) + "\n")
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """The tags, attributes and text of a page, and whether its tags are balanced."""
+
+    VOID = {"meta", "br", "link", "img", "input"}
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def read(folder: pathlib.Path) -> Page:
+    page = Page(build_report(folder).read_text(encoding="utf-8"))
+    assert page.open == []
+    return page
+
+
+def evil_tree() -> dict[str, Any]:
+    passages = [{"title": EVIL, "text": EVIL, "kept": True}]
+    texts = {"text": EVIL, "prompt": EVIL, "why": EVIL, "passages": passages}
+    nodes = [
+        node(0, None, EVIL, tokens=[[EVIL, -0.5], [EVIL, None]], **texts),
+        node(1, 0, "leaf", answer=EVIL, reward=1.0),
+        node(2, 0, "leaf", why=EVIL, reward=0.0),
+    ]
+    return tree(nodes, EVIL) | {"answers": [EVIL]}
+
+
+def test_text_from_documents_and_models_is_inert(tmp_path):
+    values = {"accuracy": {EVIL: 10.0}, "strategy_share": {EVIL: 1.0}, "reader": EVIL}
+    write_run(tmp_path, trees=[evil_tree()], summary={**SUMMARY, **values, "ended": {EVIL: 1}})
+    page = read(tmp_path)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "img", "iframe", "object", "link", "form"}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    # It is shown as text in each of its places, not dropped.
+    assert page.text.count("<script>alert(1)</script>") >= 12
+
+
+def test_the_page_fetches_nothing(tmp_path):
+    source = build_report(write_run(tmp_path, trees=[tree(NODES)])).read_text()
+    addresses = {
+        value
+        for _, attributes in Page(source).tags
+        for name, value in attributes.items()
+        if name in ("href", "src", "xlink:href", "action", "srcset") and value
+    }
+    assert addresses and all(address.startswith("#") for address in addresses)
+    assert "http" not in re.sub(r"http-equiv", "", source) and "@import" not in source
+    assert "url(" not in source and "default-src 'none'" in source
+
+
+def test_headline_numbers_are_those_of_the_summary(tmp_path):
+    text = read(write_run(tmp_path)).text
+    for shown in ("20.0 %", "40.0 %", "45.0 %", "61.5 %", "+16.5", "+11.0 to +22.0", "warm start"):
+        assert shown in text
+
+
+def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
+    summary = {"accuracy": {"trained": 0.615}, "gain": {"mean": 0.165, "ci95": [0.11, 0.22]}}
+    text = read(write_run(tmp_path, summary=summary)).text
+    assert "61.5 %" in text and "+11.0 to +22.0" in text
+
+
+def test_trees_show_credit_forcing_passages_and_ends(tmp_path):
+    text = read(write_run(tmp_path, trees=[tree(NODES)])).text
+    for shown in ("0.25", "no leaf", "forced", "× 3", "dead: Max Depth", "1 of 1 passages kept"):
+        assert shown in text
+    assert "✓ reward 1" in text and "✗ reward 0" in text
+
+
+def test_every_link_of_a_drawing_leads_to_a_node(tmp_path):
+    page = read(write_run(tmp_path, trees=[tree(NODES), tree(NODES)]))
+    links = [a["href"] for tag, a in page.tags if tag == "a"]
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(links) == len(set(links)) == 8
+    assert {f"#{i}" for i in ids} >= set(links) and len(ids) == len(set(ids))
+
+
+def test_a_run_without_trees_has_a_report(tmp_path):
+    assert "Trees" not in read(write_run(tmp_path)).text
+
+
+@pytest.mark.parametrize("summary", [{}, {"accuracy": {}, "gain": {"mean": None, "ci95": [1]}}])
+def test_what_a_summary_does_not_hold_is_left_out(tmp_path, summary):
+    assert "Gain" not in read(write_run(tmp_path, summary=summary)).text
+
+
+def test_a_run_of_no_or_one_step_has_a_report(tmp_path):
+    write_run(tmp_path)
+    for rows in ("", json.dumps(metrics(0)) + "\n"):
+        (tmp_path / "metrics.jsonl").write_text(rows)
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, name):
+    (write_run(tmp_path) / name).unlink()
+    with pytest.raises(UserError, match=rf"{name} is missing: .*'ragrl .*--workdir="):
+        build_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"step": 0}\n{"step": \n{"step": 2}\n'),
+        ("metrics.jsonl", "[1]\n"),
+        ("summary.json", "{"),
+        ("summary.json", "[]"),
+        ("trees.jsonl", "1\n"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, text):
+    (write_run(tmp_path) / name).write_text(text)
+    with pytest.raises(UserError, match=name):
+        build_report(tmp_path)
+
+
+def test_a_last_line_cut_off_by_a_killed_run_is_left_out(tmp_path):
+    with (write_run(tmp_path) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    read(tmp_path)
+
+
+def test_a_step_that_a_resumed_run_repeats_counts_once():
+    rows = by_step([{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0}, {"step": 1, "x": 3.0}])
+    assert curve(rows, "x") == ((0.0, 1.0), (1.0, 3.0))
+
+
+def test_curves_hold_finite_numbers_only():
+    values = (1.0, float("nan"), None, "2", True, float("inf"), 7)
+    rows = by_step([{"step": i, "x": x} for i, x in enumerate(values)])
+    assert curve(rows, "x") == ((0.0, 6.0), (1.0, 7.0))
+
+
+def test_smoothing_keeps_a_constant_and_one_step_is_the_value_itself():
+    assert smooth([0.3] * 5, 4) == pytest.approx([0.3] * 5)
+    assert smooth([1.0, 5.0, 2.0], 1) == (1.0, 5.0, 2.0)
+    # Weights 1, 1/2: (0 + 3) / (1/2 + 1).
+    assert smooth([0.0, 3.0], 2) == pytest.approx([0.0, 2.0])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.3, 0.02), (0, 119), (3, 3.5), (1e-6, 3e-6)])
+def test_ticks_are_few_equally_spaced_and_inside(low, high):
+    marks = ticks(low, high, 5)
+    gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    assert 2 <= len(marks) <= 7 and gaps == pytest.approx([gaps[0]] * len(gaps))
+    assert low - 1e-9 <= marks[0] and marks[-1] <= high + 1e-9
+
+
+def test_a_frame_puts_its_corners_at_its_corners():
+    frame = Frame(100, 50, 0, 10, -1, 1, left=10, right=20, top=5, bottom=15)
+    assert (frame.x(0), frame.x(10), frame.y(-1), frame.y(1)) == (10, 80, 35, 5)
+
+
+def test_attributes_and_contents_are_escaped():
+    assert element("g", "<&", stroke_width=1.5, class_='"') == (
+        '<g stroke-width="1.5" class="&#34;">&lt;&amp;</g>'
+    )
+
+
+def test_credit_is_coloured_by_its_distance_from_the_middle():
+    scale = Scale(0.0, 1.0)
+    assert [scale.tint(c) for c in (0.0, 0.25, 0.5, 1.0)] == [
+        ("bad", 100),
+        ("bad", 50),
+        ("good", 0),
+        ("good", 100),
+    ]
+    assert scale.tint(None) == scale.tint(float("nan")) == ("none", 0)
+
+
+def test_the_scale_holds_every_credit():
+    assert scale_of([tree([node(0, None, credit=-3.0), node(1, 0, credit=None)])]) == (-3.0, 1.0)
+
+
+def test_a_parent_is_drawn_at_the_middle_of_its_children():
+    (root,) = grow(NODES)
+    filter_, leaf = root.children
+    assert [(t.node["id"], t.level) for t in root.walk()] == [(0, 1), (1, 2), (2, 3), (3, 2)]
+    assert (filter_.row, leaf.row, root.row) == (0, 1, 0.5)
+
+
+def test_a_node_without_its_parent_becomes_a_root():
+    assert [t.node["id"] for t in grow([node(5, 99), node(6, 5), node(7, 7)])] == [5, 7]
+
+
+def test_a_strategy_has_one_colour_in_every_picture(tmp_path):
+    rows = [{**metrics(i), "strategy/None": 0.1, "reward/Retrieval": 0.5} for i in range(3)]
+    write_run(tmp_path, summary={**SUMMARY, "strategy_share": {"Retrieval": 1.0, "New": 0.0}})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = read(tmp_path)
+    kinds = ["Planning", "Retrieval", "None", "New"]
+    titles = [f"{name}: {share} %" for name, share in zip(kinds, (0, 100, 0, 0), strict=True)]
+    assert [word for word in page.words if word in titles] == titles
+    assert "line c1" in {attributes.get("class") for _, attributes in page.tags}

@@ -1,0 +1,59 @@
+"""A flat Faiss file is read as numbers, and refused where its header contradicts itself."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat
+
+VECTORS = np.arange(6, dtype="<f4").reshape(3, 2)
+DATA = VECTORS.tobytes()
+
+
+def faiss_bytes(code=b"IxFI", dimension=2, count=3, metric=0, floats=6, data=DATA):
+    return HEADER.pack(code, dimension, count, 1 << 20, 1 << 20, 1, metric, floats) + data
+
+
+@pytest.mark.parametrize(
+    ("code", "metric", "name"), [(b"IxFI", 0, "inner_product"), (b"IxF2", 1, "squared_l2")]
+)
+def test_vectors_come_back_as_written(tmp_path, code, metric, name):
+    path = tmp_path / "x.index"
+    path.write_bytes(faiss_bytes(code=code, metric=metric))
+    vectors, read = read_faiss_flat(path)
+    assert read == name
+    np.testing.assert_array_equal(vectors, VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "not with a flat Faiss index"),
+        (faiss_bytes(code=b"IwFl"), "IwFl"),
+        (faiss_bytes()[:20], "ends within its header"),
+        (faiss_bytes()[:-1], "is damaged"),
+        (faiss_bytes() + b"x", "is damaged"),
+        (faiss_bytes(floats=7), "is damaged"),
+        (faiss_bytes(dimension=-2, count=-3), "is damaged"),
+        (faiss_bytes(metric=1), "is damaged"),
+        (struct.pack("<4sq", b"IxFI", 1), "ends within its header"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(tmp_path, content, why):
+    path = tmp_path / "x.index"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=why):
+        read_faiss_flat(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot be opened"):
+        read_faiss_flat(tmp_path / "absent")
+
+
+def test_the_real_sample_holds_a_thousand_unit_vectors(shared_data):
+    vectors, metric = read_faiss_flat(shared_data / "flashrag_sample" / "e5_flat_sample.index")
+    assert vectors.shape == (1000, 768) and metric == "inner_product"
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=2e-3)

@@ -1,0 +1,176 @@
+"""An index opens over its own corpus and encoder, and over nothing else."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from jax_ragrl.corpus.formats import save_questions
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import embed
+from jax_ragrl.retrieval.base import search_pages
+from jax_ragrl.retrieval.dense import DenseRetriever
+from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
+from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.types import Hits, Passage, Question
+
+PASSAGES = tuple(
+    Passage(f"p{n}", title, text)
+    for n, (title, text) in enumerate(
+        [
+            ("Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
+            ("Adela Brandt", "Adela Brandt was born in Thornby."),
+            ("Thornby", "Thornby is a city in Estoria run by mayor Otto Novak."),
+            ("Golden River", "Golden River starred Bruno Castell."),
+            ("Bruno Castell", "Bruno Castell works for Harbor Motors."),
+            ("Untitled", "Nothing much."),
+        ]
+    )
+)
+QUESTIONS = [
+    Question("1", "Who directed Silent Harbor?", ("Adela Brandt",), gold=("Silent Harbor",)),
+    Question("2", "Where was Adela Brandt born?", ("Thornby",), gold=("p1", "Thornby")),
+    Question("3", "Who is it?", ("nobody",)),
+]
+KINDS = ["exact", "scann"]
+
+
+@pytest.fixture
+def corpus():
+    return Corpus(PASSAGES)
+
+
+def build(corpus, kind, folder):
+    return build_index(corpus, LexicalEncoder.fit(corpus.passages, 512), kind, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_opened_index_finds_what_the_built_one_found(corpus, kind, tmp_path):
+    built = build(corpus, kind, tmp_path / "index")
+    opened = open_index(tmp_path / "index", corpus)
+    queries = [question.text for question in QUESTIONS]
+    assert opened.search(queries, 4) == built.search(queries, 4)
+    assert opened.fingerprint == corpus.fingerprint
+    (first,) = opened.search(queries[:1], 1)
+    assert first.passages == PASSAGES[:1] and isinstance(first.scores[0], float)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_and_batches_change_no_hit(corpus, kind, tmp_path):
+    retriever = build(corpus, kind, tmp_path / "index")
+    requests = [(question.text, 2, page) for page in (2, 0, 1, 3) for question in QUESTIONS]
+    assert search_pages(retriever, requests) == [
+        search_pages(retriever, [request])[0] for request in requests
+    ]
+    whole = retriever.search([QUESTIONS[0].text], 100)[0]
+    assert sorted(p.id for p in whole.passages) == [p.id for p in PASSAGES]
+    assert whole.passages[2:4] == search_pages(retriever, [(QUESTIONS[0].text, 2, 1)])[0].passages
+    assert retriever.search([], 3) == []
+    with pytest.raises(UserError, match="k=0"):
+        retriever.search(["q"], 0)
+
+
+def test_hits_that_were_not_found_are_left_out(corpus):
+    class Short:
+        def search(self, queries, k):
+            del k
+            return np.array([[0.5, -np.inf]], np.float32), np.array([[3, 0]], np.int32)
+
+    retriever = DenseRetriever(corpus, LexicalEncoder.fit(corpus.passages), Short())
+    assert retriever.search(["q"], 2) == [Hits((PASSAGES[3],), (0.5,))]
+
+
+def test_another_corpus_is_refused_and_both_fingerprints_named(corpus, tmp_path):
+    build(corpus, "exact", tmp_path)
+    other = Corpus(PASSAGES[::-1])
+    with pytest.raises(UserError, match="ragrl index") as caught:
+        open_index(tmp_path, other)
+    assert corpus.fingerprint in str(caught.value) and other.fingerprint in str(caught.value)
+
+
+def test_another_encoder_is_refused(corpus, tmp_path):
+    built = build(corpus, "exact", tmp_path)
+    open_index(tmp_path, corpus, built.encoder)
+    with pytest.raises(UserError, match="with the encoder"):
+        open_index(tmp_path, corpus, LexicalEncoder.fit(corpus.passages, 64))
+
+
+def test_only_a_whole_index_opens(corpus, tmp_path):
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
+    build(corpus, "exact", tmp_path)
+
+    class Failing(LexicalEncoder):
+        def encode_passages(self, passages):
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        build_index(corpus, Failing({}, 0), "exact", tmp_path)
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
+
+
+def test_lost_vectors_are_named(corpus, tmp_path):
+    build(corpus, "exact", tmp_path)
+    (tmp_path / "vectors" / "zarr.json").unlink()
+    with pytest.raises(UserError, match="no readable vectors"):
+        open_index(tmp_path, corpus)
+
+
+def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
+    encoder = LexicalEncoder.fit(corpus.passages, 64)
+    vectors = encoder.encode_passages(corpus.passages)
+    given = build_index(corpus, encoder, "exact", tmp_path / "given", vectors=vectors)
+    made = build_index(corpus, encoder, "exact", tmp_path / "made")
+    assert given.search(["Harbor"], 6) == made.search(["Harbor"], 6)
+    with pytest.raises(UserError, match=r"\(5, 64\) do not fit"):
+        build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[:5])
+
+
+def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="use one of exact, scann"):
+        build(corpus, "faiss", tmp_path)
+    monkeypatch.setitem(sys.modules, "scann.scann_ops.py", None)
+    with pytest.raises(UserError, match="'exact'"):
+        build(corpus, "scann", tmp_path)
+
+
+def test_vectors_are_written_in_batches_as_encoded(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "BATCH", 4)
+    encoder = LexicalEncoder.fit(corpus.passages, 32)
+    embed.embed(corpus.passages, encoder, tmp_path / "v")
+    expected = encoder.encode_passages(corpus.passages)
+    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "v"), expected)
+
+
+def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():
+    class Fixed:
+        fingerprint = "0"
+
+        def search(self, queries, k):
+            return [Hits(PASSAGES[:k], (0.0,) * min(k, 6)) for _ in queries]
+
+    found = recall(Fixed(), QUESTIONS, ks=(1, 2, 3))
+    assert found == {"recall@1": (1 + 0) / 2, "recall@2": (1 + 1 / 2) / 2, "recall@3": 1.0}
+    with pytest.raises(UserError, match="none of the 1 questions"):
+        recall(Fixed(), QUESTIONS[2:])
+
+
+def test_run_index_reports_what_it_did(corpus, tmp_path):
+    save_corpus(corpus, tmp_path / "corpus.jsonl")
+    save_questions(QUESTIONS, tmp_path / "questions.jsonl")
+    report = run_index(
+        tmp_path / "corpus.jsonl",
+        tmp_path / "out",
+        "lexical",
+        "exact",
+        tmp_path / "questions.jsonl",
+    )
+    assert json.loads(json.dumps(report)) == report
+    assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
+    open_index(tmp_path / "out", corpus)
+    with pytest.raises(UserError, match="does not exist"):
+        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,103 @@
+"""Laws of the weight-free encoder."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.lexical import LexicalEncoder, hash_word, inverse_frequency
+from jax_ragrl.types import Passage
+
+PASSAGES = [
+    Passage("0", "Cypress", "Cypress is a conifer tree."),
+    Passage("1", "Ajuga", "Ajuga is a genus of plants, plants of the mint family."),
+    Passage("2", "Röntgen", "RÖNTGEN was a physicist."),
+]
+
+
+@pytest.fixture
+def fitted():
+    return LexicalEncoder.fit(PASSAGES, dimension=256)
+
+
+def test_hashes_are_the_same_on_every_machine():
+    assert [hash_word(word) for word in ("", "cypress", "röntgen")] == [
+        6510301506637419378,
+        2840506857189951782,
+        161081316206258340,
+    ]
+
+
+def test_vectors_are_the_same_on_every_machine(fitted):
+    vector = fitted.encode_queries(["cypress mint plants plants"])[0]
+    (places,) = np.nonzero(vector)
+    assert places.tolist() == [38, 79, 96]
+    assert vector[places].tolist() == [
+        -0.45329466462135315,
+        -0.7674945592880249,
+        0.45329466462135315,
+    ]
+
+
+def test_passages_have_length_one_and_unknown_words_count_nothing(fitted):
+    vectors = fitted.encode_passages(PASSAGES)
+    assert vectors.dtype == np.float32 and vectors.shape == (3, 256)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-6)
+    known, padded = fitted.encode_queries(["mint family", "mint family zebra quagga"])
+    np.testing.assert_array_equal(known, padded)
+    np.testing.assert_array_equal(fitted.encode_queries(["zebra", ""]), np.zeros((2, 256)))
+
+
+def test_case_and_order_of_words_change_nothing(fitted):
+    left, right = fitted.encode_queries(["Conifer TREE, physicist", "physicist tree conifer"])
+    np.testing.assert_allclose(left, right, atol=1e-7)
+
+
+def test_a_word_of_every_document_weighs_nothing():
+    assert inverse_frequency(7, 7) == 0.0
+    assert inverse_frequency(1, 7) == pytest.approx(math.log(4.0))
+
+
+def test_inner_products_estimate_the_tf_idf_cosine():
+    wide = LexicalEncoder.fit(PASSAGES, dimension=1 << 20)
+    query, passage = wide.encode_queries(["plants tree"]), wide.encode_passages(PASSAGES[1:2])
+    once, mint = math.log(4 / 2), 1 + math.log(2)
+    # ajuga (twice), genus, plants (twice), mint and family are of one passage each; a and is of
+    # two or all, of and the of one (of twice).
+    weights = {
+        "ajuga": mint,
+        "genus": 1,
+        "of": mint,
+        "plants": mint,
+        "the": 1,
+        "mint": 1,
+        "family": 1,
+    }
+    squares = sum((once * w) ** 2 for w in weights.values()) + math.log(4 / 3) ** 2
+    expected = (once * mint * once) / (math.sqrt(2 * once**2) * math.sqrt(squares))
+    assert float(np.vdot(query, passage)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_saved_weights_come_back_bit_by_bit(fitted, tmp_path):
+    fitted.save(tmp_path)
+    loaded = LexicalEncoder.load(tmp_path)
+    assert loaded.describe() == fitted.describe()
+    np.testing.assert_array_equal(
+        loaded.encode_passages(PASSAGES), fitted.encode_passages(PASSAGES)
+    )
+
+
+def test_the_description_tells_fits_apart(fitted):
+    fits = [fitted, LexicalEncoder.fit(PASSAGES[:2], 256), LexicalEncoder.fit(PASSAGES, 128)]
+    assert len({str(fit.describe()) for fit in fits}) == 3
+
+
+def test_what_cannot_be_used_is_refused(tmp_path):
+    with pytest.raises(UserError, match="dimension 0"):
+        LexicalEncoder.fit(PASSAGES, dimension=0)
+    with pytest.raises(UserError, match="ragrl index"):
+        LexicalEncoder.load(tmp_path)
+    (tmp_path / "lexical.npz").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="ragrl index"):
+        LexicalEncoder.load(tmp_path)

@@ -1,0 +1,149 @@
+"""Every searcher is a row of the same trial, with a float64 reference as the answer."""
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import exact, scann
+from jax_ragrl.retrieval.exact import ExactSearcher
+from jax_ragrl.retrieval.scann import ScannSearcher
+
+
+def unit(x):
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def clustered(count, dimension, seed):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(max(4, count // 40), dimension))
+    noise = 0.5 * rng.normal(size=(count, dimension))
+    return unit(centres[rng.integers(len(centres), size=count)] + noise)
+
+
+def reference(queries, vectors, k):
+    """Order by falling score, then rising index, in float64."""
+    scores = np.round(queries.astype(np.float64) @ vectors.T.astype(np.float64) * 2**20) / 2**20
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), order
+
+
+SEARCHERS = [ExactSearcher, ScannSearcher.from_vectors]
+VECTORS = clustered(500, 32, seed=0)
+QUERIES = clustered(300, 32, seed=1)
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+@pytest.mark.parametrize(("queries", "k"), [(1, 1), (7, 10), (8, 500), (257, 3), (300, 100)])
+def test_searchers_find_what_the_reference_finds(make, queries, k):
+    scores, index = make(VECTORS).search(QUERIES[:queries], k)
+    expected, order = reference(QUERIES[:queries], VECTORS, k)
+    assert scores.dtype == np.float32 and index.dtype == np.int32
+    np.testing.assert_allclose(scores, expected, atol=3e-6)
+    # Only scores that differ by less than float32's error may change places.
+    swapped = index != order
+    gathered = np.take_along_axis(QUERIES[:queries] @ VECTORS.T, index, 1)
+    np.testing.assert_allclose(gathered[swapped], expected[swapped], atol=3e-6)
+    assert np.mean(swapped) < 0.01
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+def test_equal_passages_come_in_their_order(make):
+    repeated = np.concatenate([VECTORS[:40]] * 5)
+    _, index = make(repeated).search(QUERIES[:20], 25)
+    assert (np.diff(index.reshape(20, 5, 5), axis=2) == 40).all()
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+def test_scores_lie_on_the_grid_that_hides_the_last_bits(make):
+    scores, _ = make(VECTORS).search(QUERIES, 10)
+    steps = scores.astype(np.float64) * exact.GRID
+    np.testing.assert_array_equal(steps, np.round(steps))
+
+
+def test_what_scann_did_not_find_comes_last_and_is_marked():
+    class Short:
+        def search_batched_parallel(self, queries, **limits):
+            del queries, limits
+            nan = np.float32(np.nan)
+            return np.array([[0, 0, 7, 3]], np.uint32), np.array([[nan, nan, 0.5, 0.75]], "f4")
+
+    scores, index = ScannSearcher(Short(), 4).search(QUERIES[:1], 4)
+    np.testing.assert_array_equal(scores, np.array([[0.75, 0.5, -np.inf, -np.inf]], np.float32))
+    np.testing.assert_array_equal(index[0, :2], [3, 7])
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+def test_a_longer_search_extends_a_shorter_one(make):
+    searcher = make(VECTORS)
+    _, longest = searcher.search(QUERIES[:9], 300)
+    for k in (1, 5, 64, 65, 200):
+        np.testing.assert_array_equal(searcher.search(QUERIES[:9], k)[1], longest[:, :k])
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+def test_permuting_the_queries_permutes_the_results(make):
+    searcher, order = make(VECTORS), np.random.default_rng(2).permutation(60)
+    scores, index = searcher.search(QUERIES[:60], 10)
+    permuted_scores, permuted_index = searcher.search(QUERIES[order], 10)
+    np.testing.assert_array_equal(permuted_index, index[order])
+    np.testing.assert_array_equal(permuted_scores, scores[order])
+
+
+@pytest.mark.parametrize("make", SEARCHERS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_corpora_smaller_than_a_bucket_are_searched_whole(make, count):
+    _, index = make(VECTORS[:count]).search(QUERIES[:3], count)
+    assert (np.sort(index, axis=1) == np.arange(count)).all()
+
+
+def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
+    _, whole = ExactSearcher(VECTORS).search(QUERIES, 7)
+    monkeypatch.setattr(exact, "SCORE_BYTES", 4 * 500 * 3)
+    _, split = ExactSearcher(VECTORS).search(QUERIES, 7)
+    np.testing.assert_array_equal(split, whole)
+
+
+def test_exact_search_copies_nothing_silently(no_transfers):
+    searcher = ExactSearcher(VECTORS)
+    searcher.search(QUERIES[:3], 5)
+    with no_transfers():
+        searcher.search(QUERIES[:3], 5)
+
+
+@pytest.fixture(scope="module")
+def hashed(tmp_path_factory):
+    """Vectors enough for the tree, and the searcher built, written and opened over them."""
+    pytest.importorskip("scann")
+    folder = tmp_path_factory.mktemp("hashed")
+    vectors = clustered(scann.BRUTE_FORCE, 24, seed=3)
+    scann.build_scann(vectors, folder / "scann")
+    return vectors, ScannSearcher.open(folder / "scann", folder / "vectors", len(vectors))
+
+
+def test_tree_and_hashing_find_nine_in_ten(hashed):
+    vectors, searcher = hashed
+    queries = clustered(200, 24, seed=4)
+    queries = unit(vectors[:200] + 0.3 * queries)
+    scores, index = searcher.search(queries, 10)
+    _, order = reference(queries, vectors, 10)
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(index, order, strict=True)]
+    assert np.mean(shares) >= 0.9
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+def test_pages_of_an_approximate_search_agree(hashed):
+    vectors, searcher = hashed
+    _, longest = searcher.search(vectors[:20], 64)
+    for k in (1, 10, 63):
+        np.testing.assert_array_equal(searcher.search(vectors[:20], k)[1], longest[:, :k])
+
+
+def test_without_scann_the_error_names_the_other_kind(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "scann.scann_ops.py", None)
+    with pytest.raises(UserError, match="'exact'"):
+        ScannSearcher.from_vectors(VECTORS)
+
+
+def test_a_missing_searcher_is_named(tmp_path):
+    with pytest.raises(UserError, match="ragrl index"):
+        ScannSearcher.open(tmp_path / "scann", tmp_path / "vectors", scann.BRUTE_FORCE)

@@ -1,0 +1,145 @@
+"""Recorded scripts for a policy, a retriever and a language model, with a log of effects."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_ragrl.credit.returns import monte_carlo
+from jax_ragrl.errors import EffectError
+from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
+from jax_ragrl.rollout.expand import Expander, Forced, Tree, once
+from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.systems.c3po import C3PO
+from jax_ragrl.types import Hits, LLMRequest, Passage, Question
+
+ANN = Question("q-ann", "Where was Ann born?", ("Ulm",), hops=1)
+BOB = Question("q-bob", "Where was Bob born?", ("Rom",), hops=1)
+
+# The paper's tree: three forced strategies, then two samples down to depth 4.
+PAPER = Tree(
+    forced={
+        "router": (
+            Forced("[No Retrieval]"),
+            Forced("[Retrieval] $question"),
+            Forced("[Planning]"),
+        )
+    }
+)
+
+
+def passage(number: int) -> Passage:
+    return Passage(f"p{number}", f"title {number}", f"text {number}")
+
+
+def system(**changes: Any) -> C3PO:
+    return dataclasses.replace(C3PO(style="c3po_tiny", top_k=2, max_depth=13), **changes)
+
+
+def action(text: str, prompt: str, *, sampled: bool = True) -> Action:
+    """Ids are bytes, so that equal texts have equal ids."""
+    ids = tuple(text.encode("utf-8", "surrogatepass"))
+    return Action(tuple(prompt.encode()), ids, text, (-0.5,) * len(ids) if sampled else None)
+
+
+@dataclasses.dataclass
+class Tape:
+    """An environment that plays recorded replies and logs what it was asked, in order.
+
+    `texts` holds each role's actions in the order in which they are asked for; a function writes
+    them instead from (role, prompt, random generator of the state). `found` maps a query to ranked
+    passages (any other query finds numbers 1 to 9), `told` a purpose to a reply.
+    """
+
+    texts: Mapping[str, list[str]] | Callable[[str, str, random.Random], str]
+    found: Mapping[str, Sequence[Passage]] = dataclasses.field(default_factory=dict)
+    told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    log: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+    prompts: list[str] = dataclasses.field(default_factory=list)
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    name: str = "tape"
+    fingerprint: str = "tape"
+
+    def environment(self) -> Environment:
+        return Environment(self, self, self)
+
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        return [self._actions(request) for request in requests]
+
+    def _actions(self, request: ActionRequest) -> list[Action]:
+        prompt = request.messages[-1].content
+        self.log.append((request.role.name,))
+        self.prompts.append(prompt)
+        self.seeds.append(request.seed)
+        forced = [action(f.text, prompt, sampled=False) for f in request.branching.forced]
+        rng, name = random.Random(request.seed), request.role.name
+        written = [self._write(name, prompt, rng) for _ in range(request.branching.samples)]
+        return forced + [action(text, prompt) for text in written]
+
+    def _write(self, role: str, prompt: str, rng: random.Random) -> str:
+        return self.texts(role, prompt, rng) if callable(self.texts) else self.texts[role].pop(0)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
+        self.log += [("search", query, k) for query in queries]
+        ranked = [self._ranked(query)[:k] for query in queries]
+        return [Hits(passages, (1.0,) * len(passages)) for passages in ranked]
+
+    def _ranked(self, query: str) -> tuple[Passage, ...]:
+        if isinstance(self.found.get(query), EffectError):
+            raise self.found[query]  # type: ignore[misc]
+        return tuple(self.found.get(query, [passage(i) for i in range(1, 10)]))
+
+    def complete(self, requests: Sequence[LLMRequest]) -> list[Any]:
+        self.log += [(request.purpose,) for request in requests]
+        self.prompts += [request.messages[-1].content for request in requests]
+        return [self._tell(request) for request in requests]
+
+    def _tell(self, request: LLMRequest) -> Any:
+        reply = self.told.get(request.purpose, "Ulm")
+        return reply(request) if callable(reply) else reply
+
+
+def play(tape: Tape, *questions: Question, expander: Expander = once, **changes: Any) -> Forest:
+    """The forest of a recorded rollout; a leaf's reward is whether its answer is a gold one."""
+    seed = changes.pop("seed", 0)
+    return collect(
+        system(**changes),
+        expander,
+        questions or (ANN,),
+        tape.environment(),
+        seed=seed,
+        reward=lambda question, answer: float(answer in question.answers),
+    )
+
+
+def improvise(role: str, prompt: str, rng: random.Random) -> str:
+    """A random action, often malformed or repeated, from the state's own chance alone."""
+    word = rng.choice("abcdef")
+    choices = {
+        "router": ["[No Retrieval]", f"[Retrieval] {word}", "[Planning]", "no bracket"],
+        "filter": [f"Thought: {word}\nAction: [1]", f"Thought: {word}\nAction: []", "Action: [7]"],
+        "decision": [
+            f"Thought: {word}\nAction: [Retrieval] {word}",
+            f"Thought: {word}\nAction: [LLM]",
+            "Thought: t\nAction: [Sing]",
+        ],
+    }
+    return rng.choice(choices[role])
+
+
+def leaves_of(forest: Forest) -> list[tuple[str | None, str]]:
+    """What each leaf answered and why it ended."""
+    ends = [r for r in forest.records if r.role == "leaf"]
+    return [(record.answer, record.why) for record in ends]
+
+
+def credit_of(forest: Forest) -> np.ndarray:
+    """Monte Carlo credit, unweighted, dead leaves counting 0."""
+    ones_N = np.ones(len(forest.records), np.float32)
+    arrays = (forest.parent_N, forest.leaf_N, forest.reward_N, ones_N)
+    return jax.device_get(jax.jit(monte_carlo)(*jax.device_put(arrays))[0])

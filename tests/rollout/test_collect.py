@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.rollout.collect import Branch
+from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.tree import NO_PARENT, Action
+from jax_ragrl.types import Question
+from tests.rollout.tape import (
+    ANN,
+    BOB,
+    PAPER,
+    Tape,
+    improvise,
+    leaves_of,
+    passage,
+    play,
+)
+
+KEEP_1, KEEP_NONE = "Thought: t\nAction: [1]", "Thought: t\nAction: []"
+HAND_OVER = "Thought: done\nAction: [LLM]"
+NOTE = "Nothing relevant was found for this query."
+
+
+def look_up(query: str) -> str:
+    return f"Thought: next {query}\nAction: [Retrieval] {query}"
+
+
+def twice(effect: object, question: str) -> Branching:
+    return Branching(2)
+
+
+# --- The order of effects ----------------------------------------------------------------------
+
+
+def test_no_retrieval_asks_the_language_model_at_once():
+    tape = Tape({"router": ["[No Retrieval]"]})
+    forest = play(tape)
+    assert tape.log == [("router",), ("answer_direct",)]
+    assert leaves_of(forest) == [("Ulm", "answered")]
+    assert [r.depth for r in forest.records] == [1, 3]
+    assert forest.parent_N.tolist() == [NO_PARENT, 0] and forest.reward_N.tolist() == [0.0, 1.0]
+
+
+def test_retrieval_searches_filters_and_answers():
+    tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [2]"]})
+    forest = play(tape)
+    assert tape.log == [("router",), ("search", "Ann", 2), ("filter",), ("answer",)]
+    shown, answered = tape.prompts[1], tape.prompts[2]
+    assert "1 title 1: text 1\n2 title 2: text 2\n" in shown and "Objective" not in shown
+    assert "title 2" in answered and "title 1" not in answered
+    assert [r.depth for r in forest.records] == [1, 2, 4]
+
+
+def test_planning_repeats_decision_search_and_filter():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("Bob"), HAND_OVER],
+        "filter": [KEEP_1, KEEP_1],
+    }
+    tape = Tape(texts, {"Bob": [passage(20)]}, {"roadmap": "1. one\n2. two"})
+    forest = play(tape)
+    hop = [("filter",), ("decision",)]
+    assert tape.log == [
+        *[("router",), ("roadmap",), ("decision",)],
+        *[("search", "Ann", 2), *hop, ("search", "Bob", 2), *hop, ("answer",)],
+    ]
+    # The k-th filter stands at depth 2k + 2, and every decision sees roadmap and documents so far.
+    assert [r.depth for r in forest.records] == [1, 3, 4, 5, 6, 7, 9]
+    _, _, first, chosen, second, _, third, answered = tape.prompts
+    assert "1. one\n2. two" in first and "title" not in first
+    assert "Objective: next Ann" in chosen
+    assert "title 1" in second and "title 20" not in second
+    for last in (third, answered):
+        assert "1 title 1: text 1\n2 title 20: text 20\n" in last
+
+
+def test_an_empty_selection_leaves_a_note_that_a_later_success_removes():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("Ann"), HAND_OVER],
+        "filter": [KEEP_NONE, KEEP_1],
+    }
+    tape = Tape(texts)
+    play(tape)
+    decisions = [p for p in tape.prompts if p.startswith("decide")]
+    assert [f"1 Ann: {NOTE}" in p for p in decisions] == [False, True, False]
+    assert "1 title 3: text 3" in decisions[2]
+
+
+def test_the_note_of_another_query_stays():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("Bob"), HAND_OVER],
+        "filter": [KEEP_NONE, KEEP_1],
+    }
+    tape = Tape(texts)
+    play(tape)
+    assert f"1 Ann: {NOTE}\n2 title 1: text 1" in tape.prompts[-1]
+
+
+def test_a_repeated_query_turns_the_page():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann")] * 3 + [HAND_OVER],
+        "filter": [KEEP_NONE] * 3,
+    }
+    tape = Tape(texts)
+    play(tape)
+    assert [e for e in tape.log if e[0] == "search"] == [("search", "Ann", k) for k in (2, 4, 6)]
+    pages = [p for p in tape.prompts if p.startswith("filter")]
+    for i, page in enumerate(pages):
+        assert f"1 title {2 * i + 1}: text" in page and f"2 title {2 * i + 2}: text" in page
+
+
+def test_a_page_behind_the_last_passage_is_empty():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("Ann"), HAND_OVER],
+        "filter": [KEEP_1, KEEP_NONE],
+    }
+    tape = Tape(texts, {"Ann": [passage(1)]})
+    assert leaves_of(play(tape)) == [("Ulm", "answered")]
+
+
+def test_a_document_chosen_twice_is_shown_once():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("Bob"), HAND_OVER],
+        "filter": [KEEP_1, "Thought: t\nAction: [1, 2, 1]"],
+    }
+    tape = Tape(texts)
+    play(tape)
+    assert tape.prompts[-1].count("title") == 2
+
+
+# --- What ends a branch ------------------------------------------------------------------------
+
+
+def test_llm_only_mode_overwrites_a_retrieval_and_keeps_what_was_written():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), look_up("more")],
+        "filter": ["Thought: t\nAction: [1, 2]"],
+    }
+    tape = Tape(texts)
+    forest = play(tape, max_documents=1)
+    assert tape.log[-2:] == [("decision",), ("answer",)]
+    assert [p.split("\n")[0] for p in tape.prompts if "Roadmap" in p] == ["decide", "finish"]
+    assert forest.records[3].action.text == look_up("more")
+    assert leaves_of(forest) == [("Ulm", "answered")]
+
+
+@pytest.mark.parametrize(("max_depth", "rounds"), [(13, 4), (12, 3), (15, 5), (9, 2), (7, 1)])
+def test_llm_only_mode_bounds_the_rounds_of_search(max_depth, rounds):
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up(str(i)) for i in range(9)],
+        "filter": [KEEP_1] * 9,
+    }
+    tape = Tape(texts)
+    assert leaves_of(play(tape, max_depth=max_depth)) == [("Ulm", "answered")]
+    assert sum(e[0] == "search" for e in tape.log) == rounds
+
+
+@pytest.mark.parametrize(("text", "max_depth"), [("[No Retrieval]", 2), ("[Retrieval] Ann", 3)])
+def test_a_branch_below_max_depth_dies_without_an_answer(text, max_depth):
+    tape = Tape({"router": [text], "filter": [KEEP_1]})
+    forest = play(tape, max_depth=max_depth)
+    assert leaves_of(forest) == [(None, "Max Depth")]
+    assert forest.dead_N.tolist()[-1] and forest.reward_N.sum() == 0
+    assert not any(e[0].startswith("answer") for e in tape.log)
+
+
+def test_max_depth_itself_is_still_answered():
+    assert leaves_of(play(Tape({"router": ["[No Retrieval]"]}), max_depth=3)) == [
+        ("Ulm", "answered")
+    ]
+
+
+@pytest.mark.parametrize("numbers", ["1, 3", "0", "-1", "999999999"])
+def test_an_index_out_of_range_kills_the_branch_while_training(numbers):
+    tape = Tape({"router": ["[Retrieval] Ann"], "filter": [f"Thought: t\nAction: [{numbers}]"]})
+    assert leaves_of(play(tape)) == [(None, "Hallucinate Document Idx")]
+
+
+def test_an_index_out_of_range_is_skipped_at_test():
+    tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2, 0]"]})
+    assert leaves_of(play(tape, strict=False)) == [("Ulm", "answered")]
+    assert "1 title 2: text 2" in tape.prompts[-1] and "title 1:" not in tape.prompts[-1]
+
+
+def test_a_selection_with_nothing_in_range_counts_as_empty_at_test():
+    tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7]"]})
+    play(tape, strict=False)
+    assert f"1 Ann: {NOTE}" in tape.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        ({"router": ["no bracket"]}, "Invalid Format"),
+        ({"router": ["[Sing]"]}, "Invalid Action"),
+        ({"router": ["[Retrieval]  "]}, "Invalid Action"),
+        ({"router": ["[LLM]"]}, "Invalid Action"),
+        ({"router": ["[Retrieval] a"], "filter": ["[1]"]}, "Invalid Format"),
+        ({"router": ["[Retrieval] a"], "filter": ["Action: [1]"]}, "Invalid Format"),
+        ({"router": ["[Retrieval] a"], "filter": ["t\nAction: [one]"]}, "Invalid Document Idx"),
+        ({"router": ["[Planning]"], "decision": ["[LLM]"]}, "Invalid Format"),
+        ({"router": ["[Planning]"], "decision": ["t\nAction: [Planning]"]}, "Invalid Action"),
+        ({"router": ["[Planning]"], "decision": ["t\nAction: [Retrieval]"]}, "Invalid Action"),
+    ],
+)
+def test_a_malformed_text_is_a_dead_leaf_below_its_node(texts, why):
+    forest = play(Tape({role: list(lines) for role, lines in texts.items()}))
+    assert leaves_of(forest) == [(None, why)]
+    assert forest.parent_N[-1] == len(forest.records) - 2
+    assert forest.dead_N.tolist() == [False] * (len(forest.records) - 1) + [True]
+
+
+def test_what_no_sampler_could_write_is_a_dead_leaf_with_its_reason():
+    class Full(Tape):
+        def sample(self, requests):
+            return [[Action((), (), "", (), "Prompt Too Long")] for _ in requests]
+
+    forest = play(Full({}))
+    assert leaves_of(forest) == [(None, "Prompt Too Long")]
+
+
+# --- Failures of the environment ---------------------------------------------------------------
+
+
+def retrieve_bob(role: str, prompt: str, rng: random.Random) -> str:
+    if role == "filter":
+        return KEEP_1
+    return "[Retrieval] Bob" if "Bob" in prompt else "[No Retrieval]"
+
+
+def test_a_failed_search_excludes_and_counts_its_question():
+    tape = Tape(retrieve_bob, {"Bob": EffectError("timeout")})  # type: ignore[dict-item]
+    forest = play(tape, BOB, ANN)
+    assert forest.failed == (0,) and len(forest.questions) == 2
+    assert forest.question_N.tolist() == [1, 1] and forest.parent_N.tolist() == [NO_PARENT, 0]
+    assert forest.reward_N.tolist() == [0.0, 1.0]
+
+
+def test_a_failed_question_costs_nothing_more():
+    tape = Tape({"router": ["[Retrieval] Bob", "[Planning]"]}, {"Bob": EffectError("timeout")})  # type: ignore[dict-item]
+    forest = play(tape, expander=twice)
+    assert forest.failed == (0,)
+    # The other branch had its roadmap by then: no decision follows.
+    assert sorted(tape.log) == [("roadmap",), ("router",), ("search", "Bob", 2)]
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_failed_reply_excludes_its_question_alone(samples):
+    calls = []
+
+    def reply(request):
+        calls.append(request)
+        bob = "Bob" in request.messages[-1].content
+        return EffectError("timeout") if bob and len(calls) > 1 else "1. one"
+
+    tape = Tape(
+        lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER,
+        told={"roadmap": reply},
+    )
+    forest = play(tape, ANN, BOB, roadmaps=samples)
+    assert forest.failed == (1,) and set(forest.question_N.tolist()) == {0}
+
+
+def test_a_language_model_that_raises_excludes_all_that_asked():
+    class Down(Tape):
+        def complete(self, requests):
+            raise EffectError("down")
+
+    forest = play(Down(lambda role, prompt, rng: "[No Retrieval]"), ANN, BOB)
+    assert forest.failed == (0, 1) and len(forest.records) == 0
+    assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
+
+
+# --- Branches ----------------------------------------------------------------------------------
+
+
+def test_identical_siblings_are_one_node_with_their_number():
+    tape = Tape({"router": ["[No Retrieval]", "[No Retrieval]"]})
+    forest = play(tape, expander=twice)
+    assert forest.multiplicity_N.tolist() == [2, 1]
+    assert tape.log == [("router",), ("answer_direct",)]
+
+
+def test_siblings_that_differ_are_branches_of_their_own():
+    forest = play(Tape({"router": ["[No Retrieval]", "[Retrieval] a"], "filter": [KEEP_1] * 2}),
+                  expander=twice)  # fmt: skip
+    assert [r.role for r in forest.records] == ["router", "router", "filter", "leaf", "leaf"]
+    assert forest.parent_N.tolist() == [NO_PARENT, NO_PARENT, 1, 0, 2]
+    assert forest.multiplicity_N.tolist() == [1, 1, 2, 1, 1]
+
+
+def test_equal_roadmaps_are_one_branch_and_different_ones_two():
+    def rollout(reply):
+        texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
+        return play(Tape(texts, told={"roadmap": reply}), roadmaps=2)
+
+    assert sum(rollout("same").leaf_N) == 1
+    assert sum(rollout(lambda request: str(request.seed)).leaf_N) == 2
+
+
+def test_only_what_was_not_sampled_is_forced():
+    def expander(effect, question):
+        return Branching(1, (Forced("[Planning]"),)) if effect.role == "router" else Branching(1)
+
+    forest = play(Tape({"router": ["[No Retrieval]"], "decision": [HAND_OVER]}), expander=expander)
+    forced = {r.action.text: f for r, f in zip(forest.records, forest.forced_N, strict=True)
+              if r.action}  # fmt: skip
+    assert forced == {"[Planning]": True, "[No Retrieval]": False, HAND_OVER: False}
+
+
+# --- Independence ------------------------------------------------------------------------------
+
+QUESTIONS = tuple(
+    dataclasses.replace(ANN, id=f"q{i}", text=f"Where was {name} born?")
+    for i, name in enumerate(("Ann", "Bob", "Cid", "Dea", "Eve", "Fay"))
+)
+
+
+def canonical(forest, question: Question):
+    """A question's tree without node numbers: paths, texts, parents' paths, ends, rewards."""
+    rows = []
+    for n in forest.nodes_of(forest.questions.index(question)):
+        record = forest.records[n]
+        parent = () if record.parent == NO_PARENT else forest.records[record.parent].path
+        rows.append(
+            (record.path, record.role, parent, record.action, record.answer, record.why,
+             record.multiplicity, float(forest.reward_N[n]))
+        )  # fmt: skip
+    return rows
+
+
+def test_permuting_questions_permutes_results():
+    forest = play(Tape(improvise), *QUESTIONS, expander=twice)
+    turned = play(Tape(improvise), *QUESTIONS[3:], *reversed(QUESTIONS[:3]), expander=twice)
+    assert len(forest.records) > 40
+    for question in QUESTIONS:
+        assert canonical(forest, question) == canonical(turned, question)
+
+
+@pytest.mark.parametrize("question", QUESTIONS[:3])
+def test_a_question_rolled_out_alone_gets_what_it_gets_among_others(question):
+    forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
+    alone = play(Tape(improvise), question, expander=PAPER)
+    assert canonical(alone, question) == canonical(forest, question)
+
+
+def test_every_state_has_a_seed_of_its_own_and_a_run_repeats_it():
+    first, again, other = (Tape(improvise) for _ in range(3))
+    play(first, *QUESTIONS, expander=twice)
+    play(again, *QUESTIONS, expander=twice)
+    play(other, *QUESTIONS, expander=twice, seed=1)
+    assert len(set(first.seeds)) == len(first.seeds)
+    assert first.seeds == again.seeds and not set(first.seeds) & set(other.seeds)
+    assert all(0 <= seed < 2**32 for seed in first.seeds)
+
+
+def test_a_seed_names_run_question_and_path():
+    names = {
+        Branch(None, 0, path=path).seed(run, question)
+        for run in (0, 1)
+        for question in (ANN, BOB)
+        for path in ((1, 0), (10,), (1,))
+    }
+    assert len(names) == 12
+    # Neither its place in the batch nor its node number counts: both depend on other questions.
+    assert Branch(None, 5, 7, (1,)).seed(0, ANN) == Branch(None, 0, 0, (1,)).seed(0, ANN)
+
+
+def test_replaying_a_record_reaches_the_same_states():
+    forest = play(Tape(improvise), *QUESTIONS, expander=twice)
+    again = play(Tape(improvise), *QUESTIONS, expander=twice)
+    assert [r.state for r in forest.records] == [r.state for r in again.records]
+
+
+def test_one_round_searches_each_distinct_query_once():
+    tape = Tape(lambda role, prompt, rng: KEEP_1 if role == "filter" else "[Retrieval] same")
+    play(tape, *QUESTIONS)
+    assert [e for e in tape.log if e[0] == "search"] == [("search", "same", 2)]
+
+
+def test_hits_reach_the_branch_that_searched():
+    def by_name(role, prompt, rng):
+        return KEEP_1 if role == "filter" else f"[Retrieval] {prompt.split()[-2]}"
+
+    forest = play(Tape(by_name, {"Ann": [passage(31)], "Bob": [passage(32)]}), ANN, BOB)
+    read = {r.question: r.state.documents for r in forest.records if r.role == "filter"}
+    assert read == {0: (passage(31),), 1: (passage(32),)}

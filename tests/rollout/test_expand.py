@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from jax_ragrl.rollout.effects import Generate
+from jax_ragrl.rollout.expand import Branching, Forced, Tree, once
+from tests.rollout.tape import PAPER, Tape, improvise, play
+from tests.rollout.test_collect import QUESTIONS
+
+
+def at(depth: int, role: str = "filter") -> Generate:
+    return Generate(role, (), depth)
+
+
+def test_once_is_one_action_everywhere():
+    assert [once(at(depth), "q") for depth in (1, 9)] == [Branching(1), Branching(1)]
+
+
+@pytest.mark.parametrize(
+    ("width", "until", "expected"),
+    [(2, 4, [2, 2, 2, 2, 1, 1]), (3, 1, [3, 1, 1, 1, 1, 1]), (2, 0, [1] * 6)],
+)
+def test_width_siblings_down_to_a_depth_and_one_below(width, until, expected):
+    tree = Tree(width, until)
+    assert [tree(at(depth), "q").samples for depth in range(1, 7)] == expected
+
+
+def test_a_forced_role_samples_nothing_besides():
+    tree = Tree(forced={"router": (Forced("[Planning]"), Forced("[Retrieval] ", complete=False))})
+    assert tree(at(1, "router"), "q") == Branching(0, tree.forced["router"])
+    assert tree(at(1, "filter"), "q") == Branching(2)
+
+
+def test_forced_texts_hold_the_question_and_it_is_not_scanned_again():
+    tree = Tree(forced={"router": (Forced("a $question b", complete=False),)})
+    assert tree(at(1, "router"), "$question?").forced == (Forced("a $question? b", False),)
+
+
+def distinct(role: str, prompt: str, rng) -> str:
+    word = f"{rng.random()}"
+    if role == "filter":
+        return f"Thought: {word}\nAction: [1]"
+    return f"Thought: {word}\nAction: [Retrieval] {word}"
+
+
+def test_the_papers_tree_has_seven_leaves_where_all_actions_differ():
+    # One without retrieval, two filters of a single pass, and two decisions by two filters.
+    forest = play(Tape(distinct), *QUESTIONS, expander=PAPER)
+    leaves = [int(forest.leaf_N[forest.nodes_of(i)].sum()) for i in range(len(QUESTIONS))]
+    assert leaves == [7] * len(QUESTIONS)
+
+
+def test_the_papers_tree_never_has_more_than_seven_leaves():
+    forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
+    leaves = [int(forest.leaf_N[forest.nodes_of(i)].sum()) for i in range(len(QUESTIONS))]
+    assert min(leaves) >= 3 and max(leaves) <= 7
+
+
+def test_two_roadmaps_give_eleven_leaves():
+    tape = Tape(distinct, told={"roadmap": lambda request: str(request.seed)})
+    forest = play(tape, QUESTIONS[0], expander=PAPER, roadmaps=2)
+    assert int(forest.leaf_N.sum()) == 11

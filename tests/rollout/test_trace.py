@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.tree import Action, Record, plant
+from tests.rollout.tape import ANN, PAPER, Tape, credit_of, improvise, play
+from tests.rollout.test_collect import QUESTIONS
+from tests.tiny import tokenizer
+
+TEXTS = {
+    "router": ["[Retrieval] Ann"],
+    "filter": ["Thought: t\nAction: [2]"],
+}
+
+
+def test_a_trace_survives_json_and_holds_every_node_of_its_questions():
+    forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
+    drawn = trees(forest, credit_of(forest), 4)
+    assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
+    assert [tree["question"] for tree in drawn] == [q.text for q in QUESTIONS[:4]]
+    ids = [[node["id"] for node in tree["nodes"]] for tree in drawn]
+    assert ids == [forest.nodes_of(i).tolist() for i in range(4)]
+
+
+def test_a_tree_tells_texts_parents_rewards_and_ends():
+    forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
+    (tree,) = trees(forest, credit_of(forest), 5)
+    assert tree | {"nodes": 0} == {
+        "question": ANN.text,
+        "answers": ["Ulm"],
+        "hops": 1,
+        "nodes": 0,
+    }
+    router, kept, leaf = tree["nodes"]
+    assert [n["parent"] for n in tree["nodes"]] == [None, 0, 1]
+    assert [n["credit"] for n in tree["nodes"]] == [1.0, 1.0, 1.0]
+    assert [n["reward"] for n in tree["nodes"]] == [None, None, 1.0]
+    assert router["text"] == "[Retrieval] Ann" and router["passages"] == []
+    assert [p["kept"] for p in kept["passages"]] == [False, True]
+    assert kept["passages"][0] == {"title": "title 1", "text": "text 1", "kept": False}
+    assert (leaf["answer"], leaf["why"], leaf["role"]) == ("Ulm", "answered", "leaf")
+
+
+def test_a_decision_after_a_filter_shows_no_passages():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": ["Thought: n\nAction: [Retrieval] a", "Thought: d\nAction: [LLM]"],
+        "filter": ["Thought: t\nAction: [1]"],
+    }
+    forest = play(Tape(texts))
+    (tree,) = trees(forest, credit_of(forest), 1)
+    shown = {n["id"]: len(n["passages"]) for n in tree["nodes"]}
+    assert shown == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0}
+
+
+def test_credit_without_a_leaf_is_null():
+    forest = play(Tape({"router": ["[No Retrieval]"]}))
+    (tree,) = trees(forest, np.array([np.nan, 1.0], np.float32), 1)
+    assert [n["credit"] for n in tree["nodes"]] == [None, 1.0]
+
+
+def test_a_failed_question_is_skipped_and_not_counted():
+    forest = play(Tape(improvise), *QUESTIONS)._replace(failed=(0, 2))
+    drawn = trees(forest, credit_of(forest), 2)
+    assert [tree["question"] for tree in drawn] == [QUESTIONS[1].text, QUESTIONS[3].text]
+
+
+def test_tokens_carry_the_log_probabilities_they_were_sampled_with():
+    ids = tuple(tokenizer().encode("[Planning]"))
+    prompt = tuple(tokenizer().encode("route"))
+    logps = tuple(-0.25 * i for i in range(len(ids)))
+    rows = [
+        Record(-1, 0, "router", 1, (0,), Action(prompt, ids, "[Planning]", logps)),
+        Record(-1, 0, "router", 1, (1,), Action(prompt, ids, "[Planning]"), forced=True),
+    ]
+    (tree,) = trees(plant((ANN,), rows), np.zeros(2), 1, tokenizer=tokenizer())
+    sampled, forced = tree["nodes"]
+    assert "".join(text for text, _ in sampled["tokens"]) == "[Planning]"
+    assert [logp for _, logp in sampled["tokens"]] == pytest.approx(logps)
+    assert {logp for _, logp in forced["tokens"]} == {None} and forced["prompt"] == "route"
+
+
+def test_credit_of_another_forest_is_refused():
+    forest = play(Tape({"router": ["[No Retrieval]"]}))
+    with pytest.raises(ValueError, match="one number a node"):
+        trees(forest, np.zeros(3), 1)

@@ -1,0 +1,54 @@
+"""Run the notebooks as a reader would: `python tests/run_notebooks.py [FILE ...]`.
+
+Each runs in a scratch folder, and no notebook file is written to. Cells tagged `install` are left
+out: what they install is installed. When a cell fails, the cell and its traceback are printed, and
+the exit code is 1.
+"""
+
+import pathlib
+import sys
+import tempfile
+import time
+
+import nbclient
+import nbformat
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+SECONDS_A_CELL = 300
+
+
+def run_notebook(path: pathlib.Path) -> None:
+    """Executes one notebook with this interpreter's kernel; raises what its failing cell raised."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [c for c in notebook.cells if "install" not in c.metadata.get("tags", [])]
+    with tempfile.TemporaryDirectory() as scratch:
+        nbclient.NotebookClient(
+            notebook,
+            timeout=SECONDS_A_CELL,
+            kernel_name="python3",
+            resources={"metadata": {"path": scratch}},
+        ).execute()
+
+
+def passes(path: pathlib.Path) -> bool:
+    start = time.monotonic()
+    try:
+        run_notebook(path)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        print(f"FAILED {path}\n{error}", flush=True)
+        return False
+    print(f"ok {path} ({time.monotonic() - start:.0f} s)", flush=True)
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    paths = [pathlib.Path(a) for a in arguments] or sorted((REPO / "notebooks").glob("*.ipynb"))
+    if not paths:
+        print(f"FAILED: there is no notebook in {REPO / 'notebooks'}")
+        return 1
+    return 0 if all([passes(path) for path in paths]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

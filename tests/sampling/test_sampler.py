@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.batch import Group, Layout, lay_out
+from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.train.step import score
+from tests.tiny import policy, tokenizer
+
+SHAPES = Shapes(lengths=(16, 32, 64), batches=(2, 8), steps=12)
+
+
+def jobs_of(lengths: list[int], temperature: float = 1.0, top_p: float = 1.0) -> list[Job]:
+    rng = np.random.default_rng(0)
+    return [
+        Job(tuple(rng.integers(3, 250, n).tolist()), 100 + i, temperature, top_p, 12)
+        for i, n in enumerate(lengths)
+    ]
+
+
+def sample(
+    jobs: list[Job], width: int = 2
+) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
+    return sample_jobs(*policy(), tokenizer(), jobs, width, SHAPES)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float):
+    jobs = jobs_of([5, 16, 17, 31, 60], temperature)  # every bucket, full and padded
+    drawn = sample(jobs)
+    groups = [
+        Group(job.ids, (2 * i, 2 * i + 1), tuple(ids for ids, _ in rows), "role")
+        for i, (job, rows) in enumerate(zip(jobs, drawn, strict=True))
+    ]
+    seen = {2 * i + k: logps for i, rows in enumerate(drawn) for k, (_, logps) in enumerate(rows)}
+    layout = Layout(lengths=(48, 96), tokens=256, siblings=2, action=12)
+    checked = 0
+    for rows in lay_out(groups, ["role"], layout):
+        heat = jax.device_put(np.float32(temperature))
+        scores = jax.device_get(score(*policy(), jax.device_put(rows), heat))
+        for node, logps in zip(rows.node_A, scores, strict=True):
+            if node >= 0:
+                np.testing.assert_allclose(logps[: len(seen[node])], seen[node], atol=1e-4)
+                checked += 1
+    assert checked == 10
+
+
+def test_a_question_sampled_alone_gets_the_tokens_it_gets_among_others():
+    jobs = jobs_of([5, 9, 17, 30, 12])
+    together = sample(jobs)
+    for job, rows in zip(jobs, together, strict=True):
+        assert [ids for ids, _ in sample([job])[0]] == [ids for ids, _ in rows]
+
+
+def test_siblings_differ_and_a_seed_repeats_them():
+    jobs = jobs_of([8])
+    first, second = sample(jobs)[0]
+    assert first[0] != second[0]
+    assert sample(jobs)[0][0] == first
+    other = [jobs[0]._replace(seed=7)]
+    assert sample(other)[0][0][0] != first[0]
+
+
+def test_temperature_zero_takes_the_likeliest_token():
+    greedy = sample(jobs_of([8], temperature=0.0))[0]
+    assert greedy[0] == greedy[1]
+    almost = sample(jobs_of([8], temperature=1e-4))[0]
+    assert almost[0][0] == greedy[0][0]
+
+
+def test_a_tiny_nucleus_is_greedy():
+    nucleus = sample(jobs_of([8], top_p=1e-6))[0]
+    assert nucleus[0][0] == sample(jobs_of([8], temperature=0.0))[0][0][0]
+
+
+def test_a_row_ends_at_its_limit_or_with_a_stop_id():
+    jobs = [job._replace(limit=3 + i) for i, job in enumerate(jobs_of([6, 7, 8, 9]))]
+    stops = set(tokenizer().stop_ids)
+    for job, rows in zip(jobs, sample(jobs), strict=True):
+        for ids, logps in rows:
+            assert len(ids) == len(logps) <= job.limit
+            assert len(ids) == job.limit or ids[-1] in stops
+            assert not stops & set(ids[:-1])

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from jax_ragrl.systems.c3po import (
+    LLM,
+    MAX_QUERY_WORDS,
+    NO_RETRIEVAL,
+    PLANNING,
+    RETRIEVAL,
+    parse_decision,
+    parse_filter,
+    parse_router,
+    render_decision,
+    render_filter,
+    render_router,
+)
+
+PARSERS = (parse_router, parse_filter, parse_decision)
+LEGAL = {
+    parse_router: {NO_RETRIEVAL, RETRIEVAL, PLANNING},
+    parse_filter: {"Select"},
+    parse_decision: {RETRIEVAL, LLM},
+}
+FAULTS = {"Invalid Format", "Invalid Action", "Invalid Document Idx"}
+
+# Any code point, lone surrogates among them, and pieces that come close to the grammars.
+ANYTHING = st.text(st.characters(exclude_categories=()))
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            *("Thought:", "Action:", "[", "]", "[]", "[[", "]]", ",", "[1]", "[1, 2", " ", "\n"),
+            *("[Retrieval]", "[No Retrieval]", "[Planning]", "[LLM]", "Retrieval", "query"),
+            *("9" * 5000, "-", "+", "1", "٣", "²", "\ud800", "\x00", "\u2028", "e", "1_0", "0x1"),
+        ]
+    )
+).map("".join)
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@hypothesis.given(text=ANYTHING | PIECES)
+def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
+    parsed = parse(text)
+    if parsed.valid:
+        assert parsed.action in LEGAL[parse] and not parsed.error
+    else:
+        assert parsed.error in FAULTS and not parsed.action and not parsed.args
+
+
+@hypothesis.given(text=ANYTHING | PIECES)
+def test_a_valid_action_holds_what_its_state_needs(text):
+    for parse in (parse_router, parse_decision):
+        parsed = parse(text)
+        if parsed.action == RETRIEVAL:
+            (query,) = parsed.args
+            assert query == " ".join(query.split()) and 1 <= len(query.split()) <= MAX_QUERY_WORDS
+        else:
+            assert parsed.args == ()
+    chosen = parse_filter(text)
+    assert len(set(chosen.args)) == len(chosen.args)
+    assert all(isinstance(i, int) for i in chosen.args)
+
+
+# --- What is written is what is read -----------------------------------------------------------
+
+WORDS = st.lists(
+    st.text(st.characters(exclude_categories=("Z", "C"), exclude_characters="[]"), min_size=1),
+    min_size=1,
+    max_size=MAX_QUERY_WORDS,
+).map(" ".join)
+QUERIES = WORDS.filter(lambda text: text == " ".join(text.split()))
+THOUGHTS = (
+    st.text(min_size=1)
+    .map(str.strip)
+    .filter(lambda text: text and "Action:" not in text and "Thought:" not in text)
+)
+
+
+@hypothesis.given(query=QUERIES)
+def test_a_rendered_route_is_read_back(query):
+    assert parse_router(render_router(RETRIEVAL, query)).args == (query,)
+    for action in (NO_RETRIEVAL, PLANNING):
+        assert parse_router(render_router(action)).action == action
+
+
+@hypothesis.given(thought=THOUGHTS, numbers=st.lists(st.integers(0, 999_999_999), unique=True))
+def test_a_rendered_selection_is_read_back(thought, numbers):
+    parsed = parse_filter(render_filter(thought, tuple(numbers)))
+    assert parsed == ("Select", tuple(numbers), thought, True, "")
+
+
+@hypothesis.given(thought=THOUGHTS, query=QUERIES)
+def test_a_rendered_decision_is_read_back(thought, query):
+    parsed = parse_decision(render_decision(thought, RETRIEVAL, query))
+    assert parsed == (RETRIEVAL, (query,), thought, True, "")
+    assert parse_decision(render_decision(thought, LLM)) == (LLM, (), thought, True, "")
+
+
+# --- The published parser's cases --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "args"),
+    [
+        ("[No Retrieval]", NO_RETRIEVAL, ()),
+        ("[Planning]", PLANNING, ()),
+        ("[Retrieval] who directed Jaws", RETRIEVAL, ("who directed Jaws",)),
+        ("[Retrieval]   spaces \n and lines ", RETRIEVAL, ("spaces and lines",)),
+        # The first bracket anywhere is the action, what stands around it the query.
+        ("I choose [Planning].", PLANNING, ()),
+        ("please [Retrieval] who", RETRIEVAL, ("please who",)),
+        ("[Planning] [Retrieval] who", PLANNING, ()),
+        ("[Retrieval] a [1] b", RETRIEVAL, ("a [1] b",)),
+        ("[No Retrieval] because I know", NO_RETRIEVAL, ()),
+    ],
+)
+def test_the_router_reads(text, action, args):
+    assert parse_router(text) == (action, args, "", True, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "Invalid Format"),
+        ("Retrieval who", "Invalid Format"),
+        ("[Retrieval who", "Invalid Format"),
+        ("Retrieval] who", "Invalid Format"),
+        ("[]", "Invalid Action"),
+        ("[retrieval] who", "Invalid Action"),
+        ("[ Retrieval ] who", "Invalid Action"),
+        ("[[Retrieval]] who", "Invalid Action"),
+        ("[LLM]", "Invalid Action"),
+        ("[Retrieval]", "Invalid Action"),
+        ("[Retrieval] \n ", "Invalid Action"),
+        ("[1] [Retrieval] who", "Invalid Action"),
+    ],
+)
+def test_the_router_refuses(text, error):
+    assert parse_router(text) == ("", (), "", False, error)
+
+
+@pytest.mark.parametrize(
+    "parse", [parse_router, lambda t: parse_decision(f"Thought: t\nAction:{t}")]
+)
+def test_a_query_is_cut_to_a_hundred_words(parse):
+    words = [f"w{i}" for i in range(150)]
+    assert parse("[Retrieval] " + " ".join(words)).args == (" ".join(words[:100]),)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "thought"),
+    [
+        ("Thought: both\nAction: [1, 2]", (1, 2), "both"),
+        ("Thought: both\nAction:[1,2]", (1, 2), "both"),
+        ("the tag may be missing Action: [3]", (3,), "the tag may be missing"),
+        ("Thought: none\nAction: []", (), "none"),
+        ("Thought: none\nAction: [ \n ]", (), "none"),
+        ("Thought: twice\nAction: [2, 1, 2]", (2, 1), "twice"),
+        ("Thought: t\nAction: [1] and [2]", (1,), "t"),
+        ("Thought: [4] helps\nAction: [1]", (1,), "[4] helps"),
+        ("noise Thought: t\nAction: [-1, +2, 007]", (-1, 2, 7), "t"),
+        ("Thought: t Action: keep [1", None, None),
+    ],
+)
+def test_the_filter_reads(text, numbers, thought):
+    parsed = parse_filter(text)
+    if numbers is None:
+        assert parsed.error == "Invalid Format"
+    else:
+        assert parsed == ("Select", numbers, thought, True, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "Invalid Format"),
+        ("[1]", "Invalid Format"),
+        ("Thought: t\n[1]", "Invalid Format"),
+        ("Action: [1]", "Invalid Format"),
+        ("Thought:  \nAction: [1]", "Invalid Format"),
+        ("Thought: t\nAction: 1", "Invalid Format"),
+        ("[1] Action:", "Invalid Format"),
+        ("Thought: t\nAction: [one]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [1.5]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [1,]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [1 2]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [[1]]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [1_0]", "Invalid Document Idx"),
+        ("Thought: t\nAction: [Document 1]", "Invalid Document Idx"),
+        (f"Thought: t\nAction: [{'9' * 5000}]", "Invalid Document Idx"),
+    ],
+)
+def test_the_filter_refuses(text, error):
+    assert parse_filter(text) == ("", (), "", False, error)
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "args", "thought"),
+    [
+        ("Thought: done\nAction: [LLM]", LLM, (), "done"),
+        ("Thought: next\nAction: [Retrieval] who", RETRIEVAL, ("who",), "next"),
+        ("the tag may be missing\nAction: [LLM]", LLM, (), "the tag may be missing"),
+        ("Thought: [Retrieval] was tried\nAction: [LLM]", LLM, (), "[Retrieval] was tried"),
+        ("Thought: t\nAction: [LLM]\nAction: [Retrieval] who", LLM, (), "t"),
+    ],
+)
+def test_the_decision_maker_reads(text, action, args, thought):
+    assert parse_decision(text) == (action, args, thought, True, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[LLM]", "Invalid Format"),
+        ("Thought: t", "Invalid Format"),
+        ("Action: [LLM]", "Invalid Format"),
+        ("Thought: \nAction: [LLM]", "Invalid Format"),
+        ("Thought: t\nAction: LLM", "Invalid Format"),
+        ("Thought: t\nAction: [Planning]", "Invalid Action"),
+        ("Thought: t\nAction: [No Retrieval]", "Invalid Action"),
+        ("Thought: t\nAction: [Retrieval]", "Invalid Action"),
+    ],
+)
+def test_the_decision_maker_refuses(text, error):
+    parsed = parse_decision(text)
+    assert (parsed.valid, parsed.error, parsed.action, parsed.args) == (False, error, "", ())

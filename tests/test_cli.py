@@ -1,0 +1,101 @@
+"""Bad input is one clear line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli import main
+from jax_ragrl.models.hf import save_decoder
+from tests.tiny import policy, tokenizer
+
+CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "tiny" / "c3po.py"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 2
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("ragrl: ") and "\n" not in line
+    return line
+
+
+def write(path: pathlib.Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def small_policy(tmp_path: pathlib.Path) -> str:
+    tokenizer().save(tmp_path / "tokenizer")
+    model = nnx.merge(*policy())
+    return str(save_decoder(model, tmp_path / "policy", tmp_path / "tokenizer"))
+
+
+def test_an_empty_corpus_names_its_file(tmp_path, capsys):
+    line = refused(
+        capsys, "index", "--corpus", write(tmp_path / "c.jsonl"), "--out", str(tmp_path / "i")
+    )
+    assert "c.jsonl" in line
+
+
+def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
+    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
+    rows = [{"id": "1", "question": "q", "golden_answers": ["a"]}, {"id": "2", "question": "r"}]
+    questions = write(tmp_path / "q.jsonl", *rows)
+    out = str(tmp_path / "i")
+    line = refused(capsys, "index", "--corpus", corpus, "--out", out, "--questions", questions)
+    assert "q.jsonl" in line and "2" in line and "golden_answers" in line
+
+
+def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
+    from jax_ragrl.corpus.passages import load_corpus
+
+    one = write(tmp_path / "a.jsonl", {"id": "1", "title": "a", "text": "b"})
+    other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
+    index = str(tmp_path / "i")
+    assert main(["index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
+    asked = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
+    given = ("--corpus", other, "--index", index, "--questions", asked)
+    line = refused(capsys, "evaluate", *given)
+    assert load_corpus(one).fingerprint in line and load_corpus(other).fingerprint in line
+
+
+def test_an_unknown_config_key_is_named(tmp_path, capsys):
+    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
+    assert "polcy_lr" in refused(capsys, *given, "--config.ppo.polcy_lr=1.0")
+
+
+def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
+    file = tmp_path / "c.py"
+    source = "from ml_collections import ConfigDict\ndef get_config():\n"
+    file.write_text(source + "    return ConfigDict({'run': {'steps': 1, 'stepz': 2}})\n")
+    line = refused(capsys, "train", f"--config={file}", f"--workdir={tmp_path / 'w'}")
+    assert "stepz" in line or "system" in line
+
+
+def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
+    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
+    assert main([*given, f"--config.policy={small_policy}"]) == 0
+    capsys.readouterr()
+    line = refused(capsys, *given, f"--config.policy={small_policy}", "--config.seed=5")
+    assert "seed" in line and str(tmp_path) in line
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    import jax
+    import numpy as np
+
+    from jax_ragrl.errors import UserError
+    from jax_ragrl.train.checkpoint import Checkpoints
+
+    small, large = ({"w": jax.device_put(np.zeros((2, n), np.float32))} for n in (3, 4))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, small, {"data": {}})
+    checkpoints.close()
+    with pytest.raises(UserError, match=r"\[2, 3\].*\[2, 4\]"):
+        Checkpoints(tmp_path).restore(1, large)
+    restored, meta = Checkpoints(tmp_path).restore(1, small)
+    assert meta["step"] == 1 and restored["w"].shape == (2, 3)

@@ -1,0 +1,162 @@
+"""The story of the package is its import order: a file imports only from above its own line."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+import jax_ragrl
+
+PACKAGE = "jax_ragrl"
+
+# An entry is a module or a package. In a package siblings may import each other, but not in cycles.
+ORDER = [
+    *("errors", "types", "config", "draws", "sharding", "text", "corpus", "models", "retrieval"),
+    *("sampling", "llm", "rollout", "credit", "batch", "losses", "systems", "evaluate", "train"),
+    *("compare", "report", "quickstart", "serve", "export", "plan", "bench", "cli", "__main__"),
+]
+
+FORBIDDEN = {"torch", "tensorflow"}
+
+
+def read_package() -> dict[str, str]:
+    """Dotted module name to source, for every file of the package; `a.__init__` is a package's."""
+    root = pathlib.Path(jax_ragrl.__file__).parent
+    return {
+        ".".join((PACKAGE, *path.relative_to(root).with_suffix("").parts)): path.read_text()
+        for path in root.rglob("*.py")
+    }
+
+
+def imported_names(module: str, source: str) -> Iterator[str]:
+    """What `module` imports, dotted and absolute, wherever it stands: in functions, for typing."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the module's own package, each further dot one package up.
+            above = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def internal_imports(module: str, sources: Mapping[str, str]) -> set[str]:
+    """The modules of the package that `module` imports; names inside a module are cut off."""
+    found = set()
+    for name in imported_names(module, sources[module]):
+        if name.split(".")[0] == PACKAGE and (target := resolve(name, sources)):
+            found.add(target)
+    return found
+
+
+def resolve(name: str, sources: Mapping[str, str]) -> str | None:
+    """The longest prefix of `name` that is a module; None for the root (`__version__`)."""
+    parts = name.split(".")
+    for end in range(len(parts), 1, -1):
+        prefix = ".".join(parts[:end])
+        if prefix in sources:
+            return prefix
+        if f"{prefix}.__init__" in sources:
+            return f"{prefix}.__init__"
+    return None
+
+
+def entry(module: str) -> str:
+    return module.split(".")[1]
+
+
+def order_violations(sources: Mapping[str, str]) -> list[str]:
+    """One line for each import that points down the order, and for each entry that is not in it."""
+    problems = []
+    for module in sorted(sources):
+        if entry(module) not in (*ORDER, "__init__"):
+            problems.append(f"{module}: {entry(module)!r} has no place in the import order")
+        for target in sorted(internal_imports(module, sources)):
+            if rank(entry(target)) > rank(entry(module)):
+                problems.append(f"{module} imports {target}, which stands below it")
+    return problems
+
+
+def rank(name: str) -> int:
+    """The root's own `__init__` stands above all; an unknown entry is reported on its own."""
+    return ORDER.index(name) if name in ORDER else -1
+
+
+def cycles(sources: Mapping[str, str]) -> list[str]:
+    """The first cycle of imports, as one line, or nothing."""
+    graph = {module: internal_imports(module, sources) for module in sources}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
+
+
+def test_files_import_only_from_above_their_line():
+    assert order_violations(read_package()) == []
+
+
+def test_siblings_do_not_import_each_other_in_cycles():
+    assert cycles(read_package()) == []
+
+
+def test_the_package_imports_neither_torch_nor_tensorflow():
+    sources = read_package()
+    found = [
+        f"{module} imports {name}"
+        for module in sources
+        for name in imported_names(module, sources[module])
+        if name.split(".")[0] in FORBIDDEN
+    ]
+    assert found == []
+
+
+# The checker itself, on packages that exist only here.
+
+ABOVE = {"jax_ragrl.__init__": "", "jax_ragrl.losses": "", "jax_ragrl.text.__init__": ""}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import jax_ragrl.losses",
+        "from jax_ragrl import losses",
+        "from jax_ragrl.losses import kl_penalty",
+        "from .. import losses",
+        "from ..losses import kl_penalty",
+        "def late():\n    from jax_ragrl import losses",
+        "if TYPE_CHECKING:\n    from jax_ragrl.losses import Loss",
+    ],
+)
+def test_the_checker_sees_an_import_from_below(source):
+    found = order_violations({**ABOVE, "jax_ragrl.text.prompts": source})
+    assert found == ["jax_ragrl.text.prompts imports jax_ragrl.losses, which stands below it"]
+
+
+def test_the_checker_sees_a_file_without_a_place():
+    assert "'extras' has no place" in order_violations({"jax_ragrl.extras": ""})[0]
+
+
+def test_the_checker_sees_a_cycle_between_siblings():
+    sources = {
+        "jax_ragrl.text.a": "from jax_ragrl.text import b",
+        "jax_ragrl.text.b": "import jax_ragrl.text.a",
+    }
+    assert len(cycles(sources)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jax_ragrl import __version__",
+        "from jax_ragrl.text import prompts",
+        "import jax, numpy",
+    ],
+)
+def test_the_checker_passes_what_is_allowed(source):
+    sources = {**ABOVE, "jax_ragrl.text.prompts": "", "jax_ragrl.losses": source}
+    assert order_violations(sources) == cycles(sources) == []

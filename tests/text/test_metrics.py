@@ -1,0 +1,142 @@
+"""Laws and golden numbers of the answer metrics."""
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.text import metrics
+
+NORMALISED = [
+    ("The  Quick, brown-fox!", "quick brownfox", "quick brown fox"),
+    ("U.S.", "us", "u s"),
+    ("An apple a day", "apple day", "apple day"),
+    ("theatre and another", "theatre and another", "theatre and another"),
+    ("“Röntgen”", "“röntgen”", "“ro\u0308ntgen”"),
+    ("A", "", ""),
+    ("", "", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "deleted", "spaced"), NORMALISED)
+def test_normalise_gives_the_golden_strings(text, deleted, spaced):
+    assert metrics.normalise(text) == deleted
+    assert metrics.normalise(text, punct="space") == spaced
+
+
+@pytest.mark.parametrize("punct", ["delete", "space"])
+@pytest.mark.parametrize("text", [row[0] for row in NORMALISED])
+def test_normalise_is_idempotent(text, punct):
+    once = metrics.normalise(text, punct)
+    assert metrics.normalise(once, punct) == once
+
+
+# prediction, answers, exact, f1, cover, cover by tokens
+GOLDEN = [
+    ("The Eiffel Tower", ["eiffel tower"], 1, 1, 1, 1),
+    ("It is the Eiffel Tower in Paris", ["Eiffel Tower"], 0, 4 / 8, 1, 1),
+    ("yes", ["Yes"], 1, 1, 1, 1),
+    ("yes it is", ["yes"], 0, 0, 1, 1),
+    ("no", ["no way out"], 0, 0, 0, 0),
+    ("north", ["no"], 0, 0, 1, 0),
+    ("noanswer", ["answer"], 0, 0, 1, 0),
+    ("Paris", [], 0, 0, 0, 0),
+    ("Paris", [""], 0, 0, 0, 0),
+    ("", [""], 1, 1, 1, 1),
+    ("", ["Paris"], 0, 0, 0, 0),
+    ("the", ["a"], 1, 1, 1, 1),
+    ("Toghon Temür", ["toghon temür"], 1, 1, 1, 1),
+    ("Temür", ["Temur"], 0, 0, 0, 0),
+    ("日本国", ["日本"], 0, 0, 1, 0),
+    ("a cat sat sat", ["cat sat"], 0, 2 * 2 / 5, 1, 1),
+    ("cat", ["dog", "black cat"], 0, 2 / 3, 0, 0),
+    ("sat sat", ["cat sat sat"], 0, 2 * 2 / 5, 0, 0),
+    ("New York, London", ["York London"], 0, 4 / 5, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("prediction", "answers", "exact", "f1", "cover", "tokens"), GOLDEN)
+def test_metrics_give_the_golden_numbers(prediction, answers, exact, f1, cover, tokens):
+    got = [
+        metric(prediction, answers)
+        for metric in (
+            metrics.exact_match,
+            metrics.f1,
+            metrics.cover_match,
+            metrics.cover_match_tokens,
+        )
+    ]
+    assert all(isinstance(x, float) for x in got)
+    np.testing.assert_allclose(got, [exact, f1, cover, tokens])
+
+
+def test_punctuation_conventions_disagree_on_hyphens():
+    assert metrics.exact_match("twenty one", ["twenty-one"]) == 0.0
+    assert metrics.exact_match("twenty one", ["twenty-one"], punct="space") == 1.0
+
+
+def test_composed_and_decomposed_unicode_agree_under_space():
+    assert metrics.f1("Temu\u0308r", ["Tem\u00fcr"], punct="space") == 1.0
+
+
+def test_exact_implies_every_other_metric():
+    for prediction, answers, *_ in GOLDEN:
+        if metrics.exact_match(prediction, answers):
+            assert metrics.f1(prediction, answers) == 1.0
+            assert metrics.cover_match_tokens(prediction, answers) == 1.0
+            assert metrics.cover_match(prediction, answers) == 1.0
+
+
+def test_one_string_for_answers_is_refused():
+    with pytest.raises(TypeError, match="sequence of strings"):
+        metrics.f1("no", "no")
+
+
+def test_unknown_punctuation_rule_is_refused():
+    with pytest.raises(UserError, match="delete"):
+        metrics.normalise("x", punct="drop")
+
+
+def test_bootstrap_interval_is_deterministic_and_holds_the_mean():
+    x_N = np.random.default_rng(1).random(50)
+    mean, low, high = metrics.bootstrap_interval(x_N)
+    assert (mean, low, high) == metrics.bootstrap_interval(x_N)
+    assert low < mean < high and mean == pytest.approx(x_N.mean())
+
+
+def test_bootstrap_interval_covers_the_truth_about_95_times_in_100():
+    rng = np.random.default_rng(2)
+    inside = 0
+    for _ in range(200):
+        _, low, high = metrics.bootstrap_interval(rng.normal(size=60), samples=1000)
+        inside += low <= 0.0 <= high
+    assert 0.90 <= inside / 200 <= 0.985
+
+
+def test_bootstrap_blocks_do_not_change_the_count_of_resamples(monkeypatch):
+    monkeypatch.setattr(metrics, "BLOCK", 70)
+    means = list(metrics._resampled_means(np.arange(10.0), 33, 0))
+    assert [len(m) for m in means] == [7, 7, 7, 7, 5]
+
+
+def test_pairing_sees_a_constant_gain_that_unpaired_noise_hides():
+    b = np.random.default_rng(3).random(40)
+    mean, low, high = metrics.paired_bootstrap(b + 0.01, b)
+    np.testing.assert_allclose([mean, low, high], 0.01)
+
+
+def test_swapping_the_systems_flips_the_sign():
+    a, b = [1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]
+    forward, backward = metrics.paired_bootstrap(a, b), metrics.paired_bootstrap(b, a)
+    np.testing.assert_allclose(forward[0], -backward[0])
+    np.testing.assert_allclose(forward[1], -backward[2])
+
+
+@pytest.mark.parametrize("scores", [[], [float("nan")], [[1.0]]])
+def test_scores_without_an_interval_are_refused(scores):
+    with pytest.raises(UserError, match="finite number a question"):
+        metrics.bootstrap_interval(scores)
+
+
+def test_unequal_lengths_cannot_be_paired():
+    with pytest.raises(UserError, match="same questions"):
+        metrics.paired_bootstrap([1.0], [1.0, 0.0])

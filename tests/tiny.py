@@ -1,0 +1,36 @@
+"""A tiny random policy and its tokenizer, for tests of what surrounds a model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flax import nnx
+
+from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.text.training import train_tokenizer
+
+WORDS = "route filter decide Question Thought Action Retrieval Planning who directed the film"
+
+
+@functools.cache
+def tokenizer() -> ChatTokenizer:
+    """A byte-level tokenizer of 300 ids."""
+    return ChatTokenizer(train_tokenizer([WORDS] * 3, 300))
+
+
+@functools.cache
+def policy(seed: int = 0) -> tuple[Any, Any]:
+    """(graph, params) of a random decoder: 2 layers, width 16."""
+    config = DecoderConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        rope_theta=1e4,
+    )
+    return nnx.split(Decoder(config, rngs=nnx.Rngs(seed)), nnx.Param)
