@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights
-from jax_ragrl.sharding import Rules, replicate, tree_shardings
+from jax_ragrl.sharding import Rules, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -93,20 +93,18 @@ def add_lora(
     lays the adapter out like the base.
     """
     table = adapter_weights(decoder.config, lora)
-    draw = functools.partial(_draw, tuple(table.items()))
-    key, layout = rngs.params(), None
+    arrays = _draw(tuple(table.items()), rngs.params())
     if mesh is not None:
-        shapes = {n: jax.ShapeDtypeStruct(w.shape, jnp.float32) for n, w in table.items()}
-        layout = tree_shardings({n: w.axes for n, w in table.items()}, shapes, mesh, rules)
-        key = replicate(key, mesh)
-    arrays = jax.jit(draw, out_shardings=layout)(key)
+        layout = tree_shardings({n: w.axes for n, w in table.items()}, arrays, mesh, rules)
+        arrays = jax.device_put(arrays, layout)  # small: drawn on one device, then spread
     return with_adapter(decoder, arrays, lora.alpha / lora.rank)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _draw(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]:
     keys = jax.random.split(key, len(table))
     return {
-        name: w.std * jax.random.normal(keys[i], w.shape, jnp.float32)
+        name: w.std * jax.random.normal(keys[i], w.shape) if w.std else jnp.zeros(w.shape)
         for i, (name, w) in enumerate(table)
     }
 
@@ -161,12 +159,16 @@ _UNUSED = {
     "auto_mapping",
     "base_model_name_or_path",
     "inference_mode",
-    "init_lora_weights",
     "lora_dropout",
+    "megatron_core",
     "peft_version",
+    "qalora_group_size",
     "revision",
     "runtime_config",
 }
+
+# Other initialisations (PiSSA, LoftQ, CorDA) also change the base, so their adapter alone is wrong.
+_ALLOWED = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
 
 
 def save_lora(decoder: Decoder, folder: str | Path, base_model: str | None = None) -> Path:
@@ -247,7 +249,7 @@ def _read_peft_config(folder: Path) -> tuple[LoRAConfig, float]:
         raise UserError(f"{path} does not exist: give the folder of a PEFT adapter")
     raw = json.loads(path.read_text())
     known = _UNDERSTOOD | _UNUSED
-    odd = [n for n, v in raw.items() if v and n not in known and (n, v) != ("bias", "none")]
+    odd = [n for n, v in raw.items() if v and n not in known and v not in _ALLOWED.get(n, ())]
     if raw.get("peft_type") != "LORA" or odd:
         what = f"sets {odd[0]} = {raw[odd[0]]!r}" if odd else f"is a {raw.get('peft_type')}"
         raise UserError(f"the adapter in {folder} {what}, which is not supported: retrain it plain")

@@ -141,7 +141,7 @@ def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):
         ({"peft_type": "IA3"}, "is a IA3"),
         ({"target_modules": "all-linear"}, "is a pattern"),
         ({"target_modules": ["q_proj", "router"]}, "'router' is not a projection"),
-        ({"r": 8}, r"lora_A.weight has shape \[4, 32\], but this base needs \[8, 32\]"),
+        ({"r": 8}, r"lora_A.weight has shape \[4, 48\], but this base needs \[8, 48\]"),
         ({"target_modules": ["q_proj"]}, "the base has no place"),
     ],
 )
