@@ -11,6 +11,7 @@ import functools
 import pathlib
 from collections.abc import Sequence
 
+import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
@@ -27,6 +28,8 @@ class ChatTokenizer:
         if tokenizer.chat_template is None:
             raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template")
         self._hf = tokenizer
+        # Two backends and no mode to switch: a rollout encodes in several threads at once.
+        self._content, self._template = (_backend(tokenizer, split) for split in (True, False))
         self.stop_ids = _stop_ids(tokenizer)
         pad = tokenizer.pad_token_id
         self.pad_id: int = pad if pad is not None else self.stop_ids[0]
@@ -48,7 +51,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of content: text that looks like a control token becomes ordinary tokens."""
-        return self._encode(text, split_special=True)
+        return self._content.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out."""
@@ -75,11 +78,18 @@ class ChatTokenizer:
         pieces = str(text).split(_HOLE)
         if len(pieces) != len(roles) + 1:
             raise UserError(f"the chat template does not show each message once: roles {roles}")
-        return tuple(tuple(self._encode(piece, split_special=False)) for piece in pieces)
+        return tuple(
+            tuple(self._template.encode(piece, add_special_tokens=False).ids) for piece in pieces
+        )
 
-    def _encode(self, text: str, *, split_special: bool) -> list[int]:
-        self._hf.backend_tokenizer.encode_special_tokens = split_special
-        return self._hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+def _backend(
+    tokenizer: transformers.PreTrainedTokenizerBase, split_special: bool
+) -> tokenizers.Tokenizer:
+    """A copy of the tokenizer that splits control tokens into ordinary ones, or knows them."""
+    copy = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copy.encode_special_tokens = split_special
+    return copy
 
 
 def _stop_ids(tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[int, ...]:
