@@ -41,13 +41,13 @@ def get_config() -> ConfigDict:
                 {"steps": 400, "teacher": skills, "passages": (1, 2), "worlds_from": 1_000_000},
                 {"steps": 400, "teacher": skills, "passages": (1, 2, 3), "worlds_from": 2_000_000},
                 {
-                    "steps": 1000,
+                    "steps": 1300,
                     "teacher": skills,
                     "passages": (2, 3, 4, 4),
                     "worlds_from": 3_000_000,
                 },
                 {
-                    "steps": 250,
+                    "steps": 300,
                     "teacher": careless,
                     "passages": (4,),
                     "worlds_from": 4_000_000,

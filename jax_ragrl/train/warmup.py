@@ -1,8 +1,11 @@
-"""The warm start: a tiny decoder learns the three roles from a teacher, by supervised fine-tuning.
+"""The warm start: a tiny decoder learns its roles from a teacher, by supervised fine-tuning.
 
-Two stages on one code path. *Skills*: the teacher's careful rollouts in many generated worlds, with
-few passages a search at first. *Rejection sampling* (Chen et al. 2025, section 5.3): the careless
-teacher's trees, of which only actions on the way to a right answer are kept.
+Two kinds of stages on one code path. *Skills*: the teacher's careful rollouts in many generated
+worlds, with few passages a search at first. *Rejection sampling* (Chen et al. 2025, section 5.3):
+the careless teacher's trees, of which only actions on the way to a right answer are kept.
+
+Beside the proxy's roles the decoder learns those of a frozen language model (`train/reading.py`):
+to write a roadmap, to answer from documents, and the famous facts of one world by heart.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, re
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
+from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
 from jax_ragrl.train.teacher import Teacher, TeacherSampler, query_of
 
@@ -52,7 +56,7 @@ class Stage:
     """A part of the warm-up: how long, from which teacher, with how many passages a search.
 
     `passages` are cycled through from world to world. `only_correct` keeps the actions that lead
-    to a right answer (rejection sampling).
+    to a right answer (rejection sampling). `facts` are asked of the known world beside each world.
     """
 
     steps: int
@@ -61,11 +65,15 @@ class Stage:
     worlds_from: int
     only_correct: bool = False
     questions: int = 120
+    facts: int = 80
 
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """The whole warm-up. `tokens` a step are split over rows of the bucket lengths."""
+    """The whole warm-up. `tokens` a step are split over rows of the bucket lengths.
+
+    `known_world` is the seed of the world whose famous facts are learnt by heart.
+    """
 
     model: DecoderConfig
     stages: tuple[Stage, ...]
@@ -75,6 +83,7 @@ class Warmup:
     buckets: tuple[int, ...] = (48, 80, 112, 144, 176, 224)
     prompt_weight: float = 0.1
     log_every: int = 50
+    known_world: int = 0
 
 
 def world_texts(seeds: range, size: int = 400) -> Iterator[str]:
@@ -102,18 +111,17 @@ def three_strategies(effect: Generate, question: str) -> Branching:
     return Branching(0, tuple(Forced(render_router(*action)) for action in actions))
 
 
-def teach(system: Any, tokenizer: ChatTokenizer, stage: Stage, number: int) -> list[Example]:
+def teach(
+    system: Any, tokenizer: ChatTokenizer, stage: Stage, known: World, number: int
+) -> list[Example]:
     """The rows of one world of a stage: a function of the stage and the world's number."""
     seed = stage.worlds_from + number
     world = generate(seed, 120 + 40 * (number % 5))
     rng = random.Random(seed)
     questions = shuffled(rng, world.questions["train"])[: stage.questions]
     system = dataclasses.replace(system, top_k=stage.passages[number % len(stage.passages)])
-    environment = Environment(
-        TeacherSampler(stage.teacher, tokenizer),
-        search_world(world),
-        WorldReader(world, style=system.style),
-    )
+    llm = Listener(WorldReader(world, style=system.style))
+    environment = Environment(TeacherSampler(stage.teacher, tokenizer), search_world(world), llm)
     forest = collect(
         system,
         three_strategies,
@@ -122,7 +130,11 @@ def teach(system: Any, tokenizer: ChatTokenizer, stage: Stage, number: int) -> l
         seed=seed,
         reward=lambda question, answer: cover_match(answer or "", question.answers),
     )
-    return shuffled(rng, rows(forest, rng, stage.only_correct))
+    reader = careful_reader(world, system.style)
+    taught = rows(forest, rng, stage.only_correct)
+    taught += reading_rows(llm.heard, reader, tokenizer, rng)
+    taught += fact_rows(known, system.style, tokenizer, rng, stage.facts)
+    return shuffled(rng, taught)
 
 
 def rows(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example]:
@@ -148,10 +160,12 @@ def correct_paths(forest: Forest) -> np.ndarray:
     return jax.device_get(values_N) > 0
 
 
-def world_rows(system: Any, tokenizer: ChatTokenizer, stage: Stage) -> Iterator[list[Example]]:
+def world_rows(
+    system: Any, tokenizer: ChatTokenizer, stage: Stage, known: World
+) -> Iterator[list[Example]]:
     """Rows world by world, made ahead by Grain's threads."""
     worlds = grain.MapDataset.range(1_000_000)
-    taught = worlds.map(functools.partial(teach, system, tokenizer, stage))
+    taught = worlds.map(functools.partial(teach, system, tokenizer, stage, known))
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(taught.to_iter_dataset(options))
 
@@ -257,9 +271,10 @@ def warm_up(config: Warmup, system: Any, out: pathlib.Path) -> dict[str, Any]:
     state = transform.init(params)
     step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=(0, 1))
     log = _Log(config, out / "warmup.jsonl")
-    held_out = teach(system, tokenizer, config.stages[-1], 999_999)
+    known = generate(config.known_world)
+    held_out = teach(system, tokenizer, config.stages[-1], known, 999_999)
     for stage in config.stages:
-        data = batches(world_rows(system, tokenizer, stage), config)
+        data = batches(world_rows(system, tokenizer, stage, known), config)
         for _, batch in zip(range(stage.steps), data, strict=False):
             params, state, metrics = step(params, state, jax.device_put(batch))
             log.step(batch, metrics)
