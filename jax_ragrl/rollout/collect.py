@@ -3,23 +3,32 @@
 Each round gathers what all branches of all questions wait for and makes one batched call each of
 the sampler, the retriever and the frozen language model, side by side. What a branch becomes never
 depends on which other branches are in the batch.
+
+A state that waits for several effects at once gets all replies together, in the order of its
+effects. Its actions become a line of nodes: the parent of the second is the first.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever, search_pages
-from jax_ragrl.rollout.effects import Ask, Done, Generate, Search
+from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
-from jax_ragrl.rollout.roles import Role, malformed
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Forest, Record, plant
-from jax_ragrl.types import Message, Question
+from jax_ragrl.rollout.roles import Parsed, Role, malformed
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record, plant
+from jax_ragrl.types import Hits, Message, Question
+
+
+def words(text: str) -> int:
+    """How many words a text has."""
+    return len(text.split())
 
 
 class ActionRequest(NamedTuple):
@@ -29,6 +38,7 @@ class ActionRequest(NamedTuple):
     messages: tuple[Message, ...]
     branching: Branching
     seed: int
+    after: tuple[Segment, ...] = ()
 
 
 class ActionSampler(Protocol):
@@ -38,24 +48,31 @@ class ActionSampler(Protocol):
 
 
 class Environment(NamedTuple):
-    """What a system's effects act on."""
+    """What a system's effects act on. `count` measures text, for the costs of calls."""
 
     sampler: ActionSampler
     retriever: Retriever
     llm: FrozenLLM
+    count: Callable[[str], int] = words
 
 
 class Branch(NamedTuple):
-    """A live state: the question and action it came from, and the path that led here."""
+    """A live state: the question and action it came from, and the path that led here.
+
+    `nodes` are the actions on the way, `calls` what the environment was asked for.
+    """
 
     state: Any
     question: int
     parent: int = NO_PARENT
     path: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
 
-    def seed(self, run: int, question: Question) -> int:
+    def seed(self, run: int, question: Question, slot: int = 0) -> int:
         """A 32-bit number of this state that no other question in the batch can change."""
-        return zlib.crc32(repr((run, question.id, self.path)).encode())
+        name = (run, question.id, self.path) + ((slot,) if slot else ())
+        return zlib.crc32(repr(name).encode())
 
 
 def collect(
@@ -65,6 +82,7 @@ def collect(
     environment: Environment,
     *,
     seed: int = 0,
+    rollouts: int = 1,
     reward: Callable[[Question, str | None], float] | None = None,
 ) -> Forest:
     """Rolls every question out to its leaves.
@@ -75,18 +93,18 @@ def collect(
       questions: the batch; ids must differ, since sampling keys are folded from them.
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
+      rollouts: whole copies of every question's rollout, never merged (groups).
       reward: a leaf's reward from its question and answer (None: a dead leaf).
     """
-    records: list[Record] = []
-    failed: set[int] = set()
-    live = [Branch(system.start(q), i) for i, q in enumerate(questions)]
+    copies: list[tuple[int, ...]] = [(g,) for g in range(rollouts)] if rollouts > 1 else [()]
+    live = [
+        Branch(system.start(q), i, path=path) for i, q in enumerate(questions) for path in copies
+    ]
     with ThreadPoolExecutor(max_workers=2) as pool:
+        run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
-            live = [b for b in live if b.question not in failed]
-            live = _round(
-                system, expander, questions, environment, seed, live, records, failed, pool
-            )
-    forest = plant(questions, records, sorted(failed))
+            live = run.round([b for b in live if b.question not in run.failed])
+    forest = plant(questions, run.records, sorted(run.failed))
     if reward is not None:
         for i in forest.leaf_N.nonzero()[0]:
             record = forest.records[i]
@@ -94,47 +112,217 @@ def collect(
     return forest
 
 
-def _round(
-    system: Any,
-    expander: Expander,
-    questions: Sequence[Question],
-    environment: Environment,
-    seed: int,
-    live: Sequence[Branch],
-    records: list[Record],
-    failed: set[int],
-    pool: ThreadPoolExecutor,
-) -> list[Branch]:
-    """One batched call of each effect, and the branches that follow, in the order of `live`."""
-    wants = [(branch, system.wants(branch.state)) for branch in live]
-    generate = [(b, e) for b, e in wants if isinstance(e, Generate)]
-    search = [(b, e) for b, e in wants if isinstance(e, Search)]
-    ask = [(b, e) for b, e in wants if isinstance(e, Ask)]
-    found = pool.submit(_search, environment.retriever, [e for _, e in search])
-    told = pool.submit(_ask, environment.llm, ask, questions, seed)
-    written = environment.sampler.sample(
-        [_request(system, expander, b, e, questions[b.question], seed) for b, e in generate]
-    )
-    after: list[Branch] = []
-    for (branch, effect), actions in zip(generate, written, strict=True):
-        after += _grow(system, branch, effect, actions, records)
-    for branch, reply in [
-        *zip([b for b, _ in search], [[hits] for hits in found.result()], strict=True),
-        *zip([b for b, _ in ask], told.result(), strict=True),
-    ]:
-        after += _follow(system, branch, reply, failed)
-    for branch, effect in wants:
-        if isinstance(effect, Done):
-            records.append(_leaf(branch, effect))
-    return after
+class Wanted(NamedTuple):
+    """One effect of one live branch: which branch, which of its effects."""
+
+    branch: Branch
+    slot: int
+    effect: Any
 
 
-def _request(
-    system: Any, expander: Expander, branch: Branch, effect: Generate, question: Question, seed: int
-) -> ActionRequest:
-    branching = expander(effect, question.text)
-    role = system.roles[effect.role]
-    return ActionRequest(role, effect.messages, branching, branch.seed(seed, question))
+@dataclasses.dataclass
+class Rollout:
+    """The batch while it grows: what is fixed, and the records and failures so far."""
+
+    system: Any
+    expander: Expander
+    questions: tuple[Question, ...]
+    environment: Environment
+    seed: int
+    pool: Executor
+    records: list[Record] = dataclasses.field(default_factory=list)
+    failed: set[int] = dataclasses.field(default_factory=set)
+    number: int = 0
+
+    def round(self, live: Sequence[Branch]) -> list[Branch]:
+        """One batched call of each effect, and the branches that follow, in the order of `live`."""
+        effects = [_several(self.system.wants(branch.state)) for branch in live]
+        wanted = [
+            Wanted(branch, slot, effect)
+            for branch, several in zip(live, effects, strict=True)
+            for slot, effect in enumerate(several)
+        ]
+        replies = iter(self._perform(wanted))
+        after: list[Branch] = []
+        for branch, several in zip(live, effects, strict=True):
+            after += self._step(branch, several, [next(replies) for _ in several])
+        self.number += 1
+        return after
+
+    def _perform(self, wanted: Sequence[Wanted]) -> list[Any]:
+        """A reply an effect, in order: actions, hits, or samples of the language model."""
+        generate, search, ask = (
+            [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
+        )
+        found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
+        told = self.pool.submit(self._ask, ask)
+        written = self.environment.sampler.sample([self._request(w) for w in generate])
+        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told.result())}
+        return [
+            None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
+        ]
+
+    def _request(self, wanted: Wanted) -> ActionRequest:
+        branch, slot, effect = wanted
+        question = self.questions[branch.question]
+        return ActionRequest(
+            self.system.roles[effect.role],
+            effect.messages,
+            self.expander(effect, question.text),
+            branch.seed(self.seed, question, slot),
+            effect.after,
+        )
+
+    def _ask(self, asks: Sequence[Wanted]) -> list[list[Any]]:
+        """Every sample of every request in one call; a failure stands in place of its reply."""
+        requests = [
+            w.effect.request._replace(
+                seed=w.branch.seed(self.seed, self.questions[w.branch.question], w.slot) + i
+            )
+            for w in asks
+            for i in range(w.effect.samples)
+        ]
+        try:
+            replies: Sequence[Any] = self.environment.llm.complete(requests) if requests else []
+        except EffectError as error:
+            replies = [error] * len(requests)
+        rest = iter(replies)
+        return [[next(rest) for _ in range(w.effect.samples)] for w in asks]
+
+    def _step(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: list[Any]
+    ) -> list[Branch]:
+        """What a branch becomes once all that it waited for is there."""
+        flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
+        if any(isinstance(reply, EffectError) for reply in flat):
+            self.failed.add(branch.question)
+            return []
+        branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
+        if len(effects) > 1:
+            return [self._together(branch, effects, replies)]
+        if isinstance(effects[0], Done):
+            self.records.append(self._leaf(branch, effects[0]))
+            return []
+        if isinstance(effects[0], Generate):
+            return self._grow(branch, effects[0], replies[0])
+        return self._follow(branch, replies[0])
+
+    def _grow(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
+        """One node an action, identical siblings merged, and the states they lead to."""
+        nodes: dict[tuple[int, ...], int] = {}
+        after = []
+        for i, action in enumerate(actions):
+            if action.ids in nodes:
+                self.records[nodes[action.ids]].multiplicity += 1
+                continue
+            grown, parsed = self._node(branch._replace(path=(*branch.path, i)), effect, action)
+            state = self.system.advance(branch.state, parsed)
+            nodes[action.ids] = grown.parent
+            self.records[grown.parent].state = state
+            after.append(grown._replace(state=state))
+        return after[: self.expander(effect, self.questions[branch.question].text).follow]
+
+    def _node(self, branch: Branch, effect: Generate, action: Action) -> tuple[Branch, Parsed]:
+        """Records an action: the branch that it extends, and what it says."""
+        role = self.system.roles[effect.role]
+        parsed = malformed(action.error) if action.error else role.parse(action.text)
+        parsed = parsed._replace(text=action.text, ids=action.ids)
+        self.records.append(
+            Record(
+                branch.parent,
+                branch.question,
+                effect.role,
+                effect.depth,
+                branch.path,
+                action,
+                forced=action.logps is None,  # only what was sampled has log-probabilities
+                parsed=parsed,
+                round=self.number,
+            )
+        )
+        node = len(self.records) - 1
+        return branch._replace(parent=node, nodes=(*branch.nodes, node)), parsed
+
+    def _together(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[Any]
+    ) -> Branch:
+        """The state after several effects at once; their actions stand in line."""
+        line, values, written = branch, [], []
+        for effect, reply in zip(effects, replies, strict=True):
+            if isinstance(effect, Generate):
+                line, value = self._node(line, effect, _only(reply))
+                written.append(line.parent)
+            else:
+                value = reply if isinstance(effect, Search) else _only(reply)
+            values.append(value)
+        state = self.system.advance(branch.state, tuple(values))
+        for node in written:
+            self.records[node].state = state
+        return line._replace(state=state)
+
+    def _follow(self, branch: Branch, reply: Any) -> list[Branch]:
+        """The states after an environment's replies; equal replies give one state."""
+        if isinstance(reply, Hits):
+            return [branch._replace(state=self.system.advance(branch.state, reply))]
+        distinct = list(dict.fromkeys(reply))
+        many = len(reply) > 1
+        return [
+            branch._replace(
+                state=self.system.advance(branch.state, text),
+                path=(*branch.path, i) if many else branch.path,
+            )
+            for i, text in enumerate(distinct)
+        ]
+
+    def _calls(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[Any]
+    ) -> tuple[Call, ...]:
+        """What the environment was asked for in this round, and how much of it."""
+        latest, calls = len(branch.nodes) - 1, []
+        for effect, reply in zip(effects, replies, strict=True):
+            if isinstance(effect, Search):
+                turn = latest if effect.turn < 0 else effect.turn
+                found = len(reply.passages)
+                calls.append(Call("search", turn, self.number, passages=found))
+            elif isinstance(effect, Ask):
+                turn = latest if effect.turn < 0 else effect.turn
+                read = sum(self.environment.count(m.content) for m in effect.request.messages)
+                calls += [
+                    Call(
+                        effect.request.purpose,
+                        turn,
+                        self.number,
+                        read,
+                        self.environment.count(text),
+                    )
+                    for text in reply
+                ]
+        return tuple(calls)
+
+    def _leaf(self, branch: Branch, done: Done) -> Record:
+        return Record(
+            branch.parent,
+            branch.question,
+            LEAF,
+            getattr(branch.state, "depth", 0),
+            branch.path,
+            round=self.number,
+            calls=branch.calls,
+            answer=done.answer,
+            why=done.why,
+            state=branch.state,
+        )
+
+
+def _several(wants: Any) -> tuple[Effect, ...]:
+    return (wants,) if isinstance(wants, Effect) else tuple(wants)
+
+
+def _only(replies: Sequence[Any]) -> Any:
+    """The single reply of an effect that stands beside others."""
+    if len(replies) != 1:
+        raise ValueError(f"{len(replies)} replies to one of several effects: only one can be used")
+    return replies[0]
 
 
 def _search(retriever: Retriever, effects: Sequence[Search]) -> Sequence[Any]:
@@ -144,77 +332,3 @@ def _search(retriever: Retriever, effects: Sequence[Search]) -> Sequence[Any]:
         return search_pages(retriever, [(e.query, e.k, e.page) for e in effects])
     except EffectError as error:
         return [error] * len(effects)
-
-
-def _ask(
-    llm: FrozenLLM, asks: Sequence[tuple[Branch, Ask]], questions: Sequence[Question], seed: int
-) -> list[list[Any]]:
-    """Every sample of every request in one call; a failure stands in place of its reply."""
-    requests = [
-        effect.request._replace(seed=branch.seed(seed, questions[branch.question]) + i)
-        for branch, effect in asks
-        for i in range(effect.samples)
-    ]
-    try:
-        replies: Sequence[Any] = llm.complete(requests) if requests else []
-    except EffectError as error:
-        replies = [error] * len(requests)
-    rest = iter(replies)
-    return [[next(rest) for _ in range(effect.samples)] for _, effect in asks]
-
-
-def _grow(
-    system: Any, branch: Branch, effect: Generate, actions: Sequence[Action], records: list[Record]
-) -> list[Branch]:
-    """One node an action, identical siblings merged, and the states they lead to."""
-    nodes: dict[tuple[int, ...], int] = {}
-    after = []
-    for i, (action, forced) in enumerate(_marked(actions)):
-        if action.ids in nodes:
-            records[nodes[action.ids]].multiplicity += 1
-            continue
-        node = nodes[action.ids] = len(records)
-        path = (*branch.path, i)
-        records.append(
-            Record(branch.parent, branch.question, effect.role, effect.depth, path, action, forced)
-        )
-        role = system.roles[effect.role]
-        parsed = malformed(action.error) if action.error else role.parse(action.text)
-        state = system.advance(branch.state, parsed)
-        records[node].state = state
-        after.append(branch._replace(state=state, parent=node, path=path))
-    return after
-
-
-def _marked(actions: Sequence[Action]) -> list[tuple[Action, bool]]:
-    # Only what was sampled has log-probabilities.
-    return [(action, action.logps is None) for action in actions]
-
-
-def _follow(system: Any, branch: Branch, replies: Sequence[Any], failed: set[int]) -> list[Branch]:
-    """The states after an environment's replies; equal replies give one state."""
-    if any(isinstance(reply, EffectError) for reply in replies):
-        failed.add(branch.question)
-        return []
-    distinct = list(dict.fromkeys(replies))
-    many = len(replies) > 1
-    return [
-        branch._replace(
-            state=system.advance(branch.state, reply),
-            path=(*branch.path, i) if many else branch.path,
-        )
-        for i, reply in enumerate(distinct)
-    ]
-
-
-def _leaf(branch: Branch, done: Done) -> Record:
-    return Record(
-        branch.parent,
-        branch.question,
-        LEAF,
-        getattr(branch.state, "depth", 0),
-        branch.path,
-        answer=done.answer,
-        why=done.why,
-        state=branch.state,
-    )

@@ -7,27 +7,55 @@ from typing import NamedTuple
 from jax_ragrl.types import LLMRequest, Message
 
 
+class Said(NamedTuple):
+    """An earlier action of a context, as the ids that were sampled (`Parsed.ids`)."""
+
+    ids: tuple[int, ...]
+
+
+class Told(NamedTuple):
+    """What a context was shown after an action: passages, a result, an error. Never trained."""
+
+    text: str
+
+
+Segment = Said | Told
+
+
 class Generate(NamedTuple):
-    """One action of a role. `depth` counts the node kinds above it, the root being 1."""
+    """One action of a role. `depth` counts the node kinds above it, the root being 1.
+
+    `after` continues the conversation that `messages` began: earlier actions and what they were
+    told, in turn. A context is append-only; its ids are never decoded and encoded again.
+    """
 
     role: str
     messages: tuple[Message, ...]
-    depth: int
+    depth: int = 1
+    after: tuple[Segment, ...] = ()
 
 
 class Search(NamedTuple):
-    """The passages ranked `k * page` to `k * page + k - 1` for a query."""
+    """The passages ranked `k * page` to `k * page + k - 1` for a query.
+
+    `turn` is the action that pays, counted from the branch's first; -1: its latest.
+    """
 
     query: str
     k: int
     page: int = 0
+    turn: int = -1
 
 
 class Ask(NamedTuple):
-    """A reply of the frozen language model; several `samples` branch the state."""
+    """A reply of the frozen language model; several `samples` branch the state.
+
+    `turn` is the action that pays, as for `Search`.
+    """
 
     request: LLMRequest
     samples: int = 1
+    turn: int = -1
 
 
 class Done(NamedTuple):

@@ -20,10 +20,14 @@ class Forced(NamedTuple):
 
 
 class Branching(NamedTuple):
-    """How many actions to sample, and which to force besides."""
+    """How many actions to sample, and which to force besides.
+
+    The rollout goes on from the first `follow` of them (forced ones come first); None: from all.
+    """
 
     samples: int
     forced: tuple[Forced, ...] = ()
+    follow: int | None = None
 
 
 class Expander(Protocol):

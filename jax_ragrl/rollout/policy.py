@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
+from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -29,7 +31,7 @@ class PolicySampler:
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
-        prompts = [tuple(self.tokenizer.chat(r.messages)) for r in requests]
+        prompts = [context_ids(self.tokenizer, r.messages, r.after, r.role.chat) for r in requests]
         wanted: dict[int, list[tuple[int, int]]] = {}  # width -> (request, number of its prefix)
         for i, request in enumerate(requests):
             if request.branching.samples:
@@ -57,7 +59,9 @@ class PolicySampler:
         none = [Action((), (), "", (), TOO_LONG)]
         out = {key: none for key in keys if key not in fits}
         for (i, f), rows in zip(fits, drawn, strict=True):
-            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
+            stops = requests[i].role.stops
+            cut = [self._cut(stops, *row) for row in rows]
+            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in cut]
         return out
 
     def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
@@ -72,6 +76,21 @@ class PolicySampler:
         seed = (request.seed + 0x9E3779B9 * (number + 1)) % 2**32
         limit = min(sampling.max_tokens, self.shapes.steps)
         return Job(ids, seed, temperature, sampling.top_p, limit)
+
+    def _cut(
+        self, stops: tuple[str, ...], ids: tuple[int, ...], logps: tuple[float, ...]
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The shortest prefix whose text holds a stop string: ids are cut, never encoded again."""
+        text = self.tokenizer.decode(ids) if stops else ""
+        if not any(stop in text for stop in stops):
+            return ids, logps
+        # The text of a prefix only grows, so the shortest one can be searched for.
+        size = bisect.bisect_left(
+            range(len(ids)),
+            True,
+            key=lambda n: any(stop in self.tokenizer.decode(ids[:n]) for stop in stops),
+        )
+        return ids[:size], logps[:size]
 
     def _action(
         self,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_ragrl.rollout.roles import Parsed
 from jax_ragrl.types import Question
 
 NO_PARENT = -1
@@ -32,9 +33,27 @@ class Action(NamedTuple):
     error: str = ""
 
 
+class Call(NamedTuple):
+    """One call to the environment. `turn` is the action that pays, counted along its path.
+
+    `purpose` is `search`, or that of the request; tokens are zero for searches.
+    """
+
+    purpose: str
+    turn: int
+    round: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    passages: int = 0
+
+
 @dataclasses.dataclass
 class Record:
-    """One node on the host. `answer` and `why` belong to leaves, `action` to the others."""
+    """One node on the host. `answer`, `why` and `calls` belong to leaves, the rest to actions.
+
+    `round` counts the batched calls before the node: what runs side by side shares a round.
+    `state` is what the action led to.
+    """
 
     parent: int
     question: int
@@ -44,6 +63,9 @@ class Record:
     action: Action | None = None
     forced: bool = False
     multiplicity: int = 1
+    parsed: Parsed | None = None
+    round: int = 0
+    calls: tuple[Call, ...] = ()
     answer: str | None = None
     why: str = ""
     state: Any = None
@@ -76,6 +98,14 @@ class Forest(NamedTuple):
     def nodes_of(self, question: int) -> np.ndarray:
         """The node numbers of one question, ascending."""
         return np.flatnonzero(self.question_N == question)
+
+    def roots(self) -> np.ndarray:
+        """int32 `[N]`: the first node of the rollout (or tree) that each node belongs to."""
+        root_N = np.arange(len(self.parent_N), dtype=np.int32)
+        for node, parent in enumerate(self.parent_N):
+            if parent != NO_PARENT:
+                root_N[node] = root_N[parent]
+        return root_N
 
 
 def plant(

@@ -68,6 +68,15 @@ class ChatTokenizer:
             ids += self.encode(message.content) + list(piece)
         return ids
 
+    def reply(self, text: str, *, ended: bool) -> list[int]:
+        """Ids of a user's turn after an assistant's, up to the assistant's next.
+
+        `ended` says that the assistant's ids already hold their stop token.
+        """
+        *_, close, open_ = self._render(("user", "assistant", "user"))
+        close = close[1:] if ended and close[0] in self.stop_ids else close
+        return [*close, *self.encode(text), *open_]
+
     def _render_roles(self, roles: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The template's own ids around the contents of messages with these roles."""
         text = self._hf.apply_chat_template(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from jax_ragrl.corpus.world import RELATIONS, World
 from jax_ragrl.draws import pick
+from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.text.prompts import user_turn
@@ -29,7 +30,7 @@ class Listener:
         self._llm, self.name = llm, llm.name
         self.heard: list[LLMRequest] = []
 
-    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[object]:
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """The replies of the model behind it."""
         self.heard += requests
         return self._llm.complete(requests)

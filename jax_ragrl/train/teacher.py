@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from jax_ragrl.llm.reader import Plan, facts_of, understand
 from jax_ragrl.rollout.collect import ActionRequest
+from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.systems.c3po import (
     FILTER,
@@ -138,6 +139,6 @@ class TeacherSampler:
         texts = [f.text for f in request.branching.forced if f.complete]
         drawn = request.branching.samples + len(request.branching.forced) - len(texts)
         texts += [self._teacher.write(request.role.name, prompt, rng) for _ in range(drawn)]
-        ids = tuple(self._tokenizer.chat(request.messages))
+        ids = context_ids(self._tokenizer, request.messages, request.after, request.role.chat)
         stop = self._tokenizer.stop_ids[0]
         return [Action(ids, (*self._tokenizer.encode(text), stop), text) for text in texts]

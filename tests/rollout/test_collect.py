@@ -297,9 +297,9 @@ def test_identical_siblings_are_one_node_with_their_number():
 def test_siblings_that_differ_are_branches_of_their_own():
     forest = play(Tape({"router": ["[No Retrieval]", "[Retrieval] a"], "filter": [KEEP_1] * 2}),
                   expander=twice)  # fmt: skip
-    assert [r.role for r in forest.records] == ["router", "router", "filter", "leaf", "leaf"]
-    assert forest.parent_N.tolist() == [NO_PARENT, NO_PARENT, 1, 0, 2]
-    assert forest.multiplicity_N.tolist() == [1, 1, 2, 1, 1]
+    assert [r.role for r in forest.records] == ["router", "router", "leaf", "filter", "leaf"]
+    assert forest.parent_N.tolist() == [NO_PARENT, NO_PARENT, 0, 1, 3]
+    assert forest.multiplicity_N.tolist() == [1, 1, 1, 2, 1]
 
 
 def test_equal_roadmaps_are_one_branch_and_different_ones_two():

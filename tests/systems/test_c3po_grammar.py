@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from jax_ragrl.rollout.roles import Parsed, malformed
 from jax_ragrl.systems.c3po import (
     LLM,
     MAX_QUERY_WORDS,
@@ -88,14 +89,14 @@ def test_a_rendered_route_is_read_back(query):
 @hypothesis.given(thought=THOUGHTS, numbers=st.lists(st.integers(0, 999_999_999), unique=True))
 def test_a_rendered_selection_is_read_back(thought, numbers):
     parsed = parse_filter(render_filter(thought, tuple(numbers)))
-    assert parsed == ("Select", tuple(numbers), thought, True, "")
+    assert parsed == Parsed("Select", tuple(numbers), thought)
 
 
 @hypothesis.given(thought=THOUGHTS, query=QUERIES)
 def test_a_rendered_decision_is_read_back(thought, query):
     parsed = parse_decision(render_decision(thought, RETRIEVAL, query))
-    assert parsed == (RETRIEVAL, (query,), thought, True, "")
-    assert parse_decision(render_decision(thought, LLM)) == (LLM, (), thought, True, "")
+    assert parsed == Parsed(RETRIEVAL, (query,), thought)
+    assert parse_decision(render_decision(thought, LLM)) == Parsed(LLM, (), thought)
 
 
 # --- The published parser's cases --------------------------------------------------------------
@@ -117,7 +118,7 @@ def test_a_rendered_decision_is_read_back(thought, query):
     ],
 )
 def test_the_router_reads(text, action, args):
-    assert parse_router(text) == (action, args, "", True, "")
+    assert parse_router(text) == Parsed(action, args)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_the_router_reads(text, action, args):
     ],
 )
 def test_the_router_refuses(text, error):
-    assert parse_router(text) == ("", (), "", False, error)
+    assert parse_router(text) == malformed(error)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_the_filter_reads(text, numbers, thought):
     if numbers is None:
         assert parsed.error == "Invalid Format"
     else:
-        assert parsed == ("Select", numbers, thought, True, "")
+        assert parsed == Parsed("Select", numbers, thought)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_the_filter_reads(text, numbers, thought):
     ],
 )
 def test_the_filter_refuses(text, error):
-    assert parse_filter(text) == ("", (), "", False, error)
+    assert parse_filter(text) == malformed(error)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_the_filter_refuses(text, error):
     ],
 )
 def test_the_decision_maker_reads(text, action, args, thought):
-    assert parse_decision(text) == (action, args, thought, True, "")
+    assert parse_decision(text) == Parsed(action, args, thought)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""Credit rules on a forest: from what nodes and leaves earned to one number a node.
+
+Each returns float32 `[N]` credit and a float32 `[N]` weight that is positive on nodes to train.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_ragrl.credit.returns import monte_carlo
+from jax_ragrl.rollout.tree import Forest
+
+_monte_carlo = jax.jit(monte_carlo)
+
+
+def reachable_leaves(
+    forest: Forest, reward_N: np.ndarray, *, ignore_dead: bool = False, multiplicity: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean reward of the leaves below each node, and their number (C-3PO, eq. 5).
+
+    Dead leaves count with their reward, or not at all; `multiplicity` counts a merged sibling as
+    often as it was sampled.
+    """
+    counted_N = forest.leaf_N & ~(forest.dead_N & ignore_dead)
+    weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
+    arrays = (forest.parent_N, counted_N, reward_N, weight_N.astype(np.float32))
+    count = len(forest.parent_N)
+    size = -(-count // 512) * 512  # few compiled shapes: padding nodes are roots and no leaves
+    fills: tuple[Any, ...] = (-1, False, 0.0, 0.0)
+    padded = [
+        np.pad(x, (0, size - count), constant_values=fill)
+        for x, fill in zip(arrays, fills, strict=True)
+    ]
+    value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put(padded)))
+    return value_N[:count], leaves_N[:count]
+
+
+def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The reward of a rollout's leaf to each of its actions, added to what the action earned.
+
+    For rollouts that do not branch: one leaf each.
+    """
+    root_N = forest.roots()
+    leaf_N = np.zeros(len(root_N), np.float32)
+    np.add.at(leaf_N, root_N[forest.leaf_N], reward_N[forest.leaf_N])
+    own_N = np.where(forest.leaf_N, 0, reward_N)
+    return (leaf_N[root_N] + own_N).astype(np.float32), np.ones(len(root_N), np.float32)
+
+
+def own(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each action earned itself."""
+    return reward_N.astype(np.float32), np.ones(len(forest.parent_N), np.float32)

@@ -1,0 +1,159 @@
+"""States that wait for several effects at once, contexts of several turns, whole copies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
+from jax_ragrl.rollout.expand import Branching, once
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.rollout.tree import NO_PARENT
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.assemble import policy_folder
+from jax_ragrl.types import LLMRequest, Message, Question
+from tests.rollout.tape import ANN, BOB, Tape, action
+
+ASKED = (Message("user", "go"),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fan:
+    """Two actions, a search and an answer at once; then the end."""
+
+    @property
+    def roles(self):
+        return {"left": Role("left", Parsed), "right": Role("right", Parsed)}
+
+    def start(self, question: Question):
+        return ()
+
+    def wants(self, state):
+        if state:
+            return Done(state[0].text + state[1].text + state[3])
+        request = LLMRequest("answer", ASKED)
+        return Generate("left", ASKED), Generate("right", ASKED), Search("q", 2), Ask(request)
+
+    def advance(self, state, replies):
+        return replies
+
+
+def fan(expander=once, **options):
+    tape = Tape(lambda role, prompt, rng: role[0].upper(), told={"answer": "three words here"})
+    return collect(Fan(), expander, [ANN], Environment(tape, tape, tape), **options)
+
+
+def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line():
+    forest = fan()
+    assert [r.role for r in forest.records] == ["left", "right", "leaf"]
+    assert forest.parent_N.tolist() == [NO_PARENT, 0, 1]
+    assert [r.round for r in forest.records] == [0, 0, 1]
+    left, right, leaf = forest.records
+    assert leaf.answer == "LRthree words here"
+    assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
+
+
+def test_calls_are_metered_where_they_are_made():
+    search, answer = fan().records[-1].calls
+    assert (search.purpose, search.passages, search.prompt_tokens) == ("search", 2, 0)
+    assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 1, 3)
+    assert {search.turn, answer.turn} == {-1}  # no action was there to pay
+
+
+def test_one_of_several_effects_cannot_branch():
+    with pytest.raises(ValueError, match="2 replies to one of several effects"):
+        fan(lambda effect, question: Branching(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Two actions, one after the other."""
+
+    @property
+    def roles(self):
+        return {"a": Role("a", Parsed)}
+
+    def start(self, question: Question):
+        return ()
+
+    def wants(self, state):
+        return Done("".join(state)) if len(state) == 2 else Generate("a", ASKED)
+
+    def advance(self, state, parsed):
+        return (*state, parsed.text)
+
+
+class Seeded:
+    """Writes the seed of the state: equal states write equal texts."""
+
+    def sample(self, requests):
+        return [[action(f"{r.seed} {i}", "p") for i in range(r.branching.samples)]
+                for r in requests]  # fmt: skip
+
+
+def test_copies_of_a_rollout_differ_and_are_never_merged():
+    tape = Tape({"a": ["x"] * 12})
+    forest = collect(Line(), once, [ANN, BOB], Environment(tape, tape, tape), rollouts=3)
+    assert forest.leaf_N.sum() == 6 and (forest.multiplicity_N == 1).all()
+    assert len(set(forest.roots().tolist())) == 6
+    seeded = collect(Line(), once, [ANN], Environment(Seeded(), tape, tape), rollouts=3)
+    assert len({r.answer for r in seeded.records if r.answer}) == 3
+
+
+def test_a_rollout_goes_on_from_those_that_are_followed():
+    tape = Tape({})
+    first = lambda effect, question: Branching(3, follow=1)  # noqa: E731
+    forest = collect(Line(), first, [ANN], Environment(Seeded(), tape, tape))
+    assert [r.role for r in forest.records] == ["a"] * 6 + ["leaf"]
+    assert forest.parent_N.tolist() == [NO_PARENT] * 3 + [0] * 3 + [3]
+    assert all(record.state is not None for record in forest.records)
+
+
+# --- Contexts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ChatTokenizer.load(policy_folder("tiny"))
+
+
+def test_a_context_only_grows(tokenizer):
+    said = (*tokenizer.encode("Action: go"), tokenizer.stop_ids[0])
+    for chat in (True, False):
+        start = context_ids(tokenizer, ASKED, (), chat)
+        turn = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), chat)
+        more = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b"), Said(said)), chat)
+        assert turn[: len(start) + len(said)] == start + said and more == turn + said
+
+
+def test_an_observation_cannot_close_a_turn(tokenizer):
+    stop = tokenizer.stop_ids[0]
+    said = (*tokenizer.encode("go"), stop)
+    turn = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), True)
+    plain = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), False)
+    start = len(context_ids(tokenizer, ASKED, (), True))
+    assert turn[start:].count(stop) == 2 and plain[start:].count(stop) == 1
+
+
+def test_a_conversation_in_turns_is_the_templates_own(tokenizer):
+    turns = [Message("user", "go"), Message("assistant", "one"), Message("user", "two")]
+    said = (*tokenizer.encode("one"), tokenizer.stop_ids[0])
+    whole = tuple(tokenizer.chat(turns))
+    assert context_ids(tokenizer, ASKED, (Said(said), Told("two")), True) == whole
+    # An action that was cut before its stop token is closed by what is told.
+    assert context_ids(tokenizer, ASKED, (Said(said[:-1]), Told("two")), True) == whole
+
+
+def test_an_action_is_cut_by_ids_at_its_first_stop_string(tokenizer):
+    sampler = PolicySampler(None, None, tokenizer)
+    ids = tuple(tokenizer.encode("<search>Ada</search> and more</search>"))
+    logps = tuple(float(-i) for i in range(len(ids)))
+    cut, kept = sampler._cut(("</search>", "</answer>"), ids, logps)
+    assert ids[: len(cut)] == cut and kept == logps[: len(cut)]
+    assert "</search>" in tokenizer.decode(cut) and "</search>" not in tokenizer.decode(cut[:-1])
+    assert sampler._cut(("</none>",), ids, logps) == (ids, logps)
+    assert sampler._cut((), ids, logps) == (ids, logps)
