@@ -27,16 +27,19 @@ def get_config() -> ConfigDict:
                 "model": "Qwen/Qwen2-72B-Instruct",
                 "base_url": "http://localhost:8000/v1",
             },
-            "system": {
-                "style": "c3po",
-                "top_k": 10,
-                "max_depth": 13,
-                "max_documents": 10,
-                "max_tokens": 2048,
-                "temperature": 0.6,
+            "system": "c3po",
+            "recipe": {
+                "system": {
+                    "style": "c3po",
+                    "top_k": 10,
+                    "max_depth": 13,
+                    "max_documents": 10,
+                    "max_tokens": 2048,
+                    "temperature": 0.6,
+                },
+                "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
             },
-            "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
-            "ppo": {
+            "objective": {
                 "policy_lr": 5e-7,
                 "value_lr": 5e-6,
                 "kl_coefficient": 0.005,

@@ -115,10 +115,10 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     """The job of a config; a work folder belongs to one config."""
-    from jax_ragrl.config import build, settle
-    from jax_ragrl.train.assemble import Job
+    from jax_ragrl.config import settle
+    from jax_ragrl.train.assemble import load_job
 
-    job = build(Job, values)
+    job = load_job(values)
     settle(workdir / "config.json", values)
     return job
 
@@ -185,12 +185,11 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
     values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
-    from jax_ragrl.config import build
     from jax_ragrl.export import export
-    from jax_ragrl.train.assemble import Job, assemble, policy_folder
+    from jax_ragrl.train.assemble import assemble, load_job, policy_folder
     from jax_ragrl.train.loop import trained_policy
 
-    job = build(Job, values)
+    job = load_job(values)
     policy = trained_policy(job, assemble(job, arguments.workdir), arguments.workdir)
     done = export(policy, arguments.out, policy_folder(job.policy))
     print(json.dumps(done._asdict(), default=str))

@@ -42,6 +42,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     """`value` as the type `hint` asks for: nested dataclasses, tuples, mappings and numbers."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
         _expect(isinstance(value, Mapping), where, value, "a section of keys")
         return build(typing.cast(type, hint), value, where)
     if origin is tuple:

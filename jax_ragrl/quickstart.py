@@ -44,13 +44,12 @@ def baselines(
     """Scores of what needs no training, kept in `file`: a resumed run reads them."""
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
-    style, nothing = job.system.style, NoSampler()
+    system, nothing = job.recipe.system, NoSampler()
+    standard, alone = StandardRAG(system.style, system.top_k), direct(system.style)
     graph, params = nnx.split(parts.policy, nnx.Param)
     results = {
-        "direct": evaluate(direct(style), questions, nothing, parts.retriever, parts.llm),
-        "standard_rag": evaluate(
-            StandardRAG(style, job.system.top_k), questions, nothing, parts.retriever, parts.llm
-        ),
+        "direct": evaluate(alone, questions, nothing, parts.retriever, parts.llm),
+        "standard_rag": evaluate(standard, questions, nothing, parts.retriever, parts.llm),
         "warm_start": evaluate_policy(job, parts, graph, params, questions),
     }
     rows = {name: row(result) for name, result in results.items()}

@@ -18,16 +18,19 @@ def get_config() -> ConfigDict:
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "llm": {"kind": "world_reader", "documents": 5, "noise": 0.1, "confusion": 0.35},
-            "system": {
-                "style": "c3po_tiny",
-                "top_k": 4,
-                "max_depth": 13,
-                "max_documents": 6,
-                "max_tokens": 40,
-                "temperature": 1.0,
+            "system": "c3po",
+            "recipe": {
+                "system": {
+                    "style": "c3po_tiny",
+                    "top_k": 4,
+                    "max_depth": 13,
+                    "max_documents": 6,
+                    "max_tokens": 40,
+                    "temperature": 1.0,
+                },
+                "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
             },
-            "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
-            "ppo": {
+            "objective": {
                 "policy_lr": 8e-4,
                 "value_lr": 1e-3,
                 "kl_coefficient": 0.005,

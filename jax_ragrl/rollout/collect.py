@@ -83,9 +83,8 @@ def collect(
     *,
     seed: int = 0,
     rollouts: int = 1,
-    reward: Callable[[Question, str | None], float] | None = None,
 ) -> Forest:
-    """Rolls every question out to its leaves.
+    """Rolls every question out to its leaves; rewards are the recipe's and still zero here.
 
     Args:
       system: a `systems.base.System`.
@@ -94,7 +93,6 @@ def collect(
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: whole copies of every question's rollout, never merged (groups).
-      reward: a leaf's reward from its question and answer (None: a dead leaf).
     """
     copies: list[tuple[int, ...]] = [(g,) for g in range(rollouts)] if rollouts > 1 else [()]
     live = [
@@ -104,12 +102,7 @@ def collect(
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failed])
-    forest = plant(questions, run.records, sorted(run.failed))
-    if reward is not None:
-        for i in forest.leaf_N.nonzero()[0]:
-            record = forest.records[i]
-            forest.reward_N[i] = reward(questions[record.question], record.answer)
-    return forest
+    return plant(questions, run.records, sorted(run.failed))
 
 
 class Wanted(NamedTuple):
@@ -282,8 +275,8 @@ class Rollout:
         for effect, reply in zip(effects, replies, strict=True):
             if isinstance(effect, Search):
                 turn = latest if effect.turn < 0 else effect.turn
-                found = len(reply.passages)
-                calls.append(Call("search", turn, self.number, passages=found))
+                found = tuple(passage.id for passage in reply.passages)
+                calls.append(Call("search", turn, self.number, found=found))
             elif isinstance(effect, Ask):
                 turn = latest if effect.turn < 0 else effect.turn
                 read = sum(self.environment.count(m.content) for m in effect.request.messages)

@@ -17,6 +17,7 @@ from jax_ragrl.types import Question
 
 NO_PARENT = -1
 LEAF = "leaf"
+LIMITS = ("Max Depth",)  # ends of a rollout that are nobody's malformed action
 
 
 class Action(NamedTuple):
@@ -36,7 +37,8 @@ class Action(NamedTuple):
 class Call(NamedTuple):
     """One call to the environment. `turn` is the action that pays, counted along its path.
 
-    `purpose` is `search`, or that of the request; tokens are zero for searches.
+    `purpose` is `search`, or that of the request; tokens are zero for searches, and `found` holds
+    the ids of the passages that a search returned.
     """
 
     purpose: str
@@ -44,7 +46,7 @@ class Call(NamedTuple):
     round: int
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    passages: int = 0
+    found: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -69,6 +71,13 @@ class Record:
     answer: str | None = None
     why: str = ""
     state: Any = None
+
+    @property
+    def fault(self) -> str:
+        """What was malformed: in an action, or, at a dead leaf, in the one before it."""
+        if self.parsed is not None:
+            return self.parsed.error
+        return self.why if self.answer is None and self.why not in LIMITS else ""
 
 
 class Forest(NamedTuple):

@@ -22,8 +22,15 @@ class System(Protocol):
 
     `wants` says what a state waits for, one effect or several at once: `Done` alone ends it.
     `advance` takes the reply (a `Parsed` to `Generate`, `Hits` to `Search`, a string to `Ask`; a
-    tuple of them, in order, to several) and must be pure.
+    tuple of them, in order, to several) and must be pure. `style` names the prompts, `top_k` is
+    how many passages a search returns.
     """
+
+    @property
+    def style(self) -> str: ...
+
+    @property
+    def top_k(self) -> int: ...
 
     @property
     def roles(self) -> Mapping[str, Role]: ...

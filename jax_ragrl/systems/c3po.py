@@ -9,7 +9,7 @@ Departures from the paper and its published code
   1. In the mode that allows only `[LLM]`, another action is overwritten in the state; the code
      corrects a local variable, so that a search was still made. The sampled tokens stay.
   2. A dead branch (malformed action, depth) counts as a leaf of reward 0; the code drops it.
-     `credit.dead_leaf="ignore"` restores that.
+     `dead_leaf="ignore"` restores that.
   3. Both forced texts and forced prefixes are offered for the router (paper: prefix, code: text).
   4. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not given; they are the
      defaults of the trainer that the authors name.
@@ -18,13 +18,19 @@ Departures from the paper and its published code
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.credit.assign import reachable_leaves
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
+from jax_ragrl.rollout.expand import Forced, Tree
+from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
-from jax_ragrl.systems.base import Reply
+from jax_ragrl.systems.base import Recipe, Reply
+from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.text.prompts import numbered, user_turn
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
@@ -262,3 +268,61 @@ def _to_answer(state: State) -> State:
 
 def _dead(state: State, why: str) -> State:
     return dataclasses.replace(state, phase="done", answer=None, why=why)
+
+
+# --- The recipe ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeShape:
+    """The rollout (section 5.2) and its credit.
+
+    `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
+    paper) or by `text` (the question is the query, as in the code). `dead_leaf` is `zero` or
+    `ignore`, and `multiplicity` weighs merged siblings by their number.
+    """
+
+    width: int = 2
+    until: int = 4
+    retrieval: str = "prefix"
+    dead_leaf: str = "zero"
+    multiplicity: bool = False
+
+    def expander(self, roles: frozenset[str] = frozenset()) -> Tree:
+        """The tree with the router's three strategies forced."""
+        del roles
+        searches = {
+            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
+            "text": Forced(f"[{RETRIEVAL}] $question"),
+        }
+        if self.retrieval not in searches:
+            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
+        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
+        return Tree(self.width, self.until, {ROUTER: forced})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config section `recipe`."""
+
+    system: C3PO = C3PO()
+    tree: TreeShape = TreeShape()
+
+
+def recipe(settings: Settings) -> Recipe:
+    """Tree rollouts, the leaf's accuracy, Monte Carlo credit over reachable leaves."""
+    tree = settings.tree
+    if tree.dead_leaf not in ("zero", "ignore"):
+        raise UserError(f"tree.dead_leaf is {tree.dead_leaf!r}: it must be zero or ignore")
+    return Recipe(
+        system=settings.system,
+        reward=functools.partial(answer_rewards, metric=cover_match),
+        credit=functools.partial(
+            reachable_leaves,
+            ignore_dead=tree.dead_leaf == "ignore",
+            multiplicity=tree.multiplicity,
+        ),
+        expander=tree.expander,
+        inference=dataclasses.replace(settings.system, strict=False),
+        metric="cover_em",
+    )

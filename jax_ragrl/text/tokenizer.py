@@ -53,6 +53,10 @@ class ChatTokenizer:
         """Ids of content: text that looks like a control token becomes ordinary tokens."""
         return self._content.encode(text, add_special_tokens=False).ids
 
+    def count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self.encode(text))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out."""
         text = self._hf.decode(

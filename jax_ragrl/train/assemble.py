@@ -6,11 +6,12 @@ import dataclasses
 import importlib.resources
 import pathlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 
 from jax_ragrl.batch import Layout
+from jax_ragrl.config import build
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -24,9 +25,9 @@ from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
-from jax_ragrl.rollout.expand import Forced, Tree
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
+from jax_ragrl.systems import c3po
+from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.ppo import PPO
 from jax_ragrl.types import Question
@@ -83,35 +84,6 @@ class LLM:
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeShape:
-    """C-3PO's rollout (section 5.2) and its credit.
-
-    `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
-    paper) or by `text` (the question is the query, as in the code). `train_forced` keeps forced
-    actions in the update, `dead_leaf` is `zero` or `ignore`, and `multiplicity` weighs merged
-    siblings by their number.
-    """
-
-    width: int = 2
-    until: int = 4
-    retrieval: str = "prefix"
-    train_forced: bool = True
-    dead_leaf: str = "zero"
-    multiplicity: bool = False
-
-    def expander(self) -> Tree:
-        """The tree with the router's three strategies forced."""
-        searches = {
-            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
-            "text": Forced(f"[{RETRIEVAL}] $question"),
-        }
-        if self.retrieval not in searches:
-            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
-        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
-        return Tree(self.width, self.until, {ROUTER: forced})
-
-
-@dataclasses.dataclass(frozen=True)
 class Run:
     """How long a run is, and how often it saves, evaluates and keeps trees for the report."""
 
@@ -127,19 +99,44 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A whole training run of C-3PO; the fields are the sections of its config file."""
+    """A whole training run; the fields are the sections of its config file.
+
+    `train_forced` keeps actions that were forced in the update, scored under the current policy.
+    """
 
     run: Run
-    system: C3PO
-    ppo: PPO
+    recipe: Recipe
+    objective: PPO
     data: Data = Data()
     index: Index = Index()
     llm: LLM = LLM()
-    tree: TreeShape = TreeShape()
     shapes: Shapes = Shapes()
     layout: Layout = Layout()
     policy: str = TINY
+    train_forced: bool = True
     seed: int = 0
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of every trained role."""
+        heats = {role.sampling.temperature for role in self.recipe.system.roles.values()}
+        if len(heats) != 1:
+            raise UserError(f"trained roles are sampled at temperatures {sorted(heats)}: use one")
+        return heats.pop()
+
+
+SYSTEMS: Mapping[str, Any] = {"c3po": c3po}
+
+
+def load_job(values: Mapping[str, Any]) -> Job:
+    """A job from the values of a config: `system` names a paper, `recipe` holds its settings."""
+    values = dict(values)
+    name, given = values.pop("system", None), values.pop("recipe", {})
+    if name not in SYSTEMS:
+        raise UserError(f"config.system is {name!r}: known are {', '.join(SYSTEMS)}")
+    module = SYSTEMS[name]
+    recipe = module.recipe(build(module.Settings, given, "config.recipe"))
+    return build(Job, {**values, "recipe": recipe})
 
 
 class Parts(NamedTuple):
@@ -157,7 +154,7 @@ def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     corpus, questions, world = load_data(job.data)
     policy, tokenizer = load_policy(job.policy)
     retriever = search(corpus, job.index, workdir)
-    llm = load_llm(job.llm, world, job.system.style, job.shapes)
+    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes)
     return Parts(questions, retriever, llm, policy, tokenizer)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import json
 import pathlib
 import random
 import time
 from typing import Any
 
-import jax
 import numpy as np
 import tensorboardX
 from flax import nnx
@@ -17,7 +16,6 @@ from tqdm import tqdm
 
 from jax_ragrl.batch import groups_of
 from jax_ragrl.corpus.questions import question_batches
-from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
@@ -25,8 +23,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.text.metrics import cover_match
-from jax_ragrl.train.assemble import Job, Parts, TreeShape
+from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.ppo import Models, Trainer, prepare, update
 from jax_ragrl.types import Question
@@ -34,10 +31,7 @@ from jax_ragrl.types import Question
 
 def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Models]:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is."""
-    roles = tuple(job.system.roles)
-    trainer, models = prepare(
-        parts.policy, job.ppo, job.layout, roles, job.system.temperature, job.run.steps
-    )
+    trainer, models = begin(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     checkpoints = Checkpoints(workdir)
     start = checkpoints.latest() or 0
@@ -49,9 +43,9 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Model
         questions = next(data)
         clock = Clock()
         forest = roll_out(job, parts, trainer, models, questions, step)
-        credit_N, weight_N = credit(forest, job.tree)
+        credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
         clock.lap("time/rollout_s")
-        groups = groups_of(forest, weight_N, job.layout, forced=job.tree.train_forced)
+        groups = groups_of(forest, weight_N, job.layout, forced=job.train_forced)
         rng = random.Random(f"{job.seed} {step}")
         models, metrics = update(trainer, models, groups, credit_N, sampled_logps(forest), rng)
         clock.lap("time/train_s")
@@ -61,7 +55,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Model
         if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
             metrics |= dev_metrics(job, parts, trainer, models)
         known_N = np.where(weight_N > 0, credit_N, np.nan)
-        shown = step % job.run.trees_every == 0
+        shown = step % job.run.trees_every == 0 or step + 1 == job.run.steps
         drawn = trees(forest, known_N, job.run.trees) if shown else None
         log.write(step + 1, metrics, drawn)
         if (step + 1) % job.run.save_every == 0 or step + 1 == job.run.steps:
@@ -71,12 +65,15 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Model
     return trainer, models
 
 
+def begin(job: Job, parts: Parts) -> tuple[Trainer, Models]:
+    """The trainer of a run and its models before the first update."""
+    roles = tuple(job.recipe.system.roles)
+    return prepare(parts.policy, job.objective, job.layout, roles, job.temperature, job.run.steps)
+
+
 def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
     """The policy of the newest checkpoint; `UserError` where there is none."""
-    roles, steps = tuple(job.system.roles), job.run.steps
-    trainer, models = prepare(
-        parts.policy, job.ppo, job.layout, roles, job.system.temperature, steps
-    )
+    trainer, models = begin(job, parts)
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
@@ -88,38 +85,18 @@ def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
 def roll_out(
     job: Job, parts: Parts, trainer: Trainer, models: Models, questions: list[Question], step: int
 ) -> Forest:
-    """The trees of a batch under the current policy."""
+    """The rollouts of a batch under the current policy, with what each node earned."""
     policy = PolicySampler(trainer.policy_graph, models.policy.params, parts.tokenizer, job.shapes)
-    environment = Environment(policy, parts.retriever, parts.llm)
-    seed = job.seed * 1_000_003 + step
-    expander = job.tree.expander()
-    return collect(job.system, expander, questions, environment, seed=seed, reward=answer_reward)
-
-
-def answer_reward(question: Question, answer: str | None) -> float:
-    """1 where the answer covers a gold one, else 0; a dead leaf is 0."""
-    return 0.0 if answer is None else cover_match(answer, question.answers)
-
-
-def credit(forest: Forest, shape: TreeShape) -> tuple[np.ndarray, np.ndarray]:
-    """Monte Carlo credit of every node and the leaves it rests on, float32 `[N]` each."""
-    if shape.dead_leaf not in ("zero", "ignore"):
-        raise UserError(f"tree.dead_leaf is {shape.dead_leaf!r}: it must be zero or ignore")
-    counted_N = forest.leaf_N & ~(forest.dead_N & (shape.dead_leaf == "ignore"))
-    weight_N = forest.multiplicity_N if shape.multiplicity else np.ones_like(forest.parent_N)
-    arrays = (forest.parent_N, counted_N, forest.reward_N, weight_N.astype(np.float32))
-    count = len(forest.parent_N)
-    size = -(-count // 512) * 512  # few compiled shapes: padding nodes are roots and no leaves
-    fills: tuple[Any, ...] = (-1, False, 0.0, 0.0)
-    padded = [
-        np.pad(x, (0, size - count), constant_values=fill)
-        for x, fill in zip(arrays, fills, strict=True)
-    ]
-    value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put(padded)))
-    return value_N[:count], leaves_N[:count]
-
-
-_monte_carlo = jax.jit(monte_carlo)
+    recipe = job.recipe
+    forest = collect(
+        recipe.system,
+        recipe.expander(frozenset(recipe.system.roles)),
+        questions,
+        Environment(policy, parts.retriever, parts.llm, parts.tokenizer.count),
+        seed=job.seed * 1_000_003 + step,
+        rollouts=recipe.rollouts,
+    )
+    return forest._replace(reward_N=recipe.reward(forest))
 
 
 def sampled_logps(forest: Forest) -> dict[int, tuple[float, ...]]:
@@ -141,24 +118,40 @@ def describe(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
         "failed": float(len(forest.failed)),
         "retrieval/recall": found_gold(forest),
     }
-    dead = {int(forest.parent_N[i]) for i in leaves if forest.dead_N[i]}
+    fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
     for role in sorted({r.role for r in forest.records if r.action is not None}):
         nodes = [i for i, r in enumerate(forest.records) if r.role == role]
-        metrics[f"valid_frac/{role}"] = 1 - sum(i in dead for i in nodes) / len(nodes)
+        faults = [i in fatal or forest.records[i].fault != "" for i in nodes]
+        metrics[f"valid_frac/{role}"] = 1 - sum(faults) / len(nodes)
         metrics[f"credit/{role}"] = float(credit_N[nodes].mean())
-    for i in leaves:
-        if forest.dead_N[i]:
-            name = f"dead/{forest.records[i].why}"
-            metrics[name] = metrics.get(name, 0.0) + 1
-    return metrics
+    return metrics | counts(forest) | strategy_rewards(forest)
+
+
+def counts(forest: Forest) -> dict[str, float]:
+    """How often what went wrong, as `dead/<why>` and `malformed/<error>`."""
+    whys = [f"dead/{forest.records[i].why}" for i in np.flatnonzero(forest.dead_N)]
+    whys += [
+        f"malformed/{r.fault}" for r in forest.records if r.action is not None and r.fault != ""
+    ]
+    return {name: float(count) for name, count in collections.Counter(whys).items()}
+
+
+def strategy_rewards(forest: Forest) -> dict[str, float]:
+    """The mean reward of the leaves of each strategy, where a system has strategies."""
+    rewards: dict[str, list[float]] = {}
+    for i in np.flatnonzero(forest.leaf_N):
+        strategy = getattr(forest.records[i].state, "strategy", "")
+        if strategy:
+            rewards.setdefault(f"reward/{strategy}", []).append(float(forest.reward_N[i]))
+    return {name: float(np.mean(values)) for name, values in rewards.items()}
 
 
 def found_gold(forest: Forest) -> float:
-    """The mean share of a question's gold passages that some search of its tree returned."""
+    """The mean share of a question's gold passages that some search of its rollouts returned."""
     found: dict[int, set[str]] = {}
-    for record in forest.records:
-        seen = getattr(record.state, "candidates", ())
-        found.setdefault(record.question, set()).update(p.id for p in seen)
+    for i in np.flatnonzero(forest.leaf_N):
+        record = forest.records[i]
+        found.setdefault(record.question, set()).update(*(call.found for call in record.calls))
     shares = [
         len(found.get(i, set()).intersection(question.gold)) / len(question.gold)
         for i, question in enumerate(forest.questions)
@@ -170,9 +163,9 @@ def found_gold(forest: Forest) -> float:
 def evaluate_policy(
     job: Job, parts: Parts, graph: Any, params: Any, questions: tuple[Question, ...]
 ) -> Result:
-    """The inference algorithm: greedy, one path, indices out of range skipped."""
+    """The inference algorithm: greedy, one path a question."""
     policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
-    system = dataclasses.replace(job.system, strict=False)
+    system = job.recipe.inference or job.recipe.system
     return evaluate(system, questions, policy, parts.retriever, parts.llm)
 
 
@@ -181,7 +174,7 @@ def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dic
     questions = parts.questions["dev"][: job.run.dev_questions]
     result = evaluate_policy(job, parts, trainer.policy_graph, models.policy.params, questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
-    return {"eval/accuracy": result.mean(), **shares}
+    return {"eval/accuracy": result.mean(job.recipe.metric), **shares}
 
 
 class Clock:

@@ -41,6 +41,7 @@ from jax_ragrl.retrieval.scann import ScannSearcher
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
 from jax_ragrl.text.metrics import cover_match
@@ -122,14 +123,8 @@ def teach(
     system = dataclasses.replace(system, top_k=stage.passages[number % len(stage.passages)])
     llm = Listener(WorldReader(world, style=system.style))
     environment = Environment(TeacherSampler(stage.teacher, tokenizer), search_world(world), llm)
-    forest = collect(
-        system,
-        three_strategies,
-        questions,
-        environment,
-        seed=seed,
-        reward=lambda question, answer: cover_match(answer or "", question.answers),
-    )
+    forest = collect(system, three_strategies, questions, environment, seed=seed)
+    forest = forest._replace(reward_N=answer_rewards(forest, cover_match))
     reader = careful_reader(world, system.style)
     taught = rows(forest, rng, stage.only_correct)
     taught += reading_rows(llm.heard, reader, tokenizer, rng)

@@ -14,6 +14,7 @@ from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.expand import Expander, Forced, Tree, once
+from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question
@@ -107,14 +108,11 @@ class Tape:
 def play(tape: Tape, *questions: Question, expander: Expander = once, **changes: Any) -> Forest:
     """The forest of a recorded rollout; a leaf's reward is whether its answer is a gold one."""
     seed = changes.pop("seed", 0)
-    return collect(
-        system(**changes),
-        expander,
-        questions or (ANN,),
-        tape.environment(),
-        seed=seed,
-        reward=lambda question, answer: float(answer in question.answers),
+    forest = collect(
+        system(**changes), expander, questions or (ANN,), tape.environment(), seed=seed
     )
+    reward_N = answer_rewards(forest, lambda answer, gold: float(answer in gold))
+    return forest._replace(reward_N=reward_N)
 
 
 def improvise(role: str, prompt: str, rng: random.Random) -> str:

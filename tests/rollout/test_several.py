@@ -59,7 +59,7 @@ def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line()
 
 def test_calls_are_metered_where_they_are_made():
     search, answer = fan().records[-1].calls
-    assert (search.purpose, search.passages, search.prompt_tokens) == ("search", 2, 0)
+    assert (search.purpose, search.found, search.prompt_tokens) == ("search", ("p1", "p2"), 0)
     assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 1, 3)
     assert {search.turn, answer.turn} == {-1}  # no action was there to pay
 
