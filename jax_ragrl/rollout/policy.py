@@ -75,7 +75,7 @@ class PolicySampler:
         # Each forced prefix is a stream of its own, as each sibling is.
         seed = (request.seed + 0x9E3779B9 * (number + 1)) % 2**32
         limit = min(sampling.max_tokens, self.shapes.steps)
-        return Job(ids, seed, temperature, sampling.top_p, limit)
+        return Job(ids, seed, temperature, sampling.top_p, limit, request.role.tokens)
 
     def _cut(
         self, stops: tuple[str, ...], ids: tuple[int, ...], logps: tuple[float, ...]

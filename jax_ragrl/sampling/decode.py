@@ -56,7 +56,14 @@ class _Loop(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("graph", "width", "steps"))
 def generate(
-    graph: Any, params: Any, prompts: Prompts, stop_ids_S: Array, *, width: int, steps: int
+    graph: Any,
+    params: Any,
+    prompts: Prompts,
+    stop_ids_S: Array,
+    allowed_V: Array | None = None,
+    *,
+    width: int,
+    steps: int,
 ) -> Sampled:
     """Samples `width` continuations of every prompt, `steps` tokens at most.
 
@@ -64,6 +71,7 @@ def generate(
       graph, params: a split decoder; `graph` is static.
       prompts: the batch; rows of length 0 are padding and return no tokens.
       stop_ids_S: int32 ids that end a row, an argument so that a new one takes effect.
+      allowed_V: bool, the only tokens that may be written (a grammar); None: all.
       width: siblings a prompt; their prompt is prefilled once.
       steps: the most new tokens of any row; the loop ends when every row has ended.
     """
@@ -84,7 +92,7 @@ def generate(
         logps_BT=jnp.zeros((batch, steps), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
     )
-    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S)
+    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S, allowed_V)
     loop = jax.lax.while_loop(lambda s: (s.t < steps) & ~jnp.all(s.done_B), step, loop)
     return Sampled(loop.ids_BT, loop.logps_BT, loop.count_B)
 
@@ -108,9 +116,12 @@ def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
     return cache, model.logits(last_BD)
 
 
-def _decode(model: Any, rows: Prompts, keys_B: Array, stop_ids_S: Array, s: _Loop) -> _Loop:
+def _decode(
+    model: Any, rows: Prompts, keys_B: Array, stop_ids_S: Array, allowed_V: Array | None, s: _Loop
+) -> _Loop:
     """Samples token `t` of every row and reads the logits after it."""
-    ids_B, logps_B = choose(s.logits_BV, s.t, rows.temperature_B, rows.top_p_B, keys_B)
+    logits_BV = s.logits_BV if allowed_V is None else only(s.logits_BV, allowed_V[None])
+    ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, rows.top_p_B, keys_B)
     live_B = ~s.done_B
     count_B = s.count_B + live_B.astype(jnp.int32)
     stopped_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1)
@@ -134,6 +145,17 @@ def _decode(model: Any, rows: Prompts, keys_B: Array, stop_ids_S: Array, s: _Loo
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0)),
         count_B=count_B,
     )
+
+
+def only(logits: Array, allowed: Array) -> Array:
+    """Logits with what a grammar forbids at minus infinity.
+
+    `allowed` is bool of equal rank and may be shorter at its end: a model's vocabulary is often
+    padded beyond its tokenizer's.
+    """
+    missing = logits.shape[-1] - allowed.shape[-1]
+    allowed = jnp.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, missing)])
+    return jnp.where(allowed, logits, -jnp.inf)
 
 
 def choose(

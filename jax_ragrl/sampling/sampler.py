@@ -14,13 +14,17 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
 class Job(NamedTuple):
-    """One prompt: its ids (a forced prefix included), its seed, and how it is sampled."""
+    """One prompt: its ids (a forced prefix included), its seed, and how it is sampled.
+
+    `tokens` is the regular expression of a grammar mask, see `rollout.roles.Role`.
+    """
 
     ids: tuple[int, ...]
     seed: int
     temperature: float
     top_p: float
     limit: int
+    tokens: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,9 @@ def sample_jobs(
     pending = []
     for chunk, length in chunks(jobs, shapes):
         prompts = pad_prompts([jobs[i] for i in chunk], length, shapes.batch(len(chunk), length))
-        sampled = generate(graph, params, prompts, stops, width=width, steps=shapes.steps)
+        allowed = tokenizer.allowed(jobs[chunk[0]].tokens)
+        allowed = None if allowed is None else jax.device_put(allowed)
+        sampled = generate(graph, params, prompts, stops, allowed, width=width, steps=shapes.steps)
         pending.append((chunk, sampled))
     for chunk, sampled in pending:
         rows = _rows(jax.device_get(sampled))
@@ -76,16 +82,16 @@ def sample_jobs(
 
 
 def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
-    """Job numbers by padded length, in batches of at most the largest batch size."""
-    groups: dict[int, list[int]] = {}
+    """Job numbers by padded length and grammar, in batches of at most the largest batch size."""
+    groups: dict[tuple[int, str], list[int]] = {}
     for i, job in enumerate(jobs):
         length = shapes.length(len(job.ids))
         if length is None:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
-        groups.setdefault(length, []).append(i)
+        groups.setdefault((length, job.tokens), []).append(i)
     return [
         (group[start : start + shapes.most(length)], length)
-        for length, group in sorted(groups.items())
+        for (length, _), group in sorted(groups.items())
         for start in range(0, len(group), shapes.most(length))
     ]
 

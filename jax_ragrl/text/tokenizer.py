@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import re
 from collections.abc import Sequence
 
+import numpy as np
 import tokenizers
 import transformers
 
@@ -34,6 +36,7 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = pad if pad is not None else self.stop_ids[0]
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
+        self._allow = functools.cache(self._matching)
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
@@ -71,6 +74,17 @@ class ChatTokenizer:
         for message, piece in zip(messages, pieces[1:], strict=True):
             ids += self.encode(message.content) + list(piece)
         return ids
+
+    def allowed(self, pattern: str) -> np.ndarray | None:
+        """bool `[V]`: tokens whose text matches `pattern` whole, and stop tokens; None: all."""
+        return self._allow(pattern) if pattern else None
+
+    def _matching(self, pattern: str) -> np.ndarray:
+        texts = [self.decode([i]) for i in range(len(self))]
+        matches = np.array([re.fullmatch(pattern, text) is not None for text in texts])
+        matches &= np.array([text != "" for text in texts])  # control tokens have no text
+        matches[list(self.stop_ids)] = True
+        return matches
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids of a user's turn after an assistant's, up to the assistant's next.

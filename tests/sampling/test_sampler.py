@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
 from jax_ragrl.batch import Group, Layout, lay_out
+from jax_ragrl.sampling.decode import only
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
@@ -73,6 +76,27 @@ def test_temperature_zero_takes_the_likeliest_token():
 def test_a_tiny_nucleus_is_greedy():
     nucleus = sample(jobs_of([8], top_p=1e-6))[0]
     assert nucleus[0][0] == sample(jobs_of([8], temperature=0.0))[0][0][0]
+
+
+def test_a_grammar_mask_lets_nothing_else_be_written():
+    digits = "[0-9]+"
+    free, bound = jobs_of([5, 9]), [job._replace(tokens=digits) for job in jobs_of([5, 9])]
+    drawn = sample([*free, *bound])
+    # Jobs with and without a grammar do not meet in a batch, and do not change each other.
+    assert drawn[:2] == sample(free)
+    written = [ids for rows in drawn[2:] for ids, _ in rows]
+    texts = [tokenizer().decode([i]) for ids in written for i in ids]
+    assert texts and all(re.fullmatch(digits + "|", text) for text in texts)
+    allowed = tokenizer().allowed(digits)
+    assert allowed is not None and allowed[list(tokenizer().stop_ids)].all()
+    assert tokenizer().allowed("") is None
+
+
+def test_probabilities_under_a_mask_sum_to_one_over_what_it_allows():
+    logits_BV = jax.device_put(np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)))
+    masked = only(logits_BV, jax.device_put(np.array([[True, False, True]])))  # shorter than V
+    probs = jax.device_get(jax.nn.softmax(masked, axis=-1))
+    np.testing.assert_allclose(probs, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
 
 
 def test_a_row_ends_at_its_limit_or_with_a_stop_id():
