@@ -68,7 +68,7 @@ class Meter:
 
     def __init__(self, retriever: Retriever, llm: FrozenLLM):
         self._retriever, self._llm, self.name = retriever, llm, llm.name
-        self.counts: collections.Counter[str] = collections.Counter()
+        self.counts = collections.Counter(llm_calls=0, retrieval_calls=0)
 
     @property
     def fingerprint(self) -> str:

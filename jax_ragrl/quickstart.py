@@ -79,6 +79,7 @@ def summarise(
         "reader": parts.llm.name,
         "accuracy": {**accuracy, "trained": round(100 * after.mean(), 2)},
         "gain": {
+            "over": "warm_start",
             "mean": round(100 * gain, 2),
             "ci95": [round(100 * low, 2), round(100 * high, 2)],
         },

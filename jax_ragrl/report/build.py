@@ -68,15 +68,15 @@ class Tree(NamedTuple):
 def build_report(workdir: pathlib.Path) -> pathlib.Path:
     """Writes `workdir/report.html`: one file, no scripts, nothing fetched.
 
-    Reads `metrics.jsonl` (one flat object a step) and `summary.json`; `trees.jsonl` (one
+    Reads `metrics.jsonl` (one flat object a step); `summary.json` and `trees.jsonl` (one
     `{"step", "trees"}` a line, trees as `rollout.trace.trees` makes them) may be missing.
 
     Returns:
       The path of the report.
 
     Raises:
-      UserError: metrics or summary are missing, or a file cannot be read; the message names the
-        file and the command that makes it.
+      UserError: the metrics are missing, or a file cannot be read; the message names the file and
+        the command that makes it.
     """
     workdir = pathlib.Path(workdir)
     page = render(load_run(workdir))

@@ -29,16 +29,16 @@ class Curve(NamedTuple):
 
 
 def load_run(workdir: pathlib.Path) -> Run:
-    """The files of a run; a run without trees has none to show.
+    """The files of a run; one without trees or summary (`ragrl train` writes none) shows none.
 
     Raises:
-      UserError: metrics or summary are missing, or a file cannot be read.
+      UserError: the metrics are missing, or a file cannot be read.
     """
-    trees = workdir / TREES
+    trees, summary = workdir / TREES, workdir / SUMMARY
     return Run(
         metrics=by_step(read_lines(workdir / METRICS)),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
-        summary=read_summary(workdir / SUMMARY),
+        summary=read_summary(summary) if summary.is_file() else {},
     )
 
 

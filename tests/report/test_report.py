@@ -185,11 +185,15 @@ def test_a_run_of_no_or_one_step_has_a_report(tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
-def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, name):
-    (write_run(tmp_path) / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} is missing: .*'ragrl .*--workdir="):
+def test_missing_metrics_are_named_with_the_command_that_makes_them(tmp_path):
+    (write_run(tmp_path) / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl is missing: .*'ragrl .*--workdir="):
         build_report(tmp_path)
+
+
+def test_a_training_run_without_a_summary_has_a_report(tmp_path):
+    (write_run(tmp_path) / "summary.json").unlink()
+    assert "Mean reward" in build_report(tmp_path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
