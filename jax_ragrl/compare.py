@@ -15,6 +15,7 @@ from jax_ragrl.evaluate import NoSampler, evaluate
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -62,7 +63,8 @@ def compare(setting: Setting) -> dict[str, Any]:
     for name in setting.systems:
         system = SYSTEMS[name](setting.style, setting.top_k)
         sampler = policy if system.roles else NoSampler()
-        table[name] = evaluate(system, questions, sampler, retriever, llm).summary()
+        environment = Environment(sampler, retriever, llm, tokenizer.count)
+        table[name] = evaluate(system, questions, environment).summary()
     return table
 
 

@@ -11,15 +11,22 @@ import numpy as np
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
-from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.rollout.collect import ActionSampler, Environment, collect
+from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.text.metrics import cover_match, exact_match, f1
-from jax_ragrl.types import Hits, LLMRequest, Question
+from jax_ragrl.rollout.tree import Forest, Record
+from jax_ragrl.text.metrics import (
+    bootstrap_interval,
+    cover_match,
+    cover_match_tokens,
+    exact_match,
+    f1,
+)
+from jax_ragrl.text.prompts import user_turn
+from jax_ragrl.types import LLMRequest, Question
 
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "cover_em": cover_match,
+    "cover_em_tokens": cover_match_tokens,
     "em": exact_match,
     "f1": f1,
 }
@@ -29,15 +36,16 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
 class Result:
     """Scores of a system, float64 `[Q]` in the order of the questions, and counts.
 
-    `ended` counts why rollouts ended (`answered`, or what was malformed), `strategies` what the
-    router chose, `costs` what was called. A question whose environment failed scores nan and is
-    counted under `failed`.
+    `ended` counts why rollouts ended (`answered`, or what went wrong), `malformed` the malformed
+    actions, `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`,
+    see `costs_of`. A question whose environment failed scores nan and is counted as `failed`.
     """
 
     scores: Mapping[str, np.ndarray]
     ended: Mapping[str, int]
+    malformed: Mapping[str, int]
     strategies: Mapping[str, int]
-    costs: Mapping[str, float]
+    costs: Mapping[str, np.ndarray]
     answers: tuple[str | None, ...]
 
     def mean(self, metric: str = "cover_em") -> float:
@@ -49,8 +57,9 @@ class Result:
         return {
             **{name: round(100 * self.mean(name), 2) for name in self.scores},
             "ended": dict(self.ended),
+            "malformed": dict(self.malformed),
             "strategies": dict(self.strategies),
-            "costs": {k: round(v, 3) for k, v in self.costs.items()},
+            "costs": {k: round(float(np.nanmean(v)), 3) for k, v in self.costs.items()},
         }
 
 
@@ -63,92 +72,140 @@ class NoSampler:
         return []
 
 
-class Meter:
-    """Counts what an environment is asked: calls and passages."""
-
-    def __init__(self, retriever: Retriever, llm: FrozenLLM):
-        self._retriever, self._llm, self.name = retriever, llm, llm.name
-        self.counts = collections.Counter(llm_calls=0, retrieval_calls=0)
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the corpus."""
-        return self._retriever.fingerprint
-
-    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """Counted searches."""
-        self.counts["retrieval_calls"] += len(queries)
-        return self._retriever.search(queries, k)
-
-    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
-        """Counted calls of the language model."""
-        self.counts["llm_calls"] += len(requests)
-        return self._llm.complete(requests)
-
-
 def evaluate(
     system: Any,
     questions: Sequence[Question],
-    sampler: ActionSampler,
-    retriever: Retriever,
-    llm: FrozenLLM,
+    environment: Environment,
+    *,
+    judge: FrozenLLM | None = None,
     batch: int = 512,
 ) -> Result:
     """Runs a system's inference algorithm over every question; nothing is dropped.
 
     Args:
-      system: a `systems.base.System`, with its roles sampled by `sampler` (greedy for a table).
+      system: a `systems.base.System`.
+      environment: a sampler (greedy for a table), a retriever and a frozen language model.
+      judge: a language model that grades answers, as the score `judge`.
       batch: questions rolled out together; results do not depend on it.
     """
-    meter = Meter(retriever, llm)
-    environment = Environment(sampler, meter, meter)
-    forests = [
-        collect(system, once, questions[i : i + batch], environment)
-        for i in range(0, len(questions), batch)
-    ]
-    answers = [answer for forest in forests for answer in _answers(forest)]
-    ended = collections.Counter(why for forest in forests for why in _endings(forest))
+    chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
+    forests = [collect(system, once, chunk, environment) for chunk in chunks]
+    leaves = [leaf for forest in forests for leaf in _leaves(forest)]
+    answers = [leaf.answer if leaf else None for leaf in leaves]
+    scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
+    if judge is not None:
+        scores["judge"] = judged(judge, questions, answers)
+    costs = [cost for forest in forests for cost in costs_of(forest)]
+    records = [record for forest in forests for record in forest.records]
     return Result(
-        {name: _scores(metric, questions, answers) for name, metric in METRICS.items()},
-        ended,
-        collections.Counter(s for forest in forests for s in _strategies(forest)),
-        {name: count / len(questions) for name, count in sorted(meter.counts.items())},
-        tuple(answer if isinstance(answer, str) else None for answer in answers),
+        scores,
+        collections.Counter(leaf.why if leaf else "failed" for leaf in leaves),
+        collections.Counter(r.fault for r in records if r.action is not None and r.fault),
+        collections.Counter(s for leaf in leaves for s in _strategy(leaf)),
+        {name: np.array([cost[name] for cost in costs]) for name in costs[0]} if costs else {},
+        tuple(answers),
     )
 
 
-_FAILED = object()
+def table(
+    result: Result, questions: Sequence[Question], key: Callable[[Question], Any]
+) -> dict[str, dict[str, Any]]:
+    """Every score by a property of the questions (hops, kind), with its 95 % interval, in percent.
+
+    Questions whose environment failed are left out.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for value in sorted({str(key(q)) for q in questions}):
+        chosen = np.array([str(key(q)) == value for q in questions])
+        scores = {name: x[chosen & np.isfinite(x)] for name, x in result.scores.items()}
+        rows[value] = {"questions": int(chosen.sum())} | {
+            name: [round(100 * v, 2) for v in bootstrap_interval(x)]
+            for name, x in scores.items()
+            if len(x)
+        }
+    return rows
 
 
-def _answers(forest: Forest) -> list[Any]:
-    """One answer a question: None where its rollout died, `_FAILED` where its effects did."""
-    answers: list[Any] = [None] * len(forest.questions)
-    for i in forest.failed:
-        answers[i] = _FAILED
+def costs_of(forest: Forest) -> list[dict[str, float]]:
+    """What each question of an evaluated forest cost, in the order of the questions.
+
+      retrieval_calls, passages       searches, and what they returned
+      llm_calls, llm_prompt_tokens, llm_completion_tokens    the frozen language model
+      policy_calls, policy_tokens     the policy's actions and their tokens
+      peak_context                    the longest prompt and action together, in tokens
+      rounds                          batched calls in sequence: what runs at once counts once
+
+    All nan where the environment failed.
+    """
+    costs = []
+    for i, leaf in enumerate(_leaves(forest)):
+        actions = [forest.records[n].action for n in forest.nodes_of(i)]
+        costs.append(_cost(leaf, [a for a in actions if a is not None]))
+    return costs
+
+
+def _cost(leaf: Record | None, actions: Sequence[Any]) -> dict[str, float]:
+    calls = leaf.calls if leaf else ()
+    told = [call for call in calls if call.purpose != "search"]
+    sizes = [len(a.prompt_ids) + len(a.ids) for a in actions]
+    cost = {
+        "retrieval_calls": len(calls) - len(told),
+        "passages": sum(len(call.found) for call in calls),
+        "llm_calls": len(told),
+        "llm_prompt_tokens": sum(call.prompt_tokens for call in told),
+        "llm_completion_tokens": sum(call.completion_tokens for call in told),
+        "policy_calls": len(actions),
+        "policy_tokens": sum(len(a.ids) for a in actions),
+        "peak_context": max(sizes, default=0),
+        "rounds": leaf.round if leaf else 0,
+    }
+    return {name: float(x) if leaf else float("nan") for name, x in cost.items()}
+
+
+def judged(
+    judge: FrozenLLM, questions: Sequence[Question], answers: Sequence[str | None]
+) -> np.ndarray:
+    """A language model's verdicts, float64 `[Q]`: 1 where its reply holds "true", in any case.
+
+    No answer is wrong without asking; nan where the judge failed.
+    """
+    verdicts = np.zeros(len(questions))
+    asked = [i for i, answer in enumerate(answers) if answer]
+    requests = [_verdict(questions[i], str(answers[i])) for i in asked]
+    for i, reply in zip(asked, judge.complete(requests) if requests else [], strict=True):
+        failed = isinstance(reply, EffectError)
+        verdicts[i] = np.nan if failed else float("true" in str(reply).lower())
+    return verdicts
+
+
+def _verdict(question: Question, prediction: str) -> LLMRequest:
+    gold = " | ".join(question.answers)
+    values = {"question": question.text, "answers": gold, "prediction": prediction}
+    return LLMRequest("judge", user_turn("judge", "judge", **values))
+
+
+def _leaves(forest: Forest) -> list[Record | None]:
+    """The leaf of every question; None where its environment failed."""
+    leaves: list[Record | None] = [None] * len(forest.questions)
     for i in np.flatnonzero(forest.leaf_N).tolist():
-        answers[forest.records[i].question] = forest.records[i].answer
-    return answers
+        leaves[forest.records[i].question] = forest.records[i]
+    return leaves
 
 
-def _endings(forest: Forest) -> list[str]:
-    ends = [forest.records[i].why for i in np.flatnonzero(forest.leaf_N)]
-    return ends + ["failed"] * len(forest.failed)
-
-
-def _strategies(forest: Forest) -> list[str]:
-    """What each rollout's strategy was, where the system has strategies."""
-    states = [forest.records[i].state for i in np.flatnonzero(forest.leaf_N)]
-    return [s.strategy or "none" for s in states if hasattr(s, "strategy")]
+def _strategy(leaf: Record | None) -> list[str]:
+    """What a rollout's strategy was, where the system has strategies."""
+    has = leaf is not None and hasattr(leaf.state, "strategy")
+    return [leaf.state.strategy or "none"] if leaf is not None and has else []
 
 
 def _scores(
     metric: Callable[[str, Sequence[str]], float],
     questions: Sequence[Question],
-    answers: Sequence[Any],
+    leaves: Sequence[Record | None],
 ) -> np.ndarray:
-    def one(question: Question, answer: Any) -> float:
-        if answer is _FAILED:
+    def one(question: Question, leaf: Record | None) -> float:
+        if leaf is None:
             return float("nan")
-        return 0.0 if answer is None else metric(answer, question.answers)
+        return 0.0 if leaf.answer is None else metric(leaf.answer, question.answers)
 
-    return np.array([one(q, a) for q, a in zip(questions, answers, strict=True)], np.float64)
+    return np.array([one(q, a) for q, a in zip(questions, leaves, strict=True)], np.float64)

@@ -44,12 +44,13 @@ def baselines(
     """Scores of what needs no training, kept in `file`: a resumed run reads them."""
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
-    system, nothing = job.recipe.system, NoSampler()
+    system = job.recipe.system
     standard, alone = StandardRAG(system.style, system.top_k), direct(system.style)
     graph, params = nnx.split(parts.policy, nnx.Param)
+    environment = parts.environment(NoSampler())
     results = {
-        "direct": evaluate(alone, questions, nothing, parts.retriever, parts.llm),
-        "standard_rag": evaluate(standard, questions, nothing, parts.retriever, parts.llm),
+        "direct": evaluate(alone, questions, environment),
+        "standard_rag": evaluate(standard, questions, environment),
         "warm_start": evaluate_policy(job, parts, graph, params, questions),
     }
     rows = {name: row(result) for name, result in results.items()}

@@ -25,6 +25,7 @@ from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
+from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po
 from jax_ragrl.systems.base import Recipe
@@ -147,6 +148,10 @@ class Parts(NamedTuple):
     llm: FrozenLLM
     policy: Decoder
     tokenizer: ChatTokenizer
+
+    def environment(self, sampler: ActionSampler) -> Environment:
+        """What a rollout acts on, with calls measured in the policy's tokens."""
+        return Environment(sampler, self.retriever, self.llm, self.tokenizer.count)
 
 
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:

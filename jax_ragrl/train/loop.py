@@ -19,7 +19,7 @@ from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
@@ -92,7 +92,7 @@ def roll_out(
         recipe.system,
         recipe.expander(frozenset(recipe.system.roles)),
         questions,
-        Environment(policy, parts.retriever, parts.llm, parts.tokenizer.count),
+        parts.environment(policy),
         seed=job.seed * 1_000_003 + step,
         rollouts=recipe.rollouts,
     )
@@ -166,7 +166,7 @@ def evaluate_policy(
     """The inference algorithm: greedy, one path a question."""
     policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
     system = job.recipe.inference or job.recipe.system
-    return evaluate(system, questions, policy, parts.retriever, parts.llm)
+    return evaluate(system, questions, parts.environment(policy))
 
 
 def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dict[str, float]:

@@ -1,0 +1,81 @@
+"""Evaluation: every question counts once, and so does every call."""
+
+import dataclasses
+
+import numpy as np
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.evaluate import NoSampler, evaluate, judged, table
+from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.systems.baselines.standard import StandardRAG, direct
+from tests.rollout.tape import ANN, BOB, Tape, system
+
+HAND_OVER = "Thought: done\nAction: [LLM]"
+
+
+def test_calls_tokens_and_rounds_are_counted_a_question():
+    texts = {
+        "router": ["[Planning]"],
+        "decision": ["Thought: next Ann\nAction: [Retrieval] Ann", HAND_OVER],
+        "filter": ["Thought: t\nAction: [1]"],
+    }
+    tape = Tape(texts, told={"roadmap": "1. one step", "answer": "in Ulm"})
+    result = evaluate(system(), [ANN], tape.environment())
+    costs = {name: x.item() for name, x in result.costs.items()}
+    assert costs["retrieval_calls"] == 1 and costs["passages"] == 2
+    assert costs["llm_calls"] == 2 and costs["llm_completion_tokens"] == 5
+    written = [len(t) for t in ("[Planning]", texts and HAND_OVER)]
+    assert costs["policy_calls"] == 4 and costs["policy_tokens"] > sum(written)
+    # Route, roadmap, decide, search, filter, decide, answer: seven calls in sequence.
+    assert costs["rounds"] == 7 and result.ended == {"answered": 1}
+    assert result.mean("cover_em") == 1.0 and result.mean("em") == 0.0
+
+
+def test_a_failed_environment_is_neither_right_nor_wrong():
+    tape = Tape({}, told={"answer": lambda r: EffectError("down") if "Bob" in r.messages[-1].content
+                          else "Ulm"})  # fmt: skip
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment())
+    assert result.scores["em"][0] == 1.0 and np.isnan(result.scores["em"][1])
+    assert result.mean("em") == 1.0 and result.ended == {"answered": 1, "failed": 1}
+    assert np.isnan(result.costs["llm_calls"][1])
+
+
+def test_results_do_not_depend_on_the_batch():
+    def run(batch: int):
+        tape = Tape({}, told={"answer_direct": lambda r: r.messages[-1].content})
+        environment = Environment(NoSampler(), tape, tape)
+        return evaluate(direct("c3po_tiny"), [ANN, BOB, ANN], environment, batch=batch)
+
+    assert run(1).answers == run(2).answers
+
+
+def test_malformed_actions_are_counted_by_kind():
+    tape = Tape({"router": ["no bracket"]})
+    result = evaluate(system(), [ANN], tape.environment())
+    assert result.malformed == {"Invalid Format": 1} == result.ended
+    assert result.answers == (None,) and result.mean("f1") == 0.0
+
+
+def test_a_judge_is_asked_about_answers_only():
+    verdicts = {"Ulm": "TRUE.", "Rom": EffectError("down"), "Wien": "False"}
+
+    class Judge:
+        name = "judge"
+
+        def complete(self, requests):
+            said = [r.messages[-1].content.split("Answer: ")[1].split("\n")[0] for r in requests]
+            return [verdicts[answer] for answer in said]
+
+    scores = judged(Judge(), [ANN, ANN, BOB, BOB], ["Ulm", None, "Rom", "Wien"])
+    np.testing.assert_array_equal(scores, [1.0, 0.0, np.nan, 0.0])
+
+
+def test_tables_split_the_questions_and_lose_none():
+    tape = Tape({}, told={"answer_direct": "Ulm"})
+    two = dataclasses.replace(BOB, hops=2)
+    result = evaluate(direct("c3po_tiny"), [ANN, two], tape.environment())
+    rows = table(result, [ANN, two], lambda q: q.hops)
+    assert {k: (r["questions"], r["em"][0]) for k, r in rows.items()} == {
+        "1": (1, 100.0),
+        "2": (1, 0.0),
+    }
