@@ -64,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--questions", type=pathlib.Path, help="measure recall on these")
     sub = command(_evaluate, "evaluate systems on questions")
     _evaluate_arguments(sub)
+    sub = command(_ask, "answer one question with a system and show every step", True)
+    sub.add_argument("question")
+    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
     sub = command(_export, "write the trained policy of a run in Hugging Face layout", True)
     sub.add_argument("workdir", type=pathlib.Path)
     sub.add_argument("--out", type=pathlib.Path, required=True)
@@ -181,6 +184,21 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(json.dumps(table, indent=2))
     if arguments.out:
         arguments.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
+    import tempfile
+
+    from jax_ragrl.train.assemble import assemble, load_job
+    from jax_ragrl.train.loop import ask, trained_policy
+
+    job = load_job(values)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = assemble(job, arguments.workdir or pathlib.Path(folder))
+        if arguments.workdir:
+            parts = parts._replace(policy=trained_policy(job, parts, arguments.workdir))
+        print(ask(job, parts, arguments.question))
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:

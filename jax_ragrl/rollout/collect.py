@@ -23,7 +23,7 @@ from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segme
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record, plant
-from jax_ragrl.types import Hits, Message, Question
+from jax_ragrl.types import Hits, LLMRequest, Message, Question
 
 
 def words(text: str) -> int:
@@ -275,22 +275,18 @@ class Rollout:
         for effect, reply in zip(effects, replies, strict=True):
             if isinstance(effect, Search):
                 turn = latest if effect.turn < 0 else effect.turn
-                found = tuple(passage.id for passage in reply.passages)
-                calls.append(Call("search", turn, self.number, found=found))
+                found = reply.passages
+                calls.append(Call("search", turn, self.number, effect.query, found=found))
             elif isinstance(effect, Ask):
                 turn = latest if effect.turn < 0 else effect.turn
-                read = sum(self.environment.count(m.content) for m in effect.request.messages)
-                calls += [
-                    Call(
-                        effect.request.purpose,
-                        turn,
-                        self.number,
-                        read,
-                        self.environment.count(text),
-                    )
-                    for text in reply
-                ]
+                calls += [self._asked(effect.request, turn, text) for text in reply]
         return tuple(calls)
+
+    def _asked(self, request: LLMRequest, turn: int, reply: str) -> Call:
+        count = self.environment.count
+        read = sum(count(message.content) for message in request.messages)
+        prompt = request.messages[-1].content
+        return Call(request.purpose, turn, self.number, prompt, reply, read, count(reply))
 
     def _leaf(self, branch: Branch, done: Done) -> Record:
         return Record(

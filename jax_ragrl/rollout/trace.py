@@ -105,6 +105,26 @@ def _written(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
     return {"prompt": tokenizer.decode(action.prompt_ids), "tokens": tokens}
 
 
+def transcript(forest: Forest, question: int) -> str:
+    """An unbranched rollout of one question as text: each action, search and reply in order."""
+    records = [forest.records[n] for n in forest.nodes_of(question)]
+    if not records:
+        return f"{forest.questions[question].text}\n(the environment failed)"
+    leaf = records[-1]
+    events = [(r.round, 0, r.role, r.action.text) for r in records if r.action is not None]
+    for call in leaf.calls:
+        titles = ", ".join(passage.title for passage in call.found)
+        text = f"{call.asked} -> {titles}" if call.purpose == "search" else call.told
+        events.append((call.round, 1, call.purpose, text))
+    lines = [_line(name, text) for _, _, name, text in sorted(events, key=lambda e: e[:2])]
+    lines.append(_line("=>", f"{leaf.answer} ({leaf.why})"))
+    return "\n".join([forest.questions[question].text, *lines])
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<12} " + text.strip().replace("\n", "\n" + " " * 15)
+
+
 def _finite(x: float) -> float | None:
     """JSON has no nan."""
     return round(float(x), 6) if math.isfinite(x) else None

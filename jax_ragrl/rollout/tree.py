@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_ragrl.rollout.roles import Parsed
-from jax_ragrl.types import Question
+from jax_ragrl.types import Passage, Question
 
 NO_PARENT = -1
 LEAF = "leaf"
@@ -37,16 +37,18 @@ class Action(NamedTuple):
 class Call(NamedTuple):
     """One call to the environment. `turn` is the action that pays, counted along its path.
 
-    `purpose` is `search`, or that of the request; tokens are zero for searches, and `found` holds
-    the ids of the passages that a search returned.
+    `purpose` is `search`, or that of the request. `asked` is the query or the prompt, `told` the
+    reply. Tokens are zero for searches; `found` are the passages that one returned.
     """
 
     purpose: str
     turn: int
     round: int
+    asked: str
+    told: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    found: tuple[str, ...] = ()
+    found: tuple[Passage, ...] = ()
 
 
 @dataclasses.dataclass

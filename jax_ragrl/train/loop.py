@@ -20,8 +20,9 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
@@ -151,7 +152,8 @@ def found_gold(forest: Forest) -> float:
     found: dict[int, set[str]] = {}
     for i in np.flatnonzero(forest.leaf_N):
         record = forest.records[i]
-        found.setdefault(record.question, set()).update(*(call.found for call in record.calls))
+        ids = {passage.id for call in record.calls for passage in call.found}
+        found.setdefault(record.question, set()).update(ids)
     shares = [
         len(found.get(i, set()).intersection(question.gold)) / len(question.gold)
         for i, question in enumerate(forest.questions)
@@ -167,6 +169,15 @@ def evaluate_policy(
     policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
     system = job.recipe.inference or job.recipe.system
     return evaluate(system, questions, parts.environment(policy))
+
+
+def ask(job: Job, parts: Parts, question: str) -> str:
+    """The transcript of one question under a system's inference algorithm."""
+    graph, params = nnx.split(parts.policy, nnx.Param)
+    policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
+    system = job.recipe.inference or job.recipe.system
+    forest = collect(system, once, [Question("ask", question, ())], parts.environment(policy))
+    return transcript(forest, 0)
 
 
 def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dict[str, float]:

@@ -59,8 +59,10 @@ def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line()
 
 def test_calls_are_metered_where_they_are_made():
     search, answer = fan().records[-1].calls
-    assert (search.purpose, search.found, search.prompt_tokens) == ("search", ("p1", "p2"), 0)
+    assert (search.purpose, search.asked, search.prompt_tokens) == ("search", "q", 0)
+    assert [passage.id for passage in search.found] == ["p1", "p2"]
     assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 1, 3)
+    assert (answer.asked, answer.told) == ("go", "three words here")
     assert {search.turn, answer.turn} == {-1}  # no action was there to pay
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Action, Record, plant
 from tests.rollout.tape import ANN, PAPER, Tape, credit_of, improvise, play
 from tests.rollout.test_collect import QUESTIONS
@@ -88,3 +88,13 @@ def test_credit_of_another_forest_is_refused():
     forest = play(Tape({"router": ["[No Retrieval]"]}))
     with pytest.raises(ValueError, match="one number a node"):
         trees(forest, np.zeros(3), 1)
+
+
+def test_a_transcript_tells_every_step_in_order():
+    forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
+    head, *steps = transcript(forest, 0).split("\n")
+    assert head == ANN.text
+    assert [line.split()[0] for line in steps] == [
+        *["router", "search", "filter", "Action:", "answer", "=>"]
+    ]
+    assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
