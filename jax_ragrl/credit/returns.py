@@ -1,4 +1,9 @@
-"""Credit: a forest and the rewards of its leaves become one number a node."""
+"""Credit: a forest and the rewards of its leaves become one number a node.
+
+Rules are composed by adding arrays. A reward that all of a rollout shares is `monte_carlo` of its
+leaf, or `broadcast` of its root; credit a turn (MAO-ARAG, MMOA-RAG's penalties) is that plus the
+node's own term; role-local credit (OPERA) is the node's own term alone.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +45,42 @@ def monte_carlo(
     return total_N / jnp.where(weight_N > 0, weight_N, 1.0), weight_N
 
 
+def broadcast(parent_N: Array, x_N: Array) -> Array:
+    """What each node's root holds, `[N]` of the dtype of `x_N`.
+
+    One reward of a whole rollout reaches all of its nodes unrounded; of `arange(N)` it is the
+    number of each node's tree. Parents are int32, -1 at roots.
+    """
+    count = parent_N.shape[0]
+    root_N = jnp.where(parent_N < 0, jnp.arange(count, dtype=parent_N.dtype), parent_N)
+    for _ in range(count.bit_length()):  # each pass doubles how far it has climbed
+        root_N = root_N[root_N]
+    return x_N[root_N]
+
+
 def gae(
     reward_T: Array, value_T: Array, mask_T: Array, *, gamma: float = 1.0, lam: float = 0.95
 ) -> Array:
-    """Generalised advantage estimates of one action's tokens, float32 `[T]`.
+    """Generalised advantage estimates of the tokens of one context, float32 `[T]`.
 
-      delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1}
+      delta_t = r_t + gamma V_next - V_t,   A_t = delta_t + gamma lam A_next
 
-    Schulman et al. 2016, eq. 16. The action ends at the last token of `mask_T`: there V is 0
-    beyond. Masked positions hold 0. Padding must follow the tokens.
+    Schulman et al. 2016, eq. 16, where "next" is the next token of `mask_T` (V and A are 0 beyond
+    the last): the estimate passes over what stands between, such as an observation after a turn,
+    as if it were not there. Masked positions hold 0 and are never read, their rewards included.
     """
     reward_T = jnp.where(mask_T, reward_T, 0.0)
     value_T = jnp.where(mask_T, value_T, 0.0)
-    next_T = jnp.append(value_T[1:], 0.0)
-    delta_T = reward_T + gamma * next_T - value_T
 
-    def back(advantage: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta, live = at
-        advantage = jnp.where(live, delta + gamma * lam * advantage, 0.0)
-        return advantage, advantage
+    def back(
+        after: tuple[Array, Array], at: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, Array], Array]:
+        reward, value, kept = at
+        next_value, next_advantage = after
+        delta = reward + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
+        here = (jnp.where(kept, value, next_value), jnp.where(kept, advantage, next_advantage))
+        return here, jnp.where(kept, advantage, 0.0)
 
-    return jax.lax.scan(back, jnp.zeros((), value_T.dtype), (delta_T, mask_T), reverse=True)[1]
+    zero = jnp.zeros((), value_T.dtype)
+    return jax.lax.scan(back, (zero, zero), (reward_T, value_T, mask_T), reverse=True)[1]

@@ -121,7 +121,9 @@ def policy_gradient(
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
         logp_AT, entropy_AT = token_scores(nnx.merge(graph, params), rows, temperature)
         t = targets
-        loss_AT = clipped_policy_loss(logp_AT, t.old_logp_AT, t.advantage_AT, rows.mask_AT, eps=eps)
+        loss_AT = clipped_policy_loss(
+            logp_AT, t.old_logp_AT, t.advantage_AT, rows.mask_AT, eps_low=eps, eps_high=eps
+        )
         ratio_AT = jnp.exp(jnp.where(rows.mask_AT, logp_AT - t.old_logp_AT, 0.0))
         metrics = {
             "loss/policy": jnp.sum(loss_AT * t.weight_AT),

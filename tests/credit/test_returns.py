@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.advantages import whiten
-from jax_ragrl.credit.returns import gae, monte_carlo
+from jax_ragrl.credit.returns import broadcast, gae, monte_carlo
 
 
 def values_of(
@@ -103,6 +102,36 @@ def test_padding_nodes_change_nothing():
         assert not longer[20:].any()
 
 
+def test_fractional_rewards_arrive_unrounded():
+    reward = np.float32([1 / 3, 0.1, 2.7, -1.3])
+    chains, _ = values_of([-1, 0, -1, 2], [False, True, False, True], reward, [1.0] * 4)
+    np.testing.assert_array_equal(chains, reward[[1, 1, 3, 3]])
+    passed = broadcast(*jax.device_put((np.int32([-1, 0, -1, 2]), reward)))
+    np.testing.assert_array_equal(passed, reward[[0, 0, 2, 2]])
+
+
+# --- A root's number -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 40])
+def test_every_node_holds_what_its_root_holds(count):
+    rng = np.random.default_rng(count)
+    parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
+    x = rng.normal(size=count).astype(np.float32)
+
+    def root(n: int) -> int:
+        return n if parents[n] < 0 else root(parents[n])
+
+    found = broadcast(*jax.device_put((np.array(parents, np.int32), x)))
+    np.testing.assert_array_equal(found, x[[root(n) for n in range(count)]])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 33])
+def test_the_root_of_a_chain_is_reached_from_its_far_end(count):
+    parent_N = jax.device_put(np.arange(-1, count - 1, dtype=np.int32))
+    assert not np.any(broadcast(parent_N, jnp.arange(count)))
+
+
 # --- Generalised advantages --------------------------------------------------------------------
 
 
@@ -151,27 +180,43 @@ def test_padding_after_an_action_is_never_read():
     np.testing.assert_array_equal(padded, [*plain, 0.0, 0.0])
 
 
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5)])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [True, False, True],
+        [True, True, False, False, True, False, True, True, False],
+        [False, True, False, True],
+        [False, False],
+    ],
+)
+def test_observations_between_turns_are_passed_over_unchanged(mask, gamma, lam):
+    rng = np.random.default_rng(len(mask))
+    kept = np.array(mask)
+    reward, value = rng.normal(size=(2, len(mask)))
+    expected = np.zeros(len(mask))
+    own = gae_reference(reward[kept].tolist(), value[kept].tolist(), gamma, lam)
+    expected[kept] = own
+    reward[~kept], value[~kept] = np.nan, np.inf
+    found = advantages(reward, value, mask, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+
+
+def test_inserting_observations_changes_no_estimate():
+    reward, value = [0.5, 1.0, -2.0], [0.2, -0.4, 3.0]
+    plain = advantages(reward, value, [True] * 3)
+    longer = advantages(
+        [0.5, 7.0, 7.0, 1.0, -2.0, 7.0],
+        [0.2, 9.0, 9.0, -0.4, 3.0, 9.0],
+        [True, False, False, True, True, False],
+    )
+    np.testing.assert_array_equal(longer, [plain[0], 0, 0, plain[1], plain[2], 0])
+
+
 def test_padding_never_reaches_the_gradient_of_gae():
-    value_T = jax.device_put(np.array([0.5, np.nan], np.float32))
-    reward_T = jax.device_put(np.array([1.0, np.nan], np.float32))
-    mask_T = jax.device_put(np.array([True, False]))
-    grad_T = jax.grad(lambda v: jnp.sum(gae(reward_T, v, mask_T)))(value_T)
-    np.testing.assert_array_equal(grad_T, [-1.0, 0.0])
-
-
-# --- Whitening ---------------------------------------------------------------------------------
-
-
-def test_whitening_gives_mean_zero_and_deviation_one_over_the_mask():
-    x = np.array([[1.0, 2.0, np.nan], [4.0, np.inf, -3.0]], np.float32)
-    mask = np.isfinite(x)
-    found = jax.device_get(whiten(*jax.device_put((x, mask))))
-    kept = x[mask].astype(np.float64)
-    np.testing.assert_allclose(found[mask], (kept - kept.mean()) / kept.std(), rtol=1e-5)
-    assert not found[~mask].any()
-
-
-@pytest.mark.parametrize("mask", [[True, True], [False, False], [True, False]])
-def test_whitening_what_does_not_vary_gives_zero(mask):
-    found = whiten(*jax.device_put((np.array([0.7, 0.7], np.float32), np.array(mask))))
-    np.testing.assert_allclose(found, [0.0, 0.0], atol=1e-3)
+    value_T = jax.device_put(np.array([0.5, np.nan, 0.25, np.inf], np.float32))
+    reward_T = jax.device_put(np.array([1.0, np.nan, 1.0, np.nan], np.float32))
+    mask_T = jax.device_put(np.array([True, False, True, False]))
+    grads = jax.grad(lambda r, v: gae(r, v, mask_T, lam=0.5)[0], (0, 1))(reward_T, value_T)
+    # A_0 = r_0 + V_2 - V_0 + (r_2 - V_2) / 2
+    np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_ragrl.losses import kl_k1, kl_k2, kl_k3
+from tests.losses.arrays import by_token, draws, put
+
+LOGITS = np.array([0.3, -1.0, 0.8, 0.1])
+Q = np.array([0.4, 0.3, 0.2, 0.1])
+
+
+def k1(logp, ref):
+    return logp - ref
+
+
+def k2(logp, ref):
+    return (logp - ref) ** 2 / 2
+
+
+def k3(logp, ref, clamp=10.0):
+    return min(math.exp(ref - logp) - 1 - (ref - logp), clamp)
+
+
+@pytest.mark.parametrize(("estimate", "formula"), [(kl_k1, k1), (kl_k2, k2), (kl_k3, k3)])
+def test_the_estimates_equal_their_equations(estimate, formula):
+    logp, ref, mask = draws(0, 2)
+    expected = by_token(formula, mask, 2 * logp, 2 * ref)
+    found = estimate(*put(2 * logp, 2 * ref, mask))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("clamp", [0.5, 3.0, 10.0])
+def test_k3_is_at_most_its_clamp_and_has_no_gradient_there(clamp):
+    gap = np.array([-300.0, -20.0, -clamp - 0.5, -0.7, 0.0, 0.7, clamp + 0.5, 20.0, 300.0])
+    logp, ref, mask = np.zeros_like(gap), gap, np.ones(gap.shape, bool)
+    expected = by_token(lambda p, r: k3(p, min(r, 50.0), clamp), mask, logp, ref)
+    logp, ref, mask = put(logp, ref, mask)
+    value, back = jax.vjp(lambda x: kl_k3(x, ref, mask, clamp=clamp), logp)
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+    (grad,) = back(jnp.ones_like(value))
+    bound = expected == clamp
+    assert bound.any() and not np.asarray(grad)[bound].any()
+    np.testing.assert_allclose(np.asarray(grad)[~bound], 1 - np.exp(gap[~bound]), rtol=1e-4)
+
+
+def test_k2_and_k3_are_never_negative_and_zero_where_the_policies_agree():
+    logp, ref, mask = put(*draws(3, 2))
+    for estimate in (kl_k2, kl_k3):
+        assert (np.asarray(estimate(logp, ref, mask)) >= 0).all()
+        assert not np.any(estimate(ref, ref, mask))
+
+
+def test_k1_and_k3_estimate_the_divergence_without_bias():
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
+    expected = np.sum(p * np.log(p / Q))
+    for estimate in (kl_k1, kl_k3):
+        each = estimate(*put(np.log(p), np.log(Q), [True] * 4))
+        np.testing.assert_allclose(np.sum(p * np.asarray(each)), expected, rtol=1e-5)
+
+
+def mean_gradient(estimate) -> np.ndarray:
+    """The mean gradient, by the logits, of the estimate as a loss on the policy's own tokens."""
+    logits, ref, mask = put(LOGITS, np.log(Q), [True] * 4)
+
+    def loss(logits):
+        logp = jax.nn.log_softmax(logits)
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * estimate(logp, ref, mask))
+
+    return np.asarray(jax.grad(loss)(logits))
+
+
+def test_as_a_loss_k1_pulls_nowhere():
+    np.testing.assert_allclose(mean_gradient(kl_k1), np.zeros(4), atol=1e-6)
+
+
+def test_as_a_loss_k2_has_the_gradient_of_the_divergence():
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
+    ratio = np.log(p / Q)  # d KL(p | q) / d logits = p (log p/q - KL)
+    np.testing.assert_allclose(mean_gradient(kl_k2), p * (ratio - p @ ratio), rtol=1e-4)
+
+
+def test_as_a_loss_k3_has_the_gradient_of_the_reversed_divergence():
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum()
+    np.testing.assert_allclose(mean_gradient(kl_k3), p - Q, rtol=1e-4)  # d KL(q | p) / d logits

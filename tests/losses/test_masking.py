@@ -1,0 +1,63 @@
+"""What every loss owes its mask."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.losses import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    dual_clipped_policy_loss,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    policy_gradient_loss,
+    truncated_importance_weight,
+    value_loss,
+)
+from tests.losses.arrays import put
+
+# How many arrays stand before the mask.
+LOSSES = [
+    (clipped_policy_loss, 3),
+    (dual_clipped_policy_loss, 3),
+    (policy_gradient_loss, 2),
+    (clipped_value_loss, 3),
+    (value_loss, 2),
+    (kl_k1, 2),
+    (kl_k2, 2),
+    (kl_k3, 2),
+    (truncated_importance_weight, 2),
+]
+
+
+@pytest.mark.parametrize(("loss", "count"), LOSSES)
+@pytest.mark.parametrize("padding", [np.nan, np.inf, -np.inf, 1e30])
+def test_what_is_masked_never_reaches_the_value_or_the_gradient(loss, count, padding):
+    """Each array in turn, and all together, may hold anything where the mask is False."""
+    for spoiled in (*([i] for i in range(count)), range(count)):
+        rows = [[-1.0 - i, padding if i in spoiled else 0.5 * i] for i in range(count)]
+        *arrays, mask = put(*rows, [True, False])
+        total = lambda *x: loss(*x, mask).sum()  # noqa: E731, B023
+        grads = jax.grad(total, tuple(range(count)))(*arrays)
+        alone = [x[:1] for x in arrays]
+        own = jax.grad(lambda *x: loss(*x, mask[:1]).sum(), tuple(range(count)))(*alone)  # noqa: B023
+        np.testing.assert_array_equal(loss(*arrays, mask), [*loss(*alone, mask[:1]), 0.0])
+        for grad, expected in zip(grads, own, strict=True):
+            np.testing.assert_array_equal(grad, [*expected, 0.0])
+
+
+@pytest.mark.parametrize(("loss", "count"), LOSSES)
+def test_a_loss_is_one_float_a_token_of_any_shape(loss, count):
+    x, mask = put(np.ones((2, 1, 3)), np.ones((2, 1, 3), bool))
+    found = loss(*[x] * count, mask)
+    assert found.shape == x.shape and found.dtype == np.float32
+
+
+@pytest.mark.parametrize(("loss", "count"), LOSSES)
+def test_shapes_that_differ_are_refused(loss, count):
+    a, b, mask = put([1.0], [1.0, 2.0], [True])
+    with pytest.raises(AssertionError):
+        loss(b, *[a] * (count - 1), mask)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.losses import (
+    clipped_policy_loss,
+    dual_clipped_policy_loss,
+    policy_gradient_loss,
+    truncated_importance_weight,
+)
+from tests.losses.arrays import by_token, draws, put
+
+# What an update step sees: ratios on both sides of every bound, advantages of both signs.
+RATIOS = (0.1, 0.5, 0.75, 0.85, 1.0, 1.1, 1.25, 1.5, 2.5, 4.0, 9.0)
+PAIRS = [(r, a) for r in RATIOS for a in (-2.0, -0.3, 0.0, 0.3, 2.0)]
+CLIPS = [{}, {"eps_low": 0.1}, {"eps_high": 0.28}, {"eps_low": 0.3, "eps_high": 0.6}]
+
+
+def clipped(logp, old, advantage, eps_low=0.2, eps_high=0.2):
+    """Schulman et al. 2017, eq. 7."""
+    ratio = math.exp(logp - old)
+    inside = min(max(ratio, 1 - eps_low), 1 + eps_high)
+    return -min(ratio * advantage, inside * advantage)
+
+
+def dual_clipped(logp, old, advantage, dual=3.0, **clips):
+    """Ye et al. 2020, eq. 5."""
+    gain = -clipped(logp, old, advantage, **clips)
+    return -max(gain, dual * advantage) if advantage < 0 else -gain
+
+
+def pairs():
+    ratio, advantage = np.array(PAIRS).T
+    old = -1.5 + np.zeros_like(ratio)
+    return np.log(ratio) + old, old, advantage, np.ones(len(ratio), bool)
+
+
+@pytest.mark.parametrize("clips", CLIPS)
+@pytest.mark.parametrize(
+    ("loss", "formula"),
+    [(clipped_policy_loss, clipped), (dual_clipped_policy_loss, dual_clipped)],
+)
+def test_the_policy_losses_equal_their_equations(loss, formula, clips):
+    *arrays, mask = pairs()
+    expected = by_token(lambda *x: formula(*x, **clips), mask, *arrays)
+    np.testing.assert_allclose(loss(*put(*arrays, mask), **clips), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dual", [1.5, 3.0, 100.0])
+def test_the_dual_bound_is_the_one_given(dual):
+    *arrays, mask = pairs()
+    expected = by_token(lambda *x: dual_clipped(*x, dual=dual), mask, *arrays)
+    found = dual_clipped_policy_loss(*put(*arrays, mask), dual=dual)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_dual_clip_only_matters_for_negative_advantages_of_large_ratios():
+    logp, old, advantage, mask = pairs()
+    plain, dual = (
+        np.asarray(loss(*put(logp, old, advantage, mask)))
+        for loss in (clipped_policy_loss, dual_clipped_policy_loss)
+    )
+    differs = (advantage < 0) & (np.exp(logp - old) > 3.0)
+    assert differs.any()
+    np.testing.assert_array_equal(plain != dual, differs)
+
+
+def test_a_token_past_the_dual_bound_has_no_gradient():
+    arrays = put(np.log([2.5, 4.0]), [0.0, 0.0], [-1.0, -1.0], [True, True])
+    grad = jax.grad(lambda x: dual_clipped_policy_loss(x, *arrays[1:]).sum())(arrays[0])
+    np.testing.assert_allclose(grad, [2.5, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        # ratio, advantage, -min(r A, clip(r) A), and its derivative by logp: -r A unless clipped.
+        (1.0, 2.0, -2.0, -2.0),
+        (1.1, 2.0, -2.2, -2.2),
+        (1.5, 2.0, -2.4, 0.0),
+        (0.5, 2.0, -1.0, -1.0),
+        (0.5, -2.0, 1.6, 0.0),
+        (1.5, -2.0, 3.0, 3.0),
+        (0.9, -2.0, 1.8, 1.8),
+    ],
+)
+def test_the_policy_loss_has_its_hand_computed_value_and_slope(ratio, advantage, loss, slope):
+    arrays = put([np.log(ratio) - 1.5], [-1.5], [advantage], [True])
+    found, grad = jax.value_and_grad(lambda logp: clipped_policy_loss(logp, *arrays[1:]).sum())(
+        arrays[0]
+    )
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    np.testing.assert_allclose(grad, [slope], rtol=1e-5, atol=1e-6)
+
+
+def test_a_higher_upper_bound_lets_unlikely_good_tokens_grow_and_nothing_else():
+    logp, old, advantage, mask = pairs()
+    plain, higher = (
+        np.asarray(clipped_policy_loss(*put(logp, old, advantage, mask), eps_high=eps))
+        for eps in (0.2, 0.28)
+    )
+    differs = (advantage > 0) & (np.exp(logp - old) > 1.2)
+    np.testing.assert_array_equal(plain != higher, differs)
+
+
+def test_on_policy_the_gradient_of_every_policy_loss_is_minus_the_advantage():
+    logp, advantage, mask = put([[-1.0, -2.0]], [[0.5, -3.0]], [[True, True]])
+    losses = (
+        lambda x: clipped_policy_loss(x, logp, advantage, mask).sum(),
+        lambda x: dual_clipped_policy_loss(x, logp, advantage, mask).sum(),
+        lambda x: policy_gradient_loss(x, advantage, mask).sum(),
+    )
+    for loss in losses:
+        np.testing.assert_allclose(jax.grad(loss)(logp), [[-0.5, 3.0]])
+
+
+def test_the_policy_gradient_loss_is_the_log_probability_times_the_advantage():
+    logp, advantage, mask = draws(0, 2)
+    expected = by_token(lambda logp, advantage: -advantage * logp, mask, logp, advantage)
+    found = policy_gradient_loss(*put(logp, advantage, mask))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_without_a_ratio_the_gradient_does_not_depend_on_how_far_the_policy_moved():
+    logp, advantage, mask = put([-9.0, -0.1], [2.0, 2.0], [True, True])
+    grad = jax.grad(lambda x: policy_gradient_loss(x, advantage, mask).sum())(logp)
+    np.testing.assert_array_equal(grad, [-2.0, -2.0])
+
+
+@pytest.mark.parametrize("cap", [0.5, 1.5, 2.0])
+def test_an_importance_weight_is_the_ratio_of_learner_to_sampler_up_to_its_cap(cap):
+    behaviour, old, mask = draws(1, 2)
+    expected = by_token(lambda b, o: min(math.exp(o - b), cap), mask, behaviour, old)
+    assert expected.max() == cap
+    found = truncated_importance_weight(*put(behaviour, old, mask), cap=cap)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_an_importance_weight_carries_no_gradient():
+    behaviour, old, mask = put(*draws(1, 2))
+    for at in (0, 1):
+        grad = jax.grad(lambda *x: truncated_importance_weight(*x, mask).sum(), at)(behaviour, old)
+        assert not np.any(grad)
+
+
+def test_a_rollout_of_the_policy_itself_has_weight_one():
+    logp, mask = put(*draws(2, 1))
+    weight = truncated_importance_weight(logp, logp, mask)
+    np.testing.assert_array_equal(weight, np.asarray(mask, np.float32))
+
+
+@pytest.mark.parametrize("gap", [-300.0, 300.0])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_no_ratio_overflows(gap, advantage):
+    old, at, mask = put([0.0], [advantage], [True])
+    for loss in (clipped_policy_loss, dual_clipped_policy_loss):
+        value, grad = jax.value_and_grad(lambda x, loss=loss: loss(x, old, at, mask).sum())(
+            old + gap
+        )
+        assert np.isfinite(value) and np.isfinite(grad).all()
+    assert np.isfinite(truncated_importance_weight(old, old + gap, mask)).all()
