@@ -5,6 +5,7 @@ Each returns float32 `[N]` credit and a float32 `[N]` weight that is positive on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,6 +49,29 @@ def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray
     np.add.at(leaf_N, root_N[forest.leaf_N], reward_N[forest.leaf_N])
     own_N = np.where(forest.leaf_N, 0, reward_N)
     return (leaf_N[root_N] + own_N).astype(np.float32), np.ones(len(root_N), np.float32)
+
+
+def over_rollouts(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A rollout's reward against the other rollouts of its question, to each of its actions.
+
+    One number a rollout enters the statistics, so the number of its actions cannot weigh (CoDA,
+    section 3.4). `rule` is one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+    """
+    root_N = forest.roots()
+    roots, member_N = np.unique(root_N, return_inverse=True)
+    total_R = np.zeros(len(roots), np.float32)
+    np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
+    missing = -len(roots) % 64  # few compiled shapes: padding is in no group
+    reward_R = np.pad(total_R, (0, missing))
+    group_R = np.pad(forest.question_N[roots], (0, missing), constant_values=-1)
+    arrays = jax.device_put((reward_R, group_R, group_R >= 0))
+    advantage_R = jax.device_get(_compared(rule, *arrays, len(forest.questions)))
+    return advantage_R[member_N], np.ones(len(root_N), np.float32)
+
+
+_compared = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))
 
 
 def own(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,71 @@
+"""Credit rules on whole forests."""
+
+import numpy as np
+import pytest
+
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_rollouts, own, shared
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
+from jax_ragrl.types import Question
+
+QUESTIONS = (Question("a", "a?", ("x",)), Question("b", "b?", ("y",)))
+
+
+def chains(*lengths: int, question: int = 0):
+    """Records of rollouts that do not branch: so many actions each, then a leaf."""
+    records: list[Record] = []
+    for length in lengths:
+        for i in range(length):
+            parent = NO_PARENT if i == 0 else len(records) - 1
+            records.append(Record(parent, question, "role", 1, ()))
+        records.append(Record(len(records) - 1, question, LEAF, 1, (), answer="x"))
+    return records
+
+
+def rewarded(records, rewards, own_rewards=()):
+    forest = plant(QUESTIONS, records)
+    reward_N = np.zeros(len(records), np.float32)
+    reward_N[forest.leaf_N] = rewards
+    for node, value in own_rewards:
+        reward_N[node] = value
+    return forest, reward_N
+
+
+def test_a_shared_reward_reaches_every_action_with_its_own_term_added():
+    forest, reward_N = rewarded(chains(2, 1), [0.3, 0.7], [(1, -0.5)])
+    credit_N, weight_N = shared(forest, reward_N)
+    np.testing.assert_allclose(credit_N, [0.3, -0.2, 0.3, 0.7, 0.7])
+    assert (weight_N > 0).all()
+    np.testing.assert_allclose(own(forest, reward_N)[0], reward_N)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (group_centred, [-1.0, 1.0]),
+        (group_normalised, [-(2**-0.5), 2**-0.5]),  # unbiased: the deviation of 1, 3 is sqrt 2
+        (leave_one_out, [-2.0, 2.0]),
+    ],
+)
+def test_rollouts_are_compared_within_their_question(rule, expected):
+    records = chains(1, 1)
+    forest, reward_N = rewarded(records, [1.0, 3.0])
+    advantage_N, _ = over_rollouts(forest, reward_N, rule)
+    np.testing.assert_allclose(advantage_N[[0, 2]], expected, rtol=1e-5)
+
+
+def test_more_actions_in_a_rollout_change_nobodys_advantage():
+    few = over_rollouts(*rewarded(chains(1, 1, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
+    many = over_rollouts(*rewarded(chains(1, 7, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
+    np.testing.assert_array_equal(few[[0, 2, 4]], many[[0, 2, 10]])
+    assert len(set(many[1:9].tolist()) - {many[2]}) == 1  # all of a rollout alike
+
+
+def test_a_question_with_one_rollout_teaches_nothing():
+    other = [
+        Record(r.parent if r.parent < 0 else r.parent + 2, 1, r.role, 1, (), answer=r.answer)
+        for r in chains(1, 1)
+    ]
+    forest, reward_N = rewarded(chains(1) + other, [5.0, 0.0, 1.0])
+    advantage_N, _ = over_rollouts(forest, reward_N, group_normalised)
+    assert advantage_N[0] == 0.0 and advantage_N[2] < 0 < advantage_N[4]
