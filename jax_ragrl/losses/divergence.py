@@ -1,9 +1,9 @@
 """Estimates of KL(policy | reference) from sampled tokens (Schulman 2020, "Approximating KL").
 
-As numbers, which is what a reward needs, k1 and k3 are unbiased. As losses on the policy's own
-tokens they differ in another way: the mean gradient of k1 is 0, so it pulls nowhere; that of k2 is
-the gradient of KL(policy | reference); that of k3 is the gradient of KL(reference | policy), equal
-to it to first order where the two are near.
+As numbers, which is what a reward needs, k1 and k3 are unbiased. As losses on tokens that the
+policy sampled they differ in another way: the mean gradient of k1 is 0, so it pulls nowhere; that
+of k2 is the gradient of KL(policy | reference) of the token, given what stands before it; that of
+k3 is the gradient of KL(reference | policy), the same to first order where the two are near.
 """
 
 from __future__ import annotations
