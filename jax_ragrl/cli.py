@@ -50,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--workdir", type=pathlib.Path, help="default: runs/quickstart-<seed>")
     sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
     sub.add_argument("--workdir", type=pathlib.Path, required=True)
+    sub = command(_trials, "the whole job for every system and seed, and one table")
+    sub.add_argument("--systems", default="c3po", help="names of files in configs/tiny")
+    sub.add_argument("--seeds", default="0,1,2")
+    sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
     sub.add_argument("--out", type=pathlib.Path, required=True)
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
@@ -127,13 +131,37 @@ def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
 
 
 def _quickstart(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
-    values["seed"] = values["data"]["world"]["seed"] = arguments.seed
     workdir = arguments.workdir or pathlib.Path("runs") / f"quickstart-{arguments.seed}"
+    job = _seeded_job(load_config(CONFIGS / "tiny" / "c3po.py", rest), arguments.seed, workdir)
     from jax_ragrl.quickstart import quickstart
 
-    summary = quickstart(_load_job(values, workdir), workdir)
-    print(json.dumps(summary, indent=2))
+    print(json.dumps(quickstart(job, workdir), indent=2))
+
+
+def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any:
+    """The job of a config with another seed for training and, where there is one, the world."""
+    values["seed"] = seed
+    if values["data"].get("world"):
+        values["data"]["world"]["seed"] = seed
+    return _load_job(values, workdir)
+
+
+def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.trials import run_trials
+
+    def load(system: str, seed: int, workdir: pathlib.Path) -> Any:
+        return _seeded_job(load_config(CONFIGS / "tiny" / f"{system}.py", []), seed, workdir)
+
+    systems = arguments.systems.split(",")
+    print(run_trials(systems, _numbers(arguments.seeds), load, arguments.out))
+
+
+def _numbers(text: str) -> list[int]:
+    """Comma-separated integers."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give integers with commas, such as 0,1,2") from None
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -30,6 +30,7 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "em": exact_match,
     "f1": f1,
 }
+METRIC_NAMES = {"cover_em": "cover-EM", "cover_em_tokens": "cover-EM", "em": "EM", "f1": "F1"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The main job on the embedded default: baselines, training, evaluation, report."""
+"""A whole job: baselines, training, evaluation, report; `ragrl quickstart` on the default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jax_ragrl.evaluate import NoSampler, Result, evaluate
+from jax_ragrl.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.report.build import build_report
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
@@ -20,10 +20,10 @@ from jax_ragrl.types import Question
 
 
 def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains C-3PO and compares it with its warm start, Standard RAG and direct answering.
+    """Trains a system and compares it with its warm start, Standard RAG and direct answering.
 
     Every part that is already in `workdir` is taken up where it stands. Returns what it writes to
-    `summary.json`; accuracies are cover-EM in percent on the same held-out questions.
+    `summary.json`; scores are the recipe's metric in percent, on the same held-out questions.
     """
     begun = time.perf_counter()
     parts = assemble(job, workdir)
@@ -53,14 +53,14 @@ def baselines(
         "standard_rag": evaluate(standard, questions, environment),
         "warm_start": evaluate_policy(job, parts, graph, params, questions),
     }
-    rows = {name: row(result) for name, result in results.items()}
+    rows = {name: row(result, job.recipe.metric) for name, result in results.items()}
     write_json(file, rows)
     return rows
 
 
-def row(result: Result) -> dict[str, Any]:
-    """A result as JSON: its summary, and the cover-EM of every question."""
-    return {"scores": result.scores["cover_em"].tolist(), **result.summary()}
+def row(result: Result, metric: str) -> dict[str, Any]:
+    """A result as JSON: its summary, and the headline score of every question."""
+    return {"scores": result.scores[metric].tolist(), **result.summary()}
 
 
 def summarise(
@@ -68,17 +68,18 @@ def summarise(
 ) -> dict[str, Any]:
     """What the run showed."""
     warm = np.array(before["warm_start"]["scores"])
-    trained = after.scores["cover_em"]
+    metric = job.recipe.metric
+    trained = after.scores[metric]
     gain, low, high = paired_bootstrap(trained, warm)
-    accuracy = {name: rows["cover_em"] for name, rows in before.items()}
+    accuracy = {name: rows[metric] for name, rows in before.items()}
     total = sum(after.strategies.values())
     return {
         "steps": job.run.steps,
         "seed": job.seed,
         "questions": len(trained),
-        "metric": "cover-EM, percent",
+        "metric": f"{METRIC_NAMES[metric]}, percent",
         "reader": parts.llm.name,
-        "accuracy": {**accuracy, "trained": round(100 * after.mean(), 2)},
+        "accuracy": {**accuracy, "trained": round(100 * after.mean(metric), 2)},
         "gain": {
             "over": "warm_start",
             "mean": round(100 * gain, 2),

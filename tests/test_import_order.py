@@ -17,7 +17,18 @@ PACKAGE = "jax_ragrl"
 ORDER = [
     *("errors", "types", "config", "draws", "sharding", "text", "corpus", "models", "retrieval"),
     *("sampling", "llm", "rollout", "credit", "batch", "losses", "systems", "evaluate", "train"),
-    *("compare", "report", "quickstart", "serve", "export", "plan", "bench", "cli", "__main__"),
+    *(
+        "compare",
+        "report",
+        "quickstart",
+        "trials",
+        "serve",
+        "export",
+        "plan",
+        "bench",
+        "cli",
+        "__main__",
+    ),
 ]
 
 FORBIDDEN = {"torch", "tensorflow"}

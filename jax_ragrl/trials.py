@@ -1,0 +1,66 @@
+"""Every system on the embedded default: one job a system and seed, and the table of what they won.
+
+A trial is a `quickstart` job in a folder of its own, so a killed run of trials goes on where it
+stood; a finished trial is read, not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax_ragrl.quickstart import quickstart
+from jax_ragrl.train.assemble import Job
+
+COLUMNS = ("system", "seed", "metric", "warm start", "trained", "gain", "95 %", "wall s")
+
+
+def run_trials(
+    systems: Sequence[str],
+    seeds: Sequence[int],
+    load: Callable[[str, int, pathlib.Path], Job],
+    out: pathlib.Path,
+) -> str:
+    """The table of all trials, in Markdown; it is rewritten to `out/trials.md` after each.
+
+    Args:
+      systems: names of tiny configs.
+      seeds: of world and training.
+      load: the job of a system and a seed in its folder.
+      out: holds one folder a trial.
+    """
+    rows = []
+    for system in systems:
+        for seed in seeds:
+            workdir = out / f"{system}-{seed}"
+            done = workdir / "summary.json"
+            job = load(system, seed, workdir)
+            finished = done.is_file()
+            summary = json.loads(done.read_text()) if finished else quickstart(job, workdir)
+            rows.append(row(system, summary))
+            (out / "trials.md").write_text(markdown(rows), encoding="utf-8")
+    return markdown(rows)
+
+
+def row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
+    """One line of the table."""
+    score, gain = summary["accuracy"], summary["gain"]
+    low, high = gain["ci95"]
+    return (
+        system,
+        summary["seed"],
+        summary["metric"].split(",")[0],
+        score["warm_start"],
+        score["trained"],
+        gain["mean"],
+        f"{low} to {high}",
+        summary["wall_s"],
+    )
+
+
+def markdown(rows: Sequence[tuple[Any, ...]]) -> str:
+    """Rows under `COLUMNS` as a Markdown table."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
