@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.credit.advantages import group_normalised
+from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
@@ -191,24 +193,9 @@ def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bo
     return float(any(cover_match(s, answers) for s in looked_at if s.strip()))
 
 
-def rollout_advantages(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every action's share in its rollout's normalised reward (eq. 2), float32 `[N]`, and ones.
-
-      A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6)
-
-    over the rollouts `j` of the same question, `std` unbiased. Statistics count rollouts and not
-    actions, so how many tasks a rollout hands out cannot weigh. A rollout without peers gets 0.
-    """
-    root_N = forest.roots()
-    leaves = np.flatnonzero(forest.leaf_N)
-    advantage_N = np.zeros(len(root_N), np.float32)
-    for question in np.unique(forest.question_N[leaves]):
-        group = leaves[forest.question_N[leaves] == question]
-        if len(group) > 1:
-            reward_G = reward_N[group].astype(np.float64)
-            normal_G = (reward_G - reward_G.mean()) / (reward_G.std(ddof=1) + 1e-6)
-            advantage_N[root_N[group]] = normal_G
-    return advantage_N[root_N], np.ones(len(root_N), np.float32)
+# A_i = (R_i - mean_j R_j) / std_j R_j over the rollouts j of the same question (eq. 2), the same
+# number for every turn of planner and executors: how many tasks a rollout hands out cannot weigh.
+rollout_advantages = functools.partial(over_rollouts, rule=group_normalised)
 
 
 # --- The recipe ---------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def query_of(plan: Plan) -> str:
     return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
 
 
-class Writes(Protocol):
+class Writer(Protocol):
     """A teacher of any system: it writes an action of a role in a conversation."""
 
     def write(
@@ -126,7 +126,7 @@ class Writes(Protocol):
 class TeacherSampler:
     """A teacher behind the sampler's interface."""
 
-    def __init__(self, teacher: Writes, tokenizer: ChatTokenizer):
+    def __init__(self, teacher: Writer, tokenizer: ChatTokenizer):
         self._teacher, self._tokenizer = teacher, tokenizer
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:

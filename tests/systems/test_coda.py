@@ -150,6 +150,8 @@ def test_a_planner_out_of_turns_is_not_made_to_answer(last):
     forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), texts)
     assert ends(forest) == [(None, "Out of Turns")] and forest.dead_N.tolist()[-1]
     assert tape.log[-1] == ("planner",)
+    faults = [r.fault for r in forest.records[-2:]]
+    assert faults == (["", ""] if last == TASK else ["No Action", ""])
 
 
 def test_an_answer_in_the_last_turn_counts():
