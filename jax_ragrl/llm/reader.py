@@ -86,6 +86,21 @@ def facts_of(text: str) -> dict[tuple[str, str], str]:
     return {}
 
 
+def resolve(
+    plan: Plan, told: Sequence[dict[tuple[str, str], str]]
+) -> list[tuple[tuple[str, str], str]]:
+    """Each hop of a plan as ((entity, relation), value), up to the first unknown entity."""
+    read = {pair: value for facts in told for pair, value in facts.items()}
+    steps, value = [], ""
+    for relation, entity in plan.hops:
+        subject = entity or value
+        if not subject:
+            break
+        value = read.get((subject, relation), "")
+        steps.append(((subject, relation), value))
+    return steps
+
+
 class WorldReader:
     """The rule-based reader.
 

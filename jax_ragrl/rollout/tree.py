@@ -17,7 +17,8 @@ from jax_ragrl.types import Passage, Question
 
 NO_PARENT = -1
 LEAF = "leaf"
-LIMITS = ("Max Depth",)  # ends of a rollout that are nobody's malformed action
+# Ends of a rollout that are nobody's malformed action.
+LIMITS = ("Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer")
 
 
 class Action(NamedTuple):

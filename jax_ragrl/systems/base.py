@@ -11,7 +11,7 @@ import numpy as np
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.roles import Parsed, Role
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
 from jax_ragrl.types import Hits, Question
 
 Reply = Parsed | Hits | str
@@ -40,6 +40,15 @@ class System(Protocol):
     def wants(self, state: Any) -> Effect | tuple[Effect, ...]: ...
 
     def advance(self, state: Any, reply: Any) -> Any: ...
+
+
+def path_to(forest: Forest, node: int) -> list[Record]:
+    """The records from a node's root down to the node itself."""
+    path = []
+    while node != NO_PARENT:
+        path.append(forest.records[node])
+        node = int(forest.parent_N[node])
+    return path[::-1]
 
 
 def everywhere_once(roles: frozenset[str]) -> Expander:

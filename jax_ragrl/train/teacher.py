@@ -12,10 +12,12 @@ import dataclasses
 import random
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
-from jax_ragrl.llm.reader import Plan, facts_of, understand
+from jax_ragrl.llm.reader import Plan, facts_of, resolve, understand
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.systems.c3po import (
     FILTER,
@@ -30,6 +32,7 @@ from jax_ragrl.systems.c3po import (
 )
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import Message
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
@@ -48,8 +51,12 @@ class Teacher:
     greedy_filter: float = 0.0
     early_stop: float = 0.0
 
-    def write(self, role: str, prompt: str, rng: random.Random) -> str:
-        """The text of one action."""
+    def write(
+        self, role: str, messages: Sequence[Message], after: Sequence[Segment], rng: random.Random
+    ) -> str:
+        """The text of one action; this proxy has no conversations of several turns."""
+        del after
+        prompt = messages[-1].content
         question = _QUESTION.findall(prompt)[-1]
         plan = understand(question)
         documents = read_numbered(self.style, prompt)
@@ -100,21 +107,6 @@ class Teacher:
         return render_decision(f"{thought} done".strip(), LLM)
 
 
-def resolve(
-    plan: Plan, told: Sequence[dict[tuple[str, str], str]]
-) -> list[tuple[tuple[str, str], str]]:
-    """Each hop of a plan as ((entity, relation), value), up to the first unknown entity."""
-    read = {pair: value for facts in told for pair, value in facts.items()}
-    steps, value = [], ""
-    for relation, entity in plan.hops:
-        subject = entity or value
-        if not subject:
-            break
-        value = read.get((subject, relation), "")
-        steps.append(((subject, relation), value))
-    return steps
-
-
 def query_of(plan: Plan) -> str:
     """A search query for a whole question: its noun phrase."""
     if plan.compare:
@@ -123,10 +115,18 @@ def query_of(plan: Plan) -> str:
     return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
 
 
-class TeacherSampler:
-    """The teacher behind the sampler's interface."""
+class Writer(Protocol):
+    """A teacher of any system: it writes an action of a role in a conversation."""
 
-    def __init__(self, teacher: Teacher, tokenizer: ChatTokenizer):
+    def write(
+        self, role: str, messages: Sequence[Message], after: Sequence[Segment], rng: random.Random
+    ) -> str: ...
+
+
+class TeacherSampler:
+    """A teacher behind the sampler's interface."""
+
+    def __init__(self, teacher: Writer, tokenizer: ChatTokenizer):
         self._teacher, self._tokenizer = teacher, tokenizer
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
@@ -134,11 +134,11 @@ class TeacherSampler:
         return [self._actions(request) for request in requests]
 
     def _actions(self, request: ActionRequest) -> list[Action]:
-        rng = random.Random(request.seed)
-        prompt = request.messages[-1].content
+        rng, context = random.Random(request.seed), (request.messages, request.after)
         texts = [f.text for f in request.branching.forced if f.complete]
         drawn = request.branching.samples + len(request.branching.forced) - len(texts)
-        texts += [self._teacher.write(request.role.name, prompt, rng) for _ in range(drawn)]
+        texts += [self._teacher.write(request.role.name, *context, rng) for _ in range(drawn)]
         ids = context_ids(self._tokenizer, request.messages, request.after, request.role.chat)
-        stop = self._tokenizer.stop_ids[0]
-        return [Action(ids, (*self._tokenizer.encode(text), stop), text) for text in texts]
+        # In plain text the assistant's turn goes on behind what it is told.
+        stop = self._tokenizer.stop_ids[:1] if request.role.chat else ()
+        return [Action(ids, (*self._tokenizer.encode(text), *stop), text) for text in texts]

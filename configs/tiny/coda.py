@@ -1,0 +1,53 @@
+"""CoDA on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+
+    ragrl train --config=configs/tiny/coda.py --workdir=runs/coda
+
+Turns, reward, group statistics and objective are the paper's; groups, learning rate and batch are
+scaled to the model, and observations are turns of the chat template.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "policy": "tiny",
+            "system": "coda",
+            "recipe": {
+                "style": "coda_tiny",
+                "top_k": 3,
+                "max_turns": 6,
+                "executor_turns": 3,
+                "max_tokens": 56,
+                "temperature": 1.0,
+                "chat": True,
+                "rollouts": 6,
+                "together": True,
+            },
+            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            "index": {"encoder": "lexical", "kind": "scann"},
+            "objective": {
+                "ratio": "dual_clip",
+                "critic": "none",
+                "advantage": "group_normalised",
+                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.001},
+                "entropy": 0.001,
+                "aggregation": "token_mean",
+            },
+            "optimizer": {"policy_lr": 4e-4, "schedule": "constant", "minibatches": 2},
+            "run": {
+                "steps": 18,
+                "questions": 12,
+                "save_every": 6,
+                "eval_every": 6,
+                "dev_questions": 40,
+                "test_questions": 400,
+                "trees_every": 6,
+                "trees": 2,
+            },
+            "shapes": {"lengths": (80, 160, 288), "batches": (16, 64), "steps": 56},
+            "layout": {"lengths": (160, 352), "tokens": 2112},
+        }
+    )

@@ -1,0 +1,1 @@
+"""Scripted teachers of the systems, for the generated encyclopedia."""

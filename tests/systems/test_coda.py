@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import dataclasses
+import runpy
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from jax_ragrl.config import build
+from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.tree import plant
+from jax_ragrl.systems import coda
+from jax_ragrl.systems.coda import (
+    EXECUTOR,
+    PLANNER,
+    CoDA,
+    answer_reward,
+    format_reward,
+    parse_executor,
+    parse_planner,
+    refine_reward,
+    rollout_advantages,
+)
+from jax_ragrl.systems.tags import contents, render_turn, well_formed
+from tests.conftest import REPO
+from tests.rollout.tape import ANN, BOB, passage
+from tests.systems.talk import ends, talk
+
+SYSTEM = CoDA("coda_tiny", top_k=2, chat=True)
+PAPER, CODE = coda.paper(), coda.code()
+
+TASK = render_turn(think="1", task="birthplace of Ann")
+SEARCH = render_turn(think="born", search="Ann born")
+REFINED = render_turn(refine="Ann was born in Ulm", answer="Ulm")
+FINAL = render_turn(think="done", answer="Ulm")
+SHOWN = "told 1 title 1: text 1\n2 title 2: text 2"
+
+
+# --- Grammar ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "parsed"),
+    [
+        (parse_planner, TASK, Parsed("task", ("birthplace of Ann",), "1")),
+        (parse_planner, FINAL, Parsed("answer", ("Ulm",), "done")),
+        (parse_executor, SEARCH, Parsed("search", ("Ann born",), "born")),
+        (parse_executor, REFINED, Parsed("answer", ("Ulm",), "")),
+        (parse_planner, "<answer> two\nlines </answer>", Parsed("answer", ("two\nlines",))),
+        (parse_planner, "<task>a</task><answer>b</answer>", Parsed("task", ("a",))),
+        (parse_planner, "<task>a<task>b</task>", Parsed("task", ("a<task>b",))),
+        (parse_planner, "</task><answer>b</answer>", Parsed("answer", ("b",))),
+        (parse_planner, "<task>a</answer><answer>b</answer>", Parsed("answer", ("b",))),
+        (parse_planner, "<search>a</search>", malformed("No Action")),
+        (parse_executor, "<task>a</task>", malformed("No Action")),
+        (parse_planner, "", malformed("No Action")),
+        (parse_planner, "<task>a", malformed("No Action")),
+        (parse_planner, "<Task>a</Task>", malformed("No Action")),
+        (parse_planner, "<task> \n</task><answer>b</answer>", malformed("Empty Action")),
+    ],
+)
+def test_a_turn_reads_as_its_first_action(parse, text, parsed):
+    assert parse(text) == parsed
+
+
+@hypothesis.given(st.lists(st.sampled_from(["<task>", "</task>", "</answer>", "<answer>", "a"])))
+def test_any_turn_has_a_parse(pieces):
+    parsed = parse_planner("".join(pieces))
+    assert parsed.valid == bool(parsed.args and parsed.args[0].strip()) == (not parsed.error)
+
+
+@hypothesis.given(st.text())
+def test_any_text_has_a_parse(text):
+    assert parse_planner(text).error in ("", "No Action", "Empty Action")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("<think>a</think>", True),
+        ("<think>a</think><think>b</think>", True),
+        ("<think>a", False),
+        ("a</think>", False),
+        ("<think>a</think></think>", False),
+        ("", False),
+    ],
+)
+def test_a_tag_is_well_formed_if_it_closes_as_often_as_it_opens(text, right):
+    assert well_formed(text, ("think",)) is right
+
+
+def test_all_contents_of_a_tag_are_joined():
+    assert contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
+
+
+# --- The state machine --------------------------------------------------------------------------
+
+
+def test_a_task_is_searched_refined_and_answered_in_a_context_of_its_own():
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
+    forest, tape = talk(SYSTEM, texts)
+    assert tape.log == [
+        *[("planner",), ("executor",), ("search", "Ann born", 2), ("executor",), ("planner",)]
+    ]
+    planner, executor = "delegate\nQuestion: " + ANN.text, "search\nQuestion: birthplace of Ann"
+    assert tape.contexts == [
+        (PLANNER, planner, ()),
+        (EXECUTOR, executor, ()),
+        (EXECUTOR, executor, (SEARCH, SHOWN)),
+        (PLANNER, planner, (TASK, "told Result: Ulm")),
+    ]
+    assert ends(forest) == [("Ulm", "answered")]
+    assert [r.depth for r in forest.records] == [1, 2, 3, 4, 5]
+
+
+def test_every_task_starts_a_new_executor_and_every_context_only_grows():
+    texts = {PLANNER: [TASK, TASK, FINAL], EXECUTOR: [SEARCH, SEARCH, REFINED] + [SEARCH, REFINED]}
+    _, tape = talk(SYSTEM, texts)
+    for role, turns in ((PLANNER, [0, 2, 4]), (EXECUTOR, [0, 2, 4, 0, 2])):
+        afters = [after for name, _, after in tape.contexts if name == role]
+        assert [len(after) for after in afters] == turns
+        assert all(b[: len(a)] == a for a, b in zip(afters, afters[1:], strict=False) if b)
+
+
+def test_an_invalid_turn_is_told_so_and_used_up():
+    texts = {PLANNER: ["hm", TASK, "hm", "hm"], EXECUTOR: ["<task>a</task>", SEARCH, "hm"]}
+    system = dataclasses.replace(SYSTEM, max_turns=4, executor_turns=3)
+    forest, tape = talk(system, texts)
+    assert tape.contexts[1][2] == ("hm", "told again")
+    assert tape.contexts[3][2] == ("<task>a</task>", "told again")
+    assert ends(forest) == [(None, "Out of Turns")]
+    errors = [r.parsed.error for r in forest.records if r.parsed]
+    assert errors == ["No Action", "", "No Action", "", "No Action", "No Action", "No Action"]
+
+
+@pytest.mark.parametrize("last", [SEARCH, "hm"])
+def test_an_executor_that_never_answers_returns_nothing(last):
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, SEARCH, last]}
+    system = dataclasses.replace(SYSTEM, executor_turns=3)
+    _, tape = talk(system, texts)
+    assert tape.contexts[-1][2] == (TASK, "told Result: ")
+    assert tape.log.count(("search", "Ann born", 2)) == 2  # nobody would read a third
+
+
+@pytest.mark.parametrize("last", [TASK, "hm"])
+def test_a_planner_out_of_turns_is_not_made_to_answer(last):
+    texts = {PLANNER: [TASK, last], EXECUTOR: [SEARCH, REFINED]}
+    forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), texts)
+    assert ends(forest) == [(None, "Out of Turns")] and forest.dead_N.tolist()[-1]
+    assert tape.log[-1] == ("planner",)
+    faults = [r.fault for r in forest.records[-2:]]
+    assert faults == (["", ""] if last == TASK else ["No Action", ""])
+
+
+def test_an_answer_in_the_last_turn_counts():
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
+    system = dataclasses.replace(SYSTEM, max_turns=2, executor_turns=2)
+    assert ends(talk(system, texts)[0]) == [("Ulm", "answered")]
+
+
+@pytest.mark.parametrize(
+    ("full", "ended"), [(PLANNER, (None, "Prompt Too Long")), (EXECUTOR, ("Ulm", "answered"))]
+)
+def test_a_context_that_is_full_ends_its_agent(full, ended):
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED], full: [""]}
+    forest, tape = talk(SYSTEM, texts)
+    assert ends(forest) == [ended]
+    assert tape.contexts[-1][2] == ((TASK, "told Result: ") if full == EXECUTOR else ())
+
+
+def test_plain_text_goes_on_in_lines_and_stops_at_closing_tags():
+    system = dataclasses.replace(SYSTEM, style="coda", chat=False)
+    _, tape = talk(system, {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]})
+    told = tape.contexts[2][2][1], tape.contexts[3][2][1]
+    shown = "Doc 1 (Title: title 1) text 1\n\nDoc 2 (Title: title 2) text 2"
+    assert told[0] == f"told \n<documents>\n{shown}\n</documents>\n"
+    assert told[1] == "told \n<result>Ulm</result>\n"
+    assert {r.stops for r in system.roles.values()} == {
+        *[("</task>", "</answer>"), ("</search>", "</answer>")]
+    }
+    assert not any(role.chat for role in system.roles.values())
+
+
+# --- Reward -------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_worth_six_times_its_f1_less_three():
+    assert answer_reward("Ulm", ("Ulm",)) == 3.0
+    assert answer_reward("Rom", ("Ulm",)) == answer_reward(None, ("Ulm",)) == -3.0
+    assert answer_reward("old Ulm", ("Ulm",)) == pytest.approx(6 * 2 / 3 - 3)
+
+
+GOOD, BAD = SEARCH + REFINED, SEARCH + render_turn(answer="Ulm")
+
+
+@pytest.mark.parametrize(
+    ("planner", "executors", "together", "apart"),
+    [
+        (TASK + FINAL, [GOOD], 2.0, 2.0),
+        (TASK + FINAL, [GOOD, BAD], 1.0, 1.5),
+        (TASK + FINAL, [BAD], 1.0, 1.0),
+        (FINAL, [], 0.0, 0.0),  # an answer without a task
+        (TASK, [GOOD], 1.0, 1.0),  # no answer
+        (render_turn(task="a") + render_turn(answer="b"), [GOOD], 1.0, 1.0),  # not a thought
+    ],
+)
+def test_format_points(planner, executors, together, apart):
+    assert format_reward(planner, executors, True) == together
+    assert format_reward(planner, executors, False) == apart
+
+
+def test_a_refined_gold_answer_is_found_once_or_across_executors():
+    halves = [render_turn(refine="in New"), render_turn(refine="York it is")]
+    assert refine_reward(halves, ("New York",), True) == 1.0
+    assert refine_reward(halves, ("New York",), False) == 0.0
+    assert refine_reward([*halves, render_turn(refine="new york")], ("New York",), False) == 1.0
+    assert refine_reward(["New York"], ("New York",), True) == 0.0  # said, but not refined
+    assert refine_reward([], ("New York",), True) == refine_reward([""], ("",), True) == 0.0
+
+
+def test_one_reward_for_the_whole_rollout():
+    """By hand: F1 1, planner's point, two executors of which one lacks its search, refined."""
+    texts = {PLANNER: [TASK, TASK, FINAL], EXECUTOR: [SEARCH, REFINED, REFINED]}
+    forest, _ = talk(SYSTEM, texts)
+    for settings, expected in ((PAPER, 3 + 1 + 0 + 0.5), (CODE, 3 + 1 + 0.5 + 0.5)):
+        reward_N = coda.reward(forest, settings)
+        assert reward_N.tolist() == [0.0] * 6 + [expected]
+    bare = dataclasses.replace(PAPER, formats=0.0, refine=0.0)
+    assert coda.reward(forest, bare)[-1] == 3.0
+
+
+def test_what_was_told_earns_no_format_point():
+    """Tags in a passage or in the prompt are not the model's own."""
+    text = "<think>a</think><search>b</search><refine>Ulm</refine><answer>c</answer>"
+    found = {"Ann born": [passage(1)._replace(text=text)]}
+    texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, render_turn(answer="Ulm")]}
+    forest, _ = talk(SYSTEM, texts, found=found)
+    assert coda.reward(forest, PAPER)[-1] == 3.0 + 1.0
+
+
+def test_no_answer_is_the_worst_reward():
+    forest, _ = talk(dataclasses.replace(SYSTEM, max_turns=1), {PLANNER: ["hm"]})
+    assert coda.reward(forest, PAPER)[-1] == -3.0
+
+
+# --- Credit -------------------------------------------------------------------------------------
+
+
+def group(rollouts=6):
+    """Rollouts of two questions, with tasks and without, right and wrong."""
+    choices = {PLANNER: [TASK, FINAL, render_turn(answer="Rom")], EXECUTOR: [SEARCH, REFINED]}
+    write = lambda role, prompt, rng: rng.choice(choices[role])  # noqa: E731
+    return talk(SYSTEM, write, ANN, BOB, rollouts=rollouts)[0]
+
+
+def test_the_advantage_is_normalised_over_the_rollouts_of_a_question():
+    forest = group()
+    reward_N = coda.reward(forest, PAPER)
+    advantage_N, weight_N = rollout_advantages(forest, reward_N)
+    root_N, leaves = forest.roots(), np.flatnonzero(forest.leaf_N)
+    for question in (0, 1):
+        rows = leaves[forest.question_N[leaves] == question]
+        reward_G = reward_N[rows]
+        expected = (reward_G - reward_G.mean()) / (reward_G.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(advantage_N[rows], expected, rtol=1e-6)
+        assert len(set(reward_G.tolist())) > 1
+    # The same number to every turn of a rollout, planner's and executors' alike.
+    of_leaf = {int(root_N[leaf]): advantage_N[leaf] for leaf in leaves}
+    assert advantage_N.tolist() == [of_leaf[int(root)] for root in root_N]
+    assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
+
+
+def test_duplicated_executor_turns_change_no_advantage():
+    forest = group()
+    reward_N = coda.reward(forest, PAPER)
+    before_N, _ = rollout_advantages(forest, reward_N)
+    chosen = [n for n, r in enumerate(forest.records) if r.role == EXECUTOR][:2]
+    doubled = plant(forest.questions, [*forest.records, *(forest.records[n] for n in chosen * 5)])
+    after_N, _ = rollout_advantages(doubled, np.append(reward_N, np.zeros(10, np.float32)))
+    assert len(chosen) == 2 and after_N[: len(before_N)].tolist() == before_N.tolist()
+    assert after_N[len(before_N) :].tolist() == before_N[chosen * 5].tolist()
+
+
+def test_a_rollout_without_peers_or_among_equals_learns_nothing():
+    alone = group(rollouts=1)
+    assert not rollout_advantages(alone, coda.reward(alone, PAPER))[0].any()
+    equal, _ = talk(SYSTEM, lambda role, prompt, rng: FINAL, rollouts=4)
+    assert not rollout_advantages(equal, coda.reward(equal, PAPER))[0].any()
+
+
+def test_the_recipe_is_the_table_of_the_paper():
+    recipe = coda.recipe(PAPER)
+    assert recipe.rollouts == 8 and recipe.metric == "em"
+    assert (recipe.system.max_turns, recipe.system.executor_turns, recipe.system.top_k) == (6, 6, 3)
+    assert dataclasses.replace(CODE, top_p=1.0, together=True) == PAPER
+    assert {role.policy for role in recipe.system.roles.values()} == {"policy"}
+
+
+@pytest.mark.parametrize("file", ["configs/coda.py", "configs/tiny/coda.py"])
+def test_the_configs_hold_settings_of_the_recipe(file):
+    config = runpy.run_path(str(REPO / file))["get_config"]()
+    settings = build(coda.Settings, config.recipe.to_dict())
+    assert config.system == "coda" and coda.recipe(settings).rollouts == settings.rollouts
+    assert (settings == PAPER) == (file == "configs/coda.py")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.systems.baselines import executor
+from jax_ragrl.systems.baselines.executor import (
+    AGENT,
+    SearchAgent,
+    autorefine_reward,
+    r1_searcher_reward,
+    search_r1_reward,
+)
+from jax_ragrl.systems.coda import parse_executor
+from jax_ragrl.systems.tags import render_turn
+from tests.rollout.tape import ANN
+from tests.systems.talk import ends, talk
+
+SYSTEM = SearchAgent("executor", "coda_tiny", top_k=1, chat=True)
+SEARCH = render_turn(think="born", search="Ann born")
+REFINED = render_turn(refine="Ann was born in Ulm", answer="Rom")
+FINAL = render_turn(think="done", answer="Ulm")
+
+
+def turns(*texts: str) -> list[Parsed]:
+    return [parse_executor(text)._replace(text=text) for text in texts]
+
+
+def test_one_context_holds_the_whole_search():
+    forest, tape = talk(SYSTEM, {AGENT: [SEARCH, "hm", SEARCH, FINAL]})
+    assert tape.log == [
+        ("agent",),
+        ("search", "Ann born", 1),
+        ("agent",),
+        ("agent",),
+        *tape.log[1:3],
+    ]
+    shown = "told 1 title 1: text 1"
+    assert tape.contexts[-1][2] == (SEARCH, shown, "hm", "told again", SEARCH, shown)
+    assert tape.contexts[0][1] == f"search\nQuestion: {ANN.text}"
+    assert ends(forest) == [("Ulm", "answered")]
+
+
+@pytest.mark.parametrize("last", [SEARCH, "hm"])
+def test_a_search_in_the_last_turn_is_not_made(last):
+    forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), {AGENT: [SEARCH, last]})
+    assert ends(forest) == [(None, "Out of Turns")]
+    assert tape.log.count(("search", "Ann born", 1)) == 1
+
+
+def test_the_agents_differ_in_prompt_and_reward_alone():
+    starts = {}
+    for settings in (executor.autorefine(), executor.search_r1(), executor.r1_searcher()):
+        settings = dataclasses.replace(settings, style="coda_tiny", chat=True)
+        recipe = executor.recipe(settings)
+        forest, tape = talk(recipe.system, {AGENT: [SEARCH, REFINED]})
+        starts[settings.kind] = (tape.contexts[0][1].split()[0], float(recipe.reward(forest)[-1]))
+    assert starts == {
+        "autorefine": ("search", pytest.approx(0.1)),
+        "search_r1": ("look", 0.0),
+        "r1_searcher": ("look", 0.0),
+    }
+
+
+def test_search_r1_has_two_turns_and_the_last_one():
+    """A third search would be ignored by its authors too; the answer after two of them counts."""
+    system = executor.recipe(executor.search_r1()).system
+    assert ends(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
+
+
+def test_autorefine_pays_the_f1_or_else_a_tenth_for_a_refined_gold_answer():
+    assert autorefine_reward("Ulm", ("Ulm",), turns(FINAL)) == 1.0
+    assert autorefine_reward("old Ulm", ("Ulm",), turns(REFINED)) == pytest.approx(2 / 3)
+    assert autorefine_reward("Rom", ("Ulm",), turns(SEARCH, REFINED)) == pytest.approx(0.1)
+    assert autorefine_reward("Rom", ("Ulm",), turns(render_turn(think="Ulm", answer="Rom"))) == 0.0
+
+
+def test_search_r1_pays_an_exact_match():
+    assert search_r1_reward("the Ulm!", ("Ulm",), []) == 1.0
+    assert search_r1_reward("old Ulm", ("Ulm",), []) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("texts", "answer", "reward"),
+    [
+        ([SEARCH, FINAL], "Ulm", 1.0),
+        ([FINAL], "Ulm", 1.0),
+        ([SEARCH, FINAL], "Rom", 0.0),
+        ([SEARCH, "hm", FINAL], "Ulm", -1.0),  # a turn without an action
+        ([SEARCH], "", -2.0),  # no answer
+        ([SEARCH + "</search>", FINAL], "Ulm", -1.0),  # tags that do not match
+        ([render_turn(answer="Ulm")], "Ulm", -1.0),  # not a thought
+        ([FINAL], "Ulm " * 10, 2 / 11),
+        ([FINAL], "Ulm " * 11, 2 / 12 - 2),  # too long
+    ],
+)
+def test_r1_searcher_pays_f1_less_two_for_a_violation(texts, answer, reward):
+    assert r1_searcher_reward(answer, ("Ulm",), turns(*texts)) == pytest.approx(reward)
+
+
+def test_the_reward_stands_on_the_leaf():
+    forest, _ = talk(SYSTEM, {AGENT: [SEARCH, FINAL]})
+    reward_N = executor.reward(forest, "search_r1")
+    assert reward_N.tolist() == [0.0, 0.0, 1.0] and reward_N.dtype == np.float32
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(UserError, match="recipe.kind is 'x': use one of autorefine"):
+        executor.Settings("x")

@@ -1,0 +1,95 @@
+"""Every system answers the questions of a small world end to end, with a teacher for a model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.llm.reader import WorldReader
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.systems import coda
+from jax_ragrl.systems.baselines import executor
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.assemble import policy_folder
+from jax_ragrl.train.teacher import TeacherSampler
+from jax_ragrl.train.teachers.coda import Teacher as CodaTeacher
+from jax_ragrl.train.warmup import search_world
+
+ASKED = 120
+
+
+@functools.cache
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.load(policy_folder("tiny"))
+
+
+@functools.cache
+def world() -> tuple[World, Retriever]:
+    made = generate(1, 120)
+    return made, search_world(made)
+
+
+def environment(teacher: Any) -> Environment:
+    made, retriever = world()
+    return Environment(TeacherSampler(teacher, tokenizer()), retriever, WorldReader(made))
+
+
+def taught(system: Any, teacher: Any, count: int = ASKED) -> Forest:
+    """What a teacher writes for the first questions of the world."""
+    return collect(system, once, world()[0].questions["train"][:count], environment(teacher))
+
+
+def accuracy(forest: Forest) -> float:
+    leaves = [r for r in forest.records if r.role == "leaf"]
+    return float(np.mean([r.answer in forest.questions[r.question].answers for r in leaves]))
+
+
+TINY = {"style": "coda_tiny", "chat": True}
+
+
+def test_the_careful_teacher_answers_through_coda_and_never_breaks_its_form():
+    recipe = coda.recipe(coda.Settings(**TINY))
+    forest = taught(recipe.system, CodaTeacher())
+    assert accuracy(forest) > 0.97
+    assert recipe.reward(forest)[forest.leaf_N].mean() > 5.3  # of 5.5
+    assert all(r.parsed.valid for r in forest.records if r.parsed)
+
+
+@pytest.mark.parametrize("flaw", ["early_stop", "misread"])
+def test_a_careless_teacher_of_coda_is_legal_and_often_wrong(flaw):
+    recipe = coda.recipe(coda.Settings(**TINY))
+    forest = taught(recipe.system, CodaTeacher(**{flaw: 0.6}))
+    assert 0.2 < accuracy(forest) < 0.8
+    assert all(r.parsed.valid for r in forest.records if r.parsed)
+
+
+@pytest.mark.parametrize("kind", ["autorefine", "search_r1"])
+def test_the_careful_teacher_answers_alone(kind):
+    recipe = executor.recipe(executor.Settings(kind, max_turns=7, **TINY))
+    forest = taught(recipe.system, CodaTeacher())
+    assert accuracy(forest) > 0.97 and recipe.reward(forest)[forest.leaf_N].mean() > 0.97
+
+
+def test_a_single_context_grows_with_every_hop_and_an_executors_does_not():
+    """The paper's section 3.4, counted in prompt tokens: O(H L_doc) against O(h L_doc)."""
+
+    def peak(forest: Forest, role: str, hops: int) -> float:
+        """The median over questions of the longest prompt (some executors search twice)."""
+        peaks: dict[int, int] = {}
+        for r in forest.records:
+            if r.action and r.role == role and forest.questions[r.question].hops == hops:
+                peaks[r.question] = max(peaks.get(r.question, 0), len(r.action.prompt_ids))
+        return float(np.median(list(peaks.values())))
+
+    nested = taught(coda.recipe(coda.Settings(**TINY)).system, CodaTeacher())
+    alone = taught(executor.recipe(executor.Settings(max_turns=7, **TINY)).system, CodaTeacher())
+    assert peak(alone, "agent", 4) > 2.5 * peak(alone, "agent", 1)
+    assert peak(nested, "executor", 4) < 1.2 * peak(nested, "executor", 1)
+    assert peak(nested, "planner", 4) < 0.6 * peak(alone, "agent", 4)
