@@ -38,8 +38,9 @@ class Result:
     """Scores of a system, float64 `[Q]` in the order of the questions, and counts.
 
     `ended` counts why rollouts ended (`answered`, or what went wrong), `malformed` the malformed
-    actions, `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`,
-    see `costs_of`. A question whose environment failed scores nan and is counted as `failed`.
+    actions, and the malformed replies of frozen roles that a leaf's state lists as `faults`;
+    `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`, see
+    `costs_of`. A question whose environment failed scores nan and is counted as `failed`.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -101,7 +102,7 @@ def evaluate(
     return Result(
         scores,
         collections.Counter(leaf.why if leaf else "failed" for leaf in leaves),
-        collections.Counter(r.fault for r in records if r.action is not None and r.fault),
+        collections.Counter(fault for record in records for fault in _faults(record)),
         collections.Counter(s for leaf in leaves for s in _strategy(leaf)),
         {name: np.array([cost[name] for cost in costs]) for name in costs[0]} if costs else {},
         tuple(answers),
@@ -193,10 +194,17 @@ def _leaves(forest: Forest) -> list[Record | None]:
     return leaves
 
 
+def _faults(record: Record) -> tuple[str, ...]:
+    """What was malformed: an action, or, at a leaf, the replies of frozen roles before it."""
+    if record.action is None:
+        return tuple(getattr(record.state, "faults", ()))
+    return (record.fault,) if record.fault else ()
+
+
 def _strategy(leaf: Record | None) -> list[str]:
-    """What a rollout's strategy was, where the system has strategies."""
-    has = leaf is not None and hasattr(leaf.state, "strategy")
-    return [leaf.state.strategy or "none"] if leaf is not None and has else []
+    """What a rollout's strategy was, where the system has strategies (None where not)."""
+    strategy = getattr(leaf.state, "strategy", None) if leaf is not None else None
+    return [] if strategy is None else [strategy or "none"]
 
 
 def _scores(
