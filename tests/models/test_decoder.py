@@ -36,7 +36,7 @@ TINY = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def tiny() -> Decoder:
-    return Decoder(TINY, rngs=nnx.Rngs(0))
+    return decoding.random_decoder(TINY)
 
 
 def random_ids(batch: int, length: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
-    decoder, ids_BL = Decoder(config, rngs=nnx.Rngs(0)), random_ids(3, 8)
+    decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
     cached = _chunked(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
     np.testing.assert_allclose(cached, decoding.logits(decoder, ids_BL), atol=1e-5)
 

@@ -8,7 +8,6 @@ import hf_reference
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
@@ -182,7 +181,7 @@ def test_tokenizer_files_and_special_ids_go_along(tmp_path):
 def test_a_decoder_no_family_describes_is_not_exported(tmp_path):
     config = DecoderConfig(16, 8, 8, 1, 2, 1, 4, qkv_bias=True, qk_norm=True)
     with pytest.raises(UserError, match="no family in Transformers"):
-        save_decoder(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "out")
+        save_decoder(decoding.random_decoder(config), tmp_path / "out")
 
 
 def test_bfloat16_loading_rounds_and_computes_in_bfloat16():
