@@ -108,17 +108,17 @@ def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
 
 
 def test_a_packed_row_equals_its_parts_alone(tiny):
-    ids_BL = random_ids(1, 12)
-    segments_BL = np.array([[1] * 5 + [2] * 7], np.int32)
-    positions_BL = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
-    alone_BL = np.ones_like(segments_BL)
-    packed, _ = decoding.call(tiny, ids_BL, positions_BL, causal_mask(segments_BL))
-    parts = [
-        decoding.call(tiny, ids_BL[:, part], positions_BL[:, part], causal_mask(alone_BL[:, part]))
-        for part in (slice(0, 5), slice(5, 12))
-    ]
-    together = np.concatenate([jax.device_get(hidden) for hidden, _ in parts], axis=1)
-    np.testing.assert_allclose(packed, together, atol=1e-5)
+    ids_1L = random_ids(1, 12)
+    positions_1L = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
+    packed_1LD, _ = decoding.call(
+        tiny, ids_1L, positions_1L, causal_mask(np.array([[1] * 5 + [2] * 7], np.int32))
+    )
+    alone_2L = np.zeros((2, 7), np.int32)
+    alone_2L[0, :5], alone_2L[1] = ids_1L[0, :5], ids_1L[0, 5:]
+    real_2L = np.array([[1] * 5 + [0] * 2, [1] * 7], np.int32)
+    positions_2L = np.tile(np.arange(7, dtype=np.int32), (2, 1))
+    parts_2LD, _ = decoding.call(tiny, alone_2L, positions_2L, causal_mask(real_2L))
+    np.testing.assert_allclose(packed_1LD[0], np.asarray(parts_2LD)[real_2L > 0], atol=1e-5)
 
 
 def test_causal_mask_hides_the_future_other_segments_and_padding():
@@ -152,8 +152,9 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
     k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
     mask = rng.random((2, 3, 5)) < 0.6
     mask[:, :, 0] = True
-    repeated = attention(*map(jnp.asarray, (q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)))
-    np.testing.assert_allclose(attention(*map(jnp.asarray, (q, k, v, mask))), repeated, atol=1e-6)
+    attend = decoding.jit(attention)
+    repeated = attend(q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)
+    np.testing.assert_allclose(attend(q, k, v, mask), repeated, atol=1e-6)
 
 
 @pytest.mark.parametrize(
