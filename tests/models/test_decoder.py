@@ -1,6 +1,7 @@
 """Laws of the decoder that need no other implementation."""
 
 import dataclasses
+import math
 
 import decoding
 import jax
@@ -169,8 +170,11 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
         ("llama-3.1-8b", 8_030_261_248),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name, count):
+def test_parameter_counts_are_the_published_ones_and_shapes_build_abstractly(name, count):
     assert param_count(SHAPES[name]) == count
+    abstract = nnx.eval_shape(lambda: Decoder(SHAPES[name], rngs=nnx.Rngs(0)))
+    leaves = jax.tree.leaves(nnx.state(abstract, nnx.Param))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == count
 
 
 def test_every_parameter_names_one_logical_axis_a_dimension():
