@@ -66,16 +66,20 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
     sub.add_argument("--kind", default="scann", help="scann or exact")
     sub.add_argument("--questions", type=pathlib.Path, help="measure recall on these")
+    for text in ("query", "passage"):
+        why = f"put before every {text}, where the model's folder does not say it"
+        sub.add_argument(f"--{text}-prefix", help=why)
     sub = command(_evaluate, "evaluate systems on questions")
     _evaluate_arguments(sub)
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
     sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
-    sub = command(_export, "write the trained policy of a run in Hugging Face layout", True)
+    sub = command(_export, "write the trained policy of a run in Hugging Face layout")
     sub.add_argument("workdir", type=pathlib.Path)
     sub.add_argument("--out", type=pathlib.Path, required=True)
-    sub = command(_bench, "measure something and print JSON")
-    sub.add_argument("what", choices=("load",))
+    sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
+    _bench_arguments(command(_bench, "measure something and print JSON"))
     sub = command(_report, "write report.html of a run")
     sub.add_argument("workdir", type=pathlib.Path)
     return parser
@@ -98,6 +102,16 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--top-k", type=int, default=5)
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
     sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
+
+
+def _bench_arguments(sub: argparse.ArgumentParser) -> None:
+    """One sub-command a measurement; `measure` returns what is printed."""
+    kinds = sub.add_subparsers(required=True, metavar="what")
+    kind = kinds.add_parser("load", help="host memory that loading a checkpoint takes")
+    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model")
+    kind.set_defaults(measure=_bench_load)
+    for kind in kinds.choices.values():
+        kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
@@ -201,7 +215,9 @@ def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.retrieval.index import run_index
 
     a = arguments
-    print(json.dumps(run_index(a.corpus, a.out, a.encoder, a.kind, a.questions), indent=2))
+    prefixes = {"query_prefix": a.query_prefix, "passage_prefix": a.passage_prefix}
+    result = run_index(a.corpus, a.out, a.encoder, a.kind, a.questions, **prefixes)
+    print(json.dumps(result, indent=2))
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -230,21 +246,29 @@ def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
-    from jax_ragrl.export import export
+    from jax_ragrl.config import settled
+    from jax_ragrl.export import export, export_adapter
     from jax_ragrl.train.assemble import assemble, load_job, policy_folder
     from jax_ragrl.train.loop import trained_policy
 
-    job = load_job(values)
+    job = load_job(settled(arguments.workdir / "config.json"))
     policy = trained_policy(job, assemble(job, arguments.workdir), arguments.workdir)
-    done = export(policy, arguments.out, policy_folder(job.policy))
+    base = policy_folder(job.policy)
+    if arguments.adapter:
+        done = export_adapter(policy, arguments.out, str(base))
+    else:
+        done = export(policy, arguments.out, base, dtype=arguments.dtype)
     print(json.dumps(done._asdict(), default=str))
 
 
 def _bench(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(json.dumps(arguments.measure(arguments), indent=None if arguments.json else 2))
+
+
+def _bench_load(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.load import bench_load
 
-    print(json.dumps(bench_load()))
+    return bench_load(arguments.shape)
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

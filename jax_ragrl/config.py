@@ -103,6 +103,13 @@ def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
+def settled(file: pathlib.Path) -> dict[str, Any]:
+    """The config that `settle` wrote; `UserError` where there is none."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: give the --workdir of a run of 'ragrl train'")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
 def _flat(values: Any, where: str = "config") -> dict[str, str]:
     if not isinstance(values, Mapping):
         return {where: repr(values)}

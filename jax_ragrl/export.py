@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from jax import Array
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, causal_mask
 from jax_ragrl.models.hf import load_decoder, save_decoder
-from jax_ragrl.models.lora import merge_lora
+from jax_ragrl.models.lora import load_lora, merge_lora, save_lora
 from jax_ragrl.sharding import replicate
 
 PROBE = (2, 16)  # rows and tokens of the random ids that both models are asked about
@@ -46,7 +47,21 @@ def export(
     plain = decoder if decoder.adapter is None else merge_lora(decoder)
     folder = save_decoder(plain, folder, tokenizer_folder, max_shard_bytes, dtype=dtype)
     back = load_decoder(folder, _mesh(plain), "float32", param_dtype=dtype)
-    difference = max_logit_difference(_rounded(plain, dtype), back)
+    return _verified(folder, _rounded(plain, dtype), back)
+
+
+def export_adapter(decoder: Decoder, folder: str | Path, base_model: str | None = None) -> Exported:
+    """The adapter alone in PEFT's layout; loaded again on the same base, and logits compared.
+
+    `base_model` is the folder or name of the base. Raises `UserError` where there is no adapter.
+    """
+    folder = save_lora(decoder, folder, base_model)
+    plain = Decoder.from_params(decoder.config, decoder.params())
+    return _verified(folder, decoder, load_lora(plain, folder, _mesh(decoder)))
+
+
+def _verified(folder: Path, wanted: Decoder, back: Decoder) -> Exported:
+    difference = max_logit_difference(wanted, back)
     if not difference <= TOLERANCE:
         raise UserError(
             f"{folder} was written but reads back with logits off by {difference:.3g}: "
@@ -87,5 +102,9 @@ def _mesh(decoder: Decoder) -> jax.sharding.Mesh | None:
 def _rounded(decoder: Decoder, dtype: str) -> Decoder:
     """The decoder as it was written, computing in float32."""
     config = dataclasses.replace(decoder.config, param_dtype=dtype, dtype="float32")
-    params = jax.tree.map(lambda x: x.astype(dtype), decoder.params())
-    return Decoder.from_params(config, params)
+    return Decoder.from_params(config, _cast(decoder.params(), dtype))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(params: dict, dtype: str) -> dict:
+    return jax.tree.map(lambda x: x.astype(dtype), params)

@@ -79,7 +79,8 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
             f"known here: use one of {', '.join(FAMILIES)} with absolute positions"
         )
     try:
-        pad_id = fields.get("pad_token_id") or 0
+        after_pad = FAMILIES[kind].position_after_pad
+        pad_id = fields.get("pad_token_id", int(after_pad))
         return BertConfig(
             vocab=fields["vocab_size"],
             width=fields["hidden_size"],
@@ -91,7 +92,7 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
             epsilon=fields.get("layer_norm_eps", 1e-12),
             activation=activation,
             pad_id=pad_id,
-            first_position=pad_id + 1 if FAMILIES[kind].position_after_pad else 0,
+            first_position=pad_id + 1 if after_pad else 0,
         )
     except KeyError as error:
         raise UserError(f"config.json of a {kind} model lacks {error}: take it whole") from error

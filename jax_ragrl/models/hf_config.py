@@ -75,6 +75,7 @@ ONLY = {
 
 # They say how a model was made, is generated from or is printed; none touches the forward pass.
 HARMLESS = {
+    "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
     "bos_token_id",
@@ -85,6 +86,7 @@ HARMLESS = {
     "output_hidden_states",
     "pad_token_id",
     "return_dict",
+    "tokenizer_class",
     "torch_dtype",
     "transformers_version",
     "unsloth_fixed",

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights
-from jax_ragrl.sharding import Rules, tree_shardings
+from jax_ragrl.sharding import Rules, replicate, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -93,20 +93,24 @@ def add_lora(
     lays the adapter out like the base.
     """
     table = adapter_weights(decoder.config, lora)
-    arrays = _draw(tuple(table.items()), rngs.params())
-    if mesh is not None:
-        layout = tree_shardings({n: w.axes for n, w in table.items()}, arrays, mesh, rules)
-        arrays = jax.device_put(arrays, layout)  # small: drawn on one device, then spread
-    return with_adapter(decoder, arrays, lora.alpha / lora.rank)
+    rows, key, scale = tuple(table.items()), rngs.params(), lora.alpha / lora.rank
+    if mesh is None:
+        return with_adapter(decoder, _draw_here(rows, key), scale)
+    shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in rows}
+    layout = tree_shardings({name: w.axes for name, w in rows}, shapes, mesh, rules)
+    draw = jax.jit(_draw, static_argnums=0, out_shardings=layout)
+    return with_adapter(decoder, draw(rows, replicate(key, mesh)), scale)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _draw(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]:
     keys = jax.random.split(key, len(table))
     return {
         name: w.std * jax.random.normal(keys[i], w.shape) if w.std else jnp.zeros(w.shape)
         for i, (name, w) in enumerate(table)
     }
+
+
+_draw_here = jax.jit(_draw, static_argnums=0)
 
 
 def with_adapter(decoder: Decoder, arrays: dict[str, Array], scale: float) -> Decoder:

@@ -155,15 +155,19 @@ def open_index(
     return DenseRetriever(corpus, encoder, _searcher(made["kind"], folder, made["count"]))
 
 
-def make_encoder(name: str, corpus: Corpus) -> Encoder:
+def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     """An encoder by name: `lexical`, `minilm`, or a local folder of a BERT-family model.
+
+    `prefixes` are those of `models.encoder.load_encoder`.
 
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
     """
-    if name == "lexical":
-        return LexicalEncoder.fit(corpus.passages)
-    return bert.load_encoder(name)
+    if name != "lexical":
+        return bert.load_encoder(name, **prefixes)
+    if any(prefixes.values()):
+        raise UserError("the lexical encoder has no use for a prefix: leave it out")
+    return LexicalEncoder.fit(corpus.passages)
 
 
 def run_index(
@@ -172,6 +176,7 @@ def run_index(
     encoder: str = "lexical",
     kind: str = "exact",
     questions_path: pathlib.Path | str | None = None,
+    **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file: the whole of `ragrl index`.
 
@@ -181,6 +186,7 @@ def run_index(
       encoder: see `make_encoder`.
       kind: `exact` or `scann`.
       questions_path: questions in any known format; recall is measured on those with gold.
+      prefixes: see `make_encoder`.
 
     Returns:
       A JSON-able report: corpus, encoder, kind, count, dimension, seconds (encoding and building),
@@ -194,7 +200,7 @@ def run_index(
     questions = None if questions_path is None else load_questions(questions_path)
     corpus = load_corpus(corpus_path)
     start = time.perf_counter()
-    retriever = build_index(corpus, make_encoder(encoder, corpus), kind, out)
+    retriever = build_index(corpus, make_encoder(encoder, corpus, **prefixes), kind, out)
     seconds = round(time.perf_counter() - start, 2)
     measured = {} if questions is None else recall(retriever, questions)
     return {

@@ -11,11 +11,30 @@ from flax import nnx
 from hf_reference import positions_of
 from jax import Array
 
-from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
+from jax_ragrl.models.decoder import (
+    Decoder,
+    DecoderConfig,
+    Weight,
+    causal_mask,
+    init_cache,
+    weights,
+)
 from jax_ragrl.models.hf import stored_tensors
 
-# These programs run once or twice: half the time of the tests would be optimizing them.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# What runs once or twice should compile quickly; `conftest.py` lowers the optimization level too.
+jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": False})
+
+
+def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
+    """A decoder whose every parameter matters, drawn on the host: nothing to compile."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(config.param_dtype)
+
+    def draw(weight: Weight) -> np.ndarray:
+        std = weight.std or 0.3
+        return (weight.fill + std * rng.normal(size=weight.shape)).astype(dtype)
+
+    table = jax.tree.map(draw, weights(config), is_leaf=lambda x: isinstance(x, Weight))
+    return Decoder.from_params(config, jax.device_put(table))
 
 
 @functools.partial(jit, static_argnums=0)

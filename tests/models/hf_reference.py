@@ -25,7 +25,10 @@ CASES = {
     "qwen2_yarn": ("Qwen2", {"rope_scaling": YARN}),
     "qwen2_sliding": ("Qwen2", SLIDING),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 12}),
-    "qwen3_linear": ("Qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
+    "qwen3_linear_mha": (
+        "Qwen3",
+        {"num_key_value_heads": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    ),
     "llama": ("Llama", {"num_key_value_heads": 1}),
     "llama3": ("Llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
 }

@@ -1,6 +1,7 @@
 """Laws of the decoder that need no other implementation."""
 
 import dataclasses
+import math
 
 import decoding
 import jax
@@ -36,7 +37,7 @@ TINY = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def tiny() -> Decoder:
-    return Decoder(TINY, rngs=nnx.Rngs(0))
+    return decoding.random_decoder(TINY)
 
 
 def random_ids(batch: int, length: int) -> np.ndarray:
@@ -68,7 +69,7 @@ def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
-    decoder, ids_BL = Decoder(config, rngs=nnx.Rngs(0)), random_ids(3, 8)
+    decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
     cached = _chunked(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
     np.testing.assert_allclose(cached, decoding.logits(decoder, ids_BL), atol=1e-5)
 
@@ -108,17 +109,17 @@ def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
 
 
 def test_a_packed_row_equals_its_parts_alone(tiny):
-    ids_BL = random_ids(1, 12)
-    segments_BL = np.array([[1] * 5 + [2] * 7], np.int32)
-    positions_BL = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
-    alone_BL = np.ones_like(segments_BL)
-    packed, _ = decoding.call(tiny, ids_BL, positions_BL, causal_mask(segments_BL))
-    parts = [
-        decoding.call(tiny, ids_BL[:, part], positions_BL[:, part], causal_mask(alone_BL[:, part]))
-        for part in (slice(0, 5), slice(5, 12))
-    ]
-    together = np.concatenate([jax.device_get(hidden) for hidden, _ in parts], axis=1)
-    np.testing.assert_allclose(packed, together, atol=1e-5)
+    ids_1L = random_ids(1, 12)
+    positions_1L = np.concatenate([np.arange(5), np.arange(7)])[None].astype(np.int32)
+    packed_1LD, _ = decoding.call(
+        tiny, ids_1L, positions_1L, causal_mask(np.array([[1] * 5 + [2] * 7], np.int32))
+    )
+    alone_2L = np.zeros((2, 7), np.int32)
+    alone_2L[0, :5], alone_2L[1] = ids_1L[0, :5], ids_1L[0, 5:]
+    real_2L = np.array([[1] * 5 + [0] * 2, [1] * 7], np.int32)
+    positions_2L = np.tile(np.arange(7, dtype=np.int32), (2, 1))
+    parts_2LD, _ = decoding.call(tiny, alone_2L, positions_2L, causal_mask(real_2L))
+    np.testing.assert_allclose(packed_1LD[0], np.asarray(parts_2LD)[real_2L > 0], atol=1e-5)
 
 
 def test_causal_mask_hides_the_future_other_segments_and_padding():
@@ -152,8 +153,9 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
     k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
     mask = rng.random((2, 3, 5)) < 0.6
     mask[:, :, 0] = True
-    repeated = attention(*map(jnp.asarray, (q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)))
-    np.testing.assert_allclose(attention(*map(jnp.asarray, (q, k, v, mask))), repeated, atol=1e-6)
+    attend = decoding.jit(attention)
+    repeated = attend(q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)
+    np.testing.assert_allclose(attend(q, k, v, mask), repeated, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +170,11 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
         ("llama-3.1-8b", 8_030_261_248),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name, count):
+def test_parameter_counts_are_the_published_ones_and_shapes_build_abstractly(name, count):
     assert param_count(SHAPES[name]) == count
+    abstract = nnx.eval_shape(lambda: Decoder(SHAPES[name], rngs=nnx.Rngs(0)))
+    leaves = jax.tree.leaves(nnx.state(abstract, nnx.Param))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == count
 
 
 def test_every_parameter_names_one_logical_axis_a_dimension():

@@ -4,12 +4,15 @@ import json
 import pathlib
 import shutil
 
+import decoding
 import jax
 import numpy as np
 import pytest
 
+from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder
+from jax_ragrl.retrieval.index import open_index, run_index
 from jax_ragrl.types import Passage
 
 TINY = pathlib.Path(__file__).parent / "tiny_bert"
@@ -102,7 +105,7 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     assert ours.max_length == (20 if family == "bert" else 18)
     ids, mask = encoder.padded([[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length)
     theirs = reference(model, ids, mask)[mask]
-    hidden = bert.load_bert(tmp_path, ours)(*jax.device_put((ids, mask)))
+    hidden = decoding.call(bert.load_bert(tmp_path, ours), ids, mask)
     np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
 
 
@@ -115,7 +118,7 @@ def test_pooling_and_normalisation_are_those_of_the_folder(copy, tiny):
     cls = encoder.load_encoder(copy)
     assert (cls.settings.pooling, cls.settings.normalise) == ("cls", False)
     ids, mask = encoder.padded(cls.tokenize(["film"]), 0, 24)
-    hidden = bert.load_bert(copy, cls.config)(*jax.device_put((ids, mask)))
+    hidden = decoding.call(bert.load_bert(copy, cls.config), ids, mask)
     np.testing.assert_allclose(cls.encode(["film"])[0], np.asarray(hidden)[0, 0], atol=1e-5)
     assert not np.allclose(cls.encode(["film"]), tiny.encode(["film"]), atol=1e-2)
 
@@ -127,7 +130,19 @@ def test_the_newer_pooling_file_and_a_plain_folder_are_read(copy):
         (copy / name).unlink()
     shutil.rmtree(copy / "1_Pooling")
     plain = encoder.load_encoder(copy)
-    assert plain.settings == encoder.Settings("mean", True, 32, "", "")
+    assert plain.settings == encoder.Settings("mean", False, 32, "", "")
+    change(copy / "tokenizer_config.json", model_max_length=30)
+    change(copy / "config_sentence_transformers.json", similarity_fn_name="cosine")
+    assert encoder.load_encoder(copy).settings == encoder.Settings("mean", True, 30, "", "")
+
+
+def test_long_rows_come_in_small_batches():
+    lengths = [8192, 700, *[512] * 70, *[16] * 3]
+    chosen = [[lengths[n] for n in batch] for batch in encoder.batches(lengths)]
+    assert sorted(sum(chosen, [])) == sorted(lengths)
+    assert [len(batch) for batch in chosen] == [1, 16, 58]
+    pairs = [encoder.at_least(b[0], encoder.LENGTHS) ** 2 * len(b) for b in chosen[1:]]
+    assert max(pairs) <= encoder.PAIRS
 
 
 def test_prefixes_come_from_the_folder_unless_given(copy, tiny):
@@ -147,6 +162,16 @@ def test_prefixes_come_from_the_folder_unless_given(copy, tiny):
     assert again.describe() == given.describe()
 
 
+def test_an_index_remembers_the_prefixes_it_was_made_with(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "1", "title": "film", "text": "rome"}) + "\n")
+    run_index(corpus, tmp_path / "index", str(TINY), "exact", None, query_prefix="who ")
+    opened = open_index(tmp_path / "index", load_corpus(corpus))
+    assert opened.encoder.settings.query_prefix == "who "
+    with pytest.raises(UserError, match="no use for a prefix"):
+        run_index(corpus, tmp_path / "other", "lexical", "exact", None, query_prefix="who ")
+
+
 def test_old_names_and_prefixes_of_weights_are_known():
     assert bert._canonical("bert.encoder.layer.0.output.LayerNorm.gamma") == (
         "encoder.layer.0.output.LayerNorm.weight"
@@ -164,6 +189,8 @@ def test_old_names_and_prefixes_of_weights_are_known():
         (lambda f: (f / "config.json").write_text("{"), "malformed JSON"),
         (lambda f: (f / "tokenizer.json").unlink(), "the tokenizer of|no readable tokenizer"),
         (lambda f: change(f / "1_Pooling/config.json", pooling_mode_cls_token=True), "pooling"),
+        (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "without the prefix"),
+        (lambda f: change(f / "sentence_bert_config.json", do_lower_case=True), "input's case"),
         (
             lambda f: (f / "modules.json").write_text('[{"type": "x.Dense", "path": "2"}]'),
             "Dense",

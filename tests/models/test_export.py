@@ -2,19 +2,35 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from jax_ragrl import export as export_module
+from jax_ragrl.cli import main
 from jax_ragrl.errors import UserError
-from jax_ragrl.export import export, max_logit_difference
-from jax_ragrl.models.decoder import param_count
+from jax_ragrl.export import export, export_adapter, max_logit_difference
+from jax_ragrl.models.decoder import Decoder, param_count
 from jax_ragrl.models.hf import load_decoder
-from jax_ragrl.models.lora import LoRAConfig, adapter_arrays, add_lora, with_adapter
+from jax_ragrl.models.lora import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    LoRAConfig,
+    adapter_arrays,
+    add_lora,
+    with_adapter,
+)
 from jax_ragrl.sharding import make_mesh
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def trained(fresh: Decoder) -> Decoder:
+    """The adapter moved away from where it began."""
+    moved = {name: jax.device_get(x) + 0.1 for name, x in adapter_arrays(fresh).items()}
+    layout = {name: x.sharding for name, x in adapter_arrays(fresh).items()}
+    return with_adapter(fresh, jax.device_put(moved, layout), fresh.adapter_scale)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -31,13 +47,28 @@ def test_a_sharded_decoder_with_an_adapter_is_exported_merged(tmp_path):
     mesh = make_mesh((1, 4, 2))
     base = load_decoder(GOLDEN / "qwen3", mesh)
     fresh = add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0), mesh=mesh)
-    arrays = {name: x + 0.1 for name, x in adapter_arrays(fresh).items()}
-    adapted = with_adapter(base, arrays, fresh.adapter_scale)
+    adapted = trained(fresh)
     result = export(adapted, tmp_path / "out", dtype="float32")
     assert result.max_difference < 1e-4
     back = load_decoder(result.folder, mesh)
     assert max_logit_difference(adapted, back) < 1e-3
     assert max_logit_difference(base, back) > 0.1
+
+
+def test_an_exported_adapter_reads_back_on_the_same_base(tmp_path):
+    base = load_decoder(GOLDEN / "qwen2")
+    adapted = trained(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))
+    result = export_adapter(adapted, tmp_path / "out", "somewhere/base")
+    assert result.max_difference == 0.0
+    files = {f.name: f.stat().st_size for f in result.folder.iterdir()}
+    assert result.num_bytes == sum(files.values()) and set(files) == {CONFIG_FILE, WEIGHTS_FILE}
+    with pytest.raises(UserError, match="carries no adapter"):
+        export_adapter(base, tmp_path / "again")
+
+
+def test_exporting_a_folder_that_is_no_run_says_so(tmp_path, capsys):
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "give the --workdir of a run" in capsys.readouterr().err
 
 
 def test_an_export_that_reads_back_differently_is_reported(tmp_path, monkeypatch):

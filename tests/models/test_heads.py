@@ -32,9 +32,8 @@ def test_a_value_is_the_inner_product_with_the_hidden_state():
 
 
 def test_an_untrained_critic_says_zero(policy):
-    values, cache = Critic.from_policy(policy)(
-        IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL))
-    )
+    critic = Critic.from_policy(policy)
+    values, cache = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))
     np.testing.assert_array_equal(values, np.zeros((2, 6)))
     assert cache is None
 
@@ -51,7 +50,8 @@ def test_a_shared_trunk_gives_the_policys_hidden_states_and_values_from_them(pol
     both = ActorCritic(policy)
     both.head.kernel[...] = jnp.ones((32,))
     mask = causal_mask(np.ones_like(IDS_BL))
-    hidden, values, _ = both(IDS_BL, POSITIONS_BL, mask)
-    np.testing.assert_allclose(values, jnp.sum(hidden, axis=-1), atol=1e-5)
-    np.testing.assert_array_equal(hidden, policy(IDS_BL, POSITIONS_BL, mask)[0])
+    hidden, values, _ = decoding.call(both, IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_allclose(values, np.sum(hidden, axis=-1), atol=1e-5)
+    alone, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_allclose(hidden, alone, atol=1e-6)
     assert isinstance(nnx.state(both), nnx.State)

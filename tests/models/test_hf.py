@@ -8,11 +8,10 @@ import hf_reference
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
-from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
 from jax_ragrl.models.shapes import SHAPES
 from jax_ragrl.sharding import make_mesh
@@ -73,6 +72,97 @@ def test_a_sharded_load_holds_the_same_numbers_and_only_its_slices(shape, tmp_pa
 def test_published_shapes_survive_config_json():
     for config in SHAPES.values():
         assert hf_config.from_hf(hf_config.to_hf(config, "float32")) == config
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_published_shape_has_as_many_parameters_in_transformers(name):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = hf_config.to_hf(SHAPES[name], "float32")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw))
+    assert model.num_parameters() == param_count(SHAPES[name])
+
+
+# As their authors publish them; what is left out here is the same in all.
+PUBLISHED = {
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 21,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "attention_bias": False,
+        "head_dim": 64,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 128256,
+    },
+}
+EVERYWHERE = {
+    "architectures": ["X"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": [1, 2],
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_json_is_the_shape_of_its_name(name):
+    assert hf_config.from_hf(PUBLISHED[name] | EVERYWHERE) == SHAPES[name]
 
 
 def config_with(**changes) -> dict:
@@ -182,7 +272,7 @@ def test_tokenizer_files_and_special_ids_go_along(tmp_path):
 def test_a_decoder_no_family_describes_is_not_exported(tmp_path):
     config = DecoderConfig(16, 8, 8, 1, 2, 1, 4, qkv_bias=True, qk_norm=True)
     with pytest.raises(UserError, match="no family in Transformers"):
-        save_decoder(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "out")
+        save_decoder(decoding.random_decoder(config), tmp_path / "out")
 
 
 def test_bfloat16_loading_rounds_and_computes_in_bfloat16():

@@ -61,7 +61,7 @@ def test_only_the_adapter_has_a_gradient(base):
         decoder = nnx.merge(graphdef, adapter, rest)
         return jnp.mean(decoding._forward(*nnx.split(decoder), IDS_BL, MASK_BL, IDS_BL) ** 2)
 
-    grads = jax.jit(jax.grad(loss))(adapter)
+    grads = decoding.jit(jax.grad(loss))(adapter)
     leaves = jax.tree.leaves(grads)
     assert len(leaves) == 2 * len(LORA.targets)
     assert all(bool(jnp.any(g != 0)) for g in leaves)
@@ -99,7 +99,7 @@ def test_an_adapter_on_a_mesh_computes_what_it_computes_on_one_device(base, tmp_
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama"])
-def test_an_exported_adapter_loads_in_peft_with_equal_logits(name, tmp_path):
+def test_an_adapter_loads_in_peft_and_merged_in_transformers_with_equal_logits(name, tmp_path):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
@@ -113,6 +113,10 @@ def test_an_exported_adapter_loads_in_peft_with_equal_logits(name, tmp_path):
     logits = hf_reference.logits(model, IDS_BL, MASK_BL)
     actual = decoding.logits(adapted, IDS_BL, MASK_BL)
     np.testing.assert_allclose(actual[MASK_BL], logits[MASK_BL], atol=2e-4)
+    save_decoder(merge_lora(adapted), tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    alone = hf_reference.logits(merged, IDS_BL, MASK_BL)
+    np.testing.assert_allclose(alone[MASK_BL], logits[MASK_BL], atol=2e-4)
 
 
 def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):

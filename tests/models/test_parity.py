@@ -7,7 +7,9 @@ import hf_reference
 import numpy as np
 import pytest
 
+from jax_ragrl.models import hf_config
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.rope import frequencies
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -48,6 +50,32 @@ def test_gradients_of_the_mean_log_probability_equal_transformers(pair):
         # A key bias moves all scores of a query alike: its gradient is zero but for rotation.
         scale = max(np.linalg.norm(grad), 1e-3)
         assert np.linalg.norm(actual[name] - grad) < 1e-3 * scale, name
+
+
+@pytest.mark.parametrize(
+    ("theta", "positions", "rope"),
+    [
+        # Llama 3.1 and 3.2, Qwen2.5's advice for long inputs, and YaRN's other fields.
+        (5e5, 131072, hf_reference.LLAMA3 | {"original_max_position_embeddings": 8192}),
+        (5e5, 131072, hf_reference.LLAMA3 | {"factor": 32.0}),
+        (1e6, 32768, {"rope_type": "yarn", "factor": 4.0}),
+        (1e6, 40960, hf_reference.YARN | {"attention_factor": 0.9, "truncate": False}),
+        (1e4, 4096, hf_reference.YARN | {"beta_fast": 16.0, "beta_slow": 2.0}),
+        (1e4, 4096, {"rope_type": "linear", "factor": 3.0}),
+    ],
+)
+def test_rotary_frequencies_of_real_sizes_equal_transformers(theta, positions, rope):
+    pytest.importorskip("torch")
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    fields = {"head_dim": 128, "max_position_embeddings": positions, "rope_theta": theta}
+    config = transformers.LlamaConfig(**fields, rope_scaling=rope)
+    expected, gain = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    ours = hf_config.from_hf(config.to_dict())
+    actual, factor = frequencies(ours.head_dim, ours.rope_theta, ours.rope_scaling)
+    np.testing.assert_allclose(actual, expected.numpy(), rtol=2e-6)
+    assert factor == pytest.approx(gain)
 
 
 @pytest.mark.parametrize("name", hf_reference.CASES)

@@ -50,9 +50,9 @@ def mesh_of(*shape: int):
 )
 def test_a_sharded_forward_equals_the_unsharded_one(shape, changes):
     config, mesh = dataclasses.replace(TINY, **changes), mesh_of(*shape)
-    whole = Decoder(config, rngs=nnx.Rngs(3))
+    whole = decoding.random_decoder(config)
     layout = tree_shardings(logical_axes(config), abstract_params(config), mesh)
-    sharded = Decoder.from_params(config, jax.device_put(whole.params(), layout))
+    sharded = Decoder.from_params(config, jax.device_put(jax.device_get(whole.params()), layout))
     ids_BL = np.random.default_rng(0).integers(0, 64, (8, 9), np.int32)
     expected = decoding.logits(whole, ids_BL)
     with jax.set_mesh(mesh):
