@@ -59,7 +59,8 @@ class Environment(NamedTuple):
 class Branch(NamedTuple):
     """A live state: the question and action it came from, and the path that led here.
 
-    `nodes` are the actions on the way, `calls` what the environment was asked for.
+    `nodes` are the actions on the way, `calls` what the environment was asked for. A branch that is
+    not `followed` ends with its search.
     """
 
     state: Any
@@ -68,6 +69,7 @@ class Branch(NamedTuple):
     path: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
+    followed: bool = True
 
     def seed(self, run: int, question: Question, slot: int = 0) -> int:
         """A 32-bit number of this state that no other question in the batch can change."""
@@ -191,6 +193,9 @@ class Rollout:
             self.failed.add(branch.question)
             return []
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
+        self._note(branch, replies)
+        if not branch.followed:
+            return []
         if len(effects) > 1:
             return [self._together(branch, effects, replies)]
         if isinstance(effects[0], Done):
@@ -213,7 +218,19 @@ class Rollout:
             nodes[action.ids] = grown.parent
             self.records[grown.parent].state = state
             after.append(grown._replace(state=state))
-        return after[: self.expander(effect, self.questions[branch.question].text).follow]
+        branching = self.expander(effect, self.questions[branch.question].text)
+        count = len(after) if branching.follow is None else branching.follow
+        rest = [b._replace(followed=False) for b in after[count:] if branching.peek]
+        return after[:count] + [b for b in rest if self._searches(b)]
+
+    def _searches(self, branch: Branch) -> bool:
+        return all(isinstance(e, Search) for e in _several(self.system.wants(branch.state)))
+
+    def _note(self, branch: Branch, replies: Sequence[Any]) -> None:
+        """Keeps what was searched with the action that led to it."""
+        hits = [reply for reply in replies if isinstance(reply, Hits)]
+        if hits and branch.nodes:
+            self.records[branch.parent].found = tuple(p for h in hits for p in h.passages)
 
     def _node(self, branch: Branch, effect: Generate, action: Action) -> tuple[Branch, Parsed]:
         """Records an action: the branch that it extends, and what it says."""

@@ -23,11 +23,14 @@ class Branching(NamedTuple):
     """How many actions to sample, and which to force besides.
 
     The rollout goes on from the first `follow` of them (forced ones come first); None: from all.
+    With `peek` a search that one of the others asks for is made all the same, and nothing after it:
+    what a query finds may be its reward.
     """
 
     samples: int
     forced: tuple[Forced, ...] = ()
     follow: int | None = None
+    peek: bool = False
 
 
 class Expander(Protocol):

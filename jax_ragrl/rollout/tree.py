@@ -57,7 +57,7 @@ class Record:
     """One node on the host. `answer`, `why` and `calls` belong to leaves, the rest to actions.
 
     `round` counts the batched calls before the node: what runs side by side shares a round.
-    `state` is what the action led to.
+    `state` is what the action led to, `found` what was searched right after it returned.
     """
 
     parent: int
@@ -74,6 +74,7 @@ class Record:
     answer: str | None = None
     why: str = ""
     state: Any = None
+    found: tuple[Passage, ...] = ()
 
     @property
     def fault(self) -> str:

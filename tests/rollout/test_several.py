@@ -16,7 +16,7 @@ from jax_ragrl.rollout.tree import NO_PARENT
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.types import LLMRequest, Message, Question
-from tests.rollout.tape import ANN, BOB, Tape, action
+from tests.rollout.tape import ANN, BOB, Tape, action, passage
 
 ASKED = (Message("user", "go"),)
 
@@ -113,6 +113,43 @@ def test_a_rollout_goes_on_from_those_that_are_followed():
     assert [r.role for r in forest.records] == ["a"] * 6 + ["leaf"]
     assert forest.parent_N.tolist() == [NO_PARENT] * 3 + [0] * 3 + [3]
     assert all(record.state is not None for record in forest.records)
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """A query, its search, a word on what was found, and the end."""
+
+    @property
+    def roles(self):
+        return {"a": Role("a", Parsed)}
+
+    def start(self, question: Question):
+        return ()
+
+    def wants(self, state):
+        if len(state) == 1 and state[0] != "silent":
+            return Search(state[0], 2)
+        depth = 1 + len(state)
+        return Done("".join(state[::2])) if depth == 4 else Generate("a", ASKED, depth)
+
+    def advance(self, state, reply):
+        return (*state, reply.text if isinstance(reply, Parsed) else "found")
+
+
+@pytest.mark.parametrize("peek", [False, True])
+def test_a_query_that_is_not_followed_is_searched_for_its_reward_alone(peek):
+    found = {"one": [passage(1)], "two": [passage(2), passage(3)]}
+    tape = Tape({"a": ["one", "silent", "two", "end"]}, found)
+    first = Branching(3, follow=1, peek=peek)
+    three = lambda effect, question: first if effect.depth == 1 else Branching(1)  # noqa: E731
+    forest = collect(Looks(), three, [ANN], Environment(tape, tape, tape))
+    searched = [("search", "one", 2)] + [("search", "two", 2)] * peek
+    assert [e for e in tape.log if e[0] == "search"] == searched
+    assert [r.role for r in forest.records] == ["a"] * 4 + ["leaf"]
+    assert [r.found for r in forest.records[:4]] == [
+        *[(passage(1),), (), (passage(2), passage(3)) if peek else (), ()]
+    ]
+    assert [call.asked for call in forest.records[-1].calls] == ["one"]
 
 
 # --- Contexts ------------------------------------------------------------------------------------
