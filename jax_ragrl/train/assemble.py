@@ -28,7 +28,8 @@ from jax_ragrl.rollout.expand import Forced, Tree
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.ppo import PPO
+from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
@@ -131,7 +132,8 @@ class Job:
 
     run: Run
     system: C3PO
-    ppo: PPO
+    objective: Objective
+    optimizer: Optimizer
     data: Data = Data()
     index: Index = Index()
     llm: LLM = LLM()

@@ -28,7 +28,8 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.train.assemble import Job, Parts, TreeShape
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.ppo import Models, Trainer, prepare, update
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
+from jax_ragrl.train.update import update
 from jax_ragrl.types import Question
 
 
@@ -36,7 +37,8 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Model
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is."""
     roles = tuple(job.system.roles)
     trainer, models = prepare(
-        parts.policy, job.ppo, job.layout, roles, job.system.temperature, job.run.steps
+        *(parts.policy, job.objective, job.optimizer, job.layout, roles),
+        *(job.system.temperature, job.run.steps),
     )
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     checkpoints = Checkpoints(workdir)
@@ -75,21 +77,22 @@ def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
     """The policy of the newest checkpoint; `UserError` where there is none."""
     roles, steps = tuple(job.system.roles), job.run.steps
     trainer, models = prepare(
-        parts.policy, job.ppo, job.layout, roles, job.system.temperature, steps
+        *(parts.policy, job.objective, job.optimizer, job.layout, roles),
+        *(job.system.temperature, steps),
     )
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
     models, _ = checkpoints.restore(newest, models)
-    return nnx.merge(trainer.policy_graph, models.policy.params)
+    return nnx.merge(*acting(trainer, models))
 
 
 def roll_out(
     job: Job, parts: Parts, trainer: Trainer, models: Models, questions: list[Question], step: int
 ) -> Forest:
     """The trees of a batch under the current policy."""
-    policy = PolicySampler(trainer.policy_graph, models.policy.params, parts.tokenizer, job.shapes)
+    policy = PolicySampler(*acting(trainer, models), parts.tokenizer, job.shapes)
     environment = Environment(policy, parts.retriever, parts.llm)
     seed = job.seed * 1_000_003 + step
     expander = job.tree.expander()
@@ -179,7 +182,7 @@ def evaluate_policy(
 def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dict[str, float]:
     """Accuracy and strategy shares on the first dev questions."""
     questions = parts.questions["dev"][: job.run.dev_questions]
-    result = evaluate_policy(job, parts, trainer.policy_graph, models.policy.params, questions)
+    result = evaluate_policy(job, parts, *acting(trainer, models), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
     return {"eval/accuracy": result.mean(), **shares}
 
