@@ -40,17 +40,15 @@ def get_config() -> ConfigDict:
                 "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
             },
             "objective": {
-                "policy_lr": 5e-7,
-                "value_lr": 5e-6,
-                "kl_coefficient": 0.005,
-                "clip": 0.2,
-                "value_clip": 0.2,
+                "ratio": "clip",
+                "critic": "own",
+                "advantage": "whitened_gae",
                 "gamma": 1.0,
                 "lam": 0.95,
-                "epochs": 1,
-                "minibatches": 1,
+                "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
                 "aggregation": "role_sum",
             },
+            "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6},
             # About 1,024 actions an update (table 6): a tree of the paper has some 20.
             "run": {"steps": 700, "questions": 48, "save_every": 20, "eval_every": 20},
             "shapes": {
@@ -58,11 +56,6 @@ def get_config() -> ConfigDict:
                 "batches": (16, 64),
                 "steps": 2048,
             },
-            "layout": {
-                "lengths": (1024, 2048, 4096, 8192),
-                "tokens": 16384,
-                "siblings": 2,
-                "action": 2048,
-            },
+            "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384},
         }
     )

@@ -1,168 +1,309 @@
-"""A forest becomes prefix-grouped rows: a prompt once, then the actions written after it.
+"""A forest becomes rows of prefix trees: what contexts share is in a row once.
 
-Each action sees the prompt and itself, never its siblings, and its positions continue the prompt's.
-A row with one action is the ordinary case. What pads is a segment of its own and weighs nothing.
+A *context* is everything a model had before it, then what it wrote: prompt and action of a turn.
+Contexts that begin alike share tokens, whatever the reason: siblings share their prompt, a later
+turn of a conversation holds the earlier ones and what was observed between them, two questions
+share a role's instructions. The contexts of a row are sorted, so each follows the one it shares
+most with, and only what it does not share is written. That is the whole layout: packing is the case
+that shares nothing.
+
+A token is seen from its own place up to the place where its last descendant ends (`until_RL`), and
+its position is its depth. Only what a turn wrote is scored; prompts and observations are context.
+Rows are filled up with padding that sees itself alone and weighs nothing.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_ragrl.rollout.tree import Forest, Record
+from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Tensor
 
 
-class Group(NamedTuple):
-    """Sibling actions: one prompt, the node numbers and the ids of the actions after it."""
+class Turn(NamedTuple):
+    """What a role wrote (`ids`) after what stood before it (`prompt`, at least one id)."""
 
-    prompt: tuple[int, ...]
-    nodes: tuple[int, ...]
-    actions: tuple[tuple[int, ...], ...]
+    node: int
     role: str
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+
+    def context(self) -> tuple[int, ...]:
+        """All of it."""
+        return self.prompt + self.ids
+
+
+class Group(NamedTuple):
+    """Turns whose contexts begin with one prompt, sorted by context, and their distinct tokens."""
+
+    turns: tuple[Turn, ...]
+    tokens: int
+
+    @property
+    def role(self) -> str:
+        """Whose instructions the group begins with."""
+        return self.turns[0].role
 
     def size(self) -> int:
         """Tokens of the group in a row."""
-        return len(self.prompt) + sum(map(len, self.actions))
+        return self.tokens
 
-
-class Rows(NamedTuple):
-    """A static-shape batch of grouped rows. Actions are numbered over the whole batch.
-
-    Fields:
-      ids_RL, positions_RL: int32. segments_RL: int32, 0 padding, 1 prompt, 2 and up the actions.
-      row_A: int32, the row of each action. source_AT: int32, the place in the row that predicts
-      each token. target_AT: int32 the token. mask_AT: bool, True on tokens of real actions.
-      node_A: int32 node number, -1 for padding actions. role_A: int32.
-    """
-
-    ids_RL: Tensor
-    positions_RL: Tensor
-    segments_RL: Tensor
-    row_A: Tensor
-    source_AT: Tensor
-    target_AT: Tensor
-    mask_AT: Tensor
-    node_A: Tensor
-    role_A: Tensor
+    def scored(self) -> int:
+        """Scored tokens: turns that are equal share their tokens, but each is scored."""
+        return sum(len(turn.ids) for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Static shapes: row lengths, tokens a batch of rows, actions a row, tokens an action."""
+    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows."""
 
-    lengths: tuple[int, ...] = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
     tokens: int = 8192
-    siblings: int = 2
-    action: int = 64
 
-    def length(self, group: Group) -> int | None:
-        """The smallest row length that holds a group; None where none does."""
-        return next((n for n in self.lengths if group.size() <= n), None)
+    def length(self, size: int) -> int:
+        """The smallest row length that holds `size` tokens."""
+        return next(n for n in self.lengths if size <= n)
+
+    def count(self, length: int, ways: int = 1) -> int:
+        """Rows of a length in a batch: a multiple of `ways`."""
+        return max(1, self.tokens // (length * ways)) * ways
+
+
+class Rows(NamedTuple):
+    """A static-shape batch; every array begins with the rows, so that it shards over them.
+
+    Fields, int32 unless said:
+      ids_RL, positions_RL: tokens, and how many of its context precede each.
+      until_RL: the place in the row from which a token is no longer seen.
+      source_RM: the places that predict the scored tokens. target_RM: those tokens.
+      mask_RM: bool, False on padding. M is L: a row has no more scored tokens than that.
+    """
+
+    ids_RL: Tensor
+    positions_RL: Tensor
+    until_RL: Tensor
+    source_RM: Tensor
+    target_RM: Tensor
+    mask_RM: Tensor
+
+
+class Actions(NamedTuple):
+    """Whose the scored tokens of a batch are, int32 on the host: action `a` is `node_A[a]`, of role
+    `role_A[a]`, and owns `size_A[a]` scored tokens of row `row_A[a]` from `first_A[a]` on."""
+
+    node_A: np.ndarray
+    role_A: np.ndarray
+    row_A: np.ndarray
+    first_A: np.ndarray
+    size_A: np.ndarray
+
+    def places(self, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Index arrays `[A, T]`, row and scored token, and which of them are real; T is `width`."""
+        step_1T = np.arange(width)[None]
+        mask_AT = step_1T < self.size_A[:, None]
+        at_AT = np.where(mask_AT, self.first_A[:, None] + step_1T, 0)
+        return np.broadcast_to(self.row_A[:, None], at_AT.shape), at_AT, mask_AT
+
+
+class Batch(NamedTuple):
+    """Rows for a device, and on the host whose they are."""
+
+    rows: Rows
+    actions: Actions
+
+
+def turns_of(forest: Forest, weight_N: np.ndarray, *, forced: bool = True) -> list[Turn]:
+    """The turns to train: they wrote tokens, some leaf is reachable from them (`weight_N` is
+    positive), and, with `forced` False, they were sampled."""
+    return [
+        Turn(node, record.role, record.action.prompt_ids, record.action.ids)
+        for node, record in enumerate(forest.records)
+        if record.action is not None and record.action.ids and record.action.prompt_ids
+        if weight_N[node] > 0 and (forced or not record.forced)
+    ]
 
 
 def groups_of(
     forest: Forest, weight_N: np.ndarray, layout: Layout, *, forced: bool = True
 ) -> list[Group]:
-    """The trainable siblings of a forest, at most `layout.siblings` to a group.
+    """The groups of a forest's trained turns; see `turns_of` and `grouped`."""
+    return grouped(turns_of(forest, weight_N, forced=forced), layout)
 
-    A node is trained if it wrote tokens, some leaf is reachable from it (`weight_N` positive), it
-    is not longer than a row, and, with `forced` False, it was sampled.
+
+def grouped(turns: Sequence[Turn], layout: Layout) -> list[Group]:
+    """Turns by the prompt that their contexts begin with, each group no larger than a row.
+
+    A group that is larger is cut into several, which repeat what they share. A turn that is alone
+    longer than the longest row is left out.
     """
-    siblings: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
-    for node, record in enumerate(forest.records):
-        if _trains(record, layout) and weight_N[node] > 0 and (forced or not record.forced):
-            assert record.action is not None
-            key = (record.question, record.parent, record.action.prompt_ids)
-            siblings.setdefault(key, []).append(node)
-    groups = [
-        _group(forest, nodes[i : i + layout.siblings])
-        for nodes in siblings.values()
-        for i in range(0, len(nodes), layout.siblings)
-    ]
-    return [group for group in groups if layout.length(group) is not None]
+    longest = layout.lengths[-1]
+    fitting = [turn for turn in turns if len(turn.prompt) + len(turn.ids) <= longest]
+    families: list[list[Turn]] = []
+    root: tuple[int, ...] = ()
+    for turn in sorted(fitting, key=lambda turn: turn.prompt):
+        if not families or turn.prompt[: len(root)] != root:
+            root = turn.prompt
+            families.append([])
+        families[-1].append(turn)
+    return [group for family in families for group in _cut(family, longest)]
 
 
-def _trains(record: Record, layout: Layout) -> bool:
-    return record.action is not None and 0 < len(record.action.ids) <= layout.action
+def _cut(family: list[Turn], longest: int) -> list[Group]:
+    """A family in as few groups as following the order of its contexts gives."""
+    groups: list[Group] = []
+    last: tuple[int, ...] = ()
+    for turn in sorted(family, key=Turn.context):
+        context = turn.context()
+        if groups:
+            new = len(context) - shared(last, context)
+            grown = Group((*groups[-1].turns, turn), groups[-1].tokens + new)
+        if groups and max(grown.tokens, grown.scored()) <= longest:
+            groups[-1] = grown
+        else:
+            groups.append(Group((turn,), len(context)))
+        last = context
+    return groups
 
 
-def _group(forest: Forest, nodes: Sequence[int]) -> Group:
-    records = [forest.records[n] for n in nodes]
-    actions = [r.action for r in records if r.action is not None]
-    return Group(
-        actions[0].prompt_ids, tuple(nodes), tuple(a.ids for a in actions), records[0].role
-    )
+def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many ids two contexts begin with alike."""
+    most = min(len(a), len(b))
+    if a[:most] == b[:most]:
+        return most
+    return bisect.bisect_left(range(1, most), True, key=lambda n: a[:n] != b[:n])
 
 
-def lay_out(groups: Sequence[Group], roles: Sequence[str], layout: Layout) -> list[Rows]:
-    """Groups as batches of rows, one group a row; a batch holds rows of one length."""
-    by_length: dict[int, list[Group]] = {}
+@dataclasses.dataclass
+class _Row:
+    length: int
+    tokens: int = 0
+    scored: int = 0
+    groups: list[Group] = dataclasses.field(default_factory=list)
+    roles: set[str] = dataclasses.field(default_factory=set)
+
+    def new(self, group: Group, headers: Mapping[str, int]) -> int:
+        """At most how many tokens a group adds: what its role always begins with is here once."""
+        return group.tokens - (headers[group.role] if group.role in self.roles else 0)
+
+    def holds(self, group: Group, headers: Mapping[str, int]) -> bool:
+        tokens = self.tokens + self.new(group, headers)
+        return max(tokens, self.scored + group.scored()) <= self.length
+
+    def add(self, group: Group, headers: Mapping[str, int]) -> None:
+        self.tokens += self.new(group, headers)
+        self.scored += group.scored()
+        self.groups.append(group)
+        self.roles.add(group.role)
+
+
+def lay_out(
+    groups: Sequence[Group], roles: Sequence[str], layout: Layout, ways: int = 1
+) -> list[Batch]:
+    """First-fit-decreasing packing of groups into batches of rows of one length each.
+
+    Opening a row opens its whole batch, whose rows would be computed anyway. The number of rows of
+    a batch is a multiple of `ways`, the devices that share it.
+    """
+    headers = _headers(groups)
+    batches: list[list[_Row]] = []
+    for group in sorted(groups, key=lambda g: max(g.tokens, g.scored()), reverse=True):
+        row = next((r for rows in batches for r in rows if r.holds(group, headers)), None)
+        if row is None:
+            length = layout.length(max(group.tokens, group.scored()))
+            batches.append([_Row(length) for _ in range(layout.count(length, ways))])
+            row = batches[-1][0]
+        row.add(group, headers)
+    return [_batch(rows, roles) for rows in batches]
+
+
+def _headers(groups: Sequence[Group]) -> dict[str, int]:
+    """By role, how many ids all its groups begin with: its instructions."""
+    prompts: dict[str, list[tuple[int, ...]]] = {}
     for group in groups:
-        length = layout.length(group)
-        assert length is not None, "groups_of leaves out what does not fit"
-        by_length.setdefault(length, []).append(group)
-    batches = []
-    for length, fitting in sorted(by_length.items()):
-        count = max(1, layout.tokens // length)
-        for i in range(0, len(fitting), count):
-            batches.append(_rows(fitting[i : i + count], roles, length, count, layout))
-    return batches
+        prompts.setdefault(group.role, []).append(group.turns[0].prompt)
+    # What the first and the last in order share, all share.
+    return {role: shared(min(some), max(some)) for role, some in prompts.items()}
 
 
-def _rows(
-    groups: Sequence[Group], roles: Sequence[str], length: int, count: int, layout: Layout
-) -> Rows:
-    actions = count * layout.siblings
-    rows = Rows(
-        ids_RL=np.zeros((count, length), np.int32),
-        positions_RL=np.zeros((count, length), np.int32),
-        segments_RL=np.zeros((count, length), np.int32),
-        row_A=np.zeros(actions, np.int32),
-        source_AT=np.zeros((actions, layout.action), np.int32),
-        target_AT=np.zeros((actions, layout.action), np.int32),
-        mask_AT=np.zeros((actions, layout.action), bool),
-        node_A=np.full(actions, -1, np.int32),
-        role_A=np.zeros(actions, np.int32),
-    )
-    number = 0
-    for r, group in enumerate(groups):
-        _write(rows, r, 0, group.prompt, 0, 1)
-        at = len(group.prompt)
-        for k, (node, ids) in enumerate(zip(group.nodes, group.actions, strict=True)):
-            _write(rows, r, at, ids, len(group.prompt), 2 + k)
-            rows.row_A[number], rows.node_A[number] = r, node
-            rows.role_A[number] = roles.index(group.role)
-            size = len(ids)
-            # The last token of the prompt predicts the first of every action.
-            rows.source_AT[number, :size] = [len(group.prompt) - 1, *range(at, at + size - 1)]
-            rows.target_AT[number, :size] = ids
-            rows.mask_AT[number, :size] = True
-            at, number = at + size, number + 1
-    return rows
+def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
+    shape = (len(rows), rows[0].length)
+    arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
+    arrays.until_RL[:] = np.arange(1, shape[1] + 1)
+    actions = [action for r, row in enumerate(rows) for action in _write(arrays, r, row.groups)]
+    owners = [(turn.node, roles.index(turn.role), *place) for turn, *place in actions]
+    return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 5).T))
 
 
-def _write(rows: Rows, r: int, at: int, ids: Sequence[int], position: int, segment: int) -> None:
-    span = slice(at, at + len(ids))
-    rows.ids_RL[r, span] = ids
-    rows.positions_RL[r, span] = np.arange(position, position + len(ids))
-    rows.segments_RL[r, span] = segment
+def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:
+    """Writes the prefix tree of some groups into row `r`; each turn's row, first and number."""
+    placed = []
+    before: tuple[int, ...] = ()
+    path: list[int] = []  # the places of the tokens of the last context
+    end = scored = 0
+    for turn in sorted((turn for g in groups for turn in g.turns), key=Turn.context):
+        context, start = turn.context(), end
+        kept = shared(before, context)
+        end += len(context) - kept
+        rows.until_RL[r, path[kept:]] = start
+        path[kept:] = range(start, end)
+        rows.ids_RL[r, start:end] = context[kept:]
+        rows.positions_RL[r, start:end] = np.arange(kept, len(context))
+        span = slice(scored, scored + len(turn.ids))
+        rows.source_RM[r, span] = path[len(turn.prompt) - 1 : -1]
+        rows.target_RM[r, span] = turn.ids
+        rows.mask_RM[r, span] = True
+        placed.append((turn, r, scored, len(turn.ids)))
+        before, scored = context, span.stop
+    rows.until_RL[r, path] = end
+    return placed
 
 
-def grouped_mask(segments_RL: Array) -> Array:
-    """Who sees whom in grouped rows: bool `[R, L, L]`.
+def prefix_mask(until_RL: Array) -> Array:
+    """Who sees whom, bool `[R, L, L]`: a token sees the earlier ones of its context and itself."""
+    at_L = jnp.arange(until_RL.shape[1], dtype=until_RL.dtype)
+    query_1L1, key_11L = at_L[None, :, None], at_L[None, None, :]
+    return (key_11L <= query_1L1) & (query_1L1 < until_RL[:, None, :])
 
-    Causal; every token sees the prompt (segment 1) and its own segment. Padding sees itself alone,
-    so that its softmax stays finite.
-    """
-    length = segments_RL.shape[1]
-    query_RL1, key_R1L = segments_RL[:, :, None], segments_RL[:, None, :]
-    earlier_1LL = jnp.tril(jnp.ones((length, length), bool))[None]
-    seen_RLL = ((key_R1L == 1) & (query_RL1 > 0)) | (key_R1L == query_RL1)
-    itself_1LL = jnp.eye(length, dtype=bool)[None]
-    return (earlier_1LL & seen_RLL & (key_R1L > 0)) | itself_1LL
+
+def width_of(batches: Sequence[Batch], multiple: int = 1) -> int:
+    """T: the longest action, rounded up so that few shapes are compiled."""
+    longest = max((int(b.actions.size_A.max(initial=1)) for b in batches), default=1)
+    return -(-longest // multiple) * multiple
+
+
+def by_action(batches: Sequence[Batch], values: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Numbers of scored tokens, `[R, M]` a batch, as one array `[A, T]`; 0 past an action's end."""
+    parts = []
+    for batch, x_RM in zip(batches, values, strict=True):
+        row_AT, at_AT, mask_AT = batch.actions.places(width)
+        parts.append(np.where(mask_AT, x_RM[row_AT, at_AT], 0))
+    return np.concatenate(parts)
+
+
+def by_row(batches: Sequence[Batch], x_AT: np.ndarray) -> list[np.ndarray]:
+    """The inverse of `by_action`: one array `[R, M]` a batch, 0 where nothing is scored."""
+    bounds = np.cumsum([len(batch.actions.node_A) for batch in batches])[:-1]
+    out = []
+    for batch, part_AT in zip(batches, np.split(x_AT, bounds), strict=True):
+        row_AT, at_AT, mask_AT = batch.actions.places(x_AT.shape[1])
+        x_RM = np.zeros(batch.rows.mask_RM.shape, x_AT.dtype)
+        x_RM[row_AT[mask_AT], at_AT[mask_AT]] = part_AT[mask_AT]
+        out.append(x_RM)
+    return out
+
+
+def joined(batches: Sequence[Batch]) -> Actions:
+    """The actions of several batches, in order; rows count within their batch."""
+    return Actions(*(np.concatenate(x) for x in zip(*(b.actions for b in batches), strict=True)))
+
+
+def masks(batches: Sequence[Batch], width: int) -> np.ndarray:
+    """Which tokens of `by_action` are real: bool `[A, T]`."""
+    return np.concatenate([batch.actions.places(width)[2] for batch in batches])

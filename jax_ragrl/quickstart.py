@@ -16,6 +16,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.train.assemble import Job, Parts, assemble
 from jax_ragrl.train.loop import evaluate_policy, train
+from jax_ragrl.train.trainer import acting
 from jax_ragrl.types import Question
 
 
@@ -30,7 +31,7 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     questions = parts.questions["test"][: job.run.test_questions]
     before = baselines(job, parts, questions, workdir / "baselines.json")
     trainer, models = train(job, parts, workdir)
-    after = evaluate_policy(job, parts, trainer.policy_graph, models.policy.params, questions)
+    after = evaluate_policy(job, parts, *acting(trainer, models), questions)
     summary = summarise(job, parts, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - begun, 1)
     write_json(workdir / "summary.json", summary)

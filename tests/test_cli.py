@@ -65,7 +65,7 @@ def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
 
 def test_an_unknown_config_key_is_named(tmp_path, capsys):
     given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
-    assert "polcy_lr" in refused(capsys, *given, "--config.objective.polcy_lr=1.0")
+    assert "polcy_lr" in refused(capsys, *given, "--config.optimizer.polcy_lr=1.0")
 
 
 def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):

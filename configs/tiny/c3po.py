@@ -31,17 +31,15 @@ def get_config() -> ConfigDict:
                 "tree": {"width": 2, "until": 4, "retrieval": "prefix", "dead_leaf": "zero"},
             },
             "objective": {
-                "policy_lr": 8e-4,
-                "value_lr": 1e-3,
-                "kl_coefficient": 0.005,
-                "clip": 0.2,
-                "value_clip": 0.2,
+                "ratio": "clip",
+                "critic": "own",
+                "advantage": "whitened_gae",
                 "gamma": 1.0,
                 "lam": 0.95,
-                "epochs": 1,
-                "minibatches": 3,
+                "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
                 "aggregation": "role_sum",
             },
+            "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 3},
             "run": {
                 "steps": 18,
                 "questions": 12,
@@ -53,11 +51,6 @@ def get_config() -> ConfigDict:
                 "trees": 2,
             },
             "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 40},
-            "layout": {
-                "lengths": (112, 160, 256),
-                "tokens": 1536,
-                "siblings": 2,
-                "action": 40,
-            },
+            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
         }
     )

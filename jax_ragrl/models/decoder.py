@@ -25,14 +25,23 @@ from jax_ragrl.models.attention import attention
 from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
 
+# What a layer keeps for the backward pass.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """A decoder's shape and numerics; static and hashable.
 
     `sliding_layers` are the indices of layers limited to the last `sliding_window` positions.
-    `dtype` is the compute dtype, `param_dtype` the storage dtype. `scan_unroll` layers are written
-    out in each step of the layer scan; `attention_impl` is `auto`, `xla` or `cudnn`.
+    `dtype` is the compute dtype, `param_dtype` the storage dtype. `remat` says what of a layer the
+    backward pass computes again: `none`, `full`, or all but the products with weights (`dots`).
+    `scan_unroll` layers are written out in each step of the layer scan; `attention_impl` is `auto`,
+    `xla` or `cudnn`.
     """
 
     vocab_size: int
@@ -53,7 +62,7 @@ class DecoderConfig:
     max_positions: int = 32768
     dtype: str = "float32"
     param_dtype: str = "float32"
-    remat: bool = False
+    remat: str = "none"
     scan_unroll: int = 1
     attention_impl: str = "auto"
 
@@ -65,6 +74,8 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
+        if self.remat not in REMAT:
+            raise UserError(f"remat is {self.remat!r}: use one of {', '.join(REMAT)}")
         if self.sliding_layers and self.sliding_window is None:
             raise UserError(f"layers {self.sliding_layers} slide but sliding_window is not set")
 
@@ -317,9 +328,9 @@ def _scan_layers(
     def step(carry: tuple, layer: tuple) -> tuple[tuple, None]:
         return _layer(call, *carry, *layer), None
 
-    if c.remat:
+    if c.remat != "none":
         # Inside a rolled scan nothing merges across steps; unrolled, only barriers prevent it.
-        step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1)
+        step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1, policy=REMAT[c.remat])
     xs = (layers, slides, jnp.arange(c.num_layers))
     return jax.lax.scan(step, (x_BLD, cache), xs, unroll=c.scan_unroll)[0]
 

@@ -148,7 +148,7 @@ def load_decoder(
     *,
     param_dtype: str | None = None,
     rules: Rules | None = None,
-    remat: bool = False,
+    remat: str = "none",
 ) -> Decoder:
     """The decoder of a Hugging Face folder, laid out over `mesh` or on the first device.
 

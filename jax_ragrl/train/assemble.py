@@ -30,7 +30,8 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.ppo import PPO
+from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
@@ -107,7 +108,8 @@ class Job:
 
     run: Run
     recipe: Recipe
-    objective: PPO
+    objective: Objective
+    optimizer: Optimizer
     data: Data = Data()
     index: Index = Index()
     llm: LLM = LLM()

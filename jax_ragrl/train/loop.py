@@ -26,7 +26,8 @@ from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.ppo import Models, Trainer, prepare, update
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
+from jax_ragrl.train.update import update
 from jax_ragrl.types import Question
 
 
@@ -69,7 +70,8 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Model
 def begin(job: Job, parts: Parts) -> tuple[Trainer, Models]:
     """The trainer of a run and its models before the first update."""
     roles = tuple(job.recipe.system.roles)
-    return prepare(parts.policy, job.objective, job.layout, roles, job.temperature, job.run.steps)
+    choices = (job.objective, job.optimizer, job.layout)
+    return prepare(parts.policy, *choices, roles, job.temperature, job.run.steps)
 
 
 def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
@@ -80,14 +82,14 @@ def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
     models, _ = checkpoints.restore(newest, models)
-    return nnx.merge(trainer.policy_graph, models.policy.params)
+    return nnx.merge(*acting(trainer, models))
 
 
 def roll_out(
     job: Job, parts: Parts, trainer: Trainer, models: Models, questions: list[Question], step: int
 ) -> Forest:
     """The rollouts of a batch under the current policy, with what each node earned."""
-    policy = PolicySampler(trainer.policy_graph, models.policy.params, parts.tokenizer, job.shapes)
+    policy = PolicySampler(*acting(trainer, models), parts.tokenizer, job.shapes)
     recipe = job.recipe
     forest = collect(
         recipe.system,
@@ -183,7 +185,7 @@ def ask(job: Job, parts: Parts, question: str) -> str:
 def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dict[str, float]:
     """Accuracy and strategy shares on the first dev questions."""
     questions = parts.questions["dev"][: job.run.dev_questions]
-    result = evaluate_policy(job, parts, trainer.policy_graph, models.policy.params, questions)
+    result = evaluate_policy(job, parts, *acting(trainer, models), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
     return {"eval/accuracy": result.mean(job.recipe.metric), **shares}
 

@@ -1,12 +1,16 @@
-"""The train step, pure: score rows, turn credit into targets, sum gradients, apply them.
+"""The train step, pure: read rows, sum gradients of weighted losses, apply them.
 
 Losses never see a model. Aggregation is a weight a token: the caller divides by what it averages
 over, so sums over any split of a batch into parts are exact.
+
+A model is a static graph, the parameters that are trained and those that are frozen (the base
+below an adapter; empty otherwise).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +19,20 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jax_ragrl.batch import Rows, grouped_mask
-from jax_ragrl.credit.advantages import whiten
-from jax_ragrl.credit.returns import gae
-from jax_ragrl.losses import clipped_policy_loss, clipped_value_loss, kl_k1
+from jax_ragrl.batch import Rows, prefix_mask
+from jax_ragrl.losses import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    dual_clipped_policy_loss,
+    policy_gradient_loss,
+    value_loss,
+)
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
 
-SCORED_TOKENS = 2048  # logits held at once, in tokens: [tokens, V] of a whole batch never exists
+SCORED_TOKENS = 2048  # logits held at once on a device, in tokens
 
 
 class Learner(NamedTuple):
@@ -30,146 +42,209 @@ class Learner(NamedTuple):
     opt_state: Any
 
 
-class Targets(NamedTuple):
-    """What a rollout fixes for the update, float32 `[A, T]`: 0 where masked."""
+class Reading(NamedTuple):
+    """What a model makes of each scored token, float32 `[R, M]`, 0 on padding.
 
-    old_logp_AT: Array
-    advantage_AT: Array
-    old_value_AT: Array
-    return_AT: Array
-    weight_AT: Array
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def score(graph: Any, params: Any, rows: Rows, temperature: Array) -> Array:
-    """Log-probabilities of the actions' tokens at the sampling temperature, float32 `[A, T]`."""
-    return token_scores(nnx.merge(graph, params), rows, temperature)[0]
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def assess(graph: Any, params: Any, rows: Rows) -> Array:
-    """A critic's value of the state before each token, float32 `[A, T]`; 0 where masked."""
-    return _values(nnx.merge(graph, params), rows)
-
-
-def token_scores(model: Any, rows: Rows, temperature: Array) -> tuple[Array, Array]:
-    """Log-probability and entropy of each action token, float32 `[A, T]`; 0 where masked.
-
-    Hidden states are gathered at the places that predict an action's token before the head is
-    applied, in chunks whose logits are recomputed in the backward pass.
+    Its log-probability, the entropy of its distribution, whether it was the likeliest (bool), and
+    the value of the state before it; None where the model has no such head.
     """
-    hidden_RLD, _ = model(rows.ids_RL, rows.positions_RL, grouped_mask(rows.segments_RL))
-    hidden_ATD = hidden_RLD[rows.row_A[:, None], rows.source_AT]
-    shape, width = rows.target_AT.shape, hidden_ATD.shape[-1]
-    count = rows.target_AT.size
-    chunk = next(c for c in range(min(count, SCORED_TOKENS), 0, -1) if count % c == 0)
+
+    logp_RM: Array | None
+    entropy_RM: Array | None
+    likeliest_RM: Array | None
+    value_RM: Array | None
+
+
+def read(model: Decoder | Critic | ActorCritic, rows: Rows, temperature: Array) -> Reading:
+    """One forward of a policy, a critic, or both on one trunk.
+
+    Hidden states are gathered at the places that predict a scored token before any head is applied.
+    """
+    trunk = model.trunk if isinstance(model, Critic) else _policy(model)
+    hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, prefix_mask(rows.until_RL))
+    hidden_RMD = jax.vmap(lambda hidden_LD, at_M: hidden_LD[at_M])(hidden_RLD, rows.source_RM)
+    value_RM = None
+    if not isinstance(model, Decoder):
+        value_RM = jnp.where(rows.mask_RM, model.head(hidden_RMD), 0.0)
+    if isinstance(model, Critic):
+        return Reading(None, None, None, value_RM)
+    return Reading(*_scores(_policy(model), hidden_RMD, rows, temperature), value_RM)
+
+
+def _policy(model: Decoder | ActorCritic) -> Decoder:
+    return model.policy if isinstance(model, ActorCritic) else model
+
+
+def _scores(
+    policy: Decoder, hidden_RMD: Array, rows: Rows, temperature: Array
+) -> tuple[Array, Array, Array]:
+    """Log-probability, entropy and likeliness at a temperature, in chunks of scored tokens.
+
+    A chunk's logits are computed again in the backward pass, so that those of a batch never exist
+    together; a chunk of padding is skipped. Chunks run along M: over rows, the batch stays sharded.
+    """
+    count, length, width = hidden_RMD.shape
+    most = max(1, SCORED_TOKENS * _ways() // count)
+    size = next(c for c in range(min(length, most), 0, -1) if length % c == 0)
+
+    def chunks(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(count, length // size, size, *x.shape[2:]), 1, 0)
+
+    def score(hidden_RCD: Array, target_RC: Array) -> tuple[Array, Array, Array]:
+        logits_RCV = policy.logits(hidden_RCD) / temperature
+        top_RC = jnp.max(logits_RCV, axis=-1)
+        logps_RCV = jax.nn.log_softmax(logits_RCV, axis=-1)
+        entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * logps_RCV, axis=-1)
+        chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
+        logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
+        return logp_RC, entropy_RC, chosen_RC >= top_RC
+
+    def skip(hidden_RCD: Array, target_RC: Array) -> tuple[Array, Array, Array]:
+        zero_RC = jnp.zeros(target_RC.shape, jnp.float32)
+        return zero_RC, zero_RC, zero_RC > 0
 
     @jax.checkpoint
-    def head(part: tuple[Array, Array]) -> tuple[Array, Array]:
-        hidden_CD, target_C = part
-        logps_CV = jax.nn.log_softmax(model.logits(hidden_CD) / temperature, axis=-1)
-        logp_C = jnp.take_along_axis(logps_CV, target_C[:, None], axis=1)[:, 0]
-        return logp_C, -jnp.sum(jnp.exp(logps_CV) * logps_CV, axis=-1)
+    def head(part: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        hidden_RCD, target_RC, mask_RC = part
+        return jax.lax.cond(jnp.any(mask_RC), score, skip, hidden_RCD, target_RC)
 
-    parts = (hidden_ATD.reshape(-1, chunk, width), rows.target_AT.reshape(-1, chunk))
-    logp, entropy = jax.lax.map(head, parts)
-    return tuple(jnp.where(rows.mask_AT, x.reshape(shape), 0.0) for x in (logp, entropy))  # type: ignore[return-value]
-
-
-def _values(critic: Any, rows: Rows) -> Array:
-    value_RL, _ = critic(rows.ids_RL, rows.positions_RL, grouped_mask(rows.segments_RL))
-    return jnp.where(rows.mask_AT, value_RL[rows.row_A[:, None], rows.source_AT], 0.0)
+    parts = (chunks(hidden_RMD), chunks(rows.target_RM), chunks(rows.mask_RM))
+    whole = [jnp.moveaxis(x, 0, 1).reshape(count, length) for x in jax.lax.map(head, parts)]
+    logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in whole[:2])
+    return logp_RM, entropy_RM, whole[2] & rows.mask_RM
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "lam", "whitened"))
-def ppo_targets(
-    logp_AT: Array,
-    ref_logp_AT: Array,
-    value_AT: Array,
-    credit_A: Array,
-    mask_AT: Array,
-    weight_AT: Array,
+def _ways() -> int:
+    """The devices that share a batch, under `jax.set_mesh`."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    return math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp"))
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def score(graph: Any, params: Any, frozen: Any, rows: Rows, temperature: Array) -> Reading:
+    """`read` of a split model, at the sampling temperature."""
+    return read(nnx.merge(graph, params, frozen), rows, temperature)
+
+
+class Gradient(NamedTuple):
+    """A sum of gradients, and the sums of their metrics (see `gradient`)."""
+
+    grads: Any
+    sums: dict[str, Array]
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "objective", "layout"))
+def gradient(
+    graph: Any,
+    params: Any,
+    frozen: Any,
+    rows: Rows,
+    targets: Targets,
+    temperature: Array,
     kl_coefficient: Array,
     *,
-    gamma: float,
-    lam: float,
-    whitened: bool,
-) -> Targets:
-    """Token rewards, advantages and returns of whole actions.
+    objective: Objective,
+    layout: tuple[Any, ...] | None = None,
+) -> Gradient:
+    """The gradient of the weighted losses of one batch.
 
-    The reward of a token is `-kl_coefficient * (logp - ref_logp)`, and the node's credit is added
-    at its last token (C-3PO section 5.3; placement of the KL as in OpenRLHF, assumed). Returns are
-    `A + V` with the advantage before whitening.
+    `layout` is the sharding of each parameter (`layout_of`), which its gradient gets too: left to
+    itself the compiler may give every device a whole one. The sums: `loss/policy` and `loss/value`
+    are weighted like the losses; `clipped`, `entropy`, `kl` and `tokens` count tokens.
     """
-    last_AT = mask_AT & ~jnp.roll(mask_AT, -1, axis=1).at[:, -1].set(False)
-    credit_AT = jnp.where(last_AT, credit_A[:, None], 0.0)
-    reward_AT = credit_AT - kl_coefficient * kl_k1(logp_AT, ref_logp_AT, mask_AT)
-    estimate = functools.partial(gae, gamma=gamma, lam=lam)
-    advantage_AT = jax.vmap(estimate)(reward_AT, value_AT, mask_AT)
-    return_AT = advantage_AT + value_AT
-    if whitened:
-        advantage_AT = whiten(advantage_AT, mask_AT)
-    return Targets(logp_AT, advantage_AT, value_AT, return_AT, weight_AT)
-
-
-@functools.partial(jax.jit, static_argnames=("graph", "eps"))
-def policy_gradient(
-    graph: Any, params: Any, rows: Rows, targets: Targets, temperature: Array, *, eps: float
-) -> tuple[Any, dict[str, Array]]:
-    """The gradient of the weighted clipped policy loss, and weighted sums of its metrics."""
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        logp_AT, entropy_AT = token_scores(nnx.merge(graph, params), rows, temperature)
-        t = targets
-        loss_AT = clipped_policy_loss(
-            logp_AT, t.old_logp_AT, t.advantage_AT, rows.mask_AT, eps_low=eps, eps_high=eps
-        )
-        ratio_AT = jnp.exp(jnp.where(rows.mask_AT, logp_AT - t.old_logp_AT, 0.0))
-        metrics = {
-            "loss/policy": jnp.sum(loss_AT * t.weight_AT),
-            "clip_frac": _count(jnp.abs(ratio_AT - 1) > eps, rows),
-            "entropy": jnp.sum(entropy_AT),
-            "tokens": jnp.sum(rows.mask_AT, dtype=jnp.float32),
-        }
-        return metrics["loss/policy"], metrics
+        reading = read(nnx.merge(graph, params, frozen), rows, temperature)
+        sums: dict[str, Array] = {}
+        loss = jnp.zeros(())
+        if reading.logp_RM is not None:
+            loss, sums = _policy_terms(objective, reading, targets, rows.mask_RM, kl_coefficient)
+        if reading.value_RM is not None:
+            value = jnp.sum(_value_terms(objective, reading, targets, rows.mask_RM))
+            scale = objective.value_coefficient if objective.critic == "shared" else 1.0
+            loss, sums = loss + scale * value, sums | {"loss/value": value}
+        return loss, sums
 
-    return jax.grad(loss_of, has_aux=True)(params)
+    grads, sums = jax.grad(loss_of, has_aux=True)(params)
+    return Gradient(_laid_out(grads, layout), sums)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "clip"))
-def value_gradient(
-    graph: Any, params: Any, rows: Rows, targets: Targets, *, clip: float
-) -> tuple[Any, dict[str, Array]]:
-    """The gradient of the weighted clipped value loss, and its weighted sum."""
-
-    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        value_AT = _values(nnx.merge(graph, params), rows)
-        t = targets
-        loss_AT = clipped_value_loss(value_AT, t.old_value_AT, t.return_AT, rows.mask_AT, clip=clip)
-        loss = jnp.sum(loss_AT * t.weight_AT)
-        return loss, {"loss/value": loss}
-
-    return jax.grad(loss_of, has_aux=True)(params)
+def layout_of(params: Any) -> tuple[Any, ...]:
+    """The shardings of parameters, hashable."""
+    return tuple(x.sharding for x in jax.tree.leaves(params))
 
 
-def _count(flags_AT: Array, rows: Rows) -> Array:
-    return jnp.sum(flags_AT & rows.mask_AT, dtype=jnp.float32)
+def _laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
+    if layout is None:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    placed = map(jax.lax.with_sharding_constraint, leaves, layout)
+    return jax.tree.unflatten(treedef, list(placed))
 
 
-@jax.jit
-def add(a: Any, b: Any) -> Any:
-    """The sum of two trees."""
-    return jax.tree.map(jnp.add, a, b)
+def _policy_terms(
+    o: Objective, reading: Reading, t: Targets, mask_RM: Array, kl_coefficient: Array
+) -> tuple[Array, dict[str, Array]]:
+    """The loss of the policy's tokens with its KL and entropy terms, and what is worth knowing."""
+    logp_RM, entropy_RM = reading.logp_RM, reading.entropy_RM
+    assert logp_RM is not None and entropy_RM is not None
+    old_RM = jax.lax.stop_gradient(logp_RM) if t.old_logp is None else t.old_logp
+    loss_RM = surrogate(o, logp_RM, old_RM, t.advantage, mask_RM)
+    sums = {
+        "loss/policy": jnp.sum(loss_RM * t.weight),
+        "clipped": _count(jnp.exp(logp_RM - old_RM) < 1 - o.eps_low, mask_RM)
+        + _count(jnp.exp(logp_RM - old_RM) > 1 + o.eps_high, mask_RM),
+        "entropy": jnp.sum(entropy_RM),
+        "tokens": _count(mask_RM, mask_RM),
+    }
+    if o.kl.where == "loss":
+        kl_RM = KL_ESTIMATORS[o.kl.estimator](logp_RM, t.ref_logp, mask_RM)
+        loss_RM = loss_RM + kl_coefficient * kl_RM
+        sums["kl"] = jnp.sum(kl_RM)
+    if o.entropy:
+        loss_RM = loss_RM - o.entropy * entropy_RM
+    return jnp.sum(loss_RM * t.weight), sums
+
+
+def surrogate(o: Objective, logp: Array, old_logp: Array, advantage: Array, mask: Array) -> Array:
+    """The policy loss of each token that the objective names."""
+    eps = {"eps_low": o.eps_low, "eps_high": o.eps_high}
+    if o.ratio == "clip":
+        return clipped_policy_loss(logp, old_logp, advantage, mask, **eps)
+    if o.ratio == "dual_clip":
+        return dual_clipped_policy_loss(logp, old_logp, advantage, mask, **eps, dual=o.dual)
+    return policy_gradient_loss(logp, advantage, mask)
+
+
+def _value_terms(o: Objective, reading: Reading, t: Targets, mask_RM: Array) -> Array:
+    value_RM = reading.value_RM
+    assert value_RM is not None
+    if o.value_loss == "plain":
+        loss_RM = value_loss(value_RM, t.returns, mask_RM)
+    else:
+        loss_RM = clipped_value_loss(value_RM, t.old_value, t.returns, mask_RM, clip=o.value_clip)
+    return loss_RM * t.value_weight
+
+
+def _count(flags_RM: Array, mask_RM: Array) -> Array:
+    return jnp.sum(flags_RM & mask_RM, dtype=jnp.float32)
+
+
+@functools.partial(jax.jit, donate_argnames="total")
+def add(total: Any, more: Any) -> Any:
+    """The sum of two trees; the first is used up."""
+    return jax.tree.map(jnp.add, total, more)
 
 
 @functools.partial(jax.jit, static_argnames="optimizer", donate_argnames="learner")
 def apply(
     optimizer: optax.GradientTransformation, learner: Learner, grads: Any
 ) -> tuple[Learner, dict[str, Array]]:
-    """One optimizer step; a gradient that is not finite is skipped and counted."""
-    norm = optax.global_norm(grads)
-    updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
-    stepped = Learner(optax.apply_updates(learner.params, updates), opt_state)
+    """One optimizer step; a gradient that is not finite changes nothing and is counted."""
+    norm = optax.tree.norm(grads)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+        updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
+        stepped = Learner(optax.apply_updates(learner.params, updates), opt_state)
     finite = jnp.isfinite(norm)
     kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, learner)
     return kept, {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}

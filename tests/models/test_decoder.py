@@ -129,7 +129,7 @@ def test_causal_mask_hides_the_future_other_segments_and_padding():
     np.testing.assert_array_equal(mask, expected)
 
 
-@pytest.mark.parametrize("changes", [{"remat": True}, {"scan_unroll": 3}])
+@pytest.mark.parametrize("changes", [{"remat": "full"}, {"remat": "dots"}, {"scan_unroll": 3}])
 def test_remat_and_unrolling_change_no_logit(tiny, changes):
     ids_BL = random_ids(2, 7)
     config = dataclasses.replace(TINY, **changes)

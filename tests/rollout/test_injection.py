@@ -55,16 +55,24 @@ def roll_out(text: str):
 def test_control_text_in_a_passage_changes_neither_states_nor_trained_tokens():
     evil, plain = roll_out(EVIL), roll_out("nothing")
     stops = set(tokenizer().stop_ids)
-    layout = Layout(lengths=(512,), tokens=1024, siblings=1, action=64)
+    layout = Layout(lengths=(512,), tokens=512)
     trained = []
     for forest in (evil, plain):
         filtered = next(r for r in forest.records if r.role == "filter")
         assert [p.id for p in filtered.state.documents] == ["2"]
         assert [r.role for r in forest.records] == ["router", "filter", LEAF]
         groups = groups_of(forest, np.ones(3, np.float32), layout)
-        (rows,) = lay_out(groups, ["router", "filter", "decision"], layout)
-        trained.append(rows.target_AT[rows.mask_AT].tolist())
-    assert trained[0] == trained[1] and len(trained[0]) > 10
+        batches = lay_out(groups, ["router", "filter", "decision"], layout)
+        tokens = {}
+        for batch in batches:
+            row_AT, at_AT, mask_AT = batch.actions.places(64)
+            target_AT = batch.rows.target_RM[row_AT, at_AT]
+            for node, target_T, mask_T in zip(
+                batch.actions.node_A, target_AT, mask_AT, strict=True
+            ):
+                tokens[int(node)] = target_T[mask_T].tolist()
+        trained.append(tokens)
+    assert trained[0] == trained[1] and min(map(len, trained[0].values())) > 3
     for dangerous, harmless in zip(evil.records[:2], plain.records[:2], strict=True):
         count = [sum(i in stops for i in r.action.prompt_ids) for r in (dangerous, harmless)]
         assert count[0] == count[1] == 1  # the template closes the user's turn, nothing else does

@@ -5,8 +5,9 @@ import re
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from jax_ragrl.batch import Group, Layout, lay_out
+from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
 from jax_ragrl.sampling.decode import only
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.train.step import score
@@ -33,20 +34,21 @@ def sample(
 def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float):
     jobs = jobs_of([5, 16, 17, 31, 60], temperature)  # every bucket, full and padded
     drawn = sample(jobs)
-    groups = [
-        Group(job.ids, (2 * i, 2 * i + 1), tuple(ids for ids, _ in rows), "role")
+    turns = [
+        Turn(2 * i + k, "role", job.ids, ids)
         for i, (job, rows) in enumerate(zip(jobs, drawn, strict=True))
+        for k, (ids, _) in enumerate(rows)
     ]
     seen = {2 * i + k: logps for i, rows in enumerate(drawn) for k, (_, logps) in enumerate(rows)}
-    layout = Layout(lengths=(48, 96), tokens=256, siblings=2, action=12)
+    layout = Layout(lengths=(48, 96), tokens=192)
     checked = 0
-    for rows in lay_out(groups, ["role"], layout):
+    for batch in lay_out(grouped(turns, layout), ["role"], layout):
         heat = jax.device_put(np.float32(temperature))
-        scores = jax.device_get(score(*policy(), jax.device_put(rows), heat))
-        for node, logps in zip(rows.node_A, scores, strict=True):
-            if node >= 0:
-                np.testing.assert_allclose(logps[: len(seen[node])], seen[node], atol=1e-4)
-                checked += 1
+        reading = score(*policy(), nnx.State({}), jax.device_put(batch.rows), heat)
+        logp_AT = by_action([batch], [jax.device_get(reading.logp_RM)], 12)
+        for node, logps in zip(batch.actions.node_A.tolist(), logp_AT, strict=True):
+            np.testing.assert_allclose(logps[: len(seen[node])], seen[node], atol=1e-4)
+            checked += 1
     assert checked == 10
 
 

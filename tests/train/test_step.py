@@ -1,159 +1,204 @@
+"""The step computes what one turn a row, unpacked, unchunked and on one device would."""
+
 from __future__ import annotations
 
+import functools
+import re
+
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 from flax import nnx
 
-from jax_ragrl.batch import Group, Layout, Rows, grouped_mask, lay_out
-from jax_ragrl.models.heads import Critic
-from jax_ragrl.train.ppo import PPO, prepare, token_weights
-from jax_ragrl.train.step import Targets, assess, policy_gradient, ppo_targets, score
+from jax_ragrl.batch import Rows
+from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.sharding import make_mesh, replicate, shard_batch
+from jax_ragrl.train import step
+from jax_ragrl.train.objective import KL, Objective
+from jax_ragrl.train.step import Gradient, Learner, apply, gradient, layout_of, score
+from jax_ragrl.train.targets import Targets
 from tests.tiny import policy
+from tests.train.turns import (
+    NOTHING,
+    apart,
+    assert_close,
+    conversation,
+    siblings,
+    strangers,
+    targets_of,
+    together,
+    total_gradient,
+)
 
-LAYOUT = Layout(lengths=(32, 48), tokens=96, siblings=2, action=8)
-RNG = np.random.default_rng(1)
-
-
-def ids(n: int) -> tuple[int, ...]:
-    return tuple(RNG.integers(3, 250, n).tolist())
-
-
-def groups() -> list[Group]:
-    return [
-        Group(ids(9), (0, 1), (ids(4), ids(8)), "a"),
-        Group(ids(20), (2,), (ids(6),), "b"),
-        Group(ids(30), (3, 4), (ids(1), ids(7)), "a"),
-    ]
-
-
-def logps_by_node(batches: list[Rows], heat: float = 1.0) -> dict[int, np.ndarray]:
-    temperature = jax.device_put(np.float32(heat))
-    out = {}
-    for rows in batches:
-        scores = jax.device_get(score(*policy(), jax.device_put(rows), temperature))
-        for node, row, mask in zip(rows.node_A, scores, rows.mask_AT, strict=True):
-            if node >= 0:
-                out[int(node)] = row[mask]
-    return out
+# Every term of the loss at once.
+GRPO = Objective(
+    ratio="dual_clip",
+    critic="none",
+    advantage="group_normalised",
+    kl=KL("loss", "k3"),
+    entropy=0.01,
+)
+PPO = Objective()
+FAMILIES = {"siblings": siblings, "a conversation": conversation, "strangers": strangers}
 
 
-def test_grouped_rows_score_like_rows_of_one_action():
-    together = groups()
-    alone = [
-        Group(g.prompt, (node,), (action,), g.role)
-        for g in together
-        for node, action in zip(g.nodes, g.actions, strict=True)
-    ]
-    grouped = logps_by_node(lay_out(together, ["a", "b"], LAYOUT))
-    single = logps_by_node(lay_out(alone, ["a", "b"], LAYOUT))
-    assert grouped.keys() == single.keys() == {0, 1, 2, 3, 4}
-    for node in grouped:
-        np.testing.assert_allclose(grouped[node], single[node], atol=1e-5)
+def critic() -> tuple:
+    """A critic with a head that says something."""
+    graph, params = nnx.split(Critic(nnx.merge(*policy())), nnx.Param)
+    kernel = params["head"]["kernel"]
+    kernel.set_value(jax.device_put(np.linspace(-1, 1, 16, dtype=np.float32)))
+    return graph, params
 
 
-def targets_of(rows: Rows, weight: np.ndarray | None = None) -> Targets:
-    ones = rows.mask_AT.astype(np.float32)
-    old = RNG.normal(size=ones.shape).astype(np.float32) - 3
-    weight = ones if weight is None else weight
-    return Targets(old, ones, 0 * ones, ones, weight)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_turns_in_shared_rows_have_the_loss_and_gradient_of_turns_alone(family, kind):
+    turns = FAMILIES[family]()
+    model, objective = (policy(), GRPO) if kind == "policy" else (critic(), PPO)
+    packed = together(turns)
+    assert len(packed) == 1 and len(apart(turns)) == len(turns)
+    found = total_gradient(model, packed, objective)
+    assert_close(found, total_gradient(model, apart(turns), objective))
 
 
-def test_gradients_reach_no_prompt_and_no_padding_token():
-    """The loss reads nothing but action tokens: other targets may be anything, nan included."""
-    (rows,) = lay_out(groups()[:1], ["a", "b"], LAYOUT)
-    targets = targets_of(rows)
-    heat = jax.device_put(np.float32(1.0))
-    clean, _ = policy_gradient(
-        *policy(), jax.device_put(rows), jax.device_put(targets), heat, eps=0.2
-    )
-    dirty = Targets(*(np.where(rows.mask_AT, x, np.nan) for x in targets))
-    dirty = dirty._replace(weight_AT=targets.weight_AT)
-    target_AT = np.where(rows.mask_AT, rows.target_AT, 7)
-    spoiled, _ = policy_gradient(
-        *policy(),
-        jax.device_put(rows._replace(target_AT=target_AT)),
-        jax.device_put(dirty),
-        heat,
-        eps=0.2,
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), clean, spoiled)
+def test_gradients_accumulated_over_batches_equal_those_of_one():
+    turns = [*siblings(), *(t._replace(node=t.node + 10) for t in strangers())]
+    halves = together(turns[:5]) + together(turns[5:])
+    assert len(halves) == 2
+    one = total_gradient(policy(), together(turns), GRPO)
+    assert_close(total_gradient(policy(), halves, GRPO), one)
 
 
-def test_only_positions_before_an_action_token_carry_gradient():
-    """Gradient of the loss with respect to every input embedding row stops at the last source."""
-    (rows,) = lay_out(groups()[:1], ["a", "b"], LAYOUT)
-    last = int(rows.source_AT[rows.mask_AT].max())
-    longer = rows.ids_RL.copy()
-    longer[0, last + 2 :] = 5  # what stands after the last token of the last action is padding
-    before = logps_by_node([rows])
-    after = logps_by_node([rows._replace(ids_RL=longer)])
-    for node in before:
-        np.testing.assert_array_equal(before[node], after[node])
-
-
-def test_siblings_do_not_see_each_other():
-    segments = jnp.array([[1, 1, 2, 2, 3, 3, 0]])
-    mask = np.asarray(grouped_mask(segments))[0]
-    assert mask[4].tolist() == [True, True, False, False, True, False, False]
-    assert mask[6].tolist() == [False] * 6 + [True]
-
-
-def test_accumulated_gradients_equal_one_batch():
-    small = Layout(lengths=(48,), tokens=48, siblings=2, action=8)
-    large = Layout(lengths=(48,), tokens=144, siblings=2, action=8)
-    heat = jax.device_put(np.float32(1.0))
-    made = groups()
-
-    def total(layout: Layout) -> list[np.ndarray]:
-        grads = None
-        for rows in lay_out(made, ["a", "b"], layout):
-            ones = rows.mask_AT.astype(np.float32)
-            targets = Targets(-3 * ones, ones, ones, ones, ones / 26)
-            grad, _ = policy_gradient(
-                *policy(), jax.device_put(rows), jax.device_put(targets), heat, eps=0.2
-            )
-            grads = grad if grads is None else jax.tree.map(np.add, grads, grad)
-        return jax.tree.leaves(grads)
-
-    for a, b in zip(total(small), total(large), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_role_weights_sum_to_the_role_sum_of_means():
+def test_logits_in_chunks_give_what_all_at_once_give(monkeypatch):
+    (batch,) = together(strangers())
+    whole = total_gradient(policy(), [batch], GRPO)
+    monkeypatch.setattr(step, "SCORED_TOKENS", 64)  # 8 rows x 8: six chunks, some of padding alone
     graph, params = policy()
-    model = nnx.merge(graph, params)
-    layout = Layout(lengths=(32, 48), tokens=48, siblings=2, action=8)
-    trainer, _ = prepare(model, PPO(1e-3, 1e-3), layout, ["a", "b"], 1.0, 1)
-    part = lay_out(groups(), ["a", "b"], layout)
-    weights = token_weights([jax.device_put(r) for r in part], trainer)
-    values = [RNG.normal(size=r.mask_AT.shape).astype(np.float32) for r in part]
-    weighted = sum(float((v * w).sum()) for v, w in zip(values, weights, strict=True))
-    x = np.concatenate(values)
-    role = np.concatenate([np.broadcast_to(r.role_A[:, None], r.mask_AT.shape) for r in part])
-    mask = np.concatenate([r.mask_AT for r in part])
-    expected = sum(x[mask & (role == z)].mean(dtype=np.float64) for z in range(2))
-    np.testing.assert_allclose(weighted, expected, rtol=1e-5)
+    chunked = jax.jit(functools.partial(gradient.__wrapped__, graph, objective=GRPO))
+    arguments = (batch.rows, targets_of([batch])[0], np.float32(1.0), np.float32(0.1))
+    assert not batch.rows.mask_RM[:, 40:].any()
+    assert_close(jax.device_get(chunked(params, NOTHING, *jax.device_put(arguments))), whole)
 
 
-def test_targets_put_the_credit_on_the_last_token_and_the_kl_on_all():
-    logp = np.array([[-1.0, -2.0, 0.0], [-1.0, 9.0, 9.0]], np.float32)
-    ref = np.array([[-1.5, -2.5, 0.0], [-1.0, 7.0, 7.0]], np.float32)
-    mask = np.array([[True, True, False], [True, False, False]])
-    zero = np.zeros_like(logp)
-    credit = np.array([1.0, 0.5], np.float32)
-    targets = ppo_targets(
-        *jax.device_put((logp, ref, zero, credit, mask, zero, np.float32(0.1))),
-        gamma=1.0,
-        lam=1.0,
-        whitened=False,
+def test_padding_never_reaches_the_gradient():
+    """What is padding may hold anything: other ids, other targets, nan."""
+    (batch,) = together(siblings())
+    (targets,) = targets_of([batch])
+    clean = total_gradient(policy(), [batch], GRPO, [targets])
+    rows, pad_RM = batch.rows, ~batch.rows.mask_RM
+    padding_RL = (rows.until_RL == np.arange(1, 49)) & (rows.positions_RL == 0)
+    assert padding_RL[:, -1].all()
+    spoiled = rows._replace(
+        ids_RL=np.where(padding_RL, 5, rows.ids_RL).astype(np.int32),
+        target_RM=np.where(pad_RM, 7, rows.target_RM).astype(np.int32),
     )
-    # rewards: row 0: -0.05, then -0.05 + 1; row 1: 0.5 - 0
-    np.testing.assert_allclose(targets.return_AT, [[0.9, 0.95, 0], [0.5, 0, 0]], atol=1e-6)
+    nan = Targets(*(np.where(pad_RM, np.float32(np.nan), x) for x in targets))
+    nan = nan._replace(weight=targets.weight)
+    dirty = total_gradient(policy(), [batch._replace(rows=spoiled)], GRPO, [nan])
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
-def test_a_new_critic_values_everything_at_zero():
+def test_a_mesh_of_eight_devices_computes_what_one_does():
+    (batch,) = together([*siblings(), *(t._replace(node=t.node + 10) for t in strangers())])
+    (targets,) = targets_of([batch])
+    expected = total_gradient(policy(), [batch], GRPO, [targets])
+    mesh = make_mesh((2, 2, 2))
+    decoder = nnx.merge(*policy())
+    graph, params = nnx.split(init_sharded(decoder.config, mesh, nnx.Rngs(0)), nnx.Param)
+    with jax.set_mesh(mesh):
+        rows, placed = shard_batch((batch.rows, targets), mesh)
+        one, tenth = replicate(jax.device_put((np.float32(1.0), np.float32(0.1))), mesh)
+        found = gradient(
+            *(graph, params, NOTHING, rows, placed, one, tenth),
+            objective=GRPO,
+            layout=layout_of(params),
+        )
+    assert_close(Gradient(*jax.device_get(found)), expected)
+    q_grad = found.grads["layers"]["q_proj"][...]
+    assert q_grad.addressable_shards[0].data.size == q_grad.size // 4  # embed and heads
+
+
+def test_no_program_holds_the_logits_of_a_whole_batch():
+    """8,192 scored tokens, vocabulary 300: nothing in the compiled step has 8,192 x 300 numbers."""
     graph, params = policy()
-    critic = nnx.split(Critic.from_policy(nnx.merge(graph, params)), nnx.Param)
-    (rows,) = lay_out(groups()[:1], ["a", "b"], LAYOUT)
-    assert not np.any(assess(*critic, jax.device_put(rows)))
+    count, length, vocab = 32, 256, nnx.merge(graph, params).config.vocab_size
+
+    def shaped(dtype: type) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, length), dtype)
+
+    rows = Rows(*[shaped(np.int32)] * 5, shaped(bool))
+    scalar = jax.ShapeDtypeStruct((), np.float32)
+    targets = Targets(*[shaped(np.float32)] * 7)
+    lowered = gradient.lower(graph, params, NOTHING, rows, targets, scalar, scalar, objective=GRPO)
+    text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
+    shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"[a-z]+\d+\[([\d,]+)\]", text)}
+    of_logits = [np.prod(s) // vocab for s in shapes if vocab in s]
+    assert max(of_logits) == step.SCORED_TOKENS < count * length
+
+
+def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():
+    """Its gradient is linear in the coefficient, and without it the policy's own."""
+    both = ActorCritic(nnx.merge(*policy()))
+    both.head.kernel[...] = jax.device_put(np.linspace(-1, 1, 16, dtype=np.float32))
+    model, batches = nnx.split(both, nnx.Param), together(siblings())
+    shared = {"critic": "shared", "advantage": "gae", "kl": KL("none")}
+    plain = Objective(critic="none", advantage="group_centred", kl=KL("none"))
+    alone = total_gradient(policy(), batches, plain)
+    value = total_gradient(critic(), batches, PPO)
+    found = total_gradient(model, batches, Objective(**shared, value_coefficient=0.5))
+    expected = jax.tree.map(lambda p, v: p + 0.5 * v, alone.grads, value.grads["trunk"])
+    assert_close(Gradient(found.grads["policy"], {}), Gradient(expected, {}))
+    head = jax.tree.map(lambda v: 0.5 * v, value.grads["head"])
+    assert_close(Gradient(found.grads["head"], {}), Gradient(head, {}))
+    np.testing.assert_allclose(found.sums["loss/value"], value.sums["loss/value"], rtol=1e-5)
+
+
+def test_a_reading_says_what_a_plain_softmax_says():
+    """Log-probability at a temperature, entropy, likeliness: against logits of each context."""
+    turns = conversation()[:3]
+    (batch,) = together(turns)
+    graph, params = policy()
+    heat = jax.device_put(np.float32(0.7))
+    reading = jax.device_get(score(graph, params, NOTHING, jax.device_put(batch.rows), heat))
+    decoder = nnx.merge(graph, params)
+    for a, node in enumerate(batch.actions.node_A.tolist()):
+        r, first = batch.actions.row_A[a], batch.actions.first_A[a]
+        for t, target in enumerate(turns[node].ids):
+            logits_V = next_logits(decoder, turns[node].prompt + turns[node].ids[:t]) / 0.7
+            logp_V = logits_V - np.log(np.exp(logits_V).sum())
+            at = (r, first + t)
+            np.testing.assert_allclose(reading.logp_RM[at], logp_V[target], atol=1e-5)
+            entropy = -(np.exp(logp_V) * logp_V).sum()
+            np.testing.assert_allclose(reading.entropy_RM[at], entropy, rtol=1e-5)
+            assert reading.likeliest_RM[at] == (logp_V.argmax() == target)
+
+
+def next_logits(decoder: Decoder, context: tuple[int, ...]) -> np.ndarray:
+    """After a context padded to 48 tokens: what is past its end it does not see."""
+    ids_1L = np.zeros((1, 48), np.int32)
+    ids_1L[0, : len(context)] = context
+    logits_1LV = _plain(*nnx.split(decoder), jax.device_put(ids_1L))
+    return jax.device_get(logits_1LV)[0, len(context) - 1].astype(np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _plain(graph, state, ids_1L):
+    decoder = nnx.merge(graph, state)
+    at_L = jax.numpy.arange(48, dtype=np.int32)
+    mask_1LL = (at_L[None, :] <= at_L[:, None])[None]
+    return decoder.logits(decoder(ids_1L, at_L[None], mask_1LL)[0])
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
+    adam = optax.adam(0.1)
+    learner = Learner({"w": jax.device_put(np.ones(2, np.float32))}, None)
+    learner = learner._replace(opt_state=adam.init(learner.params))
+    good, bad = ({"w": jax.device_put(np.array(x, np.float32))} for x in ([1, 2], [np.inf, 1]))
+    learner, metrics = apply(adam, learner, bad)
+    assert float(metrics["skipped"]) == 1
+    np.testing.assert_array_equal(learner.params["w"], [1, 1])
+    learner, metrics = apply(adam, learner, good)
+    assert float(metrics["skipped"]) == 0
+    np.testing.assert_allclose(learner.params["w"], [0.9, 0.9], rtol=1e-5)

@@ -1,0 +1,65 @@
+"""How an objective is descended: Adam, its schedule, and how often a rollout is used."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optax
+
+from jax_ragrl.errors import UserError
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """AdamW on a gradient clipped to a global norm; weights stay float32.
+
+    The rate rises over the share `warmup` of all steps, then is constant or falls to the share
+    `final` of its peak. `moments` is the dtype of the first moment. A rollout is split into
+    `minibatches`, each used once in each of `epochs`.
+    """
+
+    policy_lr: float
+    value_lr: float = 0.0
+    schedule: str = "cosine"
+    warmup: float = 0.0
+    final: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.999
+    weight_decay: float = 0.0
+    moments: str = "float32"
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    minibatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UserError(
+                f"optimizer.schedule is {self.schedule!r}: use one of {', '.join(SCHEDULES)}"
+            )
+
+    def rate(self, peak: float, updates: int) -> optax.Schedule:
+        """The learning rate of each optimizer step of a run of `updates` rollouts."""
+        total = max(updates * self.epochs * self.minibatches, 1)
+        rise = int(self.warmup * total)
+        fall = max(total - rise, 1)
+        after = {
+            "constant": optax.constant_schedule(peak),
+            "linear": optax.linear_schedule(peak, self.final * peak, fall),
+            "cosine": optax.cosine_decay_schedule(peak, fall, alpha=self.final),
+        }[self.schedule]
+        if not rise:
+            return after
+        return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise])
+
+    def transform(self, peak: float, updates: int) -> optax.GradientTransformation:
+        """The optimizer of one model."""
+        adam = optax.adamw(
+            self.rate(peak, updates),
+            self.b1,
+            self.b2,
+            weight_decay=self.weight_decay,
+            mu_dtype=self.moments,
+        )
+        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), adam)

@@ -1,0 +1,155 @@
+"""What a run trains: models split into what changes and what stays, and their optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_ragrl.batch import Layout
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.sharding import replicate
+from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.step import Learner
+
+
+class Net(NamedTuple):
+    """What stays of one trained model: its graph, its frozen parameters, its optimizer."""
+
+    graph: Any
+    frozen: Any
+    optimizer: optax.GradientTransformation
+
+
+class Models(NamedTuple):
+    """What an update changes, and what is saved: a critic of its own, a reference and the KL
+    coefficient (float32) are there where the objective has them. Of a model with an adapter only
+    the adapter is here; the reference then is an adapter too."""
+
+    policy: Learner
+    critic: Learner | None
+    reference: Any
+    kl_coefficient: Any
+
+
+class Trainer(NamedTuple):
+    """What an update does not change."""
+
+    policy: Net
+    critic: Net | None
+    objective: Objective
+    optimizer: Optimizer
+    layout: Layout
+    roles: tuple[str, ...]
+    temperature: float
+    mesh: Mesh | None
+
+
+def prepare(
+    policy: Decoder,
+    objective: Objective,
+    optimizer: Optimizer,
+    layout: Layout,
+    roles: Sequence[str],
+    temperature: float,
+    steps: int,
+    *,
+    compute: str | None = None,
+    remat: str | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[Trainer, Models]:
+    """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
+
+    Args:
+      policy: its weights in the storage dtype (float32 for training); laid out over `mesh`, if any.
+        With an adapter, only that is trained, and a critic of its own is an adapter beside the
+        same base.
+      roles: the names of all roles; actions are numbered by them.
+      temperature: of sampling; scores are taken at it.
+      compute: dtype of the forward and backward passes; by default as in the policy's config.
+      remat: what the backward pass computes again, see `DecoderConfig`; by default likewise.
+
+    Raises `UserError` for choices that do not fit together.
+    """
+    objective.weights_of(roles)
+    if objective.critic == "own" and optimizer.value_lr <= 0:
+        raise UserError(
+            "optimizer.value_lr is 0, but the objective has a critic of its own: set it"
+        )
+    policy = _computing(policy, compute, remat)
+    actor = ActorCritic(policy) if objective.critic == "shared" else policy
+    net, learner = _net(actor, optimizer.transform(optimizer.policy_lr, steps), mesh)
+    critic = None
+    if objective.critic == "own":
+        critic = _net(Critic(policy), optimizer.transform(optimizer.value_lr, steps), mesh)
+    reference = None if objective.kl.where == "none" else refresh(learner.params)
+    coefficient = scalar(objective.kl.coefficient, mesh)
+    models = Models(learner, critic and critic[1], reference, coefficient)
+    trainer = Trainer(
+        net, critic and critic[0], objective, optimizer, layout, tuple(roles), temperature, mesh
+    )
+    return trainer, models
+
+
+def refresh(params: Any) -> Any:
+    """A reference in buffers of its own, for the update donates the policy's."""
+    return jax.tree.map(jnp.copy, params)
+
+
+def _computing(policy: Decoder, compute: str | None, remat: str | None) -> Decoder:
+    """The same weights, computed otherwise."""
+    changes = {"dtype": compute, "remat": remat}
+    given = {name: value for name, value in changes.items() if value is not None}
+    policy = nnx.merge(*nnx.split(policy))
+    policy.config = dataclasses.replace(policy.config, **given)  # type: ignore[arg-type]
+    return policy
+
+
+def _net(
+    model: Any, transform: optax.GradientTransformation, mesh: Mesh | None
+) -> tuple[Net, Learner]:
+    """What stays and what is trained of a model: adapters and heads where there is an adapter."""
+    adapted = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
+    kept = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if adapted else nnx.Param
+    graph, params, frozen = nnx.split(model, kept, ...)  # type: ignore[misc]
+    params = refresh(params)
+    if mesh is not None:  # a value head was made on one device
+        params = jax.tree.map(lambda x: x if x.ndim > 1 else replicate(x, mesh), params)
+    return Net(graph, frozen, transform), Learner(params, _state(transform, params, mesh))
+
+
+def _state(transform: optax.GradientTransformation, params: Any, mesh: Mesh | None) -> Any:
+    """The optimizer's state, laid out as the parameters are; no device holds a whole copy."""
+    if mesh is None:
+        return jax.jit(transform.init)(params)
+    layout = optax.tree_map_params(
+        transform,
+        lambda _, x: x.sharding,
+        jax.eval_shape(transform.init, params),
+        params,
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+    )
+    return jax.jit(transform.init, out_shardings=layout)(params)
+
+
+def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
+    """Graph and parameters of the policy as a sampler takes them."""
+    model = nnx.merge(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+    decoder = model.policy if isinstance(model, ActorCritic) else model
+    return nnx.split(decoder, nnx.Param)
+
+
+def scalar(value: float, mesh: Mesh | None) -> jax.Array:
+    """A float32 number on the devices."""
+    array = jax.device_put(np.float32(value))
+    return array if mesh is None else replicate(array, mesh)

@@ -1,0 +1,277 @@
+"""One update of a policy, and of its critic where it has one, from groups of turns and numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jax_ragrl.batch import (
+    Actions,
+    Batch,
+    Group,
+    by_action,
+    by_row,
+    joined,
+    lay_out,
+    masks,
+    width_of,
+)
+from jax_ragrl.credit.kl import adapt
+from jax_ragrl.draws import shuffled
+from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
+from jax_ragrl.sharding import replicate, shard_batch
+from jax_ragrl.train.step import Gradient, Learner, Reading, add, apply, gradient, layout_of, score
+from jax_ragrl.train.targets import Scored, Targets, credited
+from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
+
+
+def update(
+    trainer: Trainer,
+    models: Models,
+    groups: Sequence[Group],
+    number_N: np.ndarray,
+    sampled: Mapping[int, Sequence[float]],
+    rng: random.Random,
+) -> tuple[Models, dict[str, float]]:
+    """Scores the groups, fixes their targets, and takes `epochs * minibatches` optimizer steps.
+
+    Args:
+      groups: turns to train, see `batch.groups_of`.
+      number_N: float32, a number a node: the credit that a critic's GAE spreads over its tokens, or
+        the advantage itself (see `Objective.advantage`).
+      sampled: the sampler's log-probabilities by node: the behaviour policy of stale rollouts, and
+        compared with the scores in the metrics.
+      rng: splits the groups into minibatches.
+
+    Without groups nothing changes.
+    """
+    if not groups:
+        return models, {}
+    with _on(trainer.mesh):
+        parts = _split(groups, trainer, rng)
+        flat = [batch for part in parts for batch in part]
+        scored = scored_actions(trainer, models, flat, number_N, sampled)
+        targets, advantage_AT = fix_targets(trainer, models, parts, scored)
+        seen = []
+        for _ in range(trainer.optimizer.epochs):
+            for part, chosen in zip(parts, targets, strict=True):
+                models, sums = _optimize(trainer, models, part, chosen)
+                seen.append(sums)
+    metrics = _means(fetch(seen)) | describe(trainer.roles, joined(flat), scored, advantage_AT)
+    return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
+
+
+def _on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def _split(groups: Sequence[Group], trainer: Trainer, rng: random.Random) -> list[list[Batch]]:
+    """Random minibatches of groups, each laid out as batches of rows."""
+    mixed = shuffled(rng, groups)
+    count = min(trainer.optimizer.minibatches, len(mixed))
+    ways = 1 if trainer.mesh is None else trainer.mesh.shape["data"] * trainer.mesh.shape["fsdp"]
+    return [lay_out(mixed[i::count], trainer.roles, trainer.layout, ways) for i in range(count)]
+
+
+def place(trainer: Trainer, tree: Any) -> Any:
+    """Host arrays `[R, ...]` on the devices, rows spread over the mesh."""
+    return jax.device_put(tree) if trainer.mesh is None else shard_batch(tree, trainer.mesh)
+
+
+def fetch(tree: Any) -> Any:
+    """Arrays on the host, whole, wherever they are."""
+    if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def scored_actions(
+    trainer: Trainer,
+    models: Models,
+    flat: Sequence[Batch],
+    number_N: np.ndarray,
+    sampled: Mapping[int, Sequence[float]],
+) -> Scored:
+    """What the models say of every action before the update; NumPy, and only what is needed."""
+    o, width = trainer.objective, width_of(flat, 32)
+    heat = scalar(trainer.temperature, trainer.mesh)
+
+    def readings(net: Net, params: Any) -> list[Reading]:
+        placed = [place(trainer, batch.rows) for batch in flat]
+        return [score(net.graph, params, net.frozen, rows, heat) for rows in placed]
+
+    def values(readings: Sequence[Reading], field: str) -> np.ndarray:
+        return by_action(flat, fetch([getattr(r, field) for r in readings]), width)
+
+    actions = joined(flat)
+    scored = Scored(masks(flat, width), number_N[actions.node_A].astype(np.float32))
+    if needs_old(trainer):
+        policy = readings(trainer.policy, models.policy.params)
+        scored = scored._replace(
+            logp_AT=values(policy, "logp_RM"), entropy_AT=values(policy, "entropy_RM")
+        )
+        scored = scored._replace(behaviour_AT=_behaviour(scored.logp_AT, actions, sampled))
+        if o.critic == "shared":
+            scored = scored._replace(value_AT=values(policy, "value_RM"))
+    if o.kl.where != "none":
+        reference = readings(trainer.policy, models.reference)
+        scored = scored._replace(ref_logp_AT=values(reference, "logp_RM"))
+    if trainer.critic is not None and models.critic is not None:
+        critic = readings(trainer.critic, models.critic.params)
+        scored = scored._replace(value_AT=values(critic, "value_RM"))
+    return scored
+
+
+def needs_old(trainer: Trainer) -> bool:
+    """Whether the policy is scored before it changes: its one step could otherwise tell as well."""
+    o, steps = trainer.objective, trainer.optimizer.epochs * trainer.optimizer.minibatches
+    in_reward = o.kl.where in ("reward", "terminal")
+    return in_reward or o.critic == "shared" or o.stale_cap > 0 or (o.ratio != "none" and steps > 1)
+
+
+def _behaviour(
+    logp_AT: np.ndarray, actions: Actions, sampled: Mapping[int, Sequence[float]]
+) -> np.ndarray:
+    """The sampler's log-probabilities; where nothing sampled a node, the scores."""
+    out = logp_AT.copy()
+    for a, node in enumerate(actions.node_A.tolist()):
+        if node in sampled:
+            out[a, : actions.size_A[a]] = sampled[node]
+    return out
+
+
+def fix_targets(
+    trainer: Trainer, models: Models, parts: Sequence[Sequence[Batch]], scored: Scored
+) -> tuple[list[list[Targets]], np.ndarray]:
+    """The targets of every batch, and all advantages `[A, T]`, whitened together if at all."""
+    padded = jax.tree.map(_padded, scored)
+    padded = jax.device_put(padded) if trainer.mesh is None else replicate(padded, trainer.mesh)
+    credit = fetch(credited(trainer.objective, padded, models.kl_coefficient))
+    advantage_AT, return_AT, importance_AT = (x[: len(scored.mask_AT)] for x in credit)
+    weights = [token_weights(trainer, part, scored.mask_AT.shape[1]) for part in parts]
+    weight_AT, value_weight_AT = (np.concatenate(w) for w in zip(*weights, strict=True))
+    whole = Targets(advantage_AT, weight_AT * importance_AT, scored.logp_AT, scored.ref_logp_AT)
+    if scored.value_AT is not None:
+        whole = whole._replace(
+            old_value=scored.value_AT, returns=return_AT, value_weight=value_weight_AT
+        )
+    flat = [batch for part in parts for batch in part]
+    fields = [[None] * len(flat) if x is None else by_row(flat, x) for x in whole]
+    dealt = iter([Targets(*of_one) for of_one in zip(*fields, strict=True)])
+    return [[next(dealt) for _ in part] for part in parts], advantage_AT
+
+
+def _padded(x: np.ndarray, multiple: int = 256) -> np.ndarray:
+    """Rows of zeros up to a multiple, so that few shapes are compiled."""
+    missing = -len(x) % multiple
+    return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+
+
+def token_weights(
+    trainer: Trainer, part: Sequence[Batch], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights a token of a minibatch, of the policy and of the critic: float32 `[A, T]` each."""
+    o, mask_AT = trainer.objective, masks(part, width)
+    pooled_AT = token_mean_weights(mask_AT)
+    if o.aggregation == "token_mean":
+        return pooled_AT, pooled_AT
+    if o.aggregation == "sequence_mean":
+        return sequence_mean_weights(mask_AT), pooled_AT
+    by_role = np.array(o.weights_of(trainer.roles))
+    return role_sum_weights(mask_AT, joined(part).role_A, by_role), pooled_AT
+
+
+def _optimize(
+    trainer: Trainer, models: Models, part: Sequence[Batch], targets: Sequence[Targets]
+) -> tuple[Models, dict[str, Any]]:
+    """One optimizer step of each model on a minibatch, its gradients summed exactly."""
+    learner, sums = _descend(trainer, trainer.policy, models.policy, models, part, targets)
+    if trainer.critic is None or models.critic is None:
+        return models._replace(policy=learner), sums
+    critic, more = _descend(trainer, trainer.critic, models.critic, models, part, targets)
+    more["value/grad_norm"] = more.pop("grad_norm")
+    sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
+    return models._replace(policy=learner, critic=critic), sums
+
+
+def _descend(
+    trainer: Trainer,
+    net: Net,
+    learner: Learner,
+    models: Models,
+    part: Sequence[Batch],
+    targets: Sequence[Targets],
+) -> tuple[Learner, dict[str, Any]]:
+    heat = scalar(trainer.temperature, trainer.mesh)
+    coefficient = models.kl_coefficient
+    total: Gradient | None = None
+    for batch, target in zip(part, targets, strict=True):
+        rows, target = place(trainer, (batch.rows, target))
+        one = gradient(
+            *(net.graph, learner.params, net.frozen, rows, target, heat, coefficient),
+            objective=trainer.objective,
+            layout=None if trainer.mesh is None else layout_of(learner.params),
+        )
+        total = one if total is None else add(total, one)
+    assert total is not None, "a minibatch has at least one batch"
+    learner, stepped = apply(net.optimizer, learner, total.grads)
+    return learner, total.sums | stepped
+
+
+def _means(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics of the optimizer steps: means over tokens or steps, and what was skipped."""
+    sums = {name: float(sum(step[name] for step in seen)) for name in seen[0]}
+    tokens = max(sums.pop("tokens"), 1.0)
+    names = {"clipped": "clip_frac", "entropy": "entropy", "kl": "kl/loss"}
+    metrics = {new: sums.pop(old) / tokens for old, new in names.items() if old in sums}
+    skipped = sums.pop("skipped")
+    return metrics | {k: v / len(seen) for k, v in sums.items()} | {"skipped": skipped}
+
+
+def describe(
+    roles: Sequence[str], actions: Actions, scored: Scored, advantage_AT: np.ndarray
+) -> dict[str, float]:
+    """What the actions were like: means over tokens, of all and by role; `response_length` and
+    `advantage/std` over actions, and the largest gap between the scores and the sampler."""
+    mask_AT = scored.mask_AT
+    shown = {"advantage": advantage_AT, "value": scored.value_AT, "entropy/old": scored.entropy_AT}
+    if scored.logp_AT is not None and scored.ref_logp_AT is not None:
+        shown["kl"] = scored.logp_AT - scored.ref_logp_AT
+    metrics = {"response_length/mean": float(actions.size_A.mean())}
+    for name, x_AT in shown.items():
+        if x_AT is not None:
+            metrics[f"{name}/mean"] = float(x_AT[mask_AT].mean())
+    metrics["advantage/std"] = float(advantage_AT[mask_AT].std())
+    for z in np.unique(actions.role_A).tolist():
+        own_AT = mask_AT & (actions.role_A == z)[:, None]
+        metrics[f"response_length/{roles[z]}"] = float(own_AT.sum() / (actions.role_A == z).sum())
+        metrics |= {
+            f"{name}/{roles[z]}": float(x_AT[own_AT].mean())
+            for name, x_AT in shown.items()
+            if x_AT is not None
+        }
+    if scored.logp_AT is not None:
+        gap_AT = np.abs(scored.logp_AT - scored.behaviour_AT)
+        metrics["sampler_gap/max"] = float(gap_AT[mask_AT].max())
+    return metrics
+
+
+def _steered(trainer: Trainer, models: Models, metrics: dict[str, float], actions: int) -> Models:
+    """The KL coefficient of the next update; `metrics` gets the one of this."""
+    kl = trainer.objective.kl
+    if kl.where == "none":
+        return models
+    now = float(fetch(models.kl_coefficient))
+    metrics["kl/coefficient"] = now
+    if not kl.target:
+        return models
+    nats = metrics.get("kl/mean", metrics.get("kl/loss", 0.0)) * metrics["response_length/mean"]
+    after = adapt(now, nats, actions, target=kl.target, horizon=kl.horizon, floor=kl.floor)
+    return models._replace(kl_coefficient=scalar(after, trainer.mesh))

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_ragrl.batch import (
+    Batch,
+    Layout,
+    Turn,
+    by_action,
+    by_row,
+    grouped,
+    groups_of,
+    joined,
+    lay_out,
+    masks,
+    prefix_mask,
+    shared,
+    width_of,
+)
+from jax_ragrl.corpus.world import generate
+from jax_ragrl.rollout.tree import Action, Record, plant
+
+LAYOUT = Layout(lengths=(16, 32, 64), tokens=128)
+ROLES = ("planner", "executor")
+_mask = jax.jit(prefix_mask)
+
+
+def conversation(rng: np.random.Generator, node: int, depth: int) -> list[Turn]:
+    """Turns of one context: each prompt is the turn before it and an observation."""
+    few = lambda most: tuple(rng.integers(1, 4, rng.integers(1, most)).tolist())  # noqa: E731
+    turns, prompt = [], (7, 7, 7, *few(6))
+    for _ in range(depth):
+        turn = Turn(node + len(turns), ROLES[node % 2], prompt, few(5))
+        turns.append(turn)
+        prompt = turn.context() + few(4)
+    return turns
+
+
+def forest_of_turns(seed: int, count: int = 40) -> list[Turn]:
+    """Conversations, siblings and copies over an alphabet of three, so that prefixes collide."""
+    rng = np.random.default_rng(seed)
+    turns: list[Turn] = []
+    while len(turns) < count:
+        turns += conversation(rng, len(turns), int(rng.integers(1, 4)))
+        like = turns[rng.integers(len(turns))]
+        turns.append(like._replace(node=len(turns), ids=(*like.ids[:1], int(rng.integers(1, 4)))))
+        turns.append(turns[rng.integers(len(turns))]._replace(node=len(turns)))
+    return turns
+
+
+def readings(batch: Batch) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+    """By node, what each scored token is predicted from, as the mask and the positions say."""
+    rows, actions = batch
+    seen_RLL = jax.device_get(_mask(jax.device_put(rows.until_RL)))
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for node, r, first, size in zip(
+        actions.node_A, actions.row_A, actions.first_A, actions.size_A, strict=True
+    ):
+        for m in range(first, first + size):
+            assert rows.mask_RM[r, m]
+            source = rows.source_RM[r, m]
+            places = np.flatnonzero(seen_RLL[r, source])
+            assert rows.positions_RL[r, places].tolist() == list(range(len(places)))
+            context = tuple(rows.ids_RL[r, places].tolist())
+            found.setdefault(int(node), []).append((context, int(rows.target_RM[r, m])))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_scored_token_is_predicted_from_its_context_and_nothing_else(seed):
+    turns = forest_of_turns(seed)
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for batch in lay_out(grouped(turns, LAYOUT), ROLES, LAYOUT):
+        found |= readings(batch)
+    for turn in turns:
+        context, start = turn.context(), len(turn.prompt)
+        expected = [(context[:i], context[i]) for i in range(start, len(context))]
+        assert found.pop(turn.node) == expected
+    assert not found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_turn_is_scored_once_and_padding_never(seed):
+    turns = forest_of_turns(seed)
+    batches = lay_out(grouped(turns, LAYOUT), ROLES, LAYOUT)
+    actions = joined(batches)
+    assert sorted(actions.node_A.tolist()) == [turn.node for turn in turns]
+    by_node = {turn.node: turn for turn in turns}
+    for node, role, size in zip(actions.node_A, actions.role_A, actions.size_A, strict=True):
+        assert ROLES[role] == by_node[int(node)].role and size == len(by_node[int(node)].ids)
+    assert sum(int(b.rows.mask_RM.sum()) for b in batches) == sum(len(t.ids) for t in turns)
+
+
+def test_siblings_hold_their_prompt_once_and_do_not_see_each_other():
+    prompt = tuple(range(10, 20))
+    turns = [Turn(k, "planner", prompt, (100 + k, 50, 60)) for k in range(3)]
+    (group,) = grouped(turns, LAYOUT)
+    assert group.size() == 10 + 3 * 3
+    (batch,) = lay_out([group], ROLES, LAYOUT)
+    row = 0
+    assert batch.rows.positions_RL[row, :19].tolist() == [*range(10), *[10, 11, 12] * 3]
+    seen = jax.device_get(_mask(jax.device_put(batch.rows.until_RL)))[row]
+    assert np.flatnonzero(seen[15]).tolist() == [*range(10), 13, 14, 15]
+    assert np.flatnonzero(seen[20]).tolist() == [20]  # padding
+
+
+def test_a_conversation_is_in_a_row_once_whatever_was_observed_between_its_turns():
+    """Four rollouts of three turns after one prompt: tokens add up to one copy of each."""
+    prompt, turns = tuple(range(20)), []
+    for k in range(4):
+        context = prompt
+        for _ in range(3):
+            turns.append(Turn(len(turns), "planner", context, (100 + k, 101)))
+            context = turns[-1].context() + (200, 201, 202)
+    (group,) = grouped(turns, Layout(lengths=(80,), tokens=80))
+    assert group.size() == 20 + 4 * (3 * 2 + 2 * 3)
+    assert sum(len(turn.context()) for turn in turns) == 4 * (22 + 27 + 32)
+
+
+def test_a_group_longer_than_a_row_is_cut_and_scores_each_turn_once():
+    prompt = tuple(range(10))
+    turns = [Turn(k, "planner", prompt, (100 + k,) * 8) for k in range(9)]
+    groups = grouped(turns, LAYOUT)
+    assert [len(group.turns) for group in groups] == [6, 3]  # 10 + 6 * 8 = 58 of 64
+    scored = [turn.node for group in groups for turn in group.turns]
+    assert sorted(scored) == list(range(9))
+
+
+def test_a_turn_longer_than_the_longest_row_is_left_out():
+    turns = [Turn(0, "planner", tuple(range(60)), (1,) * 5), Turn(1, "planner", (1,), (2,) * 63)]
+    (group,) = grouped(turns, LAYOUT)
+    assert [turn.node for turn in group.turns] == [1] and group.size() == 64
+
+
+def test_copies_share_their_tokens_but_a_row_has_room_to_score_each():
+    turns = [Turn(k, "planner", (1, 2), (3, 4, 5, 6)) for k in range(20)]
+    groups = grouped(turns, LAYOUT)
+    assert [group.size() for group in groups] == [6, 6]  # 64 / 4 = 16 copies a row
+    assert [group.scored() for group in groups] == [64, 16]
+
+
+def test_rows_of_one_role_share_its_instructions():
+    """Eight prompts of 30 tokens, 24 of them instructions, take two rows of 64, not four."""
+    instructions = tuple(range(100, 124))
+    turns = [Turn(k, "planner", (*instructions, *(k + 1,) * 6), (50 + k,) * 2) for k in range(8)]
+    layout = Layout(lengths=(64,), tokens=64)
+    batches = lay_out(grouped(turns, layout), ROLES, layout)
+    assert len(batches) == 2
+    used = [int((b.rows.until_RL != np.arange(1, 65)).sum()) for b in batches]
+    assert all(n <= 64 for n in used)
+
+
+def test_an_opened_batch_is_filled_before_another_is_opened():
+    layout = Layout(lengths=(16, 64), tokens=128)
+    long = Turn(0, "planner", tuple(range(1, 61)), (5,))
+    short = [Turn(k, "executor", (k, k, k), (k + 1,) * 5) for k in range(1, 9)]
+    (batch,) = lay_out(grouped([long, *short], layout), ROLES, layout)
+    assert batch.rows.ids_RL.shape == (2, 64)
+
+
+@pytest.mark.parametrize("ways", [1, 4])
+def test_rows_of_a_batch_divide_over_the_devices(ways):
+    turns = forest_of_turns(0)
+    for batch in lay_out(grouped(turns, LAYOUT), ROLES, LAYOUT, ways):
+        assert len(batch.rows.ids_RL) % ways == 0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 3), max_size=9), st.lists(st.integers(1, 3), max_size=9))
+def test_shared_counts_the_ids_that_two_contexts_begin_with(a, b):
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    found = shared(tuple(a), tuple(b))
+    assert found == (min(len(a), len(b)) if expected is None else expected)
+
+
+def test_numbers_go_from_rows_to_actions_and_back_unchanged():
+    batches = lay_out(grouped(forest_of_turns(1), LAYOUT), ROLES, LAYOUT)
+    rng = np.random.default_rng(0)
+    rows = [np.where(b.rows.mask_RM, rng.normal(size=b.rows.mask_RM.shape), 0) for b in batches]
+    width = width_of(batches, 8)
+    x_AT = by_action(batches, rows, width)
+    assert x_AT.shape == (len(joined(batches).node_A), 8) == masks(batches, width).shape
+    assert not x_AT[~masks(batches, width)].any()
+    for found, expected in zip(by_row(batches, x_AT), rows, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    targets = by_action(batches, [b.rows.target_RM for b in batches], width)
+    by_node = {turn.node: turn.ids for turn in forest_of_turns(1)}
+    for node, target_T, size in zip(
+        joined(batches).node_A, targets, joined(batches).size_A, strict=True
+    ):
+        assert tuple(target_T[:size]) == by_node[int(node)]
+
+
+def test_only_useful_written_turns_are_trained():
+    (question,) = generate(0, 40).questions["train"][:1]
+    action = Action((1, 2), (3,), "a")
+    records = [
+        Record(-1, 0, "planner", 1, (0,), action),
+        Record(0, 0, "planner", 2, (0, 0), action._replace(prompt_ids=(1, 2, 3, 4)), forced=True),
+        Record(0, 0, "planner", 2, (0, 1), action._replace(ids=())),
+        Record(1, 0, "leaf", 3, (0, 0, 0), answer="x"),
+    ]
+    forest = plant((question,), records)
+    ones = np.ones(4, np.float32)
+    trained = lambda weight, **options: [  # noqa: E731
+        turn.node for g in groups_of(forest, weight, LAYOUT, **options) for turn in g.turns
+    ]
+    assert trained(ones) == [0, 1]
+    assert trained(ones, forced=False) == [0]
+    assert trained(np.array([0, 1, 1, 1], np.float32)) == [1]

@@ -1,0 +1,350 @@
+"""An update as a whole: against float64, across devices, with adapters, saved and restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.batch import Layout, Turn, grouped
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
+from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.sharding import make_mesh
+from jax_ragrl.train import update as module
+from jax_ragrl.train.checkpoint import Checkpoints, by_path
+from jax_ragrl.train.objective import KL, Objective
+from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.targets import Scored, credited
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
+from jax_ragrl.train.update import update
+from tests.tiny import policy
+from tests.train import reference
+
+ROLES = ("planner", "executor")
+LAYOUT = Layout(lengths=(16,), tokens=64)
+HEAT = 0.8
+CONFIG = DecoderConfig(
+    vocab_size=12,
+    hidden_size=4,
+    intermediate_size=4,
+    num_layers=0,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=4,
+    tie_embeddings=False,
+)
+PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum", role_weights=(("planner", 2.0),))
+PPO_ADAM = Optimizer(0.05, 0.1, epochs=2, max_grad_norm=0.5)
+GRPO = Objective(
+    ratio="dual_clip",
+    eps_high=0.28,
+    dual=1.5,
+    critic="none",
+    advantage="group_normalised",
+    kl=KL("loss", "k3", 0.05),
+    entropy=0.02,
+    aggregation="sequence_mean",
+)
+GRPO_ADAM = Optimizer(0.1, schedule="constant", epochs=3)
+
+
+DEEP = dataclasses.replace(CONFIG, num_layers=1)
+
+
+@functools.cache
+def bigram(seed: int = 0) -> Decoder:
+    return Decoder(CONFIG, rngs=nnx.Rngs(seed))
+
+
+@functools.cache
+def deep() -> Decoder:
+    return Decoder(DEEP, rngs=nnx.Rngs(0))
+
+
+def turns() -> list[Turn]:
+    """Two groups of siblings and a second turn after an observation."""
+    draw = np.random.default_rng(3)
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(draw.integers(0, 12, n).tolist())
+
+    first, second = some(4), some(3)
+    made = [Turn(k, "planner", first, some(3 + k)) for k in range(3)]
+    made += [Turn(3 + k, "executor", second, some(4)) for k in range(2)]
+    return [*made, Turn(5, "planner", made[0].context() + some(3), some(2))]
+
+
+def number_of(nodes: int = 6) -> np.ndarray:
+    return np.random.default_rng(4).normal(size=nodes).astype(np.float32)
+
+
+def prepared(objective: Objective, optimizer: Optimizer, decoder: Decoder | None = None, **kw):
+    return prepare(decoder or bigram(), objective, optimizer, LAYOUT, ROLES, HEAT, 1, **kw)
+
+
+def run(trainer: Trainer, models: Models, made: list[Turn] | None = None, sampled=None):
+    groups = grouped(made or turns(), LAYOUT)
+    return update(trainer, models, groups, number_of(), sampled or {}, random.Random(0))
+
+
+def named(params, *path: str) -> dict[str, np.ndarray]:
+    """Parameters by the reference's names, in float64; those of layers are empty."""
+    flat = {name.split("/")[-2]: x for name, x in by_path(jax.device_get(params)).items()}
+    return {name: x.astype(np.float64) for name, x in flat.items() if x.size}
+
+
+@pytest.mark.parametrize("kind", ["PPO", "GRPO", "policy gradient"])
+def test_an_update_equals_its_equations_in_float64(kind):
+    objective, optimizer = {
+        "PPO": (PPO, PPO_ADAM),
+        "GRPO": (GRPO, GRPO_ADAM),
+        "policy gradient": (
+            Objective("none", critic="none", advantage="group_centred", kl=KL("loss", "k3", 0.5)),
+            Optimizer(0.1),
+        ),
+    }[kind]
+    trainer, models = prepared(objective, optimizer)
+    other = jax.jit(lambda tree: jax.tree.map(lambda x: 0.9 * x + 0.05, tree))(models.reference)
+    models = models._replace(reference=other)  # a KL that is not zero
+    before, critic = named(models.policy.params), None
+    if models.critic is not None:
+        head = models.critic.params["head"]["kernel"]
+        head.set_value(jax.device_put(np.linspace(-1, 1, 4, dtype=np.float32)))
+        critic = named(models.critic.params)
+    expected, expected_critic = reference.update(
+        *(objective, optimizer, before, critic, named(other)), turns(), number_of(), HEAT
+    )
+    models, _ = run(trainer, models)
+    found = named(models.policy.params)
+    for name, x in expected.items():
+        assert np.abs(x - before[name]).max() > optimizer.policy_lr / 2  # it went somewhere
+        np.testing.assert_allclose(found[name], x, atol=1e-3 * optimizer.policy_lr, err_msg=name)
+    if critic is not None:
+        found = named(models.critic.params)
+        for name, x in expected_critic.items():
+            np.testing.assert_allclose(found[name], x, atol=1e-3 * optimizer.value_lr, err_msg=name)
+
+
+def test_rows_of_any_layout_give_one_update():
+    """Short rows, long rows, several batches: the same sums, the same step."""
+    found = []
+    for layout in (LAYOUT, Layout((16, 32), 16), Layout((64,), 64)):
+        trainer, models = prepared(GRPO, GRPO_ADAM)
+        models, metrics = run(trainer._replace(layout=layout), models)
+        found.append((named(models.policy.params), metrics["entropy"], metrics["loss/policy"]))
+    for params, *numbers in found[1:]:
+        np.testing.assert_allclose(numbers, found[0][1:], rtol=1e-5)
+        for name, x in params.items():
+            np.testing.assert_allclose(x, found[0][0][name], atol=1e-5)
+
+
+def test_an_observation_changes_no_loss():
+    """Another observation of any length between two turns, its last token kept, is not scored."""
+    trainer, models = prepared(GRPO, GRPO_ADAM)
+    results = []
+    for observed in ((5,), (1, 2, 3, 5), (9,) * 5 + (5,)):
+        first = Turn(0, "planner", (1, 2), (3, 4))
+        second = Turn(1, "planner", first.context() + observed, (6, 7))
+        fresh = prepared(GRPO, GRPO_ADAM)[1]
+        results.append(run(trainer, fresh, [first, second])[1])
+    for metrics in results[1:]:
+        for name in ("loss/policy", "entropy", "kl/loss", "grad_norm", "response_length/mean"):
+            np.testing.assert_allclose(metrics[name], results[0][name], rtol=1e-6)
+
+
+def test_scoring_first_changes_nothing_where_there_is_one_step(monkeypatch):
+    objective = dataclasses.replace(GRPO, kl=KL("none"))
+    trainer, models = prepared(objective, Optimizer(0.1))
+    assert not module.needs_old(trainer)
+    expected, _ = run(trainer, models)
+    monkeypatch.setattr(module, "needs_old", lambda trainer: True)
+    found, metrics = run(trainer, prepared(objective, Optimizer(0.1))[1])
+    assert "sampler_gap/max" in metrics
+    for name, x in named(expected.policy.params).items():
+        np.testing.assert_allclose(named(found.policy.params)[name], x, atol=1e-6)
+
+
+def test_minibatches_are_disjoint_and_each_is_a_step():
+    trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=1, minibatches=2))
+    models, metrics = run(trainer, models)
+    assert int(models.policy.opt_state[1][0].count) == 2
+    parts = module._split(grouped(turns(), LAYOUT), trainer, random.Random(1))
+    nodes = [b.actions.node_A.tolist() for part in parts for b in part]
+    assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(parts) == 2
+
+
+def test_without_groups_nothing_changes():
+    trainer, models = prepared(GRPO, GRPO_ADAM)
+    same, metrics = update(trainer, models, [], number_of(), {}, random.Random(0))
+    assert same is models and metrics == {}
+
+
+def test_what_another_policy_sampled_weighs_at_most_the_cap():
+    objective = dataclasses.replace(GRPO, stale_cap=2.0, kl=KL("none"), entropy=0.0)
+    trainer, models = prepared(objective, Optimizer(0.1))
+    _, fresh = run(trainer, models)
+    unlikely = {turn.node: (-50.0,) * len(turn.ids) for turn in turns()}
+    _, stale = run(trainer, prepared(objective, Optimizer(0.1))[1], sampled=unlikely)
+    np.testing.assert_allclose(stale["loss/policy"], 2 * fresh["loss/policy"], rtol=1e-5)
+    assert fresh["sampler_gap/max"] == 0 and stale["sampler_gap/max"] > 40
+
+
+# Where rewards come from.
+
+MASK = np.array([[True, True, False], [True, False, False]])
+LOGP = np.array([[-1.0, -2.0, np.nan], [-1.0, 9.0, 9.0]], np.float32)
+REF = np.array([[-1.5, -2.25, 0.0], [-1.0, 7.0, 7.0]], np.float32)
+
+
+def credit_of(objective: Objective, value: np.ndarray | None = None) -> list[np.ndarray]:
+    numbers = np.array([1.0, 0.5], np.float32)
+    scored = Scored(MASK, numbers, LOGP, REF, value)
+    tenth = jax.device_put(np.float32(0.1))
+    return jax.device_get(credited(objective, jax.device_put(scored), tenth))
+
+
+def test_the_credit_is_on_the_last_token_and_the_kl_on_each_or_on_the_last():
+    zero = np.zeros((2, 3), np.float32)
+    plain = {"advantage": "gae", "lam": 0.0}  # an advantage is then its token's own reward
+    each, _, _ = credit_of(Objective(**plain, kl=KL("reward")), zero)
+    np.testing.assert_allclose(each, [[-0.05, 1 - 0.025, 0], [0.5, 0, 0]], atol=1e-6)
+    last, _, _ = credit_of(Objective(**plain, kl=KL("terminal")), zero)
+    np.testing.assert_allclose(last, [[0, 1 - 0.075, 0], [0.5, 0, 0]], atol=1e-6)
+
+
+def test_without_a_critic_a_nodes_number_is_the_advantage_of_its_tokens():
+    advantage, _, weight = credit_of(GRPO)
+    np.testing.assert_array_equal(advantage, [[1, 1, 0], [0.5, 0, 0]])
+    np.testing.assert_array_equal(weight, MASK)
+
+
+def test_returns_are_of_advantages_before_whitening():
+    value = np.array([[0.5, 0.25, 7.0], [1.0, 7.0, 7.0]], np.float32)
+    advantage, returns, _ = credit_of(Objective(lam=1.0, kl=KL("none")), value)
+    np.testing.assert_allclose(returns, [[1, 1, 0], [0.5, 0, 0]], atol=1e-6)
+    assert abs(advantage[MASK].mean()) < 1e-6 and abs(advantage[MASK].std() - 1) < 1e-5
+
+
+# What changes and what stays.
+
+
+def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(tmp_path):
+    steered = KL("reward", "k1", 0.1, target=3.0, horizon=60.0, floor=0.05)
+    trainer, models = prepared(dataclasses.replace(PPO, kl=steered), PPO_ADAM, deep())
+    models, metrics = run(trainer, models)  # no KL yet: 6 actions of 60, a fifth of a step down
+    np.testing.assert_allclose(float(models.kl_coefficient), 0.1 * (1 - 0.2 * 6 / 60), rtol=1e-6)
+    assert abs(metrics["kl/coefficient"] - 0.1) < 1e-6
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, models, {})
+    _, fresh = prepared(dataclasses.replace(PPO, kl=steered), PPO_ADAM, deep())
+    restored, _ = checkpoints.restore(1, fresh)
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(models))
+
+
+def test_a_mesh_takes_the_step_that_one_device_takes_and_resumes(tmp_path):
+    mesh = make_mesh((4, 2, 1))
+    decoder = init_sharded(DEEP, mesh, nnx.Rngs(0))
+    trainer, models = prepared(PPO, PPO_ADAM, decoder, mesh=mesh)
+    models, _ = run(trainer, models)
+    assert models.policy.opt_state[1][0].mu["embed"][...].addressable_shards[0].data.shape == (
+        12,
+        2,
+    )
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, models, {})
+    restored, _ = checkpoints.restore(1, prepared(PPO, PPO_ADAM, decoder, mesh=mesh)[1])
+    checkpoints.close()
+    again, _ = run(trainer, restored)
+    single, one = prepared(PPO, PPO_ADAM, deep())
+    expected, _ = run(single, run(single, one)[0])
+    for a, b in zip(
+        jax.tree.leaves(jax.device_get(again)),
+        jax.tree.leaves(jax.device_get(expected)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_policy_given_stays_as_it_is():
+    before = jax.device_get(bigram(3).params())
+    trainer, models = prepared(PPO, PPO_ADAM, bigram(3))
+    models, _ = run(trainer, models)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(bigram(3).params()), before)
+    graph, params = acting(trainer, models)
+    assert isinstance(nnx.merge(graph, params), Decoder)
+
+
+def test_an_adapter_is_trained_and_saved_alone_over_a_base_that_stays():
+    base = nnx.merge(*policy())
+    adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj", "down_proj")), rngs=nnx.Rngs(1))
+    objective = dataclasses.replace(GRPO, kl=KL("reward"), ratio="clip", entropy=0.0)
+    layout = Layout(lengths=(16,), tokens=64)
+    adam = Optimizer(0.01, epochs=2)
+    trainer, models = prepare(adapted, objective, adam, layout, ROLES, 1.0, 1)
+    saved = by_path(models)
+    assert all("lora" in name or "count" in name or "kl_coeff" in name for name in saved)
+    assert sum(x.size for x in saved.values()) < 5 * sum(
+        x.size for x in jax.tree.leaves(models.policy.params)
+    )
+    before = jax.device_get((base.params(), models.policy.params))
+    models, metrics = run(trainer, models)
+    assert metrics["kl/mean"] == 0.0  # a fresh adapter computes what the reference computes
+    after = jax.device_get((base.params(), models.policy.params))
+    jax.tree.map(np.testing.assert_array_equal, after[0], before[0])
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after[1], before[1])
+    assert max(jax.tree.leaves(moved)) > 1e-3
+    acted = nnx.merge(*acting(trainer, models))
+    assert acted.adapter is not None and acted.embed[...] is base.embed[...]
+
+
+def test_a_critic_beside_an_adapter_is_an_adapter_on_the_same_base():
+    base = nnx.merge(*policy())
+    adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
+    trainer, models = prepared(PPO, PPO_ADAM, adapted)
+    names = {name.split("/")[-2] for name in by_path(models.critic.params)}
+    assert names == {"q_proj_lora_a", "q_proj_lora_b", "kernel", "bias"}
+    trunk = nnx.merge(trainer.critic.graph, models.critic.params, trainer.critic.frozen).trunk
+    assert trunk.embed[...] is base.embed[...]
+
+
+def test_compute_is_in_the_given_dtype_over_float32_weights():
+    trainer, models = prepared(GRPO, GRPO_ADAM, compute="bfloat16", remat="full")
+    config = nnx.merge(*acting(trainer, models)).config
+    assert (config.dtype, config.remat) == ("bfloat16", "full")
+    models, _ = run(trainer, models)
+    dtypes = {x.dtype for x in jax.tree.leaves((models.policy.params, models.policy.opt_state))}
+    assert dtypes == {np.dtype(np.float32), np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Objective(ratio="tight"), "ratio is 'tight': use one of clip, dual_clip, none"),
+        (lambda: Objective(critic="two"), "critic is 'two'"),
+        (lambda: Objective(value_loss="huber"), "value_loss is 'huber'"),
+        (lambda: Objective(aggregation="sum"), "aggregation is 'sum'"),
+        (lambda: Objective(advantage="best"), "advantage is 'best'"),
+        (lambda: Objective(advantage="group_centred"), "with critic 'own'"),
+        (lambda: Objective(critic="none"), "with critic 'none'"),
+        (lambda: KL("everywhere"), "kl.where is 'everywhere'"),
+        (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
+        (lambda: KL("loss", "k1"), "pulls nowhere: use k2 or k3"),
+        (lambda: Optimizer(0.1, schedule="step"), "schedule is 'step'"),
+        (lambda: prepared(PPO, Optimizer(0.1)), "value_lr is 0"),
+        (lambda: prepared(PPO, PPO_ADAM, remat="some"), "remat is 'some'"),
+        (
+            lambda: prepared(dataclasses.replace(PPO, role_weights=(("x", 1.0),)), PPO_ADAM),
+            "role_weights is 'x': use one of planner, executor",
+        ),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_by_name(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
