@@ -12,10 +12,13 @@ import dataclasses
 import random
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
-from jax_ragrl.llm.reader import Plan, facts_of, understand
+from jax_ragrl.llm.executors import query_of, resolve
+from jax_ragrl.llm.reader import Plan, facts_of, question_of, understand
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.systems.c3po import (
     FILTER,
@@ -30,10 +33,22 @@ from jax_ragrl.systems.c3po import (
 )
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import Message
 
-_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
 MISSING = "Nothing relevant was found for this query."
+
+
+class Writer(Protocol):
+    """A script that writes a role's next action in a context; see `rollout.effects.Generate`."""
+
+    def write(
+        self,
+        role: str,
+        messages: Sequence[Message],
+        after: Sequence[Segment],
+        rng: random.Random,
+    ) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +63,17 @@ class Teacher:
     greedy_filter: float = 0.0
     early_stop: float = 0.0
 
-    def write(self, role: str, prompt: str, rng: random.Random) -> str:
+    def write(
+        self,
+        role: str,
+        messages: Sequence[Message],
+        after: Sequence[Segment],
+        rng: random.Random,
+    ) -> str:
         """The text of one action."""
-        question = _QUESTION.findall(prompt)[-1]
+        del after
+        prompt = messages[-1].content
+        question = question_of(prompt)
         plan = understand(question)
         documents = read_numbered(self.style, prompt)
         if plan is None:
@@ -100,33 +123,10 @@ class Teacher:
         return render_decision(f"{thought} done".strip(), LLM)
 
 
-def resolve(
-    plan: Plan, told: Sequence[dict[tuple[str, str], str]]
-) -> list[tuple[tuple[str, str], str]]:
-    """Each hop of a plan as ((entity, relation), value), up to the first unknown entity."""
-    read = {pair: value for facts in told for pair, value in facts.items()}
-    steps, value = [], ""
-    for relation, entity in plan.hops:
-        subject = entity or value
-        if not subject:
-            break
-        value = read.get((subject, relation), "")
-        steps.append(((subject, relation), value))
-    return steps
-
-
-def query_of(plan: Plan) -> str:
-    """A search query for a whole question: its noun phrase."""
-    if plan.compare:
-        return f"{plan.compare} of {' and '.join(e for _, e in plan.hops if e)}"
-    relations = [r for r, _ in plan.hops]
-    return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
-
-
 class TeacherSampler:
-    """The teacher behind the sampler's interface."""
+    """A teacher behind the sampler's interface."""
 
-    def __init__(self, teacher: Teacher, tokenizer: ChatTokenizer):
+    def __init__(self, teacher: Writer, tokenizer: ChatTokenizer):
         self._teacher, self._tokenizer = teacher, tokenizer
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
@@ -135,10 +135,10 @@ class TeacherSampler:
 
     def _actions(self, request: ActionRequest) -> list[Action]:
         rng = random.Random(request.seed)
-        prompt = request.messages[-1].content
         texts = [f.text for f in request.branching.forced if f.complete]
         drawn = request.branching.samples + len(request.branching.forced) - len(texts)
-        texts += [self._teacher.write(request.role.name, prompt, rng) for _ in range(drawn)]
+        context = (request.role.name, request.messages, request.after)
+        texts += [self._teacher.write(*context, rng) for _ in range(drawn)]
         ids = context_ids(self._tokenizer, request.messages, request.after, request.role.chat)
         stop = self._tokenizer.stop_ids[0]
         return [Action(ids, (*self._tokenizer.encode(text), stop), text) for text in texts]
