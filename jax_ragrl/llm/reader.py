@@ -68,6 +68,12 @@ def understand(question: str) -> Plan | None:
     return None
 
 
+def question_of(prompt: str) -> str:
+    """The last line of a prompt that asks a question; empty where none does."""
+    asked = _QUESTION.findall(prompt)
+    return asked[-1] if asked else ""
+
+
 def unnest(phrase: str) -> tuple[list[str], str]:
     """`the a of the b of X` as (["b", "a"], "X"): the innermost relation comes first."""
     relations: list[str] = []
@@ -87,7 +93,7 @@ def facts_of(text: str) -> dict[tuple[str, str], str]:
 
 
 def resolve(
-    plan: Plan, told: Sequence[dict[tuple[str, str], str]]
+    plan: Plan, told: Sequence[Mapping[tuple[str, str], str]]
 ) -> list[tuple[tuple[str, str], str]]:
     """Each hop of a plan as ((entity, relation), value), up to the first unknown entity."""
     read = {pair: value for facts in told for pair, value in facts.items()}
@@ -132,8 +138,7 @@ class WorldReader:
         return [self._reply(r.purpose, r.messages[-1].content) for r in requests]
 
     def _reply(self, purpose: str, prompt: str) -> str:
-        asked = _QUESTION.findall(prompt)
-        question = asked[-1] if asked else ""
+        question = question_of(prompt)
         plan = understand(question)
         if purpose == "roadmap":
             steps = plan.steps() if plan else [question]
@@ -151,9 +156,7 @@ class WorldReader:
         idle = sum(not any(pair in facts for pair in pairs) for facts in told)
         if self._distracted(question, documents, idle, len(wrong)):
             values = [*values[:-1], wrong[0] if wrong else None]
-        if plan.compare:
-            return _compare(plan, values)
-        return values[-1] or UNKNOWN
+        return conclude(plan, values)
 
     def _resolve(
         self, plan: Plan, read: Mapping[tuple[str, str], str]
@@ -182,8 +185,10 @@ def _alike(told: tuple[str, str], asked: tuple[str, str]) -> bool:
     return told[1] == asked[1] and told[0] != asked[0] and bool(shared)
 
 
-def _compare(plan: Plan, values: Sequence[str | None]) -> str:
-    """The answer of a comparison; a reader who lacks a fact guesses."""
+def conclude(plan: Plan, values: Sequence[str | None]) -> str:
+    """The answer of a question from the value of each hop; who lacks a fact to compare guesses."""
+    if not plan.compare:
+        return values[-1] or UNKNOWN
     (a, b), first = values, plan.hops[0][1] or UNKNOWN
     if plan.compare == "year":
         later = a is not None and b is not None and b < a

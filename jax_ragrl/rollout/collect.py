@@ -268,7 +268,8 @@ class Rollout:
         state = self.system.advance(branch.state, tuple(values))
         for node in written:
             self.records[node].state = state
-        return line._replace(state=state)
+        # One step down, as after a single action: what comes next has seeds of its own.
+        return line._replace(state=state, path=(*branch.path, 0) if written else branch.path)
 
     def _follow(self, branch: Branch, reply: Any) -> list[Branch]:
         """The states after an environment's replies; equal replies give one state."""

@@ -33,11 +33,13 @@ def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
     return Message("system", template(style, "system").substitute()), message
 
 
-def numbered(style: str, passages: Sequence[Passage]) -> str:
-    """Documents as a style's `document.txt` shows them, numbered from 1."""
-    form = template(style, "document")
+def numbered(
+    style: str, passages: Sequence[Passage], *, first: int = 1, form: str = "document"
+) -> str:
+    """Documents as a style's `document.txt` (or another `form`) shows them, from number `first`."""
+    line = template(style, form)
     lines = (
-        form.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, 1)
+        line.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, first)
     )
     return separator(style).join(lines)
 
@@ -47,14 +49,14 @@ def separator(style: str) -> str:
     return "\n" if style.endswith("_tiny") else "\n\n"
 
 
-def read_numbered(style: str, prompt: str) -> list[tuple[str, str]]:
+def read_numbered(style: str, prompt: str, *, form: str = "document") -> list[tuple[str, str]]:
     """The (title, text) pairs that `numbered` wrote into a prompt, in order."""
-    return _document_pattern(style).findall(prompt)
+    return _pattern(style, form).findall(prompt)
 
 
 @functools.cache
-def _document_pattern(style: str) -> re.Pattern[str]:
-    form = re.escape(template(style, "document").template)
+def _pattern(style: str, form: str) -> re.Pattern[str]:
+    line = re.escape(template(style, form).template)
     for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):
-        form = form.replace(re.escape(f"${name}"), group)
-    return re.compile(f"^{form}$", re.MULTILINE)
+        line = line.replace(re.escape(f"${name}"), group)
+    return re.compile(f"^{line}$", re.MULTILINE)

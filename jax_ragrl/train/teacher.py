@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from jax_ragrl.llm.reader import Plan, facts_of, resolve, understand
+from jax_ragrl.llm.executors import query_of
+from jax_ragrl.llm.reader import Plan, facts_of, question_of, resolve, understand
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import Segment
@@ -34,9 +35,20 @@ from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
-_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
 MISSING = "Nothing relevant was found for this query."
+
+
+class Writer(Protocol):
+    """A script that writes a role's next action in a context; see `rollout.effects.Generate`."""
+
+    def write(
+        self,
+        role: str,
+        messages: Sequence[Message],
+        after: Sequence[Segment],
+        rng: random.Random,
+    ) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +69,7 @@ class Teacher:
         """The text of one action; this proxy has no conversations of several turns."""
         del after
         prompt = messages[-1].content
-        question = _QUESTION.findall(prompt)[-1]
+        question = question_of(prompt)
         plan = understand(question)
         documents = read_numbered(self.style, prompt)
         if plan is None:
@@ -105,22 +117,6 @@ class Teacher:
             if not tried and not (prompt.startswith("finish") or rng.random() < self.early_stop):
                 return render_decision(f"{thought} next {query}".strip(), RETRIEVAL, query)
         return render_decision(f"{thought} done".strip(), LLM)
-
-
-def query_of(plan: Plan) -> str:
-    """A search query for a whole question: its noun phrase."""
-    if plan.compare:
-        return f"{plan.compare} of {' and '.join(e for _, e in plan.hops if e)}"
-    relations = [r for r, _ in plan.hops]
-    return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
-
-
-class Writer(Protocol):
-    """A teacher of any system: it writes an action of a role in a conversation."""
-
-    def write(
-        self, role: str, messages: Sequence[Message], after: Sequence[Segment], rng: random.Random
-    ) -> str: ...
 
 
 class TeacherSampler:

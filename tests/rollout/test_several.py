@@ -72,6 +72,30 @@ def test_one_of_several_effects_cannot_branch():
 
 
 @dataclasses.dataclass(frozen=True)
+class Again:
+    """Two actions at once, twice."""
+
+    @property
+    def roles(self):
+        return {"a": Role("a", Parsed)}
+
+    def start(self, question: Question):
+        return 0
+
+    def wants(self, state):
+        return Done("end") if state == 2 else (Generate("a", ASKED), Generate("a", ASKED))
+
+    def advance(self, state, replies):
+        return state + 1
+
+
+def test_every_action_of_a_rollout_is_sampled_with_a_seed_of_its_own():
+    tape = Tape(lambda role, prompt, rng: "x")
+    collect(Again(), once, [ANN], Environment(tape, tape, tape))
+    assert len(set(tape.seeds)) == 4
+
+
+@dataclasses.dataclass(frozen=True)
 class Line:
     """Two actions, one after the other."""
 

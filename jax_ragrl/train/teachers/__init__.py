@@ -1,1 +1,1 @@
-"""Scripted teachers of the systems, for the generated encyclopedia."""
+"""Teachers of the systems: scripts that play their roles, and builders of supervised rows."""

@@ -1,0 +1,66 @@
+"""MMOA-RAG on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+
+    ragrl train --config=configs/tiny/mmoa_rag.py --workdir=runs/mmoa_rag
+
+Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
+Learning". Modules, penalties, shared reward and the KL of the last token are the paper's; learning
+rates, lengths and batch are scaled to the model. `D3` stands for `Document3`: the mask needs a word
+that is one token. All searches are made at once, so of the world's questions it can answer those
+about single facts and comparisons, and chains as far as the policy knows their links by heart.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "policy": "tiny",
+            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            "index": {"encoder": "lexical", "kind": "scann"},
+            "system": "mmoa_rag",
+            "recipe": {
+                "system": {
+                    "style": "mmoa_rag_tiny",
+                    "modules": "QR+S+G",
+                    "top_k": 4,
+                    "word": "D",
+                    "rewriter_tokens": 40,
+                    "selector_tokens": 12,
+                    "generator_tokens": 16,
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                },
+                "penalties": {
+                    "rewriter": -0.5,
+                    "queries": "count",
+                    "selector": -1.0,
+                    "generator": -0.5,
+                    "words": 30,
+                },
+            },
+            "objective": {
+                "ratio": "clip",
+                "critic": "own",
+                "advantage": "whitened_gae",
+                "gamma": 1.0,
+                "lam": 0.95,
+                "kl": {"where": "terminal", "estimator": "k1", "coefficient": 0.01},
+                "aggregation": "token_mean",
+            },
+            "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 2, "minibatches": 2},
+            "run": {
+                "steps": 18,
+                "questions": 64,
+                "save_every": 6,
+                "eval_every": 6,
+                "dev_questions": 40,
+                "test_questions": 400,
+                "trees_every": 6,
+                "trees": 2,
+            },
+            "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 40},
+            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
+        }
+    )

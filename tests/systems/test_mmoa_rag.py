@@ -1,0 +1,417 @@
+"""MMOA-RAG: grammars, the line of modules, penalties and credit, heuristic labels, the teacher."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import random
+import re
+import runpy
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jax_ragrl.config import build
+from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.systems.mmoa_rag import (
+    MMOARAG,
+    Penalties,
+    Settings,
+    allocation,
+    code,
+    paper,
+    parse_answer,
+    parse_queries,
+    parse_selection,
+    recipe,
+    render_answer,
+    render_queries,
+    render_selection,
+)
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.assemble import policy_folder
+from jax_ragrl.train.teacher import TeacherSampler
+from jax_ragrl.train.teachers.mmoa_rag import (
+    Teacher,
+    heuristic_examples,
+    useful,
+    words_of_answer,
+    words_of_both,
+)
+from jax_ragrl.train.warmup import search_world
+from jax_ragrl.types import Passage, Question
+from tests.rollout.tape import ANN, Tape, passage
+
+CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
+
+# --- Grammars ------------------------------------------------------------------------------------
+
+ANYTHING = st.text(st.characters(exclude_categories=()))
+PIECES = st.lists(
+    st.sampled_from(
+        ["Document", "0", "7", "9" * 5000, ",", " ", "\n", "\n\n", "*", "**", "²", "-1", "\ud800"]
+        + ["Answer: ", "The answer is: ", "\x00", "\u2028", "word", "1_0", "+1"]
+    )
+).map("".join)
+FAULTS = {"No Query", "Too Many Queries", "Invalid Selection", "Duplicate Document", "No Answer"}
+
+
+@pytest.mark.parametrize("parse", [parse_queries, parse_selection, parse_answer])
+@hypothesis.given(text=ANYTHING | PIECES)
+def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
+    parsed = parse(text)
+    assert parsed.valid == bool(parsed.action) == (not parsed.error)
+    assert parsed.valid or parsed.error in FAULTS
+
+
+@pytest.mark.parametrize(
+    ("text", "queries", "error"),
+    [
+        ("one", ("one",), ""),
+        (" a \n\n b\n", ("a", "b"), ""),
+        ("1\n2\n3\n4", ("1", "2", "3", "4"), ""),
+        ("1\n2\n3\n4\n5", ("1", "2", "3", "4"), "Too Many Queries"),
+        ("1\n2\n3\n4\n5\n6\n7\n8", ("1", "2", "3", "4"), "Too Many Queries"),
+        ("1\n2\n3\n4\n5\n6\n7\n8\n9", (), "Too Many Queries"),
+        ("", (), "No Query"),
+        (" \n ", (), "No Query"),
+    ],
+)
+def test_the_rewriter_reads(text, queries, error):
+    parsed = parse_queries(text)
+    assert (parsed.args, parsed.error) == (queries, error)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "error"),
+    [
+        ("Document0", (0,), ""),
+        ("Document4,Document0", (4, 0), ""),
+        (" Document12 ", (12,), ""),
+        ("", (), ""),
+        ("Document1,Document1", (1,), "Duplicate Document"),
+        ("Document1,Document01", (1,), "Duplicate Document"),
+        ("Document1, Document2", (1, 2), "Invalid Selection"),
+        ("Document1,", (1,), "Invalid Selection"),
+        ("1,2", (1, 2), "Invalid Selection"),
+        ("Document,3,Document", (3,), "Invalid Selection"),
+        ("Document3Document4", (), "Invalid Selection"),
+        ("none", (), "Invalid Selection"),
+        ("Document" + "9" * 5000, (), "Invalid Selection"),
+    ],
+)
+def test_the_selector_reads(text, numbers, error):
+    parsed = parse_selection(text)
+    assert (parsed.args, parsed.error) == (numbers, error)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "form"),
+    [
+        ("**Ulm**", "Ulm", 1.0),
+        (" **new york** ", "new york", 1.0),
+        ("Ulm", "Ulm", 0.0),
+        ("*Ulm**", "Ulm", 0.0),
+        ("Let me see.\n\n**Ulm**", "Ulm", 0.0),
+        ("Answer: Ulm", "Ulm", 0.0),
+        ("**The answer is: Ulm**", "Ulm", 1.0),
+    ],
+)
+def test_the_generator_reads(text, answer, form):
+    assert parse_answer(text) == Parsed("Answer", (answer,), format_score=form)
+
+
+@pytest.mark.parametrize("text", ["", "****", " \n ", "Answer: "])
+def test_the_generator_refuses_no_answer(text):
+    assert parse_answer(text).error == "No Answer"
+
+
+NAMES = st.text(st.characters(categories=("L", "N")), min_size=1)
+
+
+@hypothesis.given(
+    queries=st.lists(NAMES, min_size=1, max_size=4),
+    numbers=st.lists(st.integers(0, 999_999_999), unique=True),
+    word=st.sampled_from(["Document", "D"]),
+)
+def test_what_is_rendered_is_read_back(queries, numbers, word):
+    assert parse_queries(render_queries(tuple(queries))) == Parsed("Rewrite", tuple(queries))
+    text = render_selection(tuple(numbers), word)
+    assert parse_selection(text, word) == Parsed("Select", tuple(numbers))
+    assert parse_answer(render_answer(queries[0])) == Parsed("Answer", (queries[0],))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.load(policy_folder("tiny"))
+
+
+def test_the_mask_lets_a_selection_through_and_little_else(tokenizer):
+    mask = MMOARAG(word="D").roles["selector"].tokens
+    spelled = tokenizer.encode(render_selection((0, 12, 3), "D"))
+    assert all(re.fullmatch(mask, tokenizer.decode([i])) for i in spelled)
+    texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    legal = {text for text in texts if re.fullmatch(mask, text)}
+    assert legal == {*"0123456789", "D", ","}
+    real = MMOARAG().roles["selector"].tokens
+    assert re.fullmatch(real, ",Document") and not re.fullmatch(real, "Doc")
+
+
+# --- The line of modules -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queries", "total", "counts"),
+    [
+        (1, 10, (10,)),
+        (2, 10, (5, 5)),
+        (3, 10, (4, 3, 3)),
+        (4, 10, (3, 3, 2, 2)),
+        (3, 4, (2, 1, 1)),
+        (4, 3, (1, 1, 1)),
+    ],
+)
+def test_a_fixed_number_of_passages_is_shared_out(queries, total, counts):
+    assert allocation(queries, total) == counts
+
+
+def play(texts, question: Question = ANN, tape: Tape | None = None, **changes):
+    """The forest of one recorded rollout and its tape; each role writes one text."""
+    tape = tape or Tape({})
+    tape.texts = {role: [text] for role, text in texts.items()}
+    system = MMOARAG(**{"style": "mmoa_rag_tiny", **changes})
+    forest = collect(system, once, [question], tape.environment())
+    return forest, tape
+
+
+def test_the_modules_act_in_line_and_searches_at_once():
+    tape = Tape({}, {"a": [passage(i) for i in range(9)], "b": [passage(i) for i in range(20, 29)]})
+    texts = {"rewriter": "a\nb", "selector": "Document3,Document0", "generator": "**Ulm**"}
+    forest, tape = play(texts, tape=tape, top_k=5)
+    assert tape.log == [
+        ("rewriter",), ("search", "a", 3), ("search", "b", 3), ("selector",), ("generator",)
+    ]  # fmt: skip
+    assert tape.prompts == [
+        "rewrite\nQuestion: Where was Ann born?",
+        "select\n0 title 0: text 0\n1 title 1: text 1\n2 title 2: text 2\n"
+        "3 title 20: text 20\n4 title 21: text 21\nQuestion: Where was Ann born?",
+        "answer **\n0 title 20: text 20\n1 title 0: text 0\nQuestion: Where was Ann born?",
+    ]
+    assert [r.role for r in forest.records] == ["rewriter", "selector", "generator", "leaf"]
+    leaf = forest.records[-1]
+    assert (leaf.answer, leaf.why, leaf.round) == ("Ulm", "answered", 4)
+    assert [(c.purpose, c.turn, c.round) for c in leaf.calls] == [("search", 0, 1)] * 2
+
+
+ALL = {"rewriter": "a", "selector": "Document1", "generator": "**Ulm**"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "log", "shown"),
+    [
+        ("QR+S+G", [("rewriter",), ("search", "a", 2), ("selector",), ("generator",)], [2]),
+        ("S+G", [("search", ANN.text, 2), ("selector",), ("generator",)], [2]),
+        ("QR+G", [("rewriter",), ("search", "a", 2), ("generator",)], [1, 2]),
+        ("G", [("search", ANN.text, 2), ("generator",)], [1, 2]),
+    ],
+)
+def test_a_module_that_is_off_passes_through(modules, log, shown):
+    forest, tape = play(ALL, modules=modules, top_k=2)
+    assert tape.log == log and forest.records[-1].answer == "Ulm"
+    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(shown)]
+    assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
+    roles = [name for (name, *_) in log if name != "search"]
+    assert list(MMOARAG(modules=modules).roles) == roles
+
+
+def test_unknown_modules_are_refused():
+    with pytest.raises(UserError, match=r"modules is 'S': use one of QR\+S\+G"):
+        MMOARAG(modules="S")
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "searched", "documents", "end"),
+    [
+        ("rewriter", "", [ANN.text], 1, ("Ulm", "answered")),
+        ("rewriter", "1\n2\n3\n4\n5", ["1", "2", "3", "4"], 1, ("Ulm", "answered")),
+        ("rewriter", "\n".join("123456789"), [ANN.text], 1, ("Ulm", "answered")),
+        ("selector", "", ["a"], 0, ("Ulm", "answered")),
+        ("selector", "nothing", ["a"], 0, ("Ulm", "answered")),
+        ("selector", "Document1,Document1", ["a"], 1, ("Ulm", "answered")),
+        ("selector", "Document9", ["a"], 0, ("Ulm", "answered, Unknown Document")),
+        ("selector", "Document9,Document0", ["a"], 1, ("Ulm", "answered, Unknown Document")),
+        ("generator", "**", ["a"], 1, (None, "No Answer")),
+    ],
+)
+def test_every_malformed_action_has_a_fallback_and_a_name(role, text, searched, documents, end):
+    forest, tape = play(ALL | {role: text}, top_k=4)
+    assert [entry[1] for entry in tape.log if entry[0] == "search"] == searched
+    assert tape.prompts[-1].count("title") == documents
+    leaf = forest.records[-1]
+    assert (leaf.answer, leaf.why) == end and forest.dead_N[-1] == (end[0] is None)
+
+
+# --- Penalties and credit ------------------------------------------------------------------------
+
+
+def credited(texts, settings: Settings, question: Question = ANN):
+    """The credit of rewriter, selector and generator."""
+    forest, _ = play(texts, question, top_k=4)
+    made = recipe(settings)
+    credit_N, weight_N = made.credit(forest, made.reward(forest))
+    assert weight_N.all() and credit_N.dtype == np.float32
+    return credit_N[:-1].tolist()
+
+
+LONG = "**" + " ".join(["Ulm"] * 31) + "**"
+THIRTY = "**" + " ".join(["Ulm"] * 30) + "**"
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_paper", "by_code"),
+    [
+        ({}, [1, 1, 1], [1, 1, 1]),
+        ({"rewriter": "1\n2\n3\n4"}, [1, 1, 1], [1, 1, 1]),
+        # Five are cut to four before the code counts; the paper's penalty reads the raw text.
+        ({"rewriter": "1\n2\n3\n4\n5"}, [0.5, 1, 1], [1, 1, 1]),
+        ({"rewriter": "\n".join("123456789")}, [0.5, 1, 1], [1, 1, 1]),
+        ({"rewriter": "x" * 301}, [1, 1, 1], [0.5, 1, 1]),
+        ({"rewriter": "x" * 300}, [1, 1, 1], [1, 1, 1]),
+        ({"selector": ""}, [1, 1, 1], [1, 1, 1]),
+        ({"selector": "Document1,Document1"}, [1, 0, 1], [1, 0, 1]),
+        ({"selector": "Document1 Document2"}, [1, 0, 1], [1, 0, 1]),
+        ({"selector": "Document4"}, [1, 0, 1], [1, 0, 1]),
+        ({"generator": "**Rom**"}, [0, 0, 0], [0, 0, 0]),
+        ({"generator": ""}, [0, 0, 0], [0, 0, 0]),
+        # 31 words of which one is right: F1 = 2 / 32; with 30 words nothing is paid.
+        ({"generator": LONG}, [0.0625, 0.0625, -0.4375], [0.0625, 0.0625, -0.9375]),
+        ({"generator": THIRTY}, [2 / 31] * 3, [2 / 31] * 3),
+        (
+            {"rewriter": "1\n2\n3\n4\n5", "selector": "x", "generator": "**in Ulm**"},
+            [2 / 3 - 0.5, 2 / 3 - 1, 2 / 3],
+            [2 / 3, 2 / 3 - 1, 2 / 3],
+        ),
+    ],
+)
+def test_each_role_earns_the_answers_f1_and_pays_for_itself(changes, by_paper, by_code):
+    for settings, expected in ((paper(), by_paper), (code(), by_code)):
+        np.testing.assert_allclose(credited(ALL | changes, settings), expected, atol=1e-6)
+
+
+def test_punctuation_is_a_space_in_this_papers_f1():
+    question = Question("q", "Where?", ("U S",))
+    texts = ALL | {"generator": "**U.S.**"}
+    assert credited(texts, paper(), question) == [1, 1, 1]
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(UserError, match=r"penalties\.queries is 'lines': use count or characters"):
+        recipe(Settings(penalties=Penalties(queries="lines")))
+
+
+# --- Heuristic labels ----------------------------------------------------------------------------
+
+
+def test_labels_are_words_of_question_and_answer_or_of_the_answer_alone():
+    question = Question("q", "Who directed the film Jaws?", ("Steven Spielberg",))
+    assert words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
+    assert words_of_answer(question) == ["steven", "spielberg"]
+    closed = Question("q", "Is it in Rome?", ("No",))
+    assert words_of_answer(closed) == ["rome"]
+
+
+def test_a_document_is_useful_if_a_word_is_anywhere_in_it():
+    passages = [
+        Passage("1", "Jaws", "A fish."),
+        Passage("2", "Duel", "Spielbergs first."),
+        Passage("3", "Rome", "A city."),
+    ]
+    assert useful(["spielberg", "jaws"], passages) == (0, 1)
+    assert useful([], passages) == ()
+
+
+@functools.cache
+def small_world() -> World:
+    return generate(0, 60)
+
+
+@functools.cache
+def index():
+    return search_world(small_world())
+
+
+def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
+    question = next(q for q in small_world().questions["train"] if q.hops == 1)
+    blank = Question("none", "Who knows?", ())
+    rewritings = {question.id: "one search; another "}
+
+    def rows(**changes):
+        system = MMOARAG(style="mmoa_rag_tiny", top_k=4, word="D", **changes)
+        given = {"rewritings": rewritings, "label": "answer"}
+        chance = random.Random(0)
+        return heuristic_examples(system, [question, blank], index(), tokenizer, chance, **given)
+
+    texts = {e.role: (tokenizer.decode(e.prompt), tokenizer.decode(e.target)) for e in rows()}
+    assert list(texts) == ["rewriter", "selector", "generator"]
+    assert texts["rewriter"][1] == "one search\nanother"
+    assert texts["generator"][1] == f"**{question.answers[0]}**"
+    chosen = parse_selection(texts["selector"][1], "D").args
+    shown, kept = (re.findall(r"^\d (.*)$", texts[r][0], re.M) for r in ("selector", "generator"))
+    assert len(shown) == 4 and kept == [shown[i] for i in chosen]
+    assert any(question.answers[0] in document for document in kept)
+    assert all(e.target[-1] == tokenizer.stop_ids[0] for e in rows())
+    assert [e.role for e in rows(modules="QR+G")] == ["rewriter", "generator"]
+
+
+def test_an_unknown_label_is_refused(tokenizer):
+    with pytest.raises(UserError, match="label is 'x': use both or answer"):
+        heuristic_examples(MMOARAG(), [], index(), tokenizer, random.Random(0), label="x")
+
+
+# --- The teacher ---------------------------------------------------------------------------------
+
+
+def taught(tokenizer, questions, **options) -> float:
+    """The share of questions that the teacher answers, searching the small world."""
+    system = MMOARAG(style="mmoa_rag_tiny", top_k=4, word="D")
+    sampler = TeacherSampler(Teacher(word="D", **options), tokenizer)
+    forest = collect(system, once, questions, Environment(sampler, index(), Tape({})))
+    made = recipe(Settings(system))
+    reward_N = made.reward(forest)
+    assert (reward_N >= 0).all(), "the teacher breaks no rule"
+    return float(np.mean(reward_N[forest.leaf_N] == 1))
+
+
+def test_searching_once_answers_what_needs_no_earlier_answer(tokenizer):
+    questions = [q for split in small_world().questions.values() for q in split]
+    flat = [q for q in questions if q.hops == 1 or q.kind == "comparison"]
+    chains = [q for q in questions if q.hops == 2 and q.kind == "chain"]
+    assert taught(tokenizer, flat) > 0.97
+    # The second link of a chain cannot be searched before the first is known, unless it is famous.
+    famous = {pair: small_world().facts[pair[0]][pair[1]] for pair in small_world().famous}
+    assert taught(tokenizer, chains) < 0.1 < taught(tokenizer, chains, known=famous) < 0.6
+    # Careless: a question copied searches worse for two things at once.
+    assert taught(tokenizer, flat, lazy=1.0, greedy=1.0) < 0.97
+
+
+# --- Configuration -------------------------------------------------------------------------------
+
+
+def settings_of(file: str, **options: Any) -> Settings:
+    """The settings that a config file holds."""
+    config = runpy.run_path(str(CONFIGS / file))["get_config"](**options)
+    return build(Settings, config.recipe.to_dict())
+
+
+def test_the_configs_hold_the_presets():
+    assert paper() == Settings() == settings_of("mmoa_rag.py")
+    assert code() == settings_of("mmoa_rag.py", preset="code") != paper()
+    tiny = settings_of("tiny/mmoa_rag.py")
+    assert tiny.penalties == paper().penalties and tiny.system.style == "mmoa_rag_tiny"
