@@ -27,7 +27,7 @@ from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems import c3po
+from jax_ragrl.systems import c3po, coda, mmoa_rag
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import Objective
@@ -128,7 +128,7 @@ class Job:
         return heats.pop()
 
 
-SYSTEMS: Mapping[str, Any] = {"c3po": c3po}
+SYSTEMS: Mapping[str, Any] = {"c3po": c3po, "coda": coda, "mmoa_rag": mmoa_rag}
 
 
 def load_job(values: Mapping[str, Any]) -> Job:

@@ -94,7 +94,7 @@ def teach(role: str, prompt: str, rng) -> str:
     """The roles of a policy, by the careful teacher."""
     if role == "classifier":
         return rng.choice("ABC")
-    return Teacher("c3po_tiny").write(role, prompt, rng)
+    return Teacher("c3po_tiny").write(role, (Message("user", prompt),), (), rng)
 
 
 def run(system, llm=None, batch: int = 512) -> Result:
