@@ -189,12 +189,9 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _warmup(arguments: argparse.Namespace, rest: list[str]) -> None:
     values = load_config(CONFIGS / "tiny" / "warmup.py", rest)
-    from jax_ragrl.config import build
-    from jax_ragrl.systems.c3po import C3PO
-    from jax_ragrl.train.warmup import Warmup, warm_up
+    from jax_ragrl.train.warmup import load_warmup, warm_up
 
-    system = build(C3PO, values.pop("system"), "config.system")
-    print(json.dumps(warm_up(build(Warmup, values), system, arguments.out), indent=2))
+    print(json.dumps(warm_up(*load_warmup(values), arguments.out), indent=2))
 
 
 def _world(arguments: argparse.Namespace, rest: list[str]) -> None:

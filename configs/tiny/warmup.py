@@ -29,13 +29,16 @@ def get_config() -> ConfigDict:
                 "head_dim": 32,
                 "rope_theta": 1e4,
             },
-            "system": {
-                "style": "c3po_tiny",
-                "top_k": 4,
-                "max_depth": 13,
-                "max_documents": 6,
-                "max_tokens": 48,
-                "temperature": 1.0,
+            "system": "c3po",
+            "recipe": {
+                "system": {
+                    "style": "c3po_tiny",
+                    "top_k": 4,
+                    "max_depth": 13,
+                    "max_documents": 6,
+                    "max_tokens": 48,
+                    "temperature": 1.0,
+                },
             },
             "stages": (
                 {"steps": 400, "teacher": skills, "passages": (1, 2), "worlds_from": 1_000_000},

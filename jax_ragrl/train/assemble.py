@@ -17,9 +17,9 @@ from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
-from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.retrieval.base import Retriever
@@ -134,12 +134,17 @@ SYSTEMS: Mapping[str, Any] = {"c3po": c3po, "coda": coda, "mmoa_rag": mmoa_rag}
 def load_job(values: Mapping[str, Any]) -> Job:
     """A job from the values of a config: `system` names a paper, `recipe` holds its settings."""
     values = dict(values)
+    return build(Job, {"recipe": load_recipe(values), **values})
+
+
+def load_recipe(values: dict[str, Any]) -> Recipe:
+    """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
     name, given = values.pop("system", None), values.pop("recipe", {})
     if name not in SYSTEMS:
         raise UserError(f"config.system is {name!r}: known are {', '.join(SYSTEMS)}")
     module = SYSTEMS[name]
-    recipe = module.recipe(build(module.Settings, given, "config.recipe"))
-    return build(Job, {**values, "recipe": recipe})
+    recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
+    return recipe
 
 
 class Parts(NamedTuple):
@@ -213,6 +218,6 @@ def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -
         raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local or openai")
     if world is None:
         raise UserError("llm.kind world_reader reads generated worlds only: use local or openai")
-    return WorldReader(
+    return WorldExecutors(
         world, style=style, limit=llm.documents, noise=llm.noise, confusion=llm.confusion
     )

@@ -18,8 +18,8 @@ import pathlib
 import random
 import shutil
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -28,11 +28,14 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jax_ragrl.config import build
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.draws import shuffled
-from jax_ragrl.llm.reader import WorldReader, understand
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.executors import WorldExecutors, query_of
+from jax_ragrl.llm.reader import understand
 from jax_ragrl.models.decoder import Decoder, DecoderConfig
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
@@ -40,28 +43,31 @@ from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.scann import ScannSearcher
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.expand import Branching, Expander, Forced, once
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
+from jax_ragrl.train.assemble import load_policy, load_recipe
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
-from jax_ragrl.train.teacher import Teacher, TeacherSampler, query_of
+from jax_ragrl.train.teacher import Teacher, TeacherSampler, Writer
+from jax_ragrl.train.teachers import coda, mmoa_rag
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A part of the warm-up: how long, from which teacher, with how many passages a search.
 
-    `passages` are cycled through from world to world. `only_correct` keeps the actions that lead
-    to a right answer (rejection sampling). `facts` are asked of the known world beside each world.
+    `teacher` are settings of the system's teacher. `passages` are cycled through from world to
+    world. `only_correct` keeps the actions that lead to a right answer (rejection sampling).
+    `facts` are asked of the known world beside each world.
     """
 
     steps: int
-    teacher: Teacher
+    teacher: Mapping[str, Any]
     passages: tuple[int, ...]
     worlds_from: int
     only_correct: bool = False
@@ -73,18 +79,45 @@ class Stage:
 class Warmup:
     """The whole warm-up. `tokens` a step are split over rows of the bucket lengths.
 
-    `known_world` is the seed of the world whose famous facts are learnt by heart.
+    It begins with a fresh `model`, or with the one in the folder `start`. `known_world` is the seed
+    of the world whose famous facts are learnt by heart.
     """
 
-    model: DecoderConfig
     stages: tuple[Stage, ...]
     learning_rate: float
+    model: DecoderConfig | None = None
+    start: str = ""
     seed: int = 0
     tokens: int = 6144
     buckets: tuple[int, ...] = (48, 80, 112, 144, 176, 224)
     prompt_weight: float = 0.1
     log_every: int = 50
     known_world: int = 0
+
+
+class Lesson(NamedTuple):
+    """What is taught: a system, whose settings make its teacher, and how its rollouts branch."""
+
+    system: Any
+    teacher: Callable[[Mapping[str, Any]], Writer]
+    expander: Expander
+
+
+TEACHERS: Mapping[str, type] = {
+    "c3po": Teacher,
+    "coda": coda.Teacher,
+    "mmoa_rag": mmoa_rag.Teacher,
+}
+
+
+def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, Lesson]:
+    """A warm-up and its lesson from a config, whose `system` and `recipe` are as in training."""
+    values = dict(values)
+    name = values.get("system")
+    recipe = load_recipe(values)
+    expander = three_strategies if name == "c3po" else once
+    teacher = functools.partial(build, TEACHERS[str(name)], where="config.stages.teacher")
+    return build(Warmup, values), Lesson(recipe.system, teacher, expander)
 
 
 def world_texts(seeds: range, size: int = 400) -> Iterator[str]:
@@ -113,17 +146,19 @@ def three_strategies(effect: Generate, question: str) -> Branching:
 
 
 def teach(
-    system: Any, tokenizer: ChatTokenizer, stage: Stage, known: World, number: int
+    lesson: Lesson, tokenizer: ChatTokenizer, stage: Stage, known: World, number: int
 ) -> list[Example]:
     """The rows of one world of a stage: a function of the stage and the world's number."""
     seed = stage.worlds_from + number
     world = generate(seed, 120 + 40 * (number % 5))
     rng = random.Random(seed)
     questions = shuffled(rng, world.questions["train"])[: stage.questions]
-    system = dataclasses.replace(system, top_k=stage.passages[number % len(stage.passages)])
-    llm = Listener(WorldReader(world, style=system.style))
-    environment = Environment(TeacherSampler(stage.teacher, tokenizer), search_world(world), llm)
-    forest = collect(system, three_strategies, questions, environment, seed=seed)
+    shown = stage.passages[number % len(stage.passages)]
+    system = dataclasses.replace(lesson.system, top_k=shown)
+    llm = Listener(WorldExecutors(world, style=system.style))
+    sampler = TeacherSampler(lesson.teacher(stage.teacher), tokenizer)
+    environment = Environment(sampler, search_world(world), llm)
+    forest = collect(system, lesson.expander, questions, environment, seed=seed)
     forest = forest._replace(reward_N=answer_rewards(forest, cover_match))
     reader = careful_reader(world, system.style)
     taught = rows(forest, rng, stage.only_correct)
@@ -156,11 +191,11 @@ def correct_paths(forest: Forest) -> np.ndarray:
 
 
 def world_rows(
-    system: Any, tokenizer: ChatTokenizer, stage: Stage, known: World
+    lesson: Lesson, tokenizer: ChatTokenizer, stage: Stage, known: World
 ) -> Iterator[list[Example]]:
     """Rows world by world, made ahead by Grain's threads."""
     worlds = grain.MapDataset.range(1_000_000)
-    taught = worlds.map(functools.partial(teach, system, tokenizer, stage, known))
+    taught = worlds.map(functools.partial(teach, lesson, tokenizer, stage, known))
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(taught.to_iter_dataset(options))
 
@@ -217,13 +252,27 @@ def _matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of, params)
 
 
-def fresh_model(config: Warmup) -> Decoder:
+def first_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatTokenizer]:
+    """What a warm-up begins with; the tokenizer is saved in `out/tokenizer`."""
+    if (config.model is None) == (not config.start):
+        raise UserError("config: a warm-up needs one of model (sizes) and start (a folder)")
+    if config.model is None:
+        model, tokenizer = load_policy(config.start)
+    else:
+        texts = world_texts(range(900_000, 900_006))
+        tokenizer = ChatTokenizer(train_tokenizer(texts, config.model.vocab_size))
+        model = fresh_model(config.model, config.seed)
+    tokenizer.save(out / "tokenizer")
+    return model, tokenizer
+
+
+def fresh_model(config: DecoderConfig, seed: int) -> Decoder:
     """A decoder whose keys begin as its queries: heads look for like tokens from the start.
 
     Trockman and Kolter 2023, "Mimetic initialization of self-attention layers", simplified.
     """
-    model = Decoder(config.model, rngs=nnx.Rngs(config.seed))
-    if config.model.num_heads == config.model.num_kv_heads:
+    model = Decoder(config, rngs=nnx.Rngs(seed))
+    if config.num_heads == config.num_kv_heads:
         model.layers["k_proj"].set_value(jnp.array(model.layers["q_proj"][...]))
     return model
 
@@ -251,25 +300,23 @@ def _all_right(graph: Any, params: Any, chunk: list[Example], length: int) -> li
     return list(np.all(right_RL | (batch.weight_RL[:, 1:] == 0), axis=1))
 
 
-def warm_up(config: Warmup, system: Any, out: pathlib.Path) -> dict[str, Any]:
-    """Trains tokenizer and model: `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
+def warm_up(config: Warmup, lesson: Lesson, out: pathlib.Path) -> dict[str, Any]:
+    """Trains a model: `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
 
     Returns the last line of the curve: step, tokens, seconds, loss, token accuracy, and the share
     of held-out targets that come out whole, by role.
     """
     out.mkdir(parents=True, exist_ok=True)
-    texts = world_texts(range(900_000, 900_006))
-    tokenizer = ChatTokenizer(train_tokenizer(texts, config.model.vocab_size))
-    tokenizer.save(out / "tokenizer")
-    graph, params = nnx.split(fresh_model(config), nnx.Param)
+    model, tokenizer = first_model(config, out)
+    graph, params = nnx.split(model, nnx.Param)
     transform = optimizer(config)
     state = transform.init(params)
     step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=(0, 1))
     log = _Log(config, out / "warmup.jsonl")
     known = generate(config.known_world)
-    held_out = teach(system, tokenizer, config.stages[-1], known, 999_999)
+    held_out = teach(lesson, tokenizer, config.stages[-1], known, 999_999)
     for stage in config.stages:
-        data = batches(world_rows(system, tokenizer, stage, known), config)
+        data = batches(world_rows(lesson, tokenizer, stage, known), config)
         for _, batch in zip(range(stage.steps), data, strict=False):
             params, state, metrics = step(params, state, jax.device_put(batch))
             log.step(batch, metrics)

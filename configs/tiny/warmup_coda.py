@@ -1,0 +1,43 @@
+"""The warm start of CoDA on the embedded default, from the shipped policy.
+
+    ragrl warmup --config=configs/tiny/warmup_coda.py --out=DIR
+
+A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "start": "tiny",
+            "learning_rate": 0.01,
+            "tokens": 6144,
+            "buckets": (48, 80, 112, 144, 176, 224, 288, 352),
+            "prompt_weight": 0.0,
+            "log_every": 25,
+            "system": "coda",
+            "recipe": {
+                "style": "coda_tiny",
+                "top_k": 3,
+                "max_turns": 6,
+                "executor_turns": 3,
+                "max_tokens": 56,
+                "temperature": 1.0,
+                "chat": True,
+                "rollouts": 6,
+                "together": True,
+            },
+            "stages": (
+                {
+                    "steps": 200,
+                    "teacher": {"early_stop": 0.15, "misread": 0.15},
+                    "passages": (2, 3, 3),
+                    "worlds_from": 5000000,
+                    "facts": 0,
+                },
+            ),
+        }
+    )
