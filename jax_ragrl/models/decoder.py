@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -377,12 +377,19 @@ def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
 
 def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1) -> Array:
     """`x W + scale (x A) B`, contracting the last `inputs` axes of `x`; no adapter, no term."""
-    y = jnp.tensordot(x, p[name].astype(x.dtype), axes=inputs)
+    y = jnp.tensordot(x, _widened(p[name], x.dtype), axes=inputs)
     if f"{name}_lora_a" not in p:
         return y
     low = jnp.tensordot(x, p[f"{name}_lora_a"].astype(x.dtype), axes=inputs)
     delta = jnp.tensordot(low, p[f"{name}_lora_b"].astype(x.dtype), axes=1)
     return y + jnp.asarray(scale, x.dtype) * delta
+
+
+def _widened(kernel: Any, dtype: jnp.dtype) -> Array:
+    """A kernel in the compute dtype, whether it is an array or quantized (`models/int8.py`)."""
+    if hasattr(kernel, "qvalue"):
+        return kernel.qvalue.astype(dtype) * kernel.scale.astype(dtype)
+    return kernel.astype(dtype)
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:

@@ -266,6 +266,8 @@ def save_decoder(
     """
     if decoder.adapter is not None:
         raise UserError("this decoder carries an adapter: merge_lora it, or save_lora beside it")
+    if any(hasattr(x, "qvalue") for x in decoder.params()["layers"].values()):
+        raise UserError("this decoder's weights are int8: save the one it was made from")
     dtype = dtype or decoder.config.param_dtype
     raw = hf_config.to_hf(decoder.config, dtype) | _special_ids(tokenizer_folder)
     fetch = fetcher(decoder)

@@ -1,0 +1,75 @@
+"""Eight-bit weights: smaller, and nearly the same model."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import decoding
+import hf_reference
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.local import LocalLLM
+from jax_ragrl.models.decoder import DecoderConfig, param_count
+from jax_ragrl.models.hf import load_decoder, save_decoder
+from jax_ragrl.models.int8 import quantize_decoder
+from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.types import LLMRequest, Message, Sampling
+from tests.tiny import tokenizer
+
+GOLDEN = Path(__file__).parent / "golden"
+IDS_BL, MASK_BL = hf_reference.padded_batch(9)
+WIDE = DecoderConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+)
+
+
+def test_logits_stay_near_those_of_the_weights_it_was_made_from():
+    pytest.importorskip("qwix")
+    base = load_decoder(GOLDEN / "qwen2")
+    expected = decoding.logits(base, IDS_BL, MASK_BL)[MASK_BL]
+    actual = decoding.logits(quantize_decoder(base), IDS_BL, MASK_BL)[MASK_BL]
+    assert 0 < np.mean(np.abs(actual - expected)) < 0.04 * np.std(expected)
+    np.testing.assert_array_equal(decoding.logits(base, IDS_BL, MASK_BL)[MASK_BL], expected)
+
+
+def test_projections_take_a_byte_a_parameter():
+    pytest.importorskip("qwix")
+    config = dataclasses.replace(WIDE, param_dtype="bfloat16")
+    small = quantize_decoder(decoding.random_decoder(config))
+    size = sum(x.nbytes for x in jax.tree.leaves(nnx.state(small)))
+    table = config.vocab_size * config.hidden_size
+    assert size < 1.1 * (param_count(config) - table) + 2 * table
+
+
+def test_it_answers_as_a_local_language_model():
+    pytest.importorskip("qwix")
+    config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
+    graph, params = nnx.split(quantize_decoder(decoding.random_decoder(config)), nnx.Param)
+    shapes = Shapes(lengths=(32,), batches=(1,), steps=4)
+    llm = LocalLLM(graph, params, tokenizer(), shapes)
+    request = LLMRequest("answer", (Message("user", "film"),), Sampling(max_tokens=4))
+    assert isinstance(llm.complete([request])[0], str)
+
+
+def test_what_int8_weights_cannot_do_is_refused(tmp_path, monkeypatch):
+    base = load_decoder(GOLDEN / "qwen2")
+    with pytest.raises(UserError, match="merge_lora it before"):
+        quantize_decoder(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    with pytest.raises(UserError, match="pip install qwix"):
+        quantize_decoder(base)
+    monkeypatch.undo()
+    pytest.importorskip("qwix")
+    with pytest.raises(UserError, match="save the one it was made from"):
+        save_decoder(quantize_decoder(base), tmp_path / "out")
