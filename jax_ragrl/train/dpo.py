@@ -121,6 +121,7 @@ def preference_gradient(
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
         logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature).logp_RM
+        assert logp_RM is not None
         answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
         sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]
         real_RP = _by_pair(jnp.abs(sides.sign_RM), sides.pair_RM) > 0

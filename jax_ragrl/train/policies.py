@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 
@@ -47,8 +49,8 @@ class Schedule:
 
     def phase(self, step: int) -> int:
         """The number of the phase of a step; 0 without phases."""
-        ends = np.cumsum([phase.steps for phase in self.phases])
-        return int(min(np.searchsorted(ends, step, side="right"), max(len(ends) - 1, 0)))
+        ends = list(itertools.accumulate(phase.steps for phase in self.phases))
+        return min(bisect.bisect_right(ends, step), max(len(ends) - 1, 0))
 
     def roles(self, step: int, roles: Sequence[str]) -> tuple[str, ...]:
         """The roles trained at a step (from 0), in the order of `roles`.
@@ -87,7 +89,7 @@ def update_all(
     `policy_of` maps roles to policies; a role of none (a frozen one) is never trained. Metrics are
     named `<policy>/...` where there are several policies. The other arguments are as in `update`.
     """
-    after, metrics = dict(policies), {}
+    after, metrics = dict(policies), dict[str, float]()
     for name, (trainer, models) in policies.items():
         own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
         groups = grouped(own, trainer.layout)
