@@ -1,4 +1,9 @@
-"""Supervised fine-tuning: rows of (prompt, target), packed, with a loss on what was written."""
+"""Supervised fine-tuning: rows of (prompt, target), with a loss on what was written.
+
+`imitate` is the policy gradient of demonstrations, each with advantage 1: the trainer, rows and
+step of reinforcement learning. `sft_step` is a step of a loop of one's own, on rows packed in
+order, where prompts may weigh something too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,12 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jax_ragrl.models.decoder import causal_mask
+from jax_ragrl.batch import Rows, Turn, grouped, lay_out
+from jax_ragrl.train.objective import KL, Objective
+from jax_ragrl.train.step import read
+from jax_ragrl.train.targets import Targets
+from jax_ragrl.train.trainer import Models, Trainer
+from jax_ragrl.train.update import fetch, on, optimize, ways
 from jax_ragrl.types import Tensor
 
 
@@ -68,14 +78,28 @@ def pack(
     return batch, left
 
 
+def rows_of(batch: Packed) -> Rows:
+    """The rows that score every token of a packed batch from what stands before it, if it weighs
+    anything. Jittable; M is L, and the last scored token of a row is padding."""
+    at_1L = jnp.arange(batch.ids_RL.shape[1], dtype=jnp.int32)[None]
+    same_RLL = batch.segments_RL[:, :, None] == batch.segments_RL[:, None, :]
+    last_RL = jnp.max(jnp.where(same_RLL, at_1L[:, None, :], 0), axis=2)
+    return Rows(
+        ids_RL=batch.ids_RL,
+        positions_RL=batch.positions_RL,
+        until_RL=jnp.where(batch.segments_RL > 0, last_RL, at_1L) + 1,
+        source_RM=jnp.broadcast_to(at_1L, batch.ids_RL.shape),
+        target_RM=jnp.roll(batch.ids_RL, -1, axis=1),
+        mask_RM=jnp.roll(batch.weight_RL > 0, -1, axis=1).at[:, -1].set(False),
+    )
+
+
 def token_losses(graph: Any, params: Any, batch: Packed) -> tuple[Array, Array]:
-    """Cross-entropy of every next token, float32 `[R, L-1]`, and whether it was the likeliest."""
-    model = nnx.merge(graph, params)
-    hidden_RLD, _ = model(batch.ids_RL, batch.positions_RL, causal_mask(batch.segments_RL))
-    logits_RLV = model.logits(hidden_RLD[:, :-1])
-    target_RL = batch.ids_RL[:, 1:]
-    loss_RL = optax.softmax_cross_entropy_with_integer_labels(logits_RLV, target_RL)
-    return loss_RL, jnp.argmax(logits_RLV, axis=-1) == target_RL
+    """Cross-entropy of every next token, float32 `[R, L-1]`, and whether it was the likeliest; 0
+    and False where the token weighs nothing."""
+    reading = read(nnx.merge(graph, params), rows_of(batch), jnp.ones(()))
+    assert reading.logp_RM is not None and reading.likeliest_RM is not None
+    return -reading.logp_RM[:, :-1], reading.likeliest_RM[:, :-1]
 
 
 def sft_step(
@@ -92,5 +116,35 @@ def sft_step(
 
     (loss, accuracy), grads = jax.value_and_grad(mean_loss, has_aux=True)(params)
     updates, state = optimizer.update(grads, state, params)
-    metrics = {"loss": loss, "token_accuracy": accuracy, "grad_norm": optax.global_norm(grads)}
+    metrics = {"loss": loss, "token_accuracy": accuracy, "grad_norm": optax.tree.norm(grads)}
     return optax.apply_updates(params, updates), state, metrics
+
+
+# No ratio, no reference, no critic; every token's advantage is 1.
+IMITATION = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+
+
+def imitate(
+    trainer: Trainer, models: Models, examples: Sequence[Example]
+) -> tuple[Models, dict[str, float]]:
+    """One optimizer step on the mean cross-entropy of the targets' tokens, at temperature 1.
+
+    Metrics: `loss` and `grad_norm`, `entropy` and `tokens`, `skipped`. An example longer than the
+    longest row is left out.
+    """
+    turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(examples)]
+    groups = grouped(turns, trainer.layout)
+    if not groups:
+        return models, {}
+    trainer = trainer._replace(objective=IMITATION, critic=None, temperature=1.0)
+    part = lay_out(groups, trainer.roles, trainer.layout, ways(trainer.mesh))
+    count = np.float32(sum(int(batch.rows.mask_RM.sum()) for batch in part))
+    ones = [batch.rows.mask_RM.astype(np.float32) for batch in part]
+    targets = [Targets(advantage=x, weight=x / count) for x in ones]
+    with on(trainer.mesh):
+        models, sums = optimize(trainer, models, part, targets)
+    metrics = {name: float(x) for name, x in fetch(sums).items()}
+    metrics["loss"] = metrics.pop("loss/policy")
+    metrics["entropy"] /= metrics["tokens"]
+    del metrics["clipped"]
+    return models, metrics

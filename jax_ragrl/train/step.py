@@ -159,14 +159,14 @@ def gradient(
         loss = jnp.zeros(())
         if reading.logp_RM is not None:
             loss, sums = _policy_terms(objective, reading, targets, rows.mask_RM, kl_coefficient)
-        if reading.value_RM is not None:
+        if reading.value_RM is not None and targets.returns is not None:
             value = jnp.sum(_value_terms(objective, reading, targets, rows.mask_RM))
             scale = objective.value_coefficient if objective.critic == "shared" else 1.0
             loss, sums = loss + scale * value, sums | {"loss/value": value}
         return loss, sums
 
     grads, sums = jax.grad(loss_of, has_aux=True)(params)
-    return Gradient(_laid_out(grads, layout), sums)
+    return Gradient(laid_out(grads, layout), sums)
 
 
 def layout_of(params: Any) -> tuple[Any, ...]:
@@ -174,7 +174,8 @@ def layout_of(params: Any) -> tuple[Any, ...]:
     return tuple(x.sharding for x in jax.tree.leaves(params))
 
 
-def _laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
+def laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
+    """A tree inside a jitted function, its leaves sharded as `layout` says, if it says anything."""
     if layout is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)

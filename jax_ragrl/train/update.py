@@ -54,7 +54,7 @@ def update(
     """
     if not groups:
         return models, {}
-    with _on(trainer.mesh):
+    with on(trainer.mesh):
         parts = _split(groups, trainer, rng)
         flat = [batch for part in parts for batch in part]
         scored = scored_actions(trainer, models, flat, number_N, sampled)
@@ -62,22 +62,28 @@ def update(
         seen = []
         for _ in range(trainer.optimizer.epochs):
             for part, chosen in zip(parts, targets, strict=True):
-                models, sums = _optimize(trainer, models, part, chosen)
+                models, sums = optimize(trainer, models, part, chosen)
                 seen.append(sums)
     metrics = _means(fetch(seen)) | describe(trainer.roles, joined(flat), scored, advantage_AT)
     return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
 
 
-def _on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+def on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """The context to compute in."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def ways(mesh: Mesh | None) -> int:
+    """Among how many devices a batch is split."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _split(groups: Sequence[Group], trainer: Trainer, rng: random.Random) -> list[list[Batch]]:
     """Random minibatches of groups, each laid out as batches of rows."""
     mixed = shuffled(rng, groups)
     count = min(trainer.optimizer.minibatches, len(mixed))
-    ways = 1 if trainer.mesh is None else trainer.mesh.shape["data"] * trainer.mesh.shape["fsdp"]
-    return [lay_out(mixed[i::count], trainer.roles, trainer.layout, ways) for i in range(count)]
+    parts = [mixed[i::count] for i in range(count)]
+    return [lay_out(p, trainer.roles, trainer.layout, ways(trainer.mesh)) for p in parts]
 
 
 def place(trainer: Trainer, tree: Any) -> Any:
@@ -188,7 +194,7 @@ def token_weights(
     return role_sum_weights(mask_AT, joined(part).role_A, by_role), pooled_AT
 
 
-def _optimize(
+def optimize(
     trainer: Trainer, models: Models, part: Sequence[Batch], targets: Sequence[Targets]
 ) -> tuple[Models, dict[str, Any]]:
     """One optimizer step of each model on a minibatch, its gradients summed exactly."""

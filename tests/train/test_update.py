@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 
 import jax
@@ -13,7 +12,7 @@ from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, grouped
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
+from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.train import update as module
@@ -25,46 +24,20 @@ from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
 from jax_ragrl.train.update import update
 from tests.tiny import policy
 from tests.train import reference
-
-ROLES = ("planner", "executor")
-LAYOUT = Layout(lengths=(16,), tokens=64)
-HEAT = 0.8
-CONFIG = DecoderConfig(
-    vocab_size=12,
-    hidden_size=4,
-    intermediate_size=4,
-    num_layers=0,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=4,
-    tie_embeddings=False,
+from tests.train.bigram import (
+    DEEP,
+    GRPO,
+    GRPO_ADAM,
+    HEAT,
+    LAYOUT,
+    PPO,
+    PPO_ADAM,
+    ROLES,
+    bigram,
+    deep,
+    named,
+    prepared,
 )
-PPO = Objective(kl=KL(coefficient=0.1), aggregation="role_sum", role_weights=(("planner", 2.0),))
-PPO_ADAM = Optimizer(0.05, 0.1, epochs=2, max_grad_norm=0.5)
-GRPO = Objective(
-    ratio="dual_clip",
-    eps_high=0.28,
-    dual=1.5,
-    critic="none",
-    advantage="group_normalised",
-    kl=KL("loss", "k3", 0.05),
-    entropy=0.02,
-    aggregation="sequence_mean",
-)
-GRPO_ADAM = Optimizer(0.1, schedule="constant", epochs=3)
-
-
-DEEP = dataclasses.replace(CONFIG, num_layers=1)
-
-
-@functools.cache
-def bigram(seed: int = 0) -> Decoder:
-    return Decoder(CONFIG, rngs=nnx.Rngs(seed))
-
-
-@functools.cache
-def deep() -> Decoder:
-    return Decoder(DEEP, rngs=nnx.Rngs(0))
 
 
 def turns() -> list[Turn]:
@@ -84,19 +57,9 @@ def number_of(nodes: int = 6) -> np.ndarray:
     return np.random.default_rng(4).normal(size=nodes).astype(np.float32)
 
 
-def prepared(objective: Objective, optimizer: Optimizer, decoder: Decoder | None = None, **kw):
-    return prepare(decoder or bigram(), objective, optimizer, LAYOUT, ROLES, HEAT, 1, **kw)
-
-
 def run(trainer: Trainer, models: Models, made: list[Turn] | None = None, sampled=None):
     groups = grouped(made or turns(), LAYOUT)
     return update(trainer, models, groups, number_of(), sampled or {}, random.Random(0))
-
-
-def named(params, *path: str) -> dict[str, np.ndarray]:
-    """Parameters by the reference's names, in float64; those of layers are empty."""
-    flat = {name.split("/")[-2]: x for name, x in by_path(jax.device_get(params)).items()}
-    return {name: x.astype(np.float64) for name, x in flat.items() if x.size}
 
 
 @pytest.mark.parametrize("kind", ["PPO", "GRPO", "policy gradient"])
@@ -249,26 +212,21 @@ def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(tmp_path)
 
 
 def test_a_mesh_takes_the_step_that_one_device_takes_and_resumes(tmp_path):
-    mesh = make_mesh((4, 2, 1))
+    mesh, adam = make_mesh((1, 2, 1), jax.devices()[:2]), Optimizer(0.1)
     decoder = init_sharded(DEEP, mesh, nnx.Rngs(0))
-    trainer, models = prepared(PPO, PPO_ADAM, decoder, mesh=mesh)
+    trainer, models = prepared(GRPO, adam, decoder, mesh=mesh)
     models, _ = run(trainer, models)
-    assert models.policy.opt_state[1][0].mu["embed"][...].addressable_shards[0].data.shape == (
-        12,
-        2,
-    )
+    first_moment = models.policy.opt_state[1][0].mu["embed"][...]
+    assert first_moment.addressable_shards[0].data.shape == (12, 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, models, {})
-    restored, _ = checkpoints.restore(1, prepared(PPO, PPO_ADAM, decoder, mesh=mesh)[1])
+    restored, _ = checkpoints.restore(1, prepared(GRPO, adam, decoder, mesh=mesh)[1])
     checkpoints.close()
     again, _ = run(trainer, restored)
-    single, one = prepared(PPO, PPO_ADAM, deep())
+    single, one = prepared(GRPO, adam, deep())
     expected, _ = run(single, run(single, one)[0])
-    for a, b in zip(
-        jax.tree.leaves(jax.device_get(again)),
-        jax.tree.leaves(jax.device_get(expected)),
-        strict=True,
-    ):
+    found, wanted = (jax.tree.leaves(jax.device_get(m)) for m in (again, expected))
+    for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 

@@ -1,0 +1,140 @@
+"""Direct preference optimisation: pairs of answers after one prompt, of which one is preferred."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.batch import Batch, Group, Rows, Turn, grouped, lay_out
+from jax_ragrl.errors import UserError
+from jax_ragrl.losses import dpo_loss
+from jax_ragrl.train.step import Gradient, add, apply, laid_out, layout_of, read, score
+from jax_ragrl.train.trainer import Models, Trainer, scalar
+from jax_ragrl.train.update import fetch, on, place, ways
+from jax_ragrl.types import Tensor
+
+
+class Pair(NamedTuple):
+    """Two answers of a role to one prompt, as ids."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    role: str
+
+
+class Sides(NamedTuple):
+    """Of each scored token `[R, M]`: int32 the number of its pair in the row (M on padding), and
+    float32 its sign: 1 in a chosen answer, -1 in a rejected one, 0 on padding."""
+
+    pair_RM: Tensor
+    sign_RM: Tensor
+
+
+def dpo_update(
+    trainer: Trainer, models: Models, pairs: Sequence[Pair], *, beta: float = 0.1
+) -> tuple[Models, dict[str, float]]:
+    """One optimizer step on the mean loss of some pairs, against the trainer's reference.
+
+    Metrics: `loss/dpo`, `right` (the share of pairs whose chosen answer gained more), `grad_norm`,
+    `skipped`. Raises `UserError` where there is no reference, and for a pair longer than a row.
+    """
+    if models.reference is None:
+        raise UserError("DPO needs a reference, but objective.kl.where is 'none': name a place")
+    batches = lay_out(_groups(trainer, pairs), trainer.roles, trainer.layout, ways(trainer.mesh))
+    net, learner = trainer.policy, models.policy
+    heat, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
+    layout = None if trainer.mesh is None else layout_of(learner.params)
+    total: Gradient | None = None
+    with on(trainer.mesh):
+        for batch in batches:
+            rows, sides = place(trainer, (batch.rows, sides_of(batch)))
+            reference = score(net.graph, models.reference, net.frozen, rows, heat).logp_RM
+            one = preference_gradient(
+                *(net.graph, learner.params, net.frozen, rows, sides, reference, heat, share),
+                beta=beta,
+                layout=layout,
+            )
+            total = one if total is None else add(total, one)
+        assert total is not None, "there is at least one pair"
+        learner, stepped = apply(net.optimizer, learner, total.grads)
+    metrics = {name: float(x) for name, x in fetch(total.sums | stepped).items()}
+    return models._replace(policy=learner), metrics
+
+
+def _groups(trainer: Trainer, pairs: Sequence[Pair]) -> list[Group]:
+    """A group a pair: node `2 i` is the chosen answer of pair `i`, and `2 i + 1` the rejected."""
+    groups = []
+    for i, pair in enumerate(pairs):
+        answers = enumerate((pair.chosen, pair.rejected))
+        turns = [Turn(2 * i + k, pair.role, pair.prompt, ids) for k, ids in answers]
+        made = grouped(turns, trainer.layout)
+        if len(made) != 1 or len(made[0].turns) != 2:
+            size = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
+            raise UserError(
+                f"pair {i} has {size} tokens, more than a row of {trainer.layout.lengths[-1]}: "
+                "leave it out, or raise layout.lengths"
+            )
+        groups += made
+    return groups
+
+
+def sides_of(batch: Batch) -> Sides:
+    """Whose answer each scored token of a batch of pairs is."""
+    shape = batch.rows.mask_RM.shape
+    sides = Sides(np.full(shape, shape[1], np.int32), np.zeros(shape, np.float32))
+    numbers: dict[int, int] = {}
+    counts = [0] * shape[0]
+    for node, _, r, first, size in zip(*batch.actions, strict=True):
+        pair, rejected = divmod(int(node), 2)
+        if pair not in numbers:
+            numbers[pair] = counts[r]
+            counts[r] += 1
+        sides.pair_RM[r, first : first + size] = numbers[pair]
+        sides.sign_RM[r, first : first + size] = -1 if rejected else 1
+    return sides
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "beta", "layout"))
+def preference_gradient(
+    graph: Any,
+    params: Any,
+    frozen: Any,
+    rows: Rows,
+    sides: Sides,
+    ref_logp_RM: Array,
+    temperature: Array,
+    share: Array,
+    *,
+    beta: float,
+    layout: tuple[Any, ...] | None = None,
+) -> Gradient:
+    """The gradient of the pairs' losses, each weighing `share`, and so weighted sums of `loss/dpo`
+    and `right`. `layout` as in `step.gradient`."""
+
+    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
+        logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature).logp_RM
+        assert logp_RM is not None
+        answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
+        sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]
+        real_RP = _by_pair(jnp.abs(sides.sign_RM), sides.pair_RM) > 0
+        loss = share * jnp.sum(dpo_loss(*sums, beta=beta), where=real_RP)
+        gained_RP = (sums[0] - sums[2]) - (sums[1] - sums[3])
+        right = share * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
+        return loss, {"loss/dpo": loss, "right": right}
+
+    grads, sums = jax.grad(loss_of, has_aux=True)(params)
+    return Gradient(laid_out(grads, layout), sums)
+
+
+def _by_pair(x_RM: Array, pair_RM: Array) -> Array:
+    """Sums over the tokens of each pair of a row, `[R, P]`; padding is dropped."""
+    add_up = functools.partial(jax.ops.segment_sum, num_segments=x_RM.shape[1])
+    return jax.vmap(add_up)(x_RM, pair_RM)

@@ -1,0 +1,111 @@
+"""Several policies: which roles are trained at a step, and each policy updated on its own turns."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jax_ragrl.batch import Turn, grouped
+from jax_ragrl.errors import UserError
+from jax_ragrl.train.trainer import Models, Trainer, refresh
+from jax_ragrl.train.update import update
+
+Policies = Mapping[str, tuple[Trainer, Models]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of a run in which some roles are trained and the others only act."""
+
+    steps: int
+    roles: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which roles are trained when: all at every step, unless one of these says otherwise.
+
+    Fields:
+      phases: one after another, the last to the end of the run (OPERA: plan, analysis, rewrite).
+      every: pairs of role and period: the role is trained at each step that its period divides
+        (MMOA-RAG's ablations). A role that is not named is trained at every step.
+      together: so many first steps train all roles, whatever `every` says.
+    """
+
+    phases: tuple[Phase, ...] = ()
+    every: tuple[tuple[str, int], ...] = ()
+    together: int = 0
+
+    def __post_init__(self) -> None:
+        if self.phases and self.every:
+            raise UserError("schedule has phases and every: give one of them")
+        if any(phase.steps < 1 for phase in self.phases) or any(n < 1 for _, n in self.every):
+            raise UserError("schedule has a phase or a period below 1: leave it out instead")
+
+    def phase(self, step: int) -> int:
+        """The number of the phase of a step; 0 without phases."""
+        ends = list(itertools.accumulate(phase.steps for phase in self.phases))
+        return min(bisect.bisect_right(ends, step), max(len(ends) - 1, 0))
+
+    def roles(self, step: int, roles: Sequence[str]) -> tuple[str, ...]:
+        """The roles trained at a step (from 0), in the order of `roles`.
+
+        Raises `UserError` where the schedule names a role that is not among them.
+        """
+        named = {role for phase in self.phases for role in phase.roles} | {r for r, _ in self.every}
+        if unknown := sorted(named - set(roles)):
+            raise UserError(f"schedule names role {unknown[0]!r}: use some of {', '.join(roles)}")
+        if self.phases:
+            return tuple(r for r in roles if r in self.phases[self.phase(step)].roles)
+        period = dict(self.every)
+        early = step < self.together
+        return tuple(r for r in roles if early or step % period.get(r, 1) == 0)
+
+    def begins(self, step: int) -> bool:
+        """Whether another phase begins with a step: references are refreshed before it."""
+        return step > 0 and self.phase(step) != self.phase(step - 1)
+
+    def updates(self, steps: int, roles: Sequence[str], own: Sequence[str]) -> int:
+        """In how many of `steps` some role of `own`, a policy's, is trained."""
+        return sum(bool(set(own) & set(self.roles(step, roles))) for step in range(steps))
+
+
+def update_all(
+    policies: Policies,
+    policy_of: Mapping[str, str],
+    roles: Sequence[str],
+    turns: Sequence[Turn],
+    number_N: np.ndarray,
+    sampled: Mapping[int, Sequence[float]],
+    rng: random.Random,
+) -> tuple[dict[str, tuple[Trainer, Models]], dict[str, float]]:
+    """Every policy updated on the turns of its roles, among the `roles` trained at this step.
+
+    `policy_of` maps roles to policies; a role of none (a frozen one) is never trained. Metrics are
+    named `<policy>/...` where there are several policies. The other arguments are as in `update`.
+    """
+    after, metrics = dict(policies), dict[str, float]()
+    for name, (trainer, models) in policies.items():
+        own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
+        groups = grouped(own, trainer.layout)
+        models, seen = update(trainer, models, groups, number_N, sampled, rng)
+        after[name] = trainer, models
+        prefix = f"{name}/" if len(policies) > 1 else ""
+        metrics |= {f"{prefix}{key}": value for key, value in seen.items()}
+    return after, metrics
+
+
+def refreshed(policies: Policies) -> dict[str, tuple[Trainer, Models]]:
+    """The policies, each with itself as it is now for a reference where it has one."""
+    return {name: (trainer, _refreshed(models)) for name, (trainer, models) in policies.items()}
+
+
+def _refreshed(models: Models) -> Models:
+    if models.reference is None:
+        return models
+    return models._replace(reference=refresh(models.policy.params))

@@ -1,0 +1,101 @@
+"""Schedules, and several policies updated each on its own turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.batch import Turn
+from jax_ragrl.errors import UserError
+from jax_ragrl.train.policies import Phase, Schedule, refreshed, update_all
+from tests.train.bigram import GRPO, GRPO_ADAM, ROLES, deep, named, prepared
+
+TRIO = ("plan", "analysis", "rewrite")
+STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
+EVERY = Schedule(every=(("plan", 3), ("rewrite", 2)), together=2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), ["par"] * 8),
+        (STAGED, ["p", "p", "p", "ar", "ar", "ar", "ar", "ar"]),
+        (EVERY, ["par", "par", "ar", "pa", "ar", "a", "par", "a"]),
+    ],
+)
+def test_a_schedule_says_which_roles_train_at_a_step(schedule, expected):
+    found = ["".join(r[0] for r in schedule.roles(step, TRIO)) for step in range(8)]
+    assert found == expected
+    assert schedule.updates(8, TRIO, ("plan",)) == sum("p" in step for step in expected)
+
+
+def test_references_are_refreshed_where_another_phase_begins_and_nowhere_else():
+    assert [step for step in range(8) if STAGED.begins(step)] == [3]
+    assert not any(s.begins(step) for s in (Schedule(), EVERY) for step in range(8))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Schedule(STAGED.phases, EVERY.every), "give one of them"),
+        (lambda: Schedule(every=(("plan", 0),)), "below 1"),
+        (lambda: STAGED.roles(0, ("plan", "judge")), "names role 'analysis': use some of plan"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def two_policies():
+    """Two policies of different depth, each of one role."""
+    objective = dataclasses.replace(GRPO, aggregation="token_mean")
+    small = prepared(objective, GRPO_ADAM)
+    return {"a": small, "b": prepared(objective, GRPO_ADAM, deep())}
+
+
+def turns() -> list[Turn]:
+    return [Turn(i, ROLES[i % 2], (1, 2, 3), (4 + i, 5)) for i in range(4)]
+
+
+def test_each_policy_is_updated_on_the_turns_of_its_trained_roles():
+    number_N = np.array([1.0, 1.0, -1.0, -1.0], np.float32)
+    policy_of = dict(zip(ROLES, "ab", strict=True))
+
+    def after(roles):
+        arguments = (turns(), number_N, {}, random.Random(0))
+        return update_all(two_policies(), policy_of, roles, *arguments)
+
+    before = {k: named(m.policy.params) for k, (_, m) in two_policies().items()}
+
+    def moved(policies) -> set[str]:
+        now = {k: named(m.policy.params)["embed"] for k, (_, m) in policies.items()}
+        return {k for k in now if np.abs(now[k] - before[k]["embed"]).max() > 0}
+
+    both, metrics = after(ROLES)
+    assert moved(both) == {"a", "b"}
+    assert {name.split("/")[0] for name in metrics} == {"a", "b"}
+    first, metrics = after(ROLES[:1])
+    assert moved(first) == {"a"}
+    assert {name.split("/")[0] for name in metrics} == {"a"}
+    alone = named(first["a"][1].policy.params)
+    for name, x in named(both["a"][1].policy.params).items():
+        np.testing.assert_array_equal(x, alone[name])
+
+
+def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
+    policies = two_policies()
+    arguments = (turns(), np.ones(4, np.float32), {}, random.Random(0))
+    policies, _ = update_all(policies, dict(zip(ROLES, "ab", strict=True)), ROLES, *arguments)
+    for _, models in refreshed(policies).values():
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            jax.device_get(models.reference),
+            jax.device_get(models.policy.params),
+        )
+        leaves = (jax.tree.leaves(m) for m in (models.reference, models.policy.params))
+        assert not any(a is b for a, b in zip(*leaves, strict=True))

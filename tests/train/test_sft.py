@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_ragrl.batch import Turn
+from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.sft import Example, Packed, imitate, pack, token_losses
+from tests.tiny import policy
+from tests.train import reference
+from tests.train.bigram import GRPO, named, prepared
+
+ADAM = Optimizer(0.1, schedule="constant", max_grad_norm=0.3)
+
+
+def examples(seed: int = 0, most: int = 250) -> list[Example]:
+    draw = np.random.default_rng(seed)
+    some = lambda n: tuple(draw.integers(3, most, n).tolist())  # noqa: E731
+    return [Example(some(2 + i), some(1 + i % 3), "planner") for i in range(6)]
+
+
+def test_an_imitated_example_equals_cross_entropy_in_float64():
+    trainer, models = prepared(GRPO, ADAM)
+    made = examples(most=12)
+    turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(made)]
+    tokens, params = reference.Tokens.of(turns), named(models.policy.params)
+    adam = reference.Adam(ADAM, ADAM.policy_lr, 1)
+
+    def loss(params) -> float:
+        return float(-reference.logps(params, tokens, 1.0)[0].mean())
+
+    for _ in range(2):
+        expected = loss(params)
+        models, metrics = imitate(trainer, models, made)
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+        assert metrics["tokens"] == len(tokens.target)
+        params = adam.step(params, reference.difference(loss, params))
+        for name, x in named(models.policy.params).items():
+            np.testing.assert_allclose(x, params[name], atol=2e-4, err_msg=name)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def losses(graph, params, batch: Packed):
+    return token_losses(graph, params, batch)
+
+
+def test_packed_examples_have_the_losses_of_examples_alone():
+    """Prompt tokens weigh a little; every token but an example's first is scored once."""
+    made = examples()
+    batch, left = pack(made, 3, 32, prompt_weight=0.1)
+    assert not left and (batch.segments_RL.max(axis=1) > 1).any()
+    packed = jax.device_get(losses(*policy(), jax.device_put(batch)))[0]
+    found = sorted(packed[batch.weight_RL[:, 1:] > 0].tolist())
+    alone = []
+    for example in made:
+        one, _ = pack([example], 3, 32, prompt_weight=0.1)
+        each = jax.device_get(losses(*policy(), jax.device_put(one)))[0]
+        alone += each[one.weight_RL[:, 1:] > 0].tolist()
+    assert len(found) == sum(len(e.prompt) + len(e.target) - 1 for e in made)
+    np.testing.assert_allclose(found, sorted(alone), atol=1e-5)
+
+
+def test_nothing_to_imitate_changes_nothing():
+    trainer, models = prepared(GRPO, ADAM)
+    assert imitate(trainer, models, [])[0] is models
+    assert isinstance(models.policy.params, nnx.State)
