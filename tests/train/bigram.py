@@ -8,10 +8,11 @@ import functools
 
 import jax
 import numpy as np
-from flax import nnx
+from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, logical_axes, weights
+from jax_ragrl.sharding import tree_shardings
 from jax_ragrl.train.checkpoint import by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
@@ -42,20 +43,35 @@ GRPO = Objective(
     entropy=0.02,
     aggregation="sequence_mean",
 )
+STEERED = dataclasses.replace(GRPO, kl=KL("loss", "k3", 0.1, target=3.0, horizon=60.0, floor=0.05))
 GRPO_ADAM = Optimizer(0.1, schedule="constant", epochs=3)
 
 
 DEEP = dataclasses.replace(CONFIG, num_layers=1)
 
 
+def drawn(config: DecoderConfig, seed: int = 0, mesh: Mesh | None = None) -> Decoder:
+    """Random weights from NumPy: compiling the initialisation would take longer than a test."""
+    rng = np.random.default_rng(seed)
+
+    def draw(w: Weight) -> np.ndarray:
+        return np.asarray(w.fill + w.std * rng.normal(size=w.shape), np.float32)
+
+    arrays = jax.tree.map(draw, weights(config), is_leaf=lambda x: isinstance(x, Weight))
+    layout = None
+    if mesh is not None:
+        layout = tree_shardings(logical_axes(config), arrays, mesh)
+    return Decoder.from_params(config, jax.device_put(arrays, layout))
+
+
 @functools.cache
 def bigram(seed: int = 0) -> Decoder:
-    return Decoder(CONFIG, rngs=nnx.Rngs(seed))
+    return drawn(CONFIG, seed)
 
 
 @functools.cache
 def deep() -> Decoder:
-    return Decoder(DEEP, rngs=nnx.Rngs(0))
+    return drawn(DEEP)
 
 
 def prepared(

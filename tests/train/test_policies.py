@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import jax
@@ -11,8 +10,9 @@ import pytest
 
 from jax_ragrl.batch import Turn
 from jax_ragrl.errors import UserError
+from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Phase, Schedule, refreshed, update_all
-from tests.train.bigram import GRPO, GRPO_ADAM, ROLES, deep, named, prepared
+from tests.train.bigram import ROLES, STEERED, deep, named, prepared
 
 TRIO = ("plan", "analysis", "rewrite")
 STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
@@ -53,9 +53,8 @@ def test_a_schedule_that_cannot_be_is_refused(make, words):
 
 def two_policies():
     """Two policies of different depth, each of one role."""
-    objective = dataclasses.replace(GRPO, aggregation="token_mean")
-    small = prepared(objective, GRPO_ADAM)
-    return {"a": small, "b": prepared(objective, GRPO_ADAM, deep())}
+    adam = Optimizer(0.1)
+    return {"a": prepared(STEERED, adam), "b": prepared(STEERED, adam, deep())}
 
 
 def turns() -> list[Turn]:

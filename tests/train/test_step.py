@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -139,15 +140,14 @@ def test_no_program_holds_the_logits_of_a_whole_batch():
 
 
 def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():
-    """Its gradient is linear in the coefficient, and without it the policy's own."""
+    """On the trunk the policy's own gradient is added to it."""
     both = ActorCritic(nnx.merge(*policy()))
     both.head.kernel[...] = jax.device_put(np.linspace(-1, 1, 16, dtype=np.float32))
     model, batches = nnx.split(both, nnx.Param), together(siblings())
-    shared = {"critic": "shared", "advantage": "gae", "kl": KL("none")}
-    plain = Objective(critic="none", advantage="group_centred", kl=KL("none"))
-    alone = total_gradient(policy(), batches, plain)
+    shared = dataclasses.replace(GRPO, critic="shared", advantage="gae", value_coefficient=0.5)
+    alone = total_gradient(policy(), batches, GRPO)
     value = total_gradient(critic(), batches, PPO)
-    found = total_gradient(model, batches, Objective(**shared, value_coefficient=0.5))
+    found = total_gradient(model, batches, shared)
     expected = jax.tree.map(lambda p, v: p + 0.5 * v, alone.grads, value.grads["trunk"])
     assert_close(Gradient(found.grads["policy"], {}), Gradient(expected, {}))
     head = jax.tree.map(lambda v: 0.5 * v, value.grads["head"])
