@@ -55,13 +55,14 @@ def compare(setting: Setting) -> dict[str, Any]:
     shapes = Shapes()
     llm = _language_model(setting.llm, setting.style, shapes)
     decoder, tokenizer = load_policy(setting.policy)
-    graph, params = nnx.split(decoder, nnx.Param)
-    policy = PolicySampler(graph, params, tokenizer, shapes, greedy=True)
+    split = nnx.split(decoder, nnx.Param)
     table: dict[str, Any] = {"questions": len(questions), "llm": llm.name}
     if any(question.gold for question in questions):
         table |= recall(retriever, questions)
     for name in setting.systems:
         system = SYSTEMS[name](setting.style, setting.top_k)
+        models = {role.policy: split for role in system.roles.values()}
+        policy = PolicySampler(models, tokenizer, shapes, greedy=True)
         sampler = policy if system.roles else NoSampler()
         environment = Environment(sampler, retriever, llm, tokenizer.count)
         table[name] = evaluate(system, questions, environment).summary()

@@ -22,16 +22,18 @@ from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems import c3po, coda, mmoa_rag
+from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.policies import Schedule
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
@@ -103,7 +105,10 @@ class Run:
 class Job:
     """A whole training run; the fields are the sections of its config file.
 
-    `train_forced` keeps actions that were forced in the update, scored under the current policy.
+    `policy` is the folder that every policy of the system starts from, except those that `policies`
+    names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
+    keeps actions that were forced in the update, scored under the current policy. `compute` and
+    `remat` are the dtype of forward and backward passes and what the latter computes again.
     """
 
     run: Run
@@ -116,8 +121,18 @@ class Job:
     shapes: Shapes = Shapes()
     layout: Layout = Layout()
     policy: str = TINY
+    policies: tuple[tuple[str, str], ...] = ()
+    lora: LoRAConfig | None = None
+    schedule: Schedule = Schedule()
+    compute: str = "float32"
+    remat: str = "none"
     train_forced: bool = True
     seed: int = 0
+
+    @property
+    def policy_of(self) -> dict[str, str]:
+        """The policy of each role."""
+        return {name: role.policy for name, role in self.recipe.system.roles.items()}
 
     @property
     def temperature(self) -> float:
@@ -128,7 +143,12 @@ class Job:
         return heats.pop()
 
 
-SYSTEMS: Mapping[str, Any] = {"c3po": c3po, "coda": coda, "mmoa_rag": mmoa_rag}
+SYSTEMS: Mapping[str, Any] = {
+    "c3po": c3po,
+    "coda": coda,
+    "mmoa_rag": mmoa_rag,
+    "mao_arag": mao_arag,
+}
 
 
 def load_job(values: Mapping[str, Any]) -> Job:
@@ -148,13 +168,17 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
 
 
 class Parts(NamedTuple):
-    """What a run acts on."""
+    """What a run acts on; `policies` are decoders by name, as they are before training."""
 
     questions: Mapping[str, tuple[Question, ...]]
     retriever: Retriever
     llm: FrozenLLM
-    policy: Decoder
+    policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
+
+    def models(self) -> dict[str, tuple[Any, Any]]:
+        """The policies as a sampler takes them."""
+        return {name: nnx.split(policy, nnx.Param) for name, policy in self.policies.items()}
 
     def environment(self, sampler: ActionSampler) -> Environment:
         """What a rollout acts on, with calls measured in the policy's tokens."""
@@ -164,10 +188,31 @@ class Parts(NamedTuple):
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
     corpus, questions, world = load_data(job.data)
-    policy, tokenizer = load_policy(job.policy)
+    policies, tokenizer = load_policies(job)
     retriever = search(corpus, job.index, workdir)
     llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes)
-    return Parts(questions, retriever, llm, policy, tokenizer)
+    return Parts(questions, retriever, llm, policies, tokenizer)
+
+
+def load_policies(job: Job) -> tuple[dict[str, Decoder], ChatTokenizer]:
+    """Every policy of the system, and the tokenizer that they share."""
+    names = sorted(set(job.policy_of.values()))
+    folders = dict.fromkeys(names, job.policy) | dict(job.policies)
+    if unknown := sorted(set(folders) - set(names)):
+        raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
+    loaded = {folder: load_policy(folder) for folder in set(folders.values())}
+    tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
+    if len(tokenizers) > 1:
+        raise UserError(
+            f"policies {sorted(loaded)} have different tokenizers: a run needs one vocabulary"
+        )
+    policies = {name: loaded[folder][0] for name, folder in folders.items()}
+    if job.lora is not None:
+        policies = {
+            name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
+            for i, (name, policy) in enumerate(policies.items())
+        }
+    return policies, loaded[folders[names[0]]][1]
 
 
 def load_data(
