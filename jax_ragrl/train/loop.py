@@ -26,6 +26,7 @@ from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.policies import Policies, refreshed, update_all
@@ -77,13 +78,24 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
 def begin(job: Job, parts: Parts) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles, steps = tuple(job.policy_of), job.run.steps
-    policies = {}
+    policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
     for name, decoder in parts.policies.items():
         own = [role for role, policy in job.policy_of.items() if policy == name]
         updates = job.schedule.updates(steps, roles, own)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
-        policies[name] = prepare(decoder, *choices, compute=job.compute, remat=job.remat)
+        policies[name] = prepare(
+            decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
+        )
     return policies
+
+
+def allowed_tokens(job: Job, tokenizer: ChatTokenizer) -> np.ndarray | None:
+    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask."""
+    patterns = [role.tokens for role in job.recipe.system.roles.values()]
+    if not any(patterns):
+        return None
+    masks = [tokenizer.allowed(pattern) for pattern in patterns]
+    return np.stack([np.ones(len(tokenizer), bool) if mask is None else mask for mask in masks])
 
 
 def trained_state(policies: Policies) -> dict[str, Models]:
