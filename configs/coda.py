@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
             },
             "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
             "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "llm": {"kind": "none"},
             "objective": {
                 "ratio": "dual_clip",
                 "eps_low": 0.2,

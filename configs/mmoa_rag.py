@@ -67,6 +67,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 },
                 "penalties": PENALTIES[preset],
             },
+            "llm": {"kind": "none"},
             "objective": {
                 "ratio": "clip",
                 "critic": "shared",

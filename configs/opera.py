@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
             },
             "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
             "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "llm": {"kind": "none"},
             # Equations 2 to 4: no ratio, no clip, and the log-probability of a whole action.
             "objective": {
                 "ratio": "none",
@@ -49,8 +50,15 @@ def get_config() -> ConfigDict:
                 "aggregation": "token_mean",
             },
             "optimizer": {"policy_lr": 5e-6, "schedule": "constant", "epochs": 1},
-            # 3,000 questions, 64 an update, three epochs.
-            "run": {"steps": 141, "questions": 64, "save_every": 20, "eval_every": 20},
+            # 3,000 questions, 64 an update; three epochs of plans, two of each other role.
+            "schedule": {
+                "phases": (
+                    {"steps": 141, "roles": ("plan",)},
+                    {"steps": 94, "roles": ("analysis",)},
+                    {"steps": 94, "roles": ("rewrite",)},
+                ),
+            },
+            "run": {"steps": 329, "questions": 64, "save_every": 20, "eval_every": 20},
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096),
                 "batches": (16, 64),

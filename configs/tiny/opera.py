@@ -40,9 +40,16 @@ def get_config() -> ConfigDict:
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.04},
                 "aggregation": "token_mean",
             },
+            "schedule": {
+                "phases": (
+                    {"steps": 10, "roles": ("plan",)},
+                    {"steps": 12, "roles": ("analysis",)},
+                    {"steps": 10, "roles": ("rewrite",)},
+                ),
+            },
             "optimizer": {"policy_lr": 4e-4, "schedule": "constant", "minibatches": 2},
             "run": {
-                "steps": 18,
+                "steps": 32,
                 "questions": 12,
                 "save_every": 6,
                 "eval_every": 6,

@@ -16,7 +16,7 @@ from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
@@ -28,7 +28,7 @@ from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag
+from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import Objective
@@ -77,7 +77,7 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder, or `tiny`) or `openai`."""
+    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`."""
 
     kind: str = "world_reader"
     model: str = TINY
@@ -146,8 +146,9 @@ class Job:
 SYSTEMS: Mapping[str, Any] = {
     "c3po": c3po,
     "coda": coda,
-    "mmoa_rag": mmoa_rag,
     "mao_arag": mao_arag,
+    "mmoa_rag": mmoa_rag,
+    "opera": opera,
 }
 
 
@@ -253,6 +254,8 @@ def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
 
 def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
     """The frozen language model of a run."""
+    if llm.kind == "none":
+        return NoLLM()
     if llm.kind == "openai":
         return OpenAILLM(llm.model, llm.base_url)
     if llm.kind == "local":
@@ -260,7 +263,7 @@ def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -
         graph, params = nnx.split(decoder, nnx.Param)
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
     if llm.kind != "world_reader":
-        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local or openai")
+        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local, openai or none")
     if world is None:
         raise UserError("llm.kind world_reader reads generated worlds only: use local or openai")
     return WorldExecutors(

@@ -54,7 +54,7 @@ from jax_ragrl.train.assemble import load_policy, load_recipe
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
 from jax_ragrl.train.teacher import Teacher, TeacherSampler, Writer
-from jax_ragrl.train.teachers import coda, mao_arag, mmoa_rag
+from jax_ragrl.train.teachers import coda, mao_arag, mmoa_rag, opera
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +108,7 @@ TEACHERS: Mapping[str, type] = {
     "coda": coda.Teacher,
     "mao_arag": mao_arag.Teacher,
     "mmoa_rag": mmoa_rag.Teacher,
+    "opera": opera.Teacher,
 }
 
 
