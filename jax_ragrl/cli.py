@@ -162,13 +162,19 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
 
 
 def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
-    def load(system: str, seed: int, workdir: pathlib.Path) -> Any:
-        return _seeded_job(load_config(CONFIGS / "tiny" / f"{system}.py", []), seed, workdir)
+    def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Any:
+        values = load_config(CONFIGS / "tiny" / f"{system}.py", [])
+        return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+
+    def warm(system: str, folder: pathlib.Path) -> Any:
+        config = CONFIGS / "tiny" / f"warmup_{system}.py"
+        return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
 
     systems = arguments.systems.split(",")
-    print(run_trials(systems, _numbers(arguments.seeds), load, arguments.out))
+    print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 
 
 def _numbers(text: str) -> list[int]:
