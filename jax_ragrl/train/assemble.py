@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.resources
 import pathlib
 from collections.abc import Mapping
@@ -158,12 +159,26 @@ def load_job(values: Mapping[str, Any]) -> Job:
     return build(Job, {"recipe": load_recipe(values), **values})
 
 
+def system_module(name: str) -> Any:
+    """The module of a system: one of `SYSTEMS`, or any by its dotted name.
+
+    It has a dataclass `Settings` and a function `recipe` from one to a `Recipe`.
+    """
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        known = ", ".join(SYSTEMS)
+        raise UserError(
+            f"config.system is {name!r}: use {known}, or the dotted name of a module ({error})"
+        ) from error
+
+
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
     name, given = values.pop("system", None), values.pop("recipe", {})
-    if name not in SYSTEMS:
-        raise UserError(f"config.system is {name!r}: known are {', '.join(SYSTEMS)}")
-    module = SYSTEMS[name]
+    module = system_module(str(name))
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
     return recipe
 
