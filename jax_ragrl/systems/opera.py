@@ -14,8 +14,8 @@ Departures from the paper and its published code
   4. `code()`: the published scoring of plans, and the expert as in the published notes.
   5. The reward of a rewritten query needs its search, so the search of every query in a group is
      made; only the first one is carried on.
-  6. Trajectory memory is a view of the finished rollout (`trajectory`) and no part of the state;
-     the placeholders are resolved from the answers so far.
+  6. Trajectory memory is a view of the finished rollout (`opera_memory.py`) and no part of the
+     state; the placeholders are resolved from the answers so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Recipe, Reply
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.mapgrpo import Expert, Groups, Injection, siblings_mean
 from jax_ragrl.systems.opera_grammar import (
@@ -190,56 +189,6 @@ def next_step(state: State) -> State:
 
 def _over(state: State, answer: str, why: str) -> State:
     return dataclasses.replace(state, answers=(*state.answers, answer), why=why)
-
-
-# --- Trajectory memory --------------------------------------------------------------------------
-
-
-class Event(NamedTuple):
-    """An entry of the log: when (batched calls before it), what, by whom, and its details."""
-
-    round: int
-    kind: str
-    component: str
-    details: Mapping[str, Any]
-
-
-def trajectory(forest: Forest, leaf: int) -> list[Event]:
-    """A finished rollout as the paper's trajectory memory: every event in order.
-
-    Kinds: plan, retrieval, decision, rewrite, step (an outcome), final.
-    """
-    *path, end = path_to(forest, leaf)
-    events = [
-        Event(call.round, "retrieval", "search", {"query": call.asked, "found": call.found})
-        for call in end.calls
-    ]
-    over: tuple[str, ...] = ()
-    for record in path:
-        events.append(_event(record))
-        for number in range(len(over) + 1, len(record.state.answers) + 1):
-            outcome = {"number": number, "answer": record.state.answers[number - 1]}
-            events.append(Event(record.round, "step", "orchestrator", outcome))
-        over = record.state.answers
-    final = Event(end.round, "final", "orchestrator", {"answer": end.answer, "why": end.why})
-    return sorted([*events, final], key=lambda event: event.round)
-
-
-def _event(record: Record) -> Event:
-    """What one action of a role did."""
-    parsed, state = record.parsed, record.state
-    assert parsed is not None
-    if record.role == PLAN:
-        details: dict[str, Any] = {"steps": [step.goal for step in state.steps]}
-    elif record.role == ANALYSIS:
-        answer = parsed.args[0] if parsed.args else ""
-        details = {"goal": state.judged.text, "status": parsed.action, "answer": answer}
-        details["analysis"] = parsed.thought
-    else:
-        details = {"goal": state.goal, "query": state.query, "strategy": parsed.thought}
-    kinds = {PLAN: "plan", ANALYSIS: "decision", REWRITE: "rewrite"}
-    fault = {"fault": parsed.error} if parsed.error else {}
-    return Event(record.round, kinds[record.role], record.role, details | fault)
 
 
 # --- The recipe ---------------------------------------------------------------------------------

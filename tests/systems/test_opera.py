@@ -11,8 +11,9 @@ from jax_ragrl.config import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.systems import opera
-from jax_ragrl.systems.opera import Opera, Settings, trajectory
+from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.systems.opera_memory import trajectory
 from jax_ragrl.types import Question
 from tests.conftest import REPO
 from tests.rollout.tape import passage
