@@ -56,7 +56,13 @@ def get_config() -> ConfigDict:
                 "epochs": 1,
                 "minibatches": 8,
             },
-            "run": {"steps": 300, "questions": 256, "save_every": 20, "eval_every": 20},
+            "run": {
+                "steps": 300,
+                "questions": 256,
+                "save_every": 20,
+                "eval_every": 20,
+                "baselines": "c3po",
+            },
             # A planner's context ends at 6,656 tokens, the longest prompt of the code.
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096, 6656),

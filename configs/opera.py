@@ -61,7 +61,13 @@ def get_config() -> ConfigDict:
                     {"steps": 94, "roles": ("rewrite",)},
                 ),
             },
-            "run": {"steps": 329, "questions": 64, "save_every": 20, "eval_every": 20},
+            "run": {
+                "steps": 329,
+                "questions": 64,
+                "save_every": 20,
+                "eval_every": 20,
+                "baselines": "c3po",
+            },
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096),
                 "batches": (16, 64),

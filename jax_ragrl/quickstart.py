@@ -43,8 +43,8 @@ def baselines(
     """Scores of what needs no training, kept in `file`: a resumed run reads them."""
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
-    system = job.recipe.system
-    standard, alone = StandardRAG(system.style, system.top_k), direct(system.style)
+    style = job.run.baselines
+    standard, alone = StandardRAG(style, job.recipe.system.top_k), direct(style)
     environment = parts.environment(NoSampler())
     results = {
         "direct": evaluate(alone, questions, environment),

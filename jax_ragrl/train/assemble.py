@@ -90,7 +90,10 @@ class LLM:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How long a run is, and how often it saves, evaluates and keeps trees for the report."""
+    """How long a run is, and how often it saves, evaluates and keeps trees for the report.
+
+    `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
+    """
 
     steps: int
     questions: int = 16
@@ -100,6 +103,7 @@ class Run:
     test_questions: int = 300
     trees_every: int = 5
     trees: int = 2
+    baselines: str = "c3po_tiny"
 
 
 @dataclasses.dataclass(frozen=True)
