@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--systems", default="direct,standard_rag,c3po")
+    sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
     sub.add_argument("--questions", type=pathlib.Path, required=True)
     sub.add_argument("--corpus", type=pathlib.Path, required=True)
     sub.add_argument(
@@ -99,9 +99,10 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
-    sub.add_argument("--style", default="c3po_tiny", help="prompt style: c3po or c3po_tiny")
+    sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
     sub.add_argument("--top-k", type=int, default=5)
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+    sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
     sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
 
 
