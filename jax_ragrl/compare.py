@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
@@ -31,6 +33,10 @@ from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, neighbours
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
+from jax_ragrl.systems.coda import CoDA
+from jax_ragrl.systems.mao_arag import MAOARAG
+from jax_ragrl.systems.mmoa_rag import MMOARAG
+from jax_ragrl.systems.opera import Opera
 from jax_ragrl.train.assemble import LLM, load_llm, load_policy
 from jax_ragrl.types import Question
 
@@ -81,6 +87,12 @@ def _c3po(bench: Bench) -> C3PO:
     return C3PO(bench.prompts("c3po"), bench.top_k, strict=False)
 
 
+def _agent(bench: Bench, settings: executor.Settings) -> Any:
+    style, top_k = bench.prompts("coda"), bench.top_k
+    settings = dataclasses.replace(settings, style=style, top_k=top_k, chat=True)
+    return executor.recipe(settings).system
+
+
 def _fixed(strategy: str) -> Builder:
     return lambda bench: FixedStrategy(_c3po(bench), strategy)
 
@@ -110,10 +122,16 @@ SYSTEMS: Mapping[str, Builder] = {
     "adaptive_rag": _baseline(AdaptiveRAG),
     "react": _baseline(ReAct),
     "search_o1": _baseline(SearchO1),
+    "search_r1": lambda bench: _agent(bench, executor.search_r1()),
+    "autorefine": lambda bench: _agent(bench, executor.autorefine()),
     "c3po": _c3po,
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),
     "c3po_planning": _fixed(PLANNING),
+    "mmoa_rag": lambda bench: MMOARAG(bench.prompts("mmoa_rag"), top_k=bench.top_k),
+    "coda": lambda bench: CoDA(bench.prompts("coda"), bench.top_k, chat=True),
+    "mao_arag": lambda bench: MAOARAG(bench.prompts("mao_arag"), bench.top_k),
+    "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
 }
 LEARNERS = frozenset({"skr_knn"})
 

@@ -42,7 +42,7 @@ def test_every_name_is_a_system_in_every_style(name, style):
     table = bench(style)
     system = SYSTEMS[name](table)
     assert system.style.endswith("_tiny") == (style == "tiny") and system.top_k in (0, 2)
-    assert template(system.style, "answer").template
+    assert template(system.style, "document").template
     result = evaluate(system, [ANN, BOB], table.environment)
     assert sum(result.ended.values()) == 2 and "failed" not in result.ended
 
