@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -112,6 +113,26 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind = kinds.add_parser("load", help="host memory that loading a checkpoint takes")
     kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model")
     kind.set_defaults(measure=_bench_load)
+    kind = kinds.add_parser("train", help="a train step: siblings after shared prompts")
+    kind.set_defaults(measure=_bench_train)
+    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
+    for name, default, text in (
+        ("prompts", 32, "how many"),
+        ("siblings", 8, "actions after each prompt"),
+        ("prompt", 1024, "tokens of a prompt"),
+        ("new", 128, "tokens of an action"),
+        ("layers", 0, "another depth; 0: the shape's"),
+        ("tokens", 32768, "of a batch of rows; more are accumulated"),
+        ("repeats", 3, "steps timed, after one that compiles"),
+    ):
+        kind.add_argument(f"--{name}", type=int, default=default, help=text)
+    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
+    rows = kind.add_mutually_exclusive_group()
+    rows.add_argument("--grouped", dest="together", action="store_true", default=True)
+    rows.add_argument("--ungrouped", dest="together", action="store_false")
+    kind.add_argument("--compare", action="store_true", help="measure the other way of rows too")
+    kind.add_argument("--against", choices=("transformers",), help="measure another library too")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
@@ -282,6 +303,19 @@ def _bench_load(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.load import bench_load
 
     return bench_load(arguments.shape)
+
+
+def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.train import Work, bench_train
+
+    names = [field.name for field in dataclasses.fields(Work)]
+    work = Work(**{name: getattr(arguments, name) for name in names})
+    measured = bench_train(work, together=arguments.together, compare=arguments.compare)
+    if arguments.against == "transformers":
+        from jax_ragrl.bench.peers import transformers_step
+
+        measured["transformers"] = transformers_step(work)
+    return measured
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -8,22 +8,48 @@ from jax import Array
 
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
 CUDNN_FROM = 1024
+# Causal attention in XLA runs in this many blocks of queries, if they hold this many at least.
+BLOCKS, BLOCK = 8, 32
 
 
 def attention(
-    q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array, impl: str = "auto"
+    q_BLHF: Array,
+    k_BSKF: Array,
+    v_BSKF: Array,
+    mask_BLS: Array,
+    impl: str = "auto",
+    *,
+    causal: bool = False,
 ) -> Array:
     """`softmax(q k / sqrt(F)) v` where `mask_BLS`; heads `H` share `K` key-value heads in order.
 
     The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. Every query must see at
     least one key. `impl` is `xla`, `cudnn`, or `auto`, which takes cuDNN where it exists and fits.
+    `causal` promises that L is S and that the mask hides every later key: what is not computed then
+    is not looked at.
     """
     if impl == "cudnn" or (impl == "auto" and _cudnn_fits(q_BLHF, k_BSKF)):
         mask_B1LS = mask_BLS[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, implementation="cudnn"
         )
+    if causal:
+        return _in_blocks(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
     return _grouped(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
+
+
+def _in_blocks(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:
+    """Each block of queries against the keys up to its end: about half of all pairs, and of the
+    scores only one block's at a time, for the backward pass computes them again."""
+    length = q_BLHF.shape[1]
+    count = next(n for n in range(BLOCKS, 0, -1) if n == 1 or length % (n * BLOCK) == 0)
+    ends = [length * (i + 1) // count for i in range(count)]
+    one = jax.checkpoint(_grouped) if count > 1 else _grouped
+    parts = [
+        one(q_BLHF[:, start:end], k_BSKF[:, :end], v_BSKF[:, :end], mask_BLS[:, start:end, :end])
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return jnp.concatenate(parts, axis=1)
 
 
 def _cudnn_fits(q_BLHF: Array, k_BSKF: Array) -> bool:

@@ -1,8 +1,8 @@
 """One decoder for Qwen2, Qwen2.5, Qwen3 and Llama 3: the families differ by fields of a config.
 
 Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not grow with
-depth. The attention mask is an argument and the whole truth about who sees whom: nothing here is
-causal by itself. `causal_mask` makes the usual one; the train step makes prefix-grouped ones.
+depth. The attention mask is an argument and says who sees whom: nothing here is causal by itself.
+`causal_mask` makes the usual one; the train step makes those of prefix trees.
 
 Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
 """
@@ -245,7 +245,8 @@ class Decoder(nnx.Module):
           ids_BL: int32 token ids.
           positions_BL: int32 rotary positions.
           attend_BLS: bool, whether a query may see a key; every query must see at least one.
-            S is L without a cache and the cache length with one.
+            S is L without a cache, where no query may see a later one (such pairs are not
+            computed), and the cache length with one.
           cache: keys and values so far. The new ones are written at slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -351,7 +352,8 @@ def _layer(
         )
         k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
     mask = call.attend if call.near is None else call.attend & (call.near | ~slides)
-    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl=call.config.attention_impl)
+    impl = call.config.attention_impl
+    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=cache is None)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
     x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
     return constrain(x_BLD, ("batch", "length", None)), cache

@@ -34,6 +34,7 @@ from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
 
 SCORED_TOKENS = 2048  # logits held at once on a device, in tokens
+SCORED_CHUNK = 128  # and of one row: rows score different numbers, and padding is skipped by chunk
 
 
 class Learner(NamedTuple):
@@ -97,7 +98,7 @@ def _scores(
     together; a chunk of padding is skipped. Chunks run along M: over rows, the batch stays sharded.
     """
     count, length, width = hidden_RMD.shape
-    most = max(1, SCORED_TOKENS * _ways() // count)
+    most = max(1, min(SCORED_CHUNK, SCORED_TOKENS * _ways() // count))
     size = next(c for c in range(min(length, most), 0, -1) if length % c == 0)
 
     def chunks(x: Array) -> Array:

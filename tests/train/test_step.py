@@ -135,7 +135,7 @@ def test_no_program_holds_the_logits_of_a_whole_batch():
     text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
     shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"[a-z]+\d+\[([\d,]+)\]", text)}
     of_logits = [np.prod(s) // vocab for s in shapes if vocab in s]
-    assert max(of_logits) == step.SCORED_TOKENS < count * length
+    assert max(of_logits) <= step.SCORED_TOKENS < count * length
 
 
 def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():

@@ -1,0 +1,195 @@
+"""What a train step costs: gradients of siblings after shared prompts, and one optimizer step.
+
+Ids and weights are random, which changes no cost. Tokens are counted twice: those that the rows
+hold, and those that rows of one action each would have held. Utilisation is the model's own
+operations (nothing that is computed again counts) over a matrix product measured on this device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_ragrl.batch import Batch, Group, Layout, Turn, grouped, lay_out
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
+from jax_ragrl.models.shapes import shape as shape_of
+from jax_ragrl.train.objective import KL, Objective
+from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.targets import Targets
+from jax_ragrl.train.trainer import Models, Trainer, prepare
+from jax_ragrl.train.update import optimize
+
+TINY = DecoderConfig(1024, 128, 256, 6, 4, 4, 32)  # the shape of the policy in the package
+OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is measured: `siblings` actions of `new` tokens after each of `prompts` prompts of
+    `prompt` tokens. `tokens` are those of a batch of rows; more batches are accumulated."""
+
+    shape: str = "qwen2.5-0.5b"
+    prompts: int = 32
+    siblings: int = 8
+    prompt: int = 1024
+    new: int = 128
+    layers: int = 0
+    dtype: str = "bfloat16"
+    remat: str = "full"
+    tokens: int = 32768
+    repeats: int = 3
+
+    def config(self) -> DecoderConfig:
+        """The model: a published shape or `tiny`, with another depth where `layers` is given."""
+        config = TINY if self.shape == "tiny" else shape_of(self.shape)
+        layers = self.layers or config.num_layers
+        return dataclasses.replace(config, num_layers=layers, dtype=self.dtype, remat=self.remat)
+
+    def turns(self) -> list[Turn]:
+        """Random actions; no two prompts and no two actions begin alike."""
+        draw, most = np.random.default_rng(0), self.config().vocab_size
+        turns: list[Turn] = []
+        for i in range(self.prompts):
+            prompt = (i, *draw.integers(0, most, self.prompt - 1).tolist())
+            for k in range(self.siblings):
+                ids = (k, *draw.integers(0, most, self.new - 1).tolist())
+                turns.append(Turn(len(turns), "role", prompt, ids))
+        return turns
+
+
+def bench_train(work: Work, *, together: bool = True, compare: bool = False) -> dict[str, Any]:
+    """The cost of a step with siblings in shared rows (`together`) or in rows of their own.
+
+    `compare` measures the other way too: `ratio` is how many times faster shared rows are. Peak
+    memory is that of the process so far, so it is of the first way measured.
+    """
+    ceiling = matrix_product_flops(work.dtype)
+    names = ("grouped", "ungrouped") if together else ("ungrouped", "grouped")
+    results = {name: _measure(work, name, ceiling) for name in names[: 1 + compare]}
+    facts = {
+        "device": jax.devices()[0].device_kind,
+        "parameters": param_count(work.config()),
+        **dataclasses.asdict(work),
+        "ceiling_tflops": round(ceiling / 1e12, 3),
+        **results,
+    }
+    if compare:
+        seconds = {name: result["step_s"] for name, result in results.items()}
+        facts["ratio"] = round(seconds["ungrouped"] / seconds["grouped"], 3)
+    return facts
+
+
+def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
+    groups, layout = _grouped(work) if name == "grouped" else _ungrouped(work)
+    batches = lay_out(groups, ("role",), layout)
+    decoder = Decoder(work.config(), rngs=nnx.Rngs(0))
+    # At rate 0 every step does the same work.
+    trainer, models = prepare(decoder, OBJECTIVE, Optimizer(0.0), layout, ("role",), 1.0, 1)
+    del decoder
+    targets = [_targets(batch, len(groups)) for batch in batches]
+    seconds, first = timed(_stepper(trainer, models, batches, targets), work.repeats)
+    processed = sum(group.size() for group in groups)
+    plain = work.prompts * work.siblings * (work.prompt + work.new)
+    used = train_flops(work, [group.turns for group in groups])
+    gc.collect()
+    return {
+        "step_s": round(seconds, 4),
+        "first_step_s": round(first, 2),
+        "batches": len(batches),
+        "rows": list(batches[0].rows.ids_RL.shape),
+        "tokens": processed,
+        "tokens_per_s": round(processed / seconds, 1),
+        "ungrouped_tokens_per_s": round(plain / seconds, 1),
+        "utilisation": round(used / seconds / ceiling, 4),
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def _grouped(work: Work) -> tuple[list[Group], Layout]:
+    length = _up(work.prompt + work.siblings * work.new)
+    layout = Layout((length,), max(work.tokens, length))
+    return grouped(work.turns(), layout), layout
+
+
+def _ungrouped(work: Work) -> tuple[list[Group], Layout]:
+    """A row holds one action, for a second would not fit."""
+    length = _up(work.prompt + work.new)
+    layout = Layout((length,), max(work.tokens, length))
+    return [group for turn in work.turns() for group in grouped([turn], layout)], layout
+
+
+def _up(size: int, multiple: int = 64) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _targets(batch: Batch, groups: int) -> Targets:
+    ones_RM = batch.rows.mask_RM.astype(np.float32)
+    return Targets(advantage=ones_RM, weight=ones_RM / groups)
+
+
+def _stepper(
+    trainer: Trainer, models: Models, batches: Sequence[Batch], targets: Sequence[Targets]
+) -> Callable[[], Any]:
+    state = [models]
+
+    def step() -> Any:
+        state[0], sums = optimize(trainer, state[0], batches, targets)
+        return state[0].policy.params, sums
+
+    return step
+
+
+def timed(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """The median seconds of a step, and those of the first, which compiles."""
+    laps = []
+    for _ in range(1 + repeats):
+        begun = time.perf_counter()
+        jax.block_until_ready(step())
+        laps.append(time.perf_counter() - begun)
+    return float(np.median(laps[1:])), laps[0]
+
+
+def train_flops(work: Work, groups: Sequence[Sequence[Turn]]) -> float:
+    """Operations of one forward and backward pass over groups, without what is computed again.
+
+    Two a weight and token; two products a pair of tokens that see each other; the head for scored
+    tokens alone. The backward pass takes twice the forward's.
+    """
+    c = work.config()
+    heads = c.vocab_size * c.hidden_size
+    body = param_count(c) - heads * (1 if c.tie_embeddings else 2)
+    forward = 0.0
+    for turns in groups:
+        sizes = [len(turn.ids) for turn in turns]
+        start = len(turns[0].prompt)
+        seen = start * (start + 1) / 2 + sum(n * start + n * (n + 1) / 2 for n in sizes)
+        forward += 2 * body * (start + sum(sizes)) + 2 * heads * sum(sizes)
+        forward += 4 * c.num_layers * c.num_heads * c.head_dim * seen
+    return 3 * forward
+
+
+def matrix_product_flops(dtype: str) -> float:
+    """Operations a second of a large square matrix product on this device, the best of five."""
+    size = 8192 if jax.default_backend() != "cpu" else 1024
+    x = jax.jit(lambda: jnp.full((size, size), 0.5, jnp.dtype(dtype)))()
+    square = jax.jit(lambda x: x @ x)
+    seconds, _ = timed(lambda: [square(x) for _ in range(5)], 5)
+    return 5 * 2 * size**3 / seconds
+
+
+def peak_bytes() -> int:
+    """The device's peak of allocated memory; the process's of resident memory on a CPU."""
+    stats = jax.devices()[0].memory_stats() or {}
+    unit = 1 if sys.platform == "darwin" else 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(stats.get("peak_bytes_in_use", resident))

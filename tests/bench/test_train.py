@@ -1,0 +1,39 @@
+"""What the bench of the train step counts; how long it takes is nobody's test."""
+
+import json
+
+import pytest
+
+from jax_ragrl.bench.train import Work, bench_train, train_flops
+from jax_ragrl.cli import main
+
+SMALL = Work("tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1)
+
+
+def test_tokens_are_counted_as_rows_hold_them_and_as_rows_of_one_action_would():
+    result = bench_train(SMALL, compare=True)
+    grouped, ungrouped = result["grouped"], result["ungrouped"]
+    assert (grouped["tokens"], ungrouped["tokens"]) == (2 * (20 + 3 * 4), 2 * 3 * 24)
+    for way in (grouped, ungrouped):
+        plain = way["ungrouped_tokens_per_s"] / way["tokens_per_s"] * way["tokens"]
+        assert plain == pytest.approx(144, rel=1e-3)
+    assert result["ratio"] > 0
+
+
+def test_the_operations_of_a_step_are_those_of_its_products():
+    """One layer by hand: weights, pairs of tokens that see each other, the head; backward twice."""
+    (turns,) = [SMALL.turns()[:3]]
+    weights = 2 * 128 + 4 * 128 * 128 + 3 * 128 * 256 + 2 * 32 + 128  # norms and projections
+    pairs = 20 * 21 // 2 + 3 * (4 * 20 + 4 * 5 // 2)
+    forward = 2 * weights * 32 + 2 * 1024 * 128 * 12 + 4 * 128 * pairs
+    assert train_flops(SMALL, [turns]) == pytest.approx(3 * forward)
+
+
+def test_the_command_takes_every_size_and_refuses_an_unknown_shape(capsys):
+    sizes = "--prompts 1 --siblings 2 --prompt 20 --new 4 --layers 1 --repeats 1".split()
+    given = ["bench", "train", "--json", "--shape", "tiny", "--dtype", "float32", *sizes]
+    assert main([*given, "--ungrouped"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ungrouped"]["tokens"] == 48 and "grouped" not in result
+    assert main(["bench", "train", "--shape", "qwen9"]) == 2
+    assert "no shape named 'qwen9'" in capsys.readouterr().err
