@@ -50,7 +50,13 @@ def get_config() -> ConfigDict:
             },
             "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6},
             # About 1,024 actions an update (table 6): a tree of the paper has some 20.
-            "run": {"steps": 700, "questions": 48, "save_every": 20, "eval_every": 20},
+            "run": {
+                "steps": 700,
+                "questions": 48,
+                "save_every": 20,
+                "eval_every": 20,
+                "baselines": "c3po",
+            },
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096),
                 "batches": (16, 64),

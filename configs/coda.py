@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
             },
             "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
             "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "llm": {"kind": "none"},
             "objective": {
                 "ratio": "dual_clip",
                 "eps_low": 0.2,
@@ -55,7 +56,13 @@ def get_config() -> ConfigDict:
                 "epochs": 1,
                 "minibatches": 8,
             },
-            "run": {"steps": 300, "questions": 256, "save_every": 20, "eval_every": 20},
+            "run": {
+                "steps": 300,
+                "questions": 256,
+                "save_every": 20,
+                "eval_every": 20,
+                "baselines": "c3po",
+            },
             # A planner's context ends at 6,656 tokens, the longest prompt of the code.
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096, 6656),

@@ -62,7 +62,13 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "optimizer": {"policy_lr": 1e-6, "value_lr": 1e-5, "schedule": "constant"},
             # One epoch of the 7,200 questions.
-            "run": {"steps": 75, "questions": 96, "save_every": 15, "eval_every": 15},
+            "run": {
+                "steps": 75,
+                "questions": 96,
+                "save_every": 15,
+                "eval_every": 15,
+                "baselines": "c3po",
+            },
             "shapes": {"lengths": (512, 1024), "batches": (16, 64), "steps": 16},
             "layout": {"lengths": (512, 1024), "tokens": 16384},
         }

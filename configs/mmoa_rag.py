@@ -67,6 +67,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 },
                 "penalties": PENALTIES[preset],
             },
+            "llm": {"kind": "none"},
             "objective": {
                 "ratio": "clip",
                 "critic": "shared",
@@ -79,7 +80,13 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "optimizer": {"schedule": "cosine", "epochs": 2, **LEARNING[preset]},
             # One epoch of HotpotQA, a buffer of 128 questions.
-            "run": {"steps": 700, "questions": 128, "save_every": 20, "eval_every": 20},
+            "run": {
+                "steps": 700,
+                "questions": 128,
+                "save_every": 20,
+                "eval_every": 20,
+                "baselines": "c3po",
+            },
             "shapes": {"lengths": (512, 1024, 2048, 4096), "batches": (16, 64), "steps": 100},
             "layout": {"lengths": (512, 1024, 2048, 4096), "tokens": 16384},
         }

@@ -84,6 +84,7 @@ class Rows(NamedTuple):
       until_RL: the place in the row from which a token is no longer seen.
       source_RM: the places that predict the scored tokens. target_RM: those tokens.
       mask_RM: bool, False on padding. M is L: a row has no more scored tokens than that.
+      role_RM: whose each scored token is, where a role's grammar may forbid tokens.
     """
 
     ids_RL: Tensor
@@ -92,6 +93,7 @@ class Rows(NamedTuple):
     source_RM: Tensor
     target_RM: Tensor
     mask_RM: Tensor
+    role_RM: Tensor = None
 
 
 class Actions(NamedTuple):
@@ -238,6 +240,8 @@ def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
     arrays.until_RL[:] = np.arange(1, shape[1] + 1)
     actions = [action for r, row in enumerate(rows) for action in _write(arrays, r, row.groups)]
     owners = [(turn.node, roles.index(turn.role), *place) for turn, *place in actions]
+    for _, role, row, first, size in owners:
+        arrays.role_RM[row, first : first + size] = role
     return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 5).T))
 
 

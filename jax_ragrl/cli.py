@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(_export, "write the trained policy of a run in Hugging Face layout")
     sub.add_argument("workdir", type=pathlib.Path)
     sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--policy", help="which one, where a run has several")
     sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
     _bench_arguments(command(_bench, "measure something and print JSON"))
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--systems", default="direct,standard_rag,c3po")
+    sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
     sub.add_argument("--questions", type=pathlib.Path, required=True)
     sub.add_argument("--corpus", type=pathlib.Path, required=True)
     sub.add_argument(
@@ -99,9 +100,10 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
-    sub.add_argument("--style", default="c3po_tiny", help="prompt style: c3po or c3po_tiny")
+    sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
     sub.add_argument("--top-k", type=int, default=5)
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+    sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
     sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
 
 
@@ -182,13 +184,19 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
 
 
 def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
+    from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
-    def load(system: str, seed: int, workdir: pathlib.Path) -> Any:
-        return _seeded_job(load_config(CONFIGS / "tiny" / f"{system}.py", []), seed, workdir)
+    def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Any:
+        values = load_config(CONFIGS / "tiny" / f"{system}.py", [])
+        return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+
+    def warm(system: str, folder: pathlib.Path) -> Any:
+        config = CONFIGS / "tiny" / f"warmup_{system}.py"
+        return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
 
     systems = arguments.systems.split(",")
-    print(run_trials(systems, _numbers(arguments.seeds), load, arguments.out))
+    print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 
 
 def _numbers(text: str) -> list[int]:
@@ -249,17 +257,22 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(CONFIGS / "tiny" / "c3po.py", rest)
     import tempfile
 
+    from jax_ragrl.config import settled
     from jax_ragrl.train.assemble import assemble, load_job
-    from jax_ragrl.train.loop import ask, trained_policy
+    from jax_ragrl.train.loop import ask, trained_policies
 
-    job = load_job(values)
+    run = arguments.workdir
+    if run and rest:
+        raise UserError("ask --workdir uses the config of the run: leave --config out")
+    job = load_job(
+        settled(run / "config.json") if run else load_config(CONFIGS / "tiny" / "c3po.py", rest)
+    )
     with tempfile.TemporaryDirectory() as folder:
-        parts = assemble(job, arguments.workdir or pathlib.Path(folder))
-        if arguments.workdir:
-            parts = parts._replace(policy=trained_policy(job, parts, arguments.workdir))
+        parts = assemble(job, run or pathlib.Path(folder))
+        if run:
+            parts = parts._replace(policies=trained_policies(job, parts, run))
         print(ask(job, parts, arguments.question))
 
 
@@ -267,15 +280,18 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
     from jax_ragrl.train.assemble import assemble, load_job, policy_folder
-    from jax_ragrl.train.loop import trained_policy
+    from jax_ragrl.train.loop import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
-    policy = trained_policy(job, assemble(job, arguments.workdir), arguments.workdir)
-    base = policy_folder(job.policy)
+    policies = trained_policies(job, assemble(job, arguments.workdir), arguments.workdir)
+    name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
+    if name not in policies:
+        raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")
+    base = policy_folder(dict(job.policies).get(name, job.policy))
     if arguments.adapter:
-        done = export_adapter(policy, arguments.out, str(base))
+        done = export_adapter(policies[name], arguments.out, str(base))
     else:
-        done = export(policy, arguments.out, base, dtype=arguments.dtype)
+        done = export(policies[name], arguments.out, base, dtype=arguments.dtype)
     print(json.dumps(done._asdict(), default=str))
 
 

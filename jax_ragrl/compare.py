@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import tqdm
 from flax import nnx
 
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluate import NoSampler, evaluate
+from jax_ragrl.evaluate import NoSampler, Result, evaluate, table
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.baselines import executor
+from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
+from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
+from jax_ragrl.systems.baselines.fixed import FixedStrategy
+from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
+from jax_ragrl.systems.baselines.rerank import Reranker
+from jax_ragrl.systems.baselines.rewrite import QueryRewrite
+from jax_ragrl.systems.baselines.selection import Selection
+from jax_ragrl.systems.baselines.self_rag import SelfRAG
+from jax_ragrl.systems.baselines.skr import SKR, neighbours
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.systems.c3po import C3PO
+from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
+from jax_ragrl.systems.coda import CoDA
+from jax_ragrl.systems.mao_arag import MAOARAG
+from jax_ragrl.systems.mmoa_rag import MMOARAG
+from jax_ragrl.systems.opera import Opera
 from jax_ragrl.train.assemble import LLM, load_llm, load_policy
+from jax_ragrl.types import Question
 
 
 class Setting(NamedTuple):
-    """What a table is made of. `llm` is `tiny`, a model folder, or `openai:MODEL[@URL]`."""
+    """What a table is made of.
+
+    `systems` are names in `SYSTEMS`, or `all`. `llm` is `tiny`, a model folder, or
+    `openai:MODEL[@URL]`; `style` is `tiny` (prompts for the model that ships with the package) or
+    `full`. `train` holds labelled questions for the systems in `LEARNERS`; `limit` cuts every
+    question file.
+    """
 
     corpus: pathlib.Path
     questions: pathlib.Path
@@ -35,41 +59,138 @@ class Setting(NamedTuple):
     style: str
     top_k: int
     limit: int
+    train: pathlib.Path | None = None
 
 
-SYSTEMS: Mapping[str, Callable[[str, int], Any]] = {
-    "direct": lambda style, top_k: direct(style),
-    "standard_rag": StandardRAG,
-    "c3po": lambda style, top_k: C3PO(style, top_k, strict=False),
+class Bench(NamedTuple):
+    """What a system is built from. `environment` has no sampler; `train` may be empty."""
+
+    style: str
+    top_k: int
+    environment: Environment
+    retriever: DenseRetriever
+    train: Sequence[Question]
+
+    def prompts(self, system: str) -> str:
+        """The name of a system's prompts in the style of the table."""
+        return f"{system}_tiny" if self.style == "tiny" else system
+
+
+Builder = Callable[[Bench], Any]
+
+
+def _baseline(system: Callable[[str, int], Any]) -> Builder:
+    return lambda bench: system(bench.prompts("baselines"), bench.top_k)
+
+
+def _c3po(bench: Bench) -> C3PO:
+    return C3PO(bench.prompts("c3po"), bench.top_k, strict=False)
+
+
+def _agent(bench: Bench, settings: executor.Settings) -> Any:
+    style, top_k = bench.prompts("coda"), bench.top_k
+    settings = dataclasses.replace(settings, style=style, top_k=top_k, chat=True)
+    return executor.recipe(settings).system
+
+
+def _fixed(strategy: str) -> Builder:
+    return lambda bench: FixedStrategy(_c3po(bench), strategy)
+
+
+def _skr(bench: Bench) -> SKR:
+    """Learns from what direct answering and Standard RAG score on the training questions."""
+    if not bench.train:
+        raise UserError("skr_knn learns from questions with answers: give them with --train FILE")
+    alone, retrieved = (
+        evaluate(SYSTEMS[name](bench), bench.train, bench.environment).scores["cover_em"]
+        for name in ("direct", "standard_rag")
+    )
+    known = neighbours(bench.retriever.encoder, bench.train, alone, retrieved)
+    return SKR(bench.prompts("baselines"), bench.top_k, known)
+
+
+SYSTEMS: Mapping[str, Builder] = {
+    "direct": lambda bench: direct(bench.prompts("baselines")),
+    "standard_rag": _baseline(StandardRAG),
+    "reranker": _baseline(Reranker),
+    "bgm_frozen": _baseline(Selection),
+    "query_rewrite": _baseline(QueryRewrite),
+    "skr_knn": _skr,
+    "self_rag": _baseline(SelfRAG),
+    "iter_retgen": _baseline(IterRetGen),
+    "ircot": _baseline(IRCoT),
+    "adaptive_rag": _baseline(AdaptiveRAG),
+    "react": _baseline(ReAct),
+    "search_o1": _baseline(SearchO1),
+    "search_r1": lambda bench: _agent(bench, executor.search_r1()),
+    "autorefine": lambda bench: _agent(bench, executor.autorefine()),
+    "c3po": _c3po,
+    "c3po_none": _fixed(NO_RETRIEVAL),
+    "c3po_single": _fixed(RETRIEVAL),
+    "c3po_planning": _fixed(PLANNING),
+    "mmoa_rag": lambda bench: MMOARAG(bench.prompts("mmoa_rag"), top_k=bench.top_k),
+    "coda": lambda bench: CoDA(bench.prompts("coda"), bench.top_k, chat=True),
+    "mao_arag": lambda bench: MAOARAG(bench.prompts("mao_arag"), bench.top_k),
+    "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
 }
+LEARNERS = frozenset({"skr_knn"})
 
 
 def compare(setting: Setting) -> dict[str, Any]:
     """Every system on every question, and the recall of the retriever where gold is known."""
-    unknown = [name for name in setting.systems if name not in SYSTEMS]
-    if unknown:
-        raise UserError(f"unknown system {unknown[0]!r}: known are {', '.join(SYSTEMS)}")
+    names = chosen(setting)
     corpus = load_corpus(setting.corpus)
     questions = load_questions(setting.questions)[: setting.limit or None]
+    train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
     retriever = open_index(setting.index_folder, corpus)
     shapes = Shapes()
-    llm = _language_model(setting.llm, setting.style, shapes)
+    llm = _language_model(setting.llm, shapes)
     decoder, tokenizer = load_policy(setting.policy)
-    graph, params = nnx.split(decoder, nnx.Param)
-    policy = PolicySampler(graph, params, tokenizer, shapes, greedy=True)
-    table: dict[str, Any] = {"questions": len(questions), "llm": llm.name}
+    split = nnx.split(decoder, nnx.Param)
+    frozen = Environment(NoSampler(), retriever, llm, tokenizer.count)
+    bench = Bench(setting.style, setting.top_k, frozen, retriever, train)
+    rows: dict[str, Any] = {"questions": len(questions), "llm": llm.name}
     if any(question.gold for question in questions):
-        table |= recall(retriever, questions)
-    for name in setting.systems:
-        system = SYSTEMS[name](setting.style, setting.top_k)
-        sampler = policy if system.roles else NoSampler()
-        environment = Environment(sampler, retriever, llm, tokenizer.count)
-        table[name] = evaluate(system, questions, environment).summary()
-    return table
+        rows |= recall(retriever, questions)
+    for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
+        bar.set_description(name)
+        system = SYSTEMS[name](bench)
+        models = {role.policy: split for role in system.roles.values()}
+        policy = PolicySampler(models, tokenizer, shapes, greedy=True)
+        environment = frozen._replace(sampler=policy) if system.roles else frozen
+        rows[name] = row(evaluate(system, questions, environment), questions)
+    return rows
 
 
-def _language_model(name: str, style: str, shapes: Shapes) -> FrozenLLM:
+def chosen(setting: Setting) -> tuple[str, ...]:
+    """The names of a table's systems; `all` leaves out what has nothing to learn from.
+
+    Raises:
+      UserError: a name or a style that is not known.
+    """
+    unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all")]
+    if unknown:
+        raise UserError(f"unknown system {unknown[0]!r}: known are all, {', '.join(SYSTEMS)}")
+    if setting.style not in ("tiny", "full"):
+        raise UserError(f"style is {setting.style!r}: it must be tiny or full")
+    if "all" not in setting.systems:
+        return setting.systems
+    return tuple(name for name in SYSTEMS if setting.train or name not in LEARNERS)
+
+
+def row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
+    """A system's summary, and its scores by hops and by kind where these are known."""
+    summary = result.summary()
+    if any(question.hops for question in questions):
+        summary["hops"] = table(result, questions, lambda question: question.hops)
+    if any(question.kind for question in questions):
+        summary["kinds"] = table(result, questions, lambda question: question.kind)
+    return summary
+
+
+def _language_model(name: str, shapes: Shapes) -> FrozenLLM:
+    # The style is that of a rule-based reader, which no table has.
     if not name.startswith("openai:"):
-        return load_llm(LLM("local", name), None, style, shapes)
+        return load_llm(LLM("local", name), None, "", shapes)
     model, _, url = name.removeprefix("openai:").partition("@")
-    return load_llm(LLM("openai", model, url or None), None, style, shapes)
+    return load_llm(LLM("openai", model, url or None), None, "", shapes)

@@ -46,6 +46,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return value
         _expect(isinstance(value, Mapping), where, value, "a section of keys")
         return build(typing.cast(type, hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        _expect(isinstance(value, Mapping), where, value, "a section of keys")
+        return _record(hint, value, where)
     if origin is tuple:
         return _sequence(args, value, where)
     if origin in (types.UnionType, typing.Union):
@@ -56,6 +59,18 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint in (int, float, str, bool):
         _expect(_is(value, hint), where, value, f"of type {hint.__name__}")
     return value
+
+
+def _record(cls: Any, values: Mapping[str, Any], where: str) -> Any:
+    """A `NamedTuple` from a mapping; keys that are missing keep their defaults."""
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in hints:
+            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(hints))}")
+    missing = [n for n in hints if n not in values and n not in cls._field_defaults]
+    if missing:
+        raise UserError(f"missing config key {where}.{missing[0]}")
+    return cls(**{name: convert(hints[name], values[name], f"{where}.{name}") for name in values})
 
 
 def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -8,15 +8,13 @@ import time
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from jax_ragrl.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.report.build import build_report
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.train.assemble import Job, Parts, assemble
-from jax_ragrl.train.loop import evaluate_policy, train
-from jax_ragrl.train.trainer import acting
+from jax_ragrl.train.loop import acting_models, evaluate_models, train
 from jax_ragrl.types import Question
 
 
@@ -30,8 +28,8 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     parts = assemble(job, workdir)
     questions = parts.questions["test"][: job.run.test_questions]
     before = baselines(job, parts, questions, workdir / "baselines.json")
-    trainer, models = train(job, parts, workdir)
-    after = evaluate_policy(job, parts, *acting(trainer, models), questions)
+    models = acting_models(train(job, parts, workdir))
+    after = evaluate_models(job, parts, models, questions)
     summary = summarise(job, parts, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - begun, 1)
     write_json(workdir / "summary.json", summary)
@@ -45,14 +43,13 @@ def baselines(
     """Scores of what needs no training, kept in `file`: a resumed run reads them."""
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
-    system = job.recipe.system
-    standard, alone = StandardRAG(system.style, system.top_k), direct(system.style)
-    graph, params = nnx.split(parts.policy, nnx.Param)
+    style = job.run.baselines
+    standard, alone = StandardRAG(style, job.recipe.system.top_k), direct(style)
     environment = parts.environment(NoSampler())
     results = {
         "direct": evaluate(alone, questions, environment),
         "standard_rag": evaluate(standard, questions, environment),
-        "warm_start": evaluate_policy(job, parts, graph, params, questions),
+        "warm_start": evaluate_models(job, parts, parts.models(), questions),
     }
     rows = {name: row(result, job.recipe.metric) for name, result in results.items()}
     write_json(file, rows)

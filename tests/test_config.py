@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 import pytest
@@ -107,3 +107,20 @@ def test_a_folder_belongs_to_one_config(tmp_path):
     settle(file, {"c": [1, 2], "a": {"b": 1}})
     with pytest.raises(UserError, match=r"config\.a\.b differs"):
         settle(file, {"a": {"b": 2}, "c": [1, 2]})
+
+
+class Pair(NamedTuple):
+    left: float
+    right: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    pair: Pair = Pair(0.0)
+
+
+def test_a_named_tuple_is_a_section_of_keys():
+    assert build(Holder, {"pair": {"left": 1}}).pair == Pair(1.0, 2.0)
+    for wrong in ({"pair": {"lfet": 1}}, {"pair": {"right": 1}}, {"pair": [1, 2]}):
+        with pytest.raises(UserError, match=r"config\.pair"):
+            build(Holder, wrong)

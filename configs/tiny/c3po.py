@@ -41,8 +41,8 @@ def get_config() -> ConfigDict:
             },
             "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 3},
             "run": {
-                "steps": 32,
-                "questions": 12,
+                "steps": 48,
+                "questions": 14,
                 "save_every": 8,
                 "eval_every": 8,
                 "dev_questions": 40,

@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 200,
+                    "steps": 250,
                     "teacher": {"early_stop": 0.15, "misread": 0.15},
                     "passages": (2, 3, 3),
                     "worlds_from": 5000000,

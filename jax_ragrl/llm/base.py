@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.types import LLMRequest
 
 
@@ -19,3 +19,16 @@ class FrozenLLM(Protocol):
     name: str
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]: ...
+
+
+class NoLLM:
+    """What stands in for a language model in systems that have none."""
+
+    name = "none"
+
+    def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
+        """Raises `UserError` where something is asked after all."""
+        if requests:
+            purpose = requests[0].purpose
+            raise UserError(f"{purpose!r} asks a language model, but llm.kind is none: set it")
+        return []

@@ -1,10 +1,10 @@
-"""The policy being trained (or evaluated) as a writer of actions: token in, token out."""
+"""The policies being trained (or evaluated) as writers of actions: token in, token out."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
@@ -14,14 +14,17 @@ from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 TOO_LONG = "Prompt Too Long"
+Models = Mapping[str, tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicySampler:
-    """Samples with a split decoder; `greedy` overrides every role's temperature with 0."""
+    """Samples each role with its policy; `greedy` overrides every role's temperature with 0.
 
-    graph: Any
-    params: Any
+    `models` are split decoders (graph, parameters) by the name of their policy.
+    """
+
+    models: Models
     tokenizer: ChatTokenizer
     shapes: Shapes = Shapes()
     greedy: bool = False
@@ -32,20 +35,23 @@ class PolicySampler:
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
         prompts = [context_ids(self.tokenizer, r.messages, r.after, r.role.chat) for r in requests]
-        wanted: dict[int, list[tuple[int, int]]] = {}  # width -> (request, number of its prefix)
+        # By policy and width, the requests and numbers of their forced prefixes (-1: none).
+        wanted: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for i, request in enumerate(requests):
-            if request.branching.samples:
-                wanted.setdefault(request.branching.samples, []).append((i, -1))
+            name, width = request.role.policy, request.branching.samples
+            if width:
+                wanted.setdefault((name, width), []).append((i, -1))
             for f, forced in enumerate(request.branching.forced):
                 if not forced.complete:
-                    wanted.setdefault(1, []).append((i, f))
+                    wanted.setdefault((name, 1), []).append((i, f))
         written: dict[tuple[int, int], list[Action]] = {}
-        for width, keys in sorted(wanted.items()):
-            written |= self._sample(requests, prompts, width, keys)
+        for (name, width), keys in sorted(wanted.items()):
+            written |= self._sample(name, requests, prompts, width, keys)
         return [self._in_order(i, r, prompts[i], written) for i, r in enumerate(requests)]
 
     def _sample(
         self,
+        name: str,
         requests: Sequence[ActionRequest],
         prompts: Sequence[tuple[int, ...]],
         width: int,
@@ -55,7 +61,7 @@ class PolicySampler:
         longest = self.shapes.lengths[-1]
         fits = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
         jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
-        drawn = sample_jobs(self.graph, self.params, self.tokenizer, jobs, width, self.shapes)
+        drawn = sample_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
         none = [Action((), (), "", (), TOO_LONG)]
         out = {key: none for key in keys if key not in fits}
         for (i, f), rows in zip(fits, drawn, strict=True):

@@ -298,7 +298,9 @@ def retrieval_cost(calls: Sequence[Call]) -> float:
 
 def turn_cost(plan: Sequence[str], parts: int) -> float:
     """Latency: 0.25 for each sub-question one after the other, 0.25 for all of them at once."""
-    return {(QDS,): 0.25 * parts, (QDP,): 0.25}.get(tuple(plan), 0.0)
+    if tuple(plan) == (QDS,):
+        return 0.25 * parts
+    return 0.25 if tuple(plan) == (QDP,) else 0.0
 
 
 def own_reward(parsed: Parsed, calls: Sequence[Call], parts: int, costs: Costs) -> float:

@@ -56,6 +56,10 @@ class ChatTokenizer:
         """Ids of content: text that looks like a control token becomes ordinary tokens."""
         return self._content.encode(text, add_special_tokens=False).ids
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token."""
+        return self._hf.get_vocab()
+
     def count(self, text: str) -> int:
         """How many tokens a text has."""
         return len(self.encode(text))

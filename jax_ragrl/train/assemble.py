@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.resources
 import pathlib
 from collections.abc import Mapping
@@ -16,22 +17,24 @@ from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems import c3po, coda, mmoa_rag
+from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.policies import Schedule
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
@@ -75,7 +78,7 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder, or `tiny`) or `openai`."""
+    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`."""
 
     kind: str = "world_reader"
     model: str = TINY
@@ -87,7 +90,10 @@ class LLM:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How long a run is, and how often it saves, evaluates and keeps trees for the report."""
+    """How long a run is, and how often it saves, evaluates and keeps trees for the report.
+
+    `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
+    """
 
     steps: int
     questions: int = 16
@@ -97,13 +103,17 @@ class Run:
     test_questions: int = 300
     trees_every: int = 5
     trees: int = 2
+    baselines: str = "c3po_tiny"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A whole training run; the fields are the sections of its config file.
 
-    `train_forced` keeps actions that were forced in the update, scored under the current policy.
+    `policy` is the folder that every policy of the system starts from, except those that `policies`
+    names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
+    keeps actions that were forced in the update, scored under the current policy. `compute` and
+    `remat` are the dtype of forward and backward passes and what the latter computes again.
     """
 
     run: Run
@@ -116,8 +126,18 @@ class Job:
     shapes: Shapes = Shapes()
     layout: Layout = Layout()
     policy: str = TINY
+    policies: tuple[tuple[str, str], ...] = ()
+    lora: LoRAConfig | None = None
+    schedule: Schedule = Schedule()
+    compute: str = "float32"
+    remat: str = "none"
     train_forced: bool = True
     seed: int = 0
+
+    @property
+    def policy_of(self) -> dict[str, str]:
+        """The policy of each role."""
+        return {name: role.policy for name, role in self.recipe.system.roles.items()}
 
     @property
     def temperature(self) -> float:
@@ -128,7 +148,13 @@ class Job:
         return heats.pop()
 
 
-SYSTEMS: Mapping[str, Any] = {"c3po": c3po, "coda": coda, "mmoa_rag": mmoa_rag}
+SYSTEMS: Mapping[str, Any] = {
+    "c3po": c3po,
+    "coda": coda,
+    "mao_arag": mao_arag,
+    "mmoa_rag": mmoa_rag,
+    "opera": opera,
+}
 
 
 def load_job(values: Mapping[str, Any]) -> Job:
@@ -137,24 +163,42 @@ def load_job(values: Mapping[str, Any]) -> Job:
     return build(Job, {"recipe": load_recipe(values), **values})
 
 
+def system_module(name: str) -> Any:
+    """The module of a system: one of `SYSTEMS`, or any by its dotted name.
+
+    It has a dataclass `Settings` and a function `recipe` from one to a `Recipe`.
+    """
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        known = ", ".join(SYSTEMS)
+        raise UserError(
+            f"config.system is {name!r}: use {known}, or the dotted name of a module ({error})"
+        ) from error
+
+
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
     name, given = values.pop("system", None), values.pop("recipe", {})
-    if name not in SYSTEMS:
-        raise UserError(f"config.system is {name!r}: known are {', '.join(SYSTEMS)}")
-    module = SYSTEMS[name]
+    module = system_module(str(name))
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
     return recipe
 
 
 class Parts(NamedTuple):
-    """What a run acts on."""
+    """What a run acts on; `policies` are decoders by name, as they are before training."""
 
     questions: Mapping[str, tuple[Question, ...]]
     retriever: Retriever
     llm: FrozenLLM
-    policy: Decoder
+    policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
+
+    def models(self) -> dict[str, tuple[Any, Any]]:
+        """The policies as a sampler takes them."""
+        return {name: nnx.split(policy, nnx.Param) for name, policy in self.policies.items()}
 
     def environment(self, sampler: ActionSampler) -> Environment:
         """What a rollout acts on, with calls measured in the policy's tokens."""
@@ -164,10 +208,31 @@ class Parts(NamedTuple):
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
     corpus, questions, world = load_data(job.data)
-    policy, tokenizer = load_policy(job.policy)
+    policies, tokenizer = load_policies(job)
     retriever = search(corpus, job.index, workdir)
     llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes)
-    return Parts(questions, retriever, llm, policy, tokenizer)
+    return Parts(questions, retriever, llm, policies, tokenizer)
+
+
+def load_policies(job: Job) -> tuple[dict[str, Decoder], ChatTokenizer]:
+    """Every policy of the system, and the tokenizer that they share."""
+    names = sorted(set(job.policy_of.values()))
+    folders = dict.fromkeys(names, job.policy) | dict(job.policies)
+    if unknown := sorted(set(folders) - set(names)):
+        raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
+    loaded = {folder: load_policy(folder) for folder in set(folders.values())}
+    tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
+    if len(tokenizers) > 1:
+        raise UserError(
+            f"policies {sorted(loaded)} have different tokenizers: a run needs one vocabulary"
+        )
+    policies = {name: loaded[folder][0] for name, folder in folders.items()}
+    if job.lora is not None:
+        policies = {
+            name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
+            for i, (name, policy) in enumerate(policies.items())
+        }
+    return policies, loaded[folders[names[0]]][1]
 
 
 def load_data(
@@ -208,6 +273,8 @@ def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
 
 def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
     """The frozen language model of a run."""
+    if llm.kind == "none":
+        return NoLLM()
     if llm.kind == "openai":
         return OpenAILLM(llm.model, llm.base_url)
     if llm.kind == "local":
@@ -215,7 +282,7 @@ def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -
         graph, params = nnx.split(decoder, nnx.Param)
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
     if llm.kind != "world_reader":
-        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local or openai")
+        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local, openai or none")
     if world is None:
         raise UserError("llm.kind world_reader reads generated worlds only: use local or openai")
     return WorldExecutors(

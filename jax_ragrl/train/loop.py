@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,88 +15,133 @@ import tensorboardX
 from flax import nnx
 from tqdm import tqdm
 
-from jax_ragrl.batch import groups_of
+from jax_ragrl.batch import turns_of
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
-from jax_ragrl.train.update import update
+from jax_ragrl.train.policies import Policies, refreshed, update_all
+from jax_ragrl.train.trainer import Models, acting, prepare
 from jax_ragrl.types import Question
 
 
-def train(job: Job, parts: Parts, workdir: pathlib.Path) -> tuple[Trainer, Models]:
+def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is."""
-    trainer, models = begin(job, parts)
+    policies = begin(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     checkpoints = Checkpoints(workdir)
     start = checkpoints.latest() or 0
     if start:
-        models, meta = checkpoints.restore(start, models)
+        policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
     log = Log(workdir, start, job.run.steps)
     for step in range(start, job.run.steps):
         questions = next(data)
         clock = Clock()
-        forest = roll_out(job, parts, trainer, models, questions, step)
+        if job.schedule.begins(step):
+            policies = refreshed(policies)
+        roles = job.schedule.roles(step, tuple(job.policy_of))
+        forest = roll_out(job, parts, policies, questions, roles, step)
         credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
         clock.lap("time/rollout_s")
-        groups = groups_of(forest, weight_N, job.layout, forced=job.train_forced)
-        rng = random.Random(f"{job.seed} {step}")
-        models, metrics = update(trainer, models, groups, credit_N, sampled_logps(forest), rng)
+        turns = turns_of(forest, weight_N, forced=job.train_forced)
+        rng, sampled = random.Random(f"{job.seed} {step}"), sampled_logps(forest)
+        policies, metrics = update_all(
+            policies, job.policy_of, roles, turns, credit_N, sampled, rng
+        )
         clock.lap("time/train_s")
         metrics |= describe(forest, credit_N) | clock.laps
-        tokens = sum(group.size() for group in groups)
+        tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
         metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
         if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
-            metrics |= dev_metrics(job, parts, trainer, models)
+            metrics |= dev_metrics(job, parts, policies)
         known_N = np.where(weight_N > 0, credit_N, np.nan)
         shown = step % job.run.trees_every == 0 or step + 1 == job.run.steps
         drawn = trees(forest, known_N, job.run.trees) if shown else None
         log.write(step + 1, metrics, drawn)
         if (step + 1) % job.run.save_every == 0 or step + 1 == job.run.steps:
-            checkpoints.save(step + 1, models, {"data": data.get_state()})
+            checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
     checkpoints.close()
     log.close()
-    return trainer, models
+    return policies
 
 
-def begin(job: Job, parts: Parts) -> tuple[Trainer, Models]:
-    """The trainer of a run and its models before the first update."""
-    roles = tuple(job.recipe.system.roles)
-    choices = (job.objective, job.optimizer, job.layout)
-    return prepare(parts.policy, *choices, roles, job.temperature, job.run.steps)
+def begin(job: Job, parts: Parts) -> Policies:
+    """The trainers of a run and their models before the first update, by policy."""
+    roles, steps = tuple(job.policy_of), job.run.steps
+    policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
+    for name, decoder in parts.policies.items():
+        own = [role for role, policy in job.policy_of.items() if policy == name]
+        updates = job.schedule.updates(steps, roles, own)
+        choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
+        policies[name] = prepare(
+            decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
+        )
+    return policies
 
 
-def trained_policy(job: Job, parts: Parts, workdir: pathlib.Path) -> Decoder:
-    """The policy of the newest checkpoint; `UserError` where there is none."""
-    trainer, models = begin(job, parts)
+def allowed_tokens(job: Job, tokenizer: ChatTokenizer) -> np.ndarray | None:
+    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask."""
+    patterns = [role.tokens for role in job.recipe.system.roles.values()]
+    if not any(patterns):
+        return None
+    masks = [tokenizer.allowed(pattern) for pattern in patterns]
+    return np.stack([np.ones(len(tokenizer), bool) if mask is None else mask for mask in masks])
+
+
+def trained_state(policies: Policies) -> dict[str, Models]:
+    """What an update changes, by policy: what a checkpoint holds."""
+    return {name: models for name, (_, models) in policies.items()}
+
+
+def resumed(
+    checkpoints: Checkpoints, step: int, policies: Policies
+) -> tuple[Policies, dict[str, Any]]:
+    """The policies as they were after a step, and what else was saved."""
+    state, meta = checkpoints.restore(step, trained_state(policies))
+    return {name: (trainer, state[name]) for name, (trainer, _) in policies.items()}, meta
+
+
+def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
+    """The policies as a sampler takes them."""
+    return {name: acting(trainer, models) for name, (trainer, models) in policies.items()}
+
+
+def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str, Decoder]:
+    """The policies of the newest checkpoint; `UserError` where there is none."""
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    models, _ = checkpoints.restore(newest, models)
-    return nnx.merge(*acting(trainer, models))
+    policies, _ = resumed(checkpoints, newest, begin(job, parts))
+    return {name: nnx.merge(*split) for name, split in acting_models(policies).items()}
 
 
 def roll_out(
-    job: Job, parts: Parts, trainer: Trainer, models: Models, questions: list[Question], step: int
+    job: Job,
+    parts: Parts,
+    policies: Policies,
+    questions: list[Question],
+    roles: Sequence[str],
+    step: int,
 ) -> Forest:
-    """The rollouts of a batch under the current policy, with what each node earned."""
-    policy = PolicySampler(*acting(trainer, models), parts.tokenizer, job.shapes)
+    """The rollouts of a batch under the current policies, with what each node earned."""
+    sampler = PolicySampler(acting_models(policies), parts.tokenizer, job.shapes)
     recipe = job.recipe
     forest = collect(
         recipe.system,
-        recipe.expander(frozenset(recipe.system.roles)),
+        recipe.expander(frozenset(roles)),
         questions,
-        parts.environment(policy),
+        parts.environment(sampler),
         seed=job.seed * 1_000_003 + step,
         rollouts=recipe.rollouts,
     )
@@ -164,28 +210,27 @@ def found_gold(forest: Forest) -> float:
     return float(np.mean(shares)) if shares else 0.0
 
 
-def evaluate_policy(
-    job: Job, parts: Parts, graph: Any, params: Any, questions: tuple[Question, ...]
+def evaluate_models(
+    job: Job, parts: Parts, models: SamplerModels, questions: tuple[Question, ...]
 ) -> Result:
     """The inference algorithm: greedy, one path a question."""
-    policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
+    sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
     system = job.recipe.inference or job.recipe.system
-    return evaluate(system, questions, parts.environment(policy))
+    return evaluate(system, questions, parts.environment(sampler))
 
 
 def ask(job: Job, parts: Parts, question: str) -> str:
     """The transcript of one question under a system's inference algorithm."""
-    graph, params = nnx.split(parts.policy, nnx.Param)
-    policy = PolicySampler(graph, params, parts.tokenizer, job.shapes, greedy=True)
+    sampler = PolicySampler(parts.models(), parts.tokenizer, job.shapes, greedy=True)
     system = job.recipe.inference or job.recipe.system
-    forest = collect(system, once, [Question("ask", question, ())], parts.environment(policy))
+    forest = collect(system, once, [Question("ask", question, ())], parts.environment(sampler))
     return transcript(forest, 0)
 
 
-def dev_metrics(job: Job, parts: Parts, trainer: Trainer, models: Models) -> dict[str, float]:
+def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
     """Accuracy and strategy shares on the first dev questions."""
     questions = parts.questions["dev"][: job.run.dev_questions]
-    result = evaluate_policy(job, parts, *acting(trainer, models), questions)
+    result = evaluate_models(job, parts, acting_models(policies), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
     return {"eval/accuracy": result.mean(job.recipe.metric), **shares}
 

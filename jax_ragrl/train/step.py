@@ -29,6 +29,7 @@ from jax_ragrl.losses import (
 )
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.sampling.decode import only
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
 
@@ -56,10 +57,17 @@ class Reading(NamedTuple):
     value_RM: Array | None
 
 
-def read(model: Decoder | Critic | ActorCritic, rows: Rows, temperature: Array) -> Reading:
+def read(
+    model: Decoder | Critic | ActorCritic,
+    rows: Rows,
+    temperature: Array,
+    allowed_ZV: Array | None = None,
+) -> Reading:
     """One forward of a policy, a critic, or both on one trunk.
 
     Hidden states are gathered at the places that predict a scored token before any head is applied.
+    `allowed_ZV` (bool) are the tokens that each role's grammar lets it write, as in sampling; None:
+    all.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
     hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, prefix_mask(rows.until_RL))
@@ -69,7 +77,8 @@ def read(model: Decoder | Critic | ActorCritic, rows: Rows, temperature: Array) 
         value_RM = jnp.where(rows.mask_RM, model.head(hidden_RMD), 0.0)
     if isinstance(model, Critic):
         return Reading(None, None, None, value_RM)
-    return Reading(*_scores(_policy(model), hidden_RMD, rows, temperature), value_RM)
+    scores = _scores(_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
+    return Reading(*scores, value_RM)
 
 
 def _policy(model: Decoder | ActorCritic) -> Decoder:
@@ -77,7 +86,11 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
 
 
 def _scores(
-    policy: Decoder, hidden_RMD: Array, rows: Rows, temperature: Array
+    policy: Decoder,
+    hidden_RMD: Array,
+    rows: Rows,
+    temperature: Array,
+    allowed_ZV: Array | None,
 ) -> tuple[Array, Array, Array]:
     """Log-probability, entropy and likeliness at a temperature, in chunks of scored tokens.
 
@@ -91,25 +104,30 @@ def _scores(
     def chunks(x: Array) -> Array:
         return jnp.moveaxis(x.reshape(count, length // size, size, *x.shape[2:]), 1, 0)
 
-    def score(hidden_RCD: Array, target_RC: Array) -> tuple[Array, Array, Array]:
+    def score(hidden_RCD: Array, target_RC: Array, role_RC: Array) -> tuple[Array, Array, Array]:
         logits_RCV = policy.logits(hidden_RCD) / temperature
+        if allowed_ZV is not None:
+            logits_RCV = only(logits_RCV, allowed_ZV[role_RC])
         top_RC = jnp.max(logits_RCV, axis=-1)
         logps_RCV = jax.nn.log_softmax(logits_RCV, axis=-1)
-        entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * logps_RCV, axis=-1)
+        # What is forbidden has no probability; its -inf must not meet that zero.
+        known_RCV = jnp.where(jnp.isfinite(logps_RCV), logps_RCV, 0.0)
+        entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * known_RCV, axis=-1)
         chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
         logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
         return logp_RC, entropy_RC, chosen_RC >= top_RC
 
-    def skip(hidden_RCD: Array, target_RC: Array) -> tuple[Array, Array, Array]:
+    def skip(hidden_RCD: Array, target_RC: Array, role_RC: Array) -> tuple[Array, Array, Array]:
         zero_RC = jnp.zeros(target_RC.shape, jnp.float32)
         return zero_RC, zero_RC, zero_RC > 0
 
     @jax.checkpoint
-    def head(part: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        hidden_RCD, target_RC, mask_RC = part
-        return jax.lax.cond(jnp.any(mask_RC), score, skip, hidden_RCD, target_RC)
+    def head(part: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
+        *given, mask_RC = part
+        return jax.lax.cond(jnp.any(mask_RC), score, skip, *given)
 
-    parts = (chunks(hidden_RMD), chunks(rows.target_RM), chunks(rows.mask_RM))
+    roles_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
+    parts = tuple(chunks(x) for x in (hidden_RMD, rows.target_RM, roles_RM, rows.mask_RM))
     whole = [jnp.moveaxis(x, 0, 1).reshape(count, length) for x in jax.lax.map(head, parts)]
     logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in whole[:2])
     return logp_RM, entropy_RM, whole[2] & rows.mask_RM
@@ -122,9 +140,16 @@ def _ways() -> int:
 
 
 @functools.partial(jax.jit, static_argnames="graph")
-def score(graph: Any, params: Any, frozen: Any, rows: Rows, temperature: Array) -> Reading:
+def score(
+    graph: Any,
+    params: Any,
+    frozen: Any,
+    rows: Rows,
+    temperature: Array,
+    allowed_ZV: Array | None = None,
+) -> Reading:
     """`read` of a split model, at the sampling temperature."""
-    return read(nnx.merge(graph, params, frozen), rows, temperature)
+    return read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV)
 
 
 class Gradient(NamedTuple):
@@ -143,6 +168,7 @@ def gradient(
     targets: Targets,
     temperature: Array,
     kl_coefficient: Array,
+    allowed_ZV: Array | None = None,
     *,
     objective: Objective,
     layout: tuple[Any, ...] | None = None,
@@ -155,7 +181,7 @@ def gradient(
     """
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        reading = read(nnx.merge(graph, params, frozen), rows, temperature)
+        reading = read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV)
         sums: dict[str, Array] = {}
         loss = jnp.zeros(())
         if reading.logp_RM is not None:

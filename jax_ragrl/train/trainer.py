@@ -43,7 +43,7 @@ class Models(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """What an update does not change."""
+    """What an update does not change. `allowed_ZV` are the tokens that each role may write."""
 
     policy: Net
     critic: Net | None
@@ -53,6 +53,7 @@ class Trainer(NamedTuple):
     roles: tuple[str, ...]
     temperature: float
     mesh: Mesh | None
+    allowed_ZV: Any = None
 
 
 def prepare(
@@ -67,6 +68,7 @@ def prepare(
     compute: str | None = None,
     remat: str | None = None,
     mesh: Mesh | None = None,
+    allowed_ZV: np.ndarray | None = None,
 ) -> tuple[Trainer, Models]:
     """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
 
@@ -78,6 +80,7 @@ def prepare(
       temperature: of sampling; scores are taken at it.
       compute: dtype of the forward and backward passes; by default as in the policy's config.
       remat: what the backward pass computes again, see `DecoderConfig`; by default likewise.
+      allowed_ZV: bool, the tokens that each role's grammar lets it write; None: all.
 
     Raises `UserError` for choices that do not fit together.
     """
@@ -95,10 +98,9 @@ def prepare(
     reference = None if objective.kl.where == "none" else refresh(learner.params)
     coefficient = scalar(objective.kl.coefficient, mesh)
     models = Models(learner, critic and critic[1], reference, coefficient)
-    trainer = Trainer(
-        net, critic and critic[0], objective, optimizer, layout, tuple(roles), temperature, mesh
-    )
-    return trainer, models
+    fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
+    allowed = None if allowed_ZV is None else shared_array(allowed_ZV, mesh)
+    return Trainer(net, critic and critic[0], *fixed, allowed), models
 
 
 def refresh(params: Any) -> Any:
@@ -151,5 +153,10 @@ def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
 
 def scalar(value: float, mesh: Mesh | None) -> jax.Array:
     """A float32 number on the devices."""
-    array = jax.device_put(np.float32(value))
+    return shared_array(np.float32(value), mesh)
+
+
+def shared_array(x: Any, mesh: Mesh | None) -> jax.Array:
+    """A host array on every device."""
+    array = jax.device_put(x)
     return array if mesh is None else replicate(array, mesh)

@@ -111,7 +111,8 @@ def scored_actions(
 
     def readings(net: Net, params: Any) -> list[Reading]:
         placed = [place(trainer, batch.rows) for batch in flat]
-        return [score(net.graph, params, net.frozen, rows, heat) for rows in placed]
+        fixed = (net.graph, params, net.frozen)
+        return [score(*fixed, rows, heat, trainer.allowed_ZV) for rows in placed]
 
     def values(readings: Sequence[Reading], field: str) -> np.ndarray:
         return by_action(flat, fetch([getattr(r, field) for r in readings]), width)
@@ -222,6 +223,7 @@ def _descend(
         rows, target = place(trainer, (batch.rows, target))
         one = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, heat, coefficient),
+            trainer.allowed_ZV,
             objective=trainer.objective,
             layout=None if trainer.mesh is None else layout_of(learner.params),
         )

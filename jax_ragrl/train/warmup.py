@@ -54,7 +54,7 @@ from jax_ragrl.train.assemble import load_policy, load_recipe
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
 from jax_ragrl.train.teacher import Teacher, TeacherSampler, Writer
-from jax_ragrl.train.teachers import coda, mmoa_rag
+from jax_ragrl.train.teachers import coda, mao_arag, mmoa_rag, opera
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,9 @@ class Lesson(NamedTuple):
 TEACHERS: Mapping[str, type] = {
     "c3po": Teacher,
     "coda": coda.Teacher,
+    "mao_arag": mao_arag.Teacher,
     "mmoa_rag": mmoa_rag.Teacher,
+    "opera": opera.Teacher,
 }
 
 
@@ -224,7 +226,8 @@ def _full(pools: dict[int, list[Example]], config: Warmup) -> Iterator[Packed]:
 def optimizer(config: Warmup) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices, Adam for the rest; warm-up and cosine."""
     total = sum(stage.steps for stage in config.stages)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, 100, total, 0.0)
+    rise = min(100, total // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, rise, total, 0.0)
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.contrib.muon(

@@ -126,7 +126,7 @@ def test_every_node_holds_what_its_root_holds(count):
     np.testing.assert_array_equal(found, x[[root(n) for n in range(count)]])
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 33])
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 9, 31])
 def test_the_root_of_a_chain_is_reached_from_its_far_end(count):
     parent_N = jax.device_put(np.arange(-1, count - 1, dtype=np.int32))
     assert not np.any(broadcast(parent_N, jnp.arange(count)))

@@ -109,6 +109,16 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
 
 
+def test_a_padding_id_left_unsaid_is_the_familys():
+    fields = json.loads((TINY / "config.json").read_text())
+    del fields["pad_token_id"]
+    starts = {
+        kind: bert.config_from_hf(fields | {"model_type": kind}).first_position
+        for kind in bert.FAMILIES
+    }
+    assert starts == {"bert": 0, "roberta": 2, "xlm-roberta": 2}
+
+
 def test_pooling_and_normalisation_are_those_of_the_folder(copy, tiny):
     change(
         copy / "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True

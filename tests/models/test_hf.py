@@ -165,6 +165,12 @@ def test_a_published_config_json_is_the_shape_of_its_name(name):
     assert hf_config.from_hf(PUBLISHED[name] | EVERYWHERE) == SHAPES[name]
 
 
+@pytest.mark.parametrize(("name", "head_dim"), [("qwen3-0.6b", 128), ("qwen2.5-0.5b", 896 // 14)])
+def test_a_head_dim_left_unsaid_is_the_familys(name, head_dim):
+    raw = {key: value for key, value in PUBLISHED[name].items() if key != "head_dim"}
+    assert hf_config.from_hf(raw).head_dim == head_dim
+
+
 def config_with(**changes) -> dict:
     return read_config(GOLDEN / "qwen3") | changes
 

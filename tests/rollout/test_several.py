@@ -212,7 +212,7 @@ def test_a_conversation_in_turns_is_the_templates_own(tokenizer):
 
 
 def test_an_action_is_cut_by_ids_at_its_first_stop_string(tokenizer):
-    sampler = PolicySampler(None, None, tokenizer)
+    sampler = PolicySampler({}, tokenizer)
     ids = tuple(tokenizer.encode("<search>Ada</search> and more</search>"))
     logps = tuple(float(-i) for i in range(len(ids)))
     cut, kept = sampler._cut(("</search>", "</answer>"), ids, logps)

@@ -13,6 +13,7 @@ from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
 
+DIGITS = "[0-9]+"
 SHAPES = Shapes(lengths=(16, 32, 64), batches=(2, 8), steps=12)
 
 
@@ -30,21 +31,25 @@ def sample(
     return sample_jobs(*policy(), tokenizer(), jobs, width, SHAPES)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float):
+@pytest.mark.parametrize(("temperature", "digits"), [(0.7, ()), (1.0, ()), (0.7, (1, 4))])
+def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float, digits: tuple):
     jobs = jobs_of([5, 16, 17, 31, 60], temperature)  # every bucket, full and padded
+    jobs = [job._replace(tokens=DIGITS if i in digits else "") for i, job in enumerate(jobs)]
     drawn = sample(jobs)
     turns = [
-        Turn(2 * i + k, "role", job.ids, ids)
+        Turn(2 * i + k, "masked" if i in digits else "free", job.ids, ids)
         for i, (job, rows) in enumerate(zip(jobs, drawn, strict=True))
         for k, (ids, _) in enumerate(rows)
     ]
     seen = {2 * i + k: logps for i, rows in enumerate(drawn) for k, (_, logps) in enumerate(rows)}
     layout = Layout(lengths=(48, 96), tokens=192)
+    mask_V = tokenizer().allowed(DIGITS)
+    allowed_ZV = jax.device_put(np.stack([np.ones_like(mask_V), mask_V])) if digits else None
     checked = 0
-    for batch in lay_out(grouped(turns, layout), ["role"], layout):
+    for batch in lay_out(grouped(turns, layout), ["free", "masked"], layout):
         heat = jax.device_put(np.float32(temperature))
-        reading = score(*policy(), nnx.State({}), jax.device_put(batch.rows), heat)
+        reading = score(*policy(), nnx.State({}), jax.device_put(batch.rows), heat, allowed_ZV)
+        assert np.isfinite(jax.device_get(reading.entropy_RM)).all()
         logp_AT = by_action([batch], [jax.device_get(reading.logp_RM)], 12)
         for node, logps in zip(batch.actions.node_A.tolist(), logp_AT, strict=True):
             np.testing.assert_allclose(logps[: len(seen[node])], seen[node], atol=1e-4)
@@ -81,15 +86,14 @@ def test_a_tiny_nucleus_is_greedy():
 
 
 def test_a_grammar_mask_lets_nothing_else_be_written():
-    digits = "[0-9]+"
-    free, bound = jobs_of([5, 9]), [job._replace(tokens=digits) for job in jobs_of([5, 9])]
+    free, bound = jobs_of([5, 9]), [job._replace(tokens=DIGITS) for job in jobs_of([5, 9])]
     drawn = sample([*free, *bound])
     # Jobs with and without a grammar do not meet in a batch, and do not change each other.
     assert drawn[:2] == sample(free)
     written = [ids for rows in drawn[2:] for ids, _ in rows]
     texts = [tokenizer().decode([i]) for ids in written for i in ids]
-    assert texts and all(re.fullmatch(digits + "|", text) for text in texts)
-    allowed = tokenizer().allowed(digits)
+    assert texts and all(re.fullmatch(DIGITS + "|", text) for text in texts)
+    allowed = tokenizer().allowed(DIGITS)
     assert allowed is not None and allowed[list(tokenizer().stop_ids)].all()
     assert tokenizer().allowed("") is None
 

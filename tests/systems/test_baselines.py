@@ -19,10 +19,11 @@ from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.scripted import Chosen, Fault, Scripted, Steps, ask
+from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
-from jax_ragrl.text.prompts import template
+from jax_ragrl.text.prompts import read_numbered, template
 from jax_ragrl.types import Hits, LLMRequest, Passage
 from tests.rollout.tape import ANN, BOB, Tape, passage, system
 
@@ -134,6 +135,27 @@ def test_the_reranker_takes_what_there_is(count):
     tape = recorded({"grade": ["3"]}, found={ASKED: [passage(1)][:count]})
     assert ended(Reranker("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
     assert purposes(tape) == ["search"] + ["grade"] * count + [["answer_direct", "answer"][count]]
+
+
+# --- Selection -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "titles", "faults"),
+    [
+        ("3, 1,3 ,2", ["title 3", "title 1"], ()),
+        ("None.", [], ()),
+        ("all of them", ["title 1", "title 2"], ("Invalid Selection",)),
+        ("2, 5", ["title 1", "title 2"], ("Invalid Document Idx",)),
+        ("0", ["title 1", "title 2"], ("Invalid Document Idx",)),
+    ],
+)
+def test_the_chosen_passages_are_read_in_the_chosen_order(reply, titles, faults):
+    tape = recorded({"select": [reply]})
+    assert ended(Selection("baselines_tiny", 2), tape) == ("Ulm", "answered", faults)
+    asked = "answer" if titles else "answer_direct"
+    assert tape.log == [("search", ASKED, 4), ("select",), (asked,)]
+    assert [title for title, _ in read_numbered("baselines_tiny", tape.prompts[-1])] == titles
 
 
 # --- QueryRewrite --------------------------------------------------------------------------------
@@ -366,7 +388,7 @@ def test_no_retrieval_is_direct_answering_and_single_is_standard_rag_with_a_filt
 
 # --- Every prompt --------------------------------------------------------------------------------
 
-ALL = (Reranker, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG)
+ALL = (Reranker, Selection, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -19,6 +19,7 @@ from jax_ragrl.systems.baselines.agents import (
 from jax_ragrl.systems.baselines.iterative import parse_thought
 from jax_ragrl.systems.baselines.rerank import TOP_GRADE, parse_grade
 from jax_ragrl.systems.baselines.rewrite import dealt, parse_queries
+from jax_ragrl.systems.baselines.selection import parse_selection
 from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict
 from tests.rollout.tape import passage
 
@@ -58,6 +59,13 @@ def test_what_is_searched_or_answered_is_never_empty(text):
         assert all(isinstance(said, str) and said.strip() for said in parse(text).args)
     grade = parse_grade(text)
     assert not grade.valid or 0 <= grade.args[0] <= TOP_GRADE
+
+
+@hypothesis.given(text=ANYTHING | PIECES)
+def test_a_selection_is_of_distinct_documents_that_are_there(text):
+    parsed = parse_selection(text, 10)
+    assert set(parsed.args) <= set(range(1, 11)) and len(set(parsed.args)) == len(parsed.args)
+    assert parsed.valid or parsed.error in ("Invalid Selection", "Invalid Document Idx")
 
 
 @hypothesis.given(text=ANYTHING | PIECES)
@@ -142,7 +150,7 @@ def test_legal_replies(parse, text, expected):
         *((parse_grade, text) for text in ("", "ten", "11", "100", "-")),
         *((parse_verdict, text) for text in ("", "yesterday", "it is: yes", "not")),
         *((parse_class, text) for text in ("", "AB", "a", "A: none")),
-        *((parse_queries, text) for text in ("", " \n- \n", '""')),
+        *((parse_queries, text) for text in ("", " \n- \n", '""', '" "')),
     ],
 )
 def test_malformed_replies(parse, text):

@@ -18,6 +18,7 @@ from jax_ragrl.systems.baselines.fixed import FixedStrategy
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
+from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, neighbours
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -67,16 +68,16 @@ class Scholar:
         documents = list(dict.fromkeys(read_numbered(STYLE, text)))
         steps = resolve(plan, [facts_of(d) for _, d in documents])
         missing = next((f"{r} of {e}" for (e, r), value in steps if not value), "")
-        useful = [
-            f"0 {title}: {d}"
-            for title, d in documents
-            if any(pair in facts_of(d) for pair, _ in steps)
-        ]
+        useful = [f"0 {title}: {d}" for title, d in documents if self._tells(d, steps)]
         shown = "\n".join(f"0 {title}: {d}" for title, d in documents)
         prompt = Message("user", f"answer\n{shown}\nQuestion: {question}")
         said = self._reader.complete([LLMRequest("answer", (prompt,))])[0]
         replies = {
             "grade": "10" if useful else "0",
+            "select": ", ".join(
+                str(i) for i, (_, d) in enumerate(documents, 1) if self._tells(d, steps)
+            )
+            or "none",
             "rewrite": "\n".join(f"{r} of {e}" for r, e in plan.hops if e),
             "thought": f"What is the {missing}?" if missing else f"So the answer is: {said}.",
             "react": f"Search[{missing}]" if missing else f"Finish[{said}]",
@@ -88,6 +89,9 @@ class Scholar:
             "useful": "no" if UNKNOWN in text else "yes",
         }
         return replies[request.purpose]
+
+    def _tells(self, document: str, steps) -> bool:
+        return any(pair in facts_of(document) for pair, _ in steps)
 
 
 def teach(role: str, prompt: str, rng) -> str:
@@ -117,6 +121,7 @@ SYSTEMS = {
     "direct": lambda: direct(STYLE),
     "standard_rag": lambda: StandardRAG(STYLE, K),
     "reranker": lambda: Reranker(STYLE, K),
+    "bgm_frozen": lambda: Selection(STYLE, K),
     "query_rewrite": lambda: QueryRewrite(STYLE, K),
     "iter_retgen": lambda: IterRetGen(STYLE, K),
     "ircot": lambda: IRCoT(STYLE, K, max_documents=40),
@@ -165,5 +170,5 @@ def test_fixed_strategies_cost_and_gain_in_their_order():
 
 
 def test_no_careful_reply_is_malformed():
-    for name in ("reranker", "query_rewrite", "ircot", "react", "search_o1", "self_rag"):
+    for name in "reranker bgm_frozen query_rewrite ircot react search_o1 self_rag".split():
         assert run(SYSTEMS[name]()).malformed == {}, name

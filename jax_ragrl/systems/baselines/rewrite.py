@@ -30,7 +30,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|[0-9]{1,3}[.)])\s+")
 
 def parse_queries(text: str) -> Parsed:
     """One query a line; list marks and quotes around a query are left out."""
-    lines = (clean_query(_BULLET.sub("", line)).strip('"') for line in text.splitlines())
+    lines = (clean_query(_BULLET.sub("", line).strip(' "')) for line in text.splitlines())
     queries = tuple(dict.fromkeys(line for line in lines if line))
     return Parsed("Search", queries) if queries else malformed("No Query")
 
@@ -38,8 +38,7 @@ def parse_queries(text: str) -> Parsed:
 def dealt(piles: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
     """The first `k` distinct passages, dealt from the piles in turn."""
     rounds = itertools.zip_longest(*piles)
-    dealt = dict.fromkeys(p for ranked in rounds for p in ranked if p is not None)
-    return tuple(dealt)[:k]
+    return tuple(dict.fromkeys(p for ranks in rounds for p in ranks if p is not None))[:k]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,23 +77,22 @@ class Scripted(abc.ABC):
         return self._run(state.question, (*state.replies, reply))
 
     def _run(self, question: Question, replies: tuple[Any, ...]) -> State:
-        steps, rest = self.steps(question), iter(replies)
-        faults: list[str] = []
-        strategy = None
+        steps = self.steps(question)
+        notes: list[Fault | Chosen] = []
+        wanted = _noted(steps, next(steps), notes)
+        for reply in replies:
+            wanted = _noted(steps, steps.send(reply), notes)
+        faults = tuple(note.error for note in notes if isinstance(note, Fault))
+        chosen = [note.strategy for note in notes if isinstance(note, Chosen)]
+        return State(question, replies, wanted, faults, chosen[-1] if chosen else None)
+
+
+def _noted(steps: Steps, wanted: Any, notes: list[Fault | Chosen]) -> Any:
+    """The next effect; the notes before it are kept."""
+    while isinstance(wanted, Fault | Chosen):
+        notes.append(wanted)
         wanted = next(steps)
-        while True:
-            if isinstance(wanted, Fault):
-                faults.append(wanted.error)
-                wanted = next(steps)
-            elif isinstance(wanted, Chosen):
-                strategy = wanted.strategy
-                wanted = next(steps)
-            else:
-                try:
-                    reply = next(rest)
-                except StopIteration:
-                    return State(question, replies, wanted, tuple(faults), strategy)
-                wanted = steps.send(reply)
+    return wanted
 
 
 def ask(style: str, name: str, **values: str) -> Ask:

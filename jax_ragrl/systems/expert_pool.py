@@ -1,0 +1,140 @@
+"""A pool of actions that were scored before training; the best one for a prompt is its expert.
+
+OPERA's D_scored (eq. 11): some ten candidates an instance, from large models at several
+temperatures, scored by carrying them out, near duplicates left out. The paper's has 30,000
+candidates for 3,000 questions with a mean score of 0.73.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.collect import ActionRequest, ActionSampler
+from jax_ragrl.rollout.effects import Generate
+from jax_ragrl.rollout.tree import Action, Forest
+
+_WORD = re.compile(r"\w+")
+
+
+class Candidate(NamedTuple):
+    """An action for a prompt of a role, and what it earned."""
+
+    role: str
+    prompt: str
+    text: str
+    score: float
+
+
+class Scribe:
+    """A sampler that remembers the text of every prompt that it was given."""
+
+    def __init__(self, sampler: ActionSampler):
+        self._sampler = sampler
+        self.prompts: dict[tuple[int, ...], str] = {}
+
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        """What the sampler behind it writes."""
+        written = self._sampler.sample(requests)
+        for request, actions in zip(requests, written, strict=True):
+            self.prompts |= {a.prompt_ids: request.messages[-1].content for a in actions}
+        return written
+
+
+def candidates_of(
+    forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], str]
+) -> list[Candidate]:
+    """Every action of a forest with its reward; `prompts` are those of the `Scribe` that wrote."""
+    return [
+        Candidate(r.role, prompts[r.action.prompt_ids], r.action.text, float(reward))
+        for r, reward in zip(forest.records, reward_N, strict=True)
+        if r.action is not None and not r.action.error
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Candidates by role and prompt, the best first. As an `Expert` it gives the best one."""
+
+    candidates: Mapping[tuple[str, str], tuple[Candidate, ...]]
+
+    def __call__(self, effect: Generate, question: str) -> str | None:
+        del question
+        known = self.candidates.get((effect.role, effect.messages[-1].content))
+        return known[0].text if known else None
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return (candidate for known in self.candidates.values() for candidate in known)
+
+    def summary(self) -> dict[str, float]:
+        """Counts, the scores' mean and deviation, and the shares above 0.85 and below 0.5."""
+        score_X = np.array([candidate.score for candidate in self] or [np.nan])
+        return {
+            "instances": float(len(self.candidates)),
+            "candidates": float(sum(map(len, self.candidates.values()))),
+            "mean": float(score_X.mean()),
+            "deviation": float(score_X.std()),
+            "high": float((score_X > 0.85).mean()),
+            "low": float((score_X < 0.5).mean()),
+        }
+
+    def save(self, file: pathlib.Path) -> None:
+        """One JSON line a candidate."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(candidate._asdict()) + "\n" for candidate in self)
+        file.write_text("".join(lines), encoding="utf-8")
+
+
+def load_pool(file: pathlib.Path) -> Pool:
+    """What `save` wrote; nothing is filtered again.
+
+    Raises:
+      UserError: the file is missing, or a line of it is no candidate.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        rows = [Candidate(**json.loads(line)) for line in lines]
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} is no pool of scored actions ({error}): give one JSON object a line with "
+            "role, prompt, text and score, as expert_pool.Pool.save writes them"
+        ) from error
+    return build_pool(rows, alike=math.inf)
+
+
+def build_pool(candidates: Iterable[Candidate], alike: float = 0.85) -> Pool:
+    """The distinct candidates of every instance, the best first.
+
+    A candidate is left out if its words' cosine with a better one of the same instance is `alike`
+    or more. Equal scores are ordered by text, so that the pool is a function of the candidates.
+    """
+    instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
+    for candidate in candidates:
+        instances[candidate.role, candidate.prompt].append(candidate)
+    return Pool({key: _distinct(known, alike) for key, known in sorted(instances.items())})
+
+
+def _distinct(candidates: Iterable[Candidate], alike: float) -> tuple[Candidate, ...]:
+    kept: list[tuple[Candidate, collections.Counter[str]]] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.score, c.text)):
+        words = collections.Counter(_WORD.findall(candidate.text.lower()))
+        if all(cosine(words, other) < alike for _, other in kept):
+            kept.append((candidate, words))
+    return tuple(candidate for candidate, _ in kept)
+
+
+def cosine(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:
+    """The cosine of two counts; two empty ones are alike."""
+    if not a and not b:
+        return 1.0
+    norms = math.prod(math.sqrt(sum(n * n for n in x.values())) for x in (a, b))
+    return sum(n * b.get(word, 0) for word, n in a.items()) / norms if norms else 0.0

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jax_ragrl.rollout.roles import malformed
+from jax_ragrl.systems.opera_grammar import (
+    Step,
+    parse_analysis,
+    parse_plan,
+    parse_rewrite,
+    render_analysis,
+)
+from jax_ragrl.systems.opera_rewards import (
+    Gold,
+    SubGoal,
+    analysis_reward,
+    ndcg,
+    plan_efficiency,
+    plan_logic,
+    plan_placeholders,
+    plan_potential,
+    plan_reward,
+    plan_reward_code,
+    plan_struct,
+    rewrite_reward,
+    steps_gold,
+)
+from jax_ragrl.systems.opera_world import world_gold
+from jax_ragrl.types import Passage, Question
+
+ASKED = "Where was the director of Jaws born?"
+PLAN = parse_plan("1 Who directed Jaws?\n2 Where was [answer 1] born?")
+
+# --- Plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (PLAN.args, 1.0),
+        ([Step("who made Jaws and Duel")], 0.8),
+        ([Step("who made Jaws", (1,)), Step("born", (1, 5))], 0.7 * 0.7),
+        ([Step("who made it")], 0.0),
+    ],
+)
+def test_logic(steps, score):
+    assert plan_logic(ASKED, steps) == pytest.approx(score)
+
+
+def test_names_are_covered_by_share_and_the_first_word_is_none():
+    asked = "Which film is older, Dark River or Blue Lake?"
+    assert plan_logic(asked, [Step("year of Dark River")]) == pytest.approx(0.5)
+    assert plan_logic("Who?", [Step("x")]) == plan_logic("", [Step("x")]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (PLAN.args, 1.0),
+        ([Step("a")], 0.7),
+        ([Step("a")] * 5, 1.0),
+        ([Step("a")] * 6, 0.8),
+        ([Step("a", (), 2), Step("b", (), 1)], 0.8**3),
+        ([Step("a [2]", (2,)), Step("b [1]", (1,))], 0.7),
+        ([Step("a"), Step("b [1]")], 0.9),
+    ],
+)
+def test_structure(steps, score):
+    assert plan_struct(steps) == pytest.approx(score)
+
+
+def test_a_single_step_may_be_right():
+    assert plan_struct([Step("a")], least=1) == 1.0
+
+
+def test_the_papers_plan_reward():
+    assert plan_reward(ASKED, PLAN, 1.0) == pytest.approx(1.0)
+    assert plan_reward(ASKED, PLAN, 0.0) == pytest.approx(0.7)
+    assert plan_reward(ASKED, parse_plan("1 Who directed Jaws?"), 0.5) == pytest.approx(
+        0.4 + 0.3 * 0.7 + 0.15
+    )
+    assert plan_reward(ASKED, malformed("No Plan"), 1.0) == pytest.approx(0.3)
+
+
+def test_the_codes_plan_reward():
+    assert plan_reward_code(ASKED, PLAN, 1.0) == pytest.approx(1.0)
+    plain = parse_plan("1 the director of Jaws\n2 birthplace of [1]")
+    potential = 0.9 * 0.9  # nothing is asked
+    expected = 0.25 + 0.25 * potential + 0.3 * 0.5 + 0.1 + 0.1
+    assert plan_reward_code(ASKED, plain, 0.5) == pytest.approx(expected)
+    assert plan_reward_code(ASKED, malformed("No Plan"), 1.0) == pytest.approx(0.3)
+
+
+def test_the_parts_of_the_codes_rubric():
+    assert plan_potential([Step("Who is"), Step("who is it", (1, 4))]) == pytest.approx(0.8 * 0.5)
+    assert [plan_efficiency(n) for n in range(1, 8)] == [0.3, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
+    steps = [Step("a"), Step("b [1]"), Step("c [3]", (3,)), Step("d [1]", (1,))]
+    assert plan_placeholders(steps) == pytest.approx((0.5 + 0.5 + 1.0) / 3)
+    assert plan_placeholders([Step("a")]) == 1.0
+
+
+# --- Analyses -----------------------------------------------------------------------------------
+
+TOLD, UNTOLD = Gold(("Ulm",), (True,), 1), Gold((), (False,), 1)
+RIGHT, WRONG = (parse_analysis(render_analysis("a", x)) for x in ("Ulm", "Rom"))
+DECLINED = parse_analysis(render_analysis("a"))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "gold", "reward"),
+    [
+        (RIGHT, TOLD, 1.0),
+        (WRONG, TOLD, 0.25 + 0.1),
+        (DECLINED, TOLD, 0.1),
+        (DECLINED, UNTOLD, 1.0),
+        (RIGHT, UNTOLD, 0.1),  # it may be right, but it is not in the passages
+        (RIGHT, None, 0.1),
+        (malformed("No Status"), UNTOLD, 0.9),
+        (malformed("No Status"), TOLD, 0.0),
+        (parse_analysis('{"status": "yes", "answer": "the Ulm"}'), TOLD, 0.9 + 0.07),
+    ],
+)
+def test_a_verdict_earns_status_answer_and_form(verdict, gold, reward):
+    assert analysis_reward(verdict, gold) == pytest.approx(reward)
+
+
+# --- Rewritten queries --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("relevant", "total", "gain"),
+    [
+        ((True, False, False), 1, 1.0),
+        ((False, True, False), 1, 1 / math.log2(3)),
+        ((False, False, True), 1, 1 / math.log2(4)),
+        ((True, True, False), 2, 1.0),
+        ((True, False, True), 2, (1 + 1 / 2) / (1 + 1 / math.log2(3))),
+        ((True, True), 5, 1.0),  # no more than k can be found
+        ((False, False), 2, 0.0),
+        ((), 2, 0.0),
+        ((False,), 0, 0.0),
+    ],
+)
+def test_ndcg(relevant, total, gain):
+    assert ndcg(relevant, total) == pytest.approx(gain)
+
+
+QUERY = parse_rewrite("expand: a b")
+
+
+def test_a_query_earns_the_root_of_its_gain_and_its_form():
+    second = Gold((), (False, True), 1)
+    root = (1 / math.log2(3)) ** 0.5
+    assert rewrite_reward(QUERY, second) == pytest.approx(0.9 * root + 0.1)
+    assert rewrite_reward(QUERY, second, power=1.0) == pytest.approx(0.9 * root**2 + 0.1)
+    assert rewrite_reward(parse_rewrite("a b"), second) == pytest.approx(0.9 * root + 0.025)
+    for unknown in (None, Gold((), (False,), 0)):
+        assert rewrite_reward(QUERY, unknown) == pytest.approx(0.45 + 0.1)
+
+
+# --- Gold ---------------------------------------------------------------------------------------
+
+BORN = Passage("p1", "Ann Lee", "Ann Lee was born in Ulm.")
+WORKS = Passage("p2", "Ann Lee", "Ann Lee married Bob Ray and works for Acme Steel.")
+MUSIQUE = Question(
+    "m",
+    "q?",
+    ("Ulm", "City of Ulm"),
+    gold=("Ann Lee", "Jaws"),
+    metadata={"question_decomposition": [{"answer": "Ann Lee"}, {"answer": "Ulm"}]},
+)
+
+
+def test_gold_of_the_generated_world_is_what_the_passages_tell():
+    def gold(goal):
+        return world_gold(MUSIQUE, SubGoal(goal, 0, 1), [WORKS, BORN])
+
+    assert gold("birthplace of Ann Lee") == Gold(("Ulm",), (False, True), 1)
+    assert gold("birthplace of Bob Ray") == Gold((), (False, False), 1)
+    assert gold("Where was Ann Lee born?") == Gold(("Ulm",), (False, True), 1)
+    assert gold("same: Ulm, Ulm") == Gold(("yes",), (False, False), 0)
+    assert gold("what now") == Gold((), (False, False), 0)
+
+
+def test_gold_of_a_data_set_comes_from_its_decomposition():
+    def gold(number, steps, *passages):
+        return steps_gold(MUSIQUE, SubGoal("as put", number, steps), passages)
+
+    assert gold(0, 2, WORKS) == Gold(("Ann Lee",), (True,), 2)
+    assert gold(0, 2, Passage("p", "x", "Joann Leeds")) == Gold((), (False,), 2)
+    assert gold(1, 2, WORKS, BORN) == Gold(("Ulm", "City of Ulm"), (True, True), 2)
+    # A plan of another length has gold at its last step alone.
+    assert gold(2, 3, BORN) == Gold(("Ulm", "City of Ulm"), (True,), 2)
+    assert gold(1, 3, BORN) is None and gold(0, 3, BORN) is None
+
+
+def test_gold_without_a_decomposition_is_the_answer_of_the_question():
+    bare = Question("b", "q?", ("Ulm",))
+    assert steps_gold(bare, SubGoal("g", 0, 1), [BORN]) == Gold(("Ulm",), (False,), 0)
+    assert steps_gold(bare, SubGoal("g", 0, 2), [BORN]) is None
