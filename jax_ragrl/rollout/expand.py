@@ -48,16 +48,18 @@ class Tree:
     """C-3PO's tree (section 5.2): forced actions at some roles, then K(t) samples.
 
     `width` samples are drawn down to depth `until`, one below. `forced` maps a role to the texts
-    it is made to write instead; `$question` in them stands for the question.
+    it is made to write instead, beside `free` samples of its own; `$question` in them stands for
+    the question.
     """
 
     width: int = 2
     until: int = 4
     forced: Mapping[str, tuple[Forced, ...]] = dataclasses.field(default_factory=dict)
+    free: int = 0
 
     def __call__(self, effect: Generate, question: str) -> Branching:
         texts = self.forced.get(effect.role, ())
         if texts:
             fill = (f._replace(text=f.text.replace("$question", question)) for f in texts)
-            return Branching(0, tuple(fill))
+            return Branching(self.free, tuple(fill))
         return Branching(self.width if effect.depth <= self.until else 1)

@@ -277,13 +277,16 @@ def _dead(state: State, why: str) -> State:
 class TreeShape:
     """The rollout (section 5.2) and its credit.
 
-    `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
+    `free` is how many actions the router samples beside the forced ones; the paper has none, but
+    then nothing of its own is ever malformed in training, and what the losing strategies lose may
+    go there (a long run ended with half of its routes malformed). `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
     paper) or by `text` (the question is the query, as in the code). `dead_leaf` is `zero` or
     `ignore`, and `multiplicity` weighs merged siblings by their number.
     """
 
     width: int = 2
     until: int = 4
+    free: int = 0
     retrieval: str = "prefix"
     dead_leaf: str = "zero"
     multiplicity: bool = False
@@ -298,7 +301,7 @@ class TreeShape:
         if self.retrieval not in searches:
             raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
         forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
-        return Tree(self.width, self.until, {ROUTER: forced})
+        return Tree(self.width, self.until, {ROUTER: forced}, self.free)
 
 
 @dataclasses.dataclass(frozen=True)
