@@ -25,10 +25,21 @@ def test_width_siblings_down_to_a_depth_and_one_below(width, until, expected):
     assert [tree(at(depth), "q").samples for depth in range(1, 7)] == expected
 
 
-def test_a_forced_role_samples_nothing_besides():
+def test_a_forced_role_samples_nothing_besides_unless_it_is_free_to():
     tree = Tree(forced={"router": (Forced("[Planning]"), Forced("[Retrieval] ", complete=False))})
     assert tree(at(1, "router"), "q") == Branching(0, tree.forced["router"])
     assert tree(at(1, "filter"), "q") == Branching(2)
+    freed = Tree(forced=tree.forced, free=1)
+    assert freed(at(1, "router"), "q") == Branching(1, tree.forced["router"])
+
+
+def test_a_free_action_that_repeats_a_forced_one_is_the_same_branch():
+    tree = Tree(forced={"router": (Forced("[No Retrieval]"),)}, free=2)
+    tape = Tape({"router": ["[No Retrieval]", "nonsense"]})
+    forest = play(tape, QUESTIONS[0], expander=tree)
+    assert [r.role for r in forest.records] == ["router", "router", "leaf", "leaf"]
+    assert forest.multiplicity_N[:2].tolist() == [2, 1]
+    assert [forest.records[i].why for i in (2, 3)] == ["Invalid Format", "answered"]
 
 
 def test_forced_texts_hold_the_question_and_it_is_not_scanned_again():
