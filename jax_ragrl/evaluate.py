@@ -51,18 +51,29 @@ class Result:
     answers: tuple[str | None, ...]
 
     def mean(self, metric: str = "cover_em") -> float:
-        """The mean of a metric over the questions that could be evaluated."""
-        return float(np.nanmean(self.scores[metric]))
+        """The mean of a metric over the questions that could be evaluated; nan without any."""
+        return _mean(self.scores[metric])
 
     def summary(self) -> dict[str, Any]:
-        """A JSON-able overview, in percent where it is a share."""
+        """A JSON-able overview, in percent where it is a share; None where nothing could be
+        evaluated."""
         return {
-            **{name: round(100 * self.mean(name), 2) for name in self.scores},
+            **{name: _finite(round(100 * self.mean(name), 2)) for name in self.scores},
             "ended": dict(self.ended),
             "malformed": dict(self.malformed),
             "strategies": dict(self.strategies),
-            "costs": {k: round(float(np.nanmean(v)), 3) for k, v in self.costs.items()},
+            "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
         }
+
+
+def _mean(x_Q: np.ndarray) -> float:
+    finite = x_Q[np.isfinite(x_Q)]
+    return float(finite.mean()) if finite.size else float("nan")
+
+
+def _finite(x: float) -> float | None:
+    """JSON has no nan."""
+    return x if np.isfinite(x) else None
 
 
 class NoSampler:

@@ -1,6 +1,7 @@
 """Evaluation: every question counts once, and so does every call."""
 
 import dataclasses
+import json
 
 import numpy as np
 
@@ -38,6 +39,14 @@ def test_a_failed_environment_is_neither_right_nor_wrong():
     assert result.scores["em"][0] == 1.0 and np.isnan(result.scores["em"][1])
     assert result.mean("em") == 1.0 and result.ended == {"answered": 1, "failed": 1}
     assert np.isnan(result.costs["llm_calls"][1])
+
+
+def test_a_summary_of_failures_alone_is_json():
+    tape = Tape({}, told={"answer": EffectError("down")})
+    summary = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment()).summary()
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["em"] is None and summary["costs"]["rounds"] is None
+    assert summary["ended"] == {"failed": 1}
 
 
 def test_results_do_not_depend_on_the_batch():

@@ -143,7 +143,7 @@ def test_the_reranker_takes_what_there_is(count):
 @pytest.mark.parametrize(
     ("reply", "titles", "faults"),
     [
-        ("3, 1,3 ,2", ["title 3", "title 1"], ()),
+        ("3, 3 ,1,2", ["title 3", "title 1"], ()),
         ("None.", [], ()),
         ("all of them", ["title 1", "title 2"], ("Invalid Selection",)),
         ("2, 5", ["title 1", "title 2"], ("Invalid Document Idx",)),
@@ -192,13 +192,14 @@ def test_thoughts_and_searches_alternate_until_the_answer():
         "\n She was born there\nor not",
         "So the ANSWER is U.S.",
     ]
-    found = {"Ann is a duck.": [passage(1), passage(7)]}
+    found = {"Ann is a duck.": [passage(1), passage(7)], "She was born there": [passage(8)]}
     tape = recorded({"thought": thoughts}, found)
     assert ended(IRCoT("baselines_tiny", 2, max_documents=3), tape) == ("U.S", "answered", ())
     assert searches(tape) == [ASKED, "Ann is a duck.", "She was born there"]
     assert purposes(tape) == ["search", "thought"] * 3
     # Passages accumulate, each once, up to the limit; so does the chain.
     assert "2 title 2: text 2\n3 title 7: text 7\nQuestion" in tape.prompts[1]
+    assert "title 7" in tape.prompts[2] and "title 8" not in tape.prompts[2]
     assert tape.prompts[2].endswith("Thoughts: Ann is a duck. She was born there")
 
 
