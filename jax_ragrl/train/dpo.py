@@ -56,9 +56,11 @@ def dpo_update(
     with on(trainer.mesh):
         for batch in batches:
             rows, sides = place(trainer, (batch.rows, sides_of(batch)))
-            reference = score(net.graph, models.reference, net.frozen, rows, heat).logp_RM
+            fixed = (net.graph, models.reference, net.frozen)
+            reference = score(*fixed, rows, heat, trainer.allowed_ZV).logp_RM
             one = preference_gradient(
                 *(net.graph, learner.params, net.frozen, rows, sides, reference, heat, share),
+                allowed_ZV=trainer.allowed_ZV,
                 beta=beta,
                 layout=layout,
             )
@@ -112,15 +114,16 @@ def preference_gradient(
     ref_logp_RM: Array,
     temperature: Array,
     share: Array,
+    allowed_ZV: Array | None = None,
     *,
     beta: float,
     layout: tuple[Any, ...] | None = None,
 ) -> Gradient:
     """The gradient of the pairs' losses, each weighing `share`, and so weighted sums of `loss/dpo`
-    and `right`. `layout` as in `step.gradient`."""
+    and `right`. `allowed_ZV` and `layout` as in `step`."""
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature).logp_RM
+        logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV).logp_RM
         assert logp_RM is not None
         answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
         sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]

@@ -87,7 +87,8 @@ def update_all(
     """Every policy updated on the turns of its roles, among the `roles` trained at this step.
 
     `policy_of` maps roles to policies; a role of none (a frozen one) is never trained. Metrics are
-    named `<policy>/...` where there are several policies. The other arguments are as in `update`.
+    named `<policy>/...` where there are several policies; `left_out` counts turns too long for a
+    row. The other arguments are as in `update`.
     """
     after, metrics = dict(policies), dict[str, float]()
     for name, (trainer, models) in policies.items():
@@ -96,6 +97,7 @@ def update_all(
         models, seen = update(trainer, models, groups, number_N, sampled, rng)
         after[name] = trainer, models
         prefix = f"{name}/" if len(policies) > 1 else ""
+        seen["left_out"] = float(len(own) - sum(len(group.turns) for group in groups))
         metrics |= {f"{prefix}{key}": value for key, value in seen.items()}
     return after, metrics
 

@@ -80,10 +80,18 @@ def test_each_policy_is_updated_on_the_turns_of_its_trained_roles():
     assert {name.split("/")[0] for name in metrics} == {"a", "b"}
     first, metrics = after(ROLES[:1])
     assert moved(first) == {"a"}
-    assert {name.split("/")[0] for name in metrics} == {"a"}
+    assert {name for name in metrics if name.startswith("b")} == {"b/left_out"}
     alone = named(first["a"][1].policy.params)
     for name, x in named(both["a"][1].policy.params).items():
         np.testing.assert_array_equal(x, alone[name])
+
+
+def test_turns_too_long_for_a_row_are_counted():
+    long = [Turn(i, ROLES[0], tuple(range(12)), (i,) * (3 + 2 * i)) for i in range(3)]
+    policies = {"a": prepared(STEERED, Optimizer(0.1))}
+    arguments = (long, np.ones(3, np.float32), {}, random.Random(0))
+    _, metrics = update_all(policies, {ROLES[0]: "a"}, ROLES, *arguments)
+    assert metrics["left_out"] == 2  # 17 and 19 tokens in rows of 16
 
 
 def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
