@@ -122,6 +122,7 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
         ("prompt", 1024, "tokens of a prompt"),
         ("new", 128, "tokens of an action"),
         ("layers", 0, "another depth; 0: the shape's"),
+        ("vocabulary", 0, "another size of it; 0: the shape's"),
         ("tokens", 32768, "of a batch of rows; more are accumulated"),
         ("repeats", 3, "steps timed, after one that compiles"),
     ):

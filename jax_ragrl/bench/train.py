@@ -44,16 +44,22 @@ class Work:
     prompt: int = 1024
     new: int = 128
     layers: int = 0
+    vocabulary: int = 0
     dtype: str = "bfloat16"
     remat: str = "full"
     tokens: int = 32768
     repeats: int = 3
 
     def config(self) -> DecoderConfig:
-        """The model: a published shape or `tiny`, with another depth where `layers` is given."""
+        """A published shape or `tiny`, with another depth or vocabulary where they are not 0."""
         config = TINY if self.shape == "tiny" else shape_of(self.shape)
-        layers = self.layers or config.num_layers
-        return dataclasses.replace(config, num_layers=layers, dtype=self.dtype, remat=self.remat)
+        return dataclasses.replace(
+            config,
+            num_layers=self.layers or config.num_layers,
+            vocab_size=self.vocabulary or config.vocab_size,
+            dtype=self.dtype,
+            remat=self.remat,
+        )
 
     def turns(self) -> list[Turn]:
         """Random actions; no two prompts and no two actions begin alike."""
