@@ -32,10 +32,17 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 250,
-                    "teacher": {"early_stop": 0.15, "misread": 0.15},
+                    "steps": 300,
+                    "teacher": {},
                     "passages": (2, 3, 3),
-                    "worlds_from": 5000000,
+                    "worlds_from": 5_000_000,
+                    "facts": 0,
+                },
+                {
+                    "steps": 60,
+                    "teacher": {"early_stop": 0.65, "misread": 0.2},
+                    "passages": (3,),
+                    "worlds_from": 5_100_000,
                     "facts": 0,
                 },
             ),

@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
             "stages": (
                 {
                     "steps": 60,
-                    "teacher": {"wander": 0.5, "swap": 0.5},
+                    "teacher": {"hasty": 0.6, "wander": 0.4, "swap": 0.5},
                     "passages": (4,),
                     "worlds_from": 7_000_000,
                     "facts": 0,

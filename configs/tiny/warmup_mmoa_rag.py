@@ -41,11 +41,20 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 150,
-                    "teacher": {"word": "D", "lazy": 0.5, "greedy": 0.5},
+                    "steps": 180,
+                    "teacher": {"word": "D"},
                     "passages": (4,),
-                    "worlds_from": 6000000,
+                    "worlds_from": 6_000_000,
                     "facts": 0,
+                    "hops": (1,),
+                },
+                {
+                    "steps": 40,
+                    "teacher": {"word": "D", "lazy": 0.65, "hasty": 0.65},
+                    "passages": (4,),
+                    "worlds_from": 6_100_000,
+                    "facts": 0,
+                    "hops": (1,),
                 },
             ),
         }

@@ -35,10 +35,17 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 200,
-                    "teacher": {"single_step": 0.3, "credulous": 0.3, "stubborn": 0.3},
+                    "steps": 300,
+                    "teacher": {},
                     "passages": (2, 2, 3),
                     "worlds_from": 8_000_000,
+                    "facts": 0,
+                },
+                {
+                    "steps": 60,
+                    "teacher": {"single_step": 0.7, "credulous": 0.3, "stubborn": 0.3},
+                    "passages": (2,),
+                    "worlds_from": 8_100_000,
                     "facts": 0,
                 },
             ),

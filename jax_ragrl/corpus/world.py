@@ -96,7 +96,14 @@ class World:
     famous: frozenset[tuple[str, str]]
 
 
-def generate(seed: int = 0, size: int = 240, *, famous: float = 0.3, questions: int = 12) -> World:
+def generate(
+    seed: int = 0,
+    size: int = 240,
+    *,
+    famous: float = 0.3,
+    questions: int = 12,
+    hops: Sequence[int] = (1, 2, 3, 4),
+) -> World:
     """The encyclopedia of a seed.
 
     Args:
@@ -104,6 +111,7 @@ def generate(seed: int = 0, size: int = 240, *, famous: float = 0.3, questions: 
       size: how many people; films are half as many, companies and cities a fifth each.
       famous: the share of facts that the frozen language model knows without reading.
       questions: how many questions are asked for each person (unique ones are kept).
+      hops: the lengths of chains that are asked, each as often as comparisons are.
     """
     if size < 40:
         raise UserError(f"world size {size} is too small for three splits: use at least 40")
@@ -119,7 +127,7 @@ def generate(seed: int = 0, size: int = 240, *, famous: float = 0.3, questions: 
         parts[split] = part
     passages, source = write_passages(rng, facts, kinds)
     asked = {
-        split: ask(rng, split, part, facts, kinds, source, round(questions * len(part["person"])))
+        split: ask(rng, split, part, facts, kinds, source, questions * len(part["person"]), hops)
         for split, part in parts.items()
     }
     known = frozenset(pair for pair in source if rng.random() < famous)
@@ -186,12 +194,13 @@ def ask(
     kinds: Mapping[str, str],
     source: Mapping[tuple[str, str], str],
     count: int,
+    hops: Sequence[int],
 ) -> tuple[Question, ...]:
-    """Up to `count` distinct questions: an equal mixture of 1 to 4 hops and comparisons."""
+    """Up to `count` distinct questions: chains of each length and comparisons, equally often."""
     asked: dict[str, Question] = {}
     for i in range(count):
-        form = i % 5
-        draft = compare(rng, part, facts) if form == 4 else chain(rng, part, facts, kinds, form + 1)
+        length = [*hops, 0][i % (len(hops) + 1)]
+        draft = chain(rng, part, facts, kinds, length) if length else compare(rng, part, facts)
         if draft is None or draft.text in asked:
             continue
         gold = tuple(dict.fromkeys(source[pair] for pair in draft.pairs))

@@ -47,6 +47,7 @@ class WorldData:
     seed: int = 0
     size: int = 240
     famous: float = 0.3
+    hops: tuple[int, ...] = (1, 2, 3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +247,8 @@ def load_data(
         return load_corpus(files.corpus), splits, None
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
-    world = worlds.generate(data.world.seed, data.world.size, famous=data.world.famous)
+    chosen = data.world
+    world = worlds.generate(chosen.seed, chosen.size, famous=chosen.famous, hops=chosen.hops)
     return Corpus(world.passages), world.questions, world
 
 

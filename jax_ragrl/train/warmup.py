@@ -63,7 +63,7 @@ class Stage:
 
     `teacher` are settings of the system's teacher. `passages` are cycled through from world to
     world. `only_correct` keeps the actions that lead to a right answer (rejection sampling).
-    `facts` are asked of the known world beside each world.
+    `facts` are asked of the known world beside each world, and chains have as many `hops`.
     """
 
     steps: int
@@ -73,6 +73,7 @@ class Stage:
     only_correct: bool = False
     questions: int = 120
     facts: int = 80
+    hops: tuple[int, ...] = (1, 2, 3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,7 @@ def teach(
 ) -> list[Example]:
     """The rows of one world of a stage: a function of the stage and the world's number."""
     seed = stage.worlds_from + number
-    world = generate(seed, 120 + 40 * (number % 5))
+    world = generate(seed, 120 + 40 * (number % 5), hops=stage.hops)
     rng = random.Random(seed)
     questions = shuffled(rng, world.questions["train"])[: stage.questions]
     shown = stage.passages[number % len(stage.passages)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import json
@@ -42,6 +43,13 @@ def digest(world: World) -> str:
 
 def everything(world: World) -> list[Question]:
     return [question for split in world.questions.values() for question in split]
+
+
+def test_chains_have_the_lengths_asked_for_and_comparisons_are_always_there():
+    asked = generate(0, 120, hops=(2, 3)).questions["train"]
+    forms = collections.Counter((q.kind, q.hops) for q in asked)
+    assert set(forms) == {("chain", 2), ("chain", 3), ("comparison", 2)}
+    assert max(forms.values()) < 1.5 * min(forms.values())
 
 
 def test_a_seed_gives_the_committed_world():

@@ -508,6 +508,7 @@ def test_the_careful_planner_answers_nearly_all_questions():
     # Careless: any legal workflow; or a reader left alone with what distracts it.
     assert planned("all", wander=1.0)[0] < 0.6
     assert planned("all", workflow=("R", "AG"))[0] < 0.7
+    assert planned("chain", hasty=1.0)[0] < 0.3
 
 
 def test_serial_is_right_for_chains_and_parallel_for_comparisons():

@@ -399,6 +399,7 @@ def test_searching_once_answers_what_needs_no_earlier_answer(tokenizer):
     assert taught(tokenizer, chains) < 0.1 < taught(tokenizer, chains, known=famous) < 0.6
     # Careless: a question copied searches worse for two things at once.
     assert taught(tokenizer, flat, lazy=1.0, greedy=1.0) < 0.97
+    assert taught(tokenizer, flat, hasty=1.0) < 0.8
 
 
 # --- Configuration -------------------------------------------------------------------------------

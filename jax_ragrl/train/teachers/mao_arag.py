@@ -22,11 +22,12 @@ from jax_ragrl.types import Message
 class Teacher:
     """Plans by the form of the question; `workflow` is for what needs no decomposition.
 
-    `wander` is the chance of a legal plan drawn at random, `swap` that a decomposition is the other
-    one.
+    `hasty` is the chance that a question of several facts is searched once all the same, `wander`
+    that of a legal plan drawn at random, `swap` that a decomposition is the other one.
     """
 
     workflow: tuple[str, ...] = (R, DS, AG)
+    hasty: float = 0.0
     wander: float = 0.0
     swap: float = 0.0
 
@@ -43,7 +44,8 @@ class Teacher:
         first = role == PLANNER
         if rng.random() < self.wander:
             return render_plan(pick(rng, (*WORKFLOWS, *([(QDS,), (QDP,)] if first else []))))
-        if not first or plan is None or len(plan.hops) == 1:
+        single = not first or plan is None or len(plan.hops) == 1
+        if single or rng.random() < self.hasty:
             return render_plan(self.workflow)
-        parallel = bool(plan.compare) != (rng.random() < self.swap)
+        parallel = bool(plan and plan.compare) != (rng.random() < self.swap)
         return render_plan((QDP,) if parallel else (QDS,))

@@ -136,14 +136,16 @@ class Teacher:
     """Plays the three roles by the rules of the world, as well as searching once allows.
 
     A chain is searched as far as its links are `known`, which maps (entity, relation) to what it
-    knows by heart. `lazy` is the chance that the rewriter copies the question, `greedy` that the
-    selector also keeps every passage that shares a name with the question.
+    knows by heart. `lazy` is the chance that the rewriter copies the question; `greedy` that the
+    selector also keeps every passage that shares a name with the question, `hasty` that it keeps
+    the first alone.
     """
 
     style: str = "mmoa_rag_tiny"
     word: str = DOCUMENT
     lazy: float = 0.0
     greedy: float = 0.0
+    hasty: float = 0.0
     known: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
     def write(
@@ -178,6 +180,8 @@ class Teacher:
         return conclude(plan, [*values, *[None] * missing])
 
     def _select(self, plan: Plan, documents: Sequence[tuple[str, str]], rng: random.Random) -> str:
+        if rng.random() < self.hasty:
+            return render_selection((0,), self.word)
         told = [facts_of(text) for _, text in documents]
         pairs = [pair for pair, _ in resolve(plan, [self.known, *told])]
         names = {word for _, entity in plan.hops for word in (entity or "").split()}
