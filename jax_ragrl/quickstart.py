@@ -51,38 +51,34 @@ def baselines(
         "standard_rag": evaluate(standard, questions, environment),
         "warm_start": evaluate_models(job, parts, parts.models(), questions),
     }
-    rows = {name: row(result, job.recipe.metric) for name, result in results.items()}
+    rows = {name: row(result) for name, result in results.items()}
     write_json(file, rows)
     return rows
 
 
-def row(result: Result, metric: str) -> dict[str, Any]:
-    """A result as JSON: its summary, and the headline score of every question."""
-    return {"scores": result.scores[metric].tolist(), **result.summary()}
+def row(result: Result) -> dict[str, Any]:
+    """A result as JSON: its summary, and every score of every question."""
+    scores = {metric: values.tolist() for metric, values in result.scores.items()}
+    return {"scores": scores, **result.summary()}
 
 
 def summarise(
     job: Job, parts: Parts, before: dict[str, Any], after: Result, workdir: pathlib.Path
 ) -> dict[str, Any]:
     """What the run showed."""
-    warm = np.array(before["warm_start"]["scores"])
     metric = job.recipe.metric
-    trained = after.scores[metric]
-    gain, low, high = paired_bootstrap(trained, warm)
     accuracy = {name: rows[metric] for name, rows in before.items()}
+    gains = {name: gain(before["warm_start"]["scores"][name], after, name) for name in after.scores}
     total = sum(after.strategies.values())
     return {
         "steps": job.run.steps,
         "seed": job.seed,
-        "questions": len(trained),
+        "questions": len(after.scores[metric]),
         "metric": f"{METRIC_NAMES[metric]}, percent",
         "reader": parts.llm.name,
         "accuracy": {**accuracy, "trained": round(100 * after.mean(metric), 2)},
-        "gain": {
-            "over": "warm_start",
-            "mean": round(100 * gain, 2),
-            "ci95": [round(100 * low, 2), round(100 * high, 2)],
-        },
+        "gain": {"over": "warm_start", **gains[metric]},
+        "gains": gains,
         "strategy_share": {k: round(n / total, 4) for k, n in sorted(after.strategies.items())},
         "ended": dict(after.ended),
         "costs": {name: rows["costs"] for name, rows in before.items()}
@@ -90,6 +86,14 @@ def summarise(
         "checkpoint": str(workdir / "checkpoints" / str(job.run.steps)),
         "report": str(workdir / "report.html"),
     }
+
+
+def gain(warm: list[float], after: Result, metric: str) -> dict[str, Any]:
+    """A metric in percent after training, and what it won over the warm start (95 % bootstrap)."""
+    mean, low, high = paired_bootstrap(after.scores[metric], np.array(warm))
+    interval = [round(100 * low, 2), round(100 * high, 2)]
+    trained = round(100 * after.mean(metric), 2)
+    return {"trained": trained, "mean": round(100 * mean, 2), "ci95": interval}
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:

@@ -6,9 +6,7 @@ from jax_ragrl import trials
 
 SUMMARY = {
     "seed": 0,
-    "metric": "F1, percent",
-    "accuracy": {"direct": 1.0, "warm_start": 20.5, "trained": 30.25},
-    "gain": {"mean": 9.75, "ci95": [5.0, 14.5]},
+    "gains": {"f1": {"trained": 30.25, "mean": 9.75, "ci95": [5.0, 14.5]}},
     "wall_s": 600.0,
 }
 
@@ -37,4 +35,4 @@ def test_a_finished_trial_is_read_and_the_others_run(tmp_path, monkeypatch):
     trials.run_trials(["b"], [], load, warm, tmp_path)
     assert warmed == ["a", "b"]  # a finished warm-up is not repeated
     assert text == (tmp_path / "trials.md").read_text() and len(text.splitlines()) == 2 + 4
-    assert text.splitlines()[2] == "| a | 0 | F1 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |"
+    assert text.splitlines()[2] == "| a | 0 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |"

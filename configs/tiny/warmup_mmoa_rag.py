@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 180,
+                    "steps": 300,
                     "teacher": {"word": "D"},
                     "passages": (4,),
                     "worlds_from": 6_000_000,
@@ -49,8 +49,8 @@ def get_config() -> ConfigDict:
                     "hops": (1,),
                 },
                 {
-                    "steps": 40,
-                    "teacher": {"word": "D", "lazy": 0.65, "hasty": 0.65},
+                    "steps": 100,
+                    "teacher": {"word": "D", "lazy": 0.5, "hasty": 0.7},
                     "passages": (4,),
                     "worlds_from": 6_100_000,
                     "facts": 0,
