@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
                 "entropy": 0.001,
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 4e-4, "schedule": "constant", "minibatches": 2},
+            "optimizer": {"policy_lr": 1e-3, "schedule": "constant", "minibatches": 3},
             "run": {
                 "steps": 18,
                 "questions": 12,

@@ -35,14 +35,14 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 300,
+                    "steps": 220,
                     "teacher": {},
                     "passages": (2, 2, 3),
                     "worlds_from": 8_000_000,
                     "facts": 0,
                 },
                 {
-                    "steps": 60,
+                    "steps": 140,
                     "teacher": {"single_step": 0.7, "credulous": 0.3, "stubborn": 0.3},
                     "passages": (2,),
                     "worlds_from": 8_100_000,
