@@ -28,12 +28,17 @@ from jax_ragrl.types import Tensor
 
 
 class Turn(NamedTuple):
-    """What a role wrote (`ids`) after what stood before it (`prompt`, at least one id)."""
+    """What a role wrote (`ids`) after what stood before it (`prompt`, at least one id).
+
+    `after` is the node of the turn whose context this prompt begins with: the one before it in
+    their conversation; -1 where there is none.
+    """
 
     node: int
     role: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
+    after: int = -1
 
     def context(self) -> tuple[int, ...]:
         """All of it."""
@@ -62,10 +67,15 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows."""
+    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows.
+
+    The last batch of a job may be part empty: its rows are then halved, up to `halvings` times.
+    Each length may be compiled once, and once more a halving.
+    """
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
     tokens: int = 8192
+    halvings: int = 2
 
     def length(self, size: int) -> int:
         """The smallest row length that holds `size` tokens."""
@@ -74,6 +84,12 @@ class Layout:
     def count(self, length: int, ways: int = 1) -> int:
         """Rows of a length in a batch: a multiple of `ways`."""
         return max(1, self.tokens // (length * ways)) * ways
+
+    def fewest(self, used: int, length: int, ways: int = 1) -> int:
+        """The smallest number of rows that a batch with `used` of them may have."""
+        full = self.count(length, ways) // ways
+        sizes = (ways * -(-full // 2**n) for n in range(self.halvings + 1))
+        return min(size for size in sizes if size >= used)
 
 
 class Rows(NamedTuple):
@@ -98,13 +114,16 @@ class Rows(NamedTuple):
 
 class Actions(NamedTuple):
     """Whose the scored tokens of a batch are, int32 on the host: action `a` is `node_A[a]`, of role
-    `role_A[a]`, and owns `size_A[a]` scored tokens of row `row_A[a]` from `first_A[a]` on."""
+    `role_A[a]`, and owns `size_A[a]` scored tokens of row `row_A[a]` from `first_A[a]` on.
+
+    `after_A[a]` is the node that it follows in a conversation, or -1."""
 
     node_A: np.ndarray
     role_A: np.ndarray
     row_A: np.ndarray
     first_A: np.ndarray
     size_A: np.ndarray
+    after_A: np.ndarray
 
     def places(self, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Index arrays `[A, T]`, row and scored token, and which of them are real; T is `width`."""
@@ -124,12 +143,27 @@ class Batch(NamedTuple):
 def turns_of(forest: Forest, weight_N: np.ndarray, *, forced: bool = True) -> list[Turn]:
     """The turns to train: they wrote tokens, some leaf is reachable from them (`weight_N` is
     positive), and, with `forced` False, they were sampled."""
-    return [
-        Turn(node, record.role, record.action.prompt_ids, record.action.ids)
-        for node, record in enumerate(forest.records)
-        if record.action is not None and record.action.ids and record.action.prompt_ids
-        if weight_N[node] > 0 and (forced or not record.forced)
-    ]
+    turns: dict[int, Turn] = {}
+    for node, record in enumerate(forest.records):
+        action = record.action
+        if action is None or not action.ids or not action.prompt_ids:
+            continue
+        if weight_N[node] > 0 and (forced or not record.forced):
+            turn = Turn(node, record.role, action.prompt_ids, action.ids)
+            turns[node] = turn._replace(after=_before(turn, turns, forest.parent_N))
+    return list(turns.values())
+
+
+def _before(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:
+    """The nearest ancestor whose context the prompt of a turn begins with; -1: none."""
+    node = int(parent_N[turn.node])
+    while node >= 0:
+        if node in turns:
+            context = turns[node].context()
+            if turn.prompt[: len(context)] == context:
+                return node
+        node = int(parent_N[node])
+    return -1
 
 
 def groups_of(
@@ -210,8 +244,9 @@ def lay_out(
 ) -> list[Batch]:
     """First-fit-decreasing packing of groups into batches of rows of one length each.
 
-    Opening a row opens its whole batch, whose rows would be computed anyway. The number of rows of
-    a batch is a multiple of `ways`, the devices that share it.
+    Opening a row opens its whole batch, which is full before another is opened: the last one alone
+    may have fewer rows (`Layout.fewest`). The number of rows of a batch is a multiple of `ways`,
+    the devices that share it.
     """
     headers = _headers(groups)
     batches: list[list[_Row]] = []
@@ -222,7 +257,12 @@ def lay_out(
             batches.append([_Row(length) for _ in range(layout.count(length, ways))])
             row = batches[-1][0]
         row.add(group, headers)
-    return [_batch(rows, roles) for rows in batches]
+    return [_batch(_used(rows, layout, ways), roles) for rows in batches]
+
+
+def _used(rows: Sequence[_Row], layout: Layout, ways: int) -> Sequence[_Row]:
+    used = sum(bool(row.groups) for row in rows)
+    return rows[: layout.fewest(used, rows[0].length, ways)]
 
 
 def _headers(groups: Sequence[Group]) -> dict[str, int]:
@@ -239,10 +279,10 @@ def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
     arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
     arrays.until_RL[:] = np.arange(1, shape[1] + 1)
     actions = [action for r, row in enumerate(rows) for action in _write(arrays, r, row.groups)]
-    owners = [(turn.node, roles.index(turn.role), *place) for turn, *place in actions]
-    for _, role, row, first, size in owners:
+    owners = [(turn.node, roles.index(turn.role), *place, turn.after) for turn, *place in actions]
+    for _, role, row, first, size, _ in owners:
         arrays.role_RM[row, first : first + size] = role
-    return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 5).T))
+    return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 6).T))
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:
@@ -306,6 +346,23 @@ def by_row(batches: Sequence[Batch], x_AT: np.ndarray) -> list[np.ndarray]:
 def joined(batches: Sequence[Batch]) -> Actions:
     """The actions of several batches, in order; rows count within their batch."""
     return Actions(*(np.concatenate(x) for x in zip(*(b.actions for b in batches), strict=True)))
+
+
+def conversations(actions: Actions) -> list[list[int]]:
+    """Actions in the order of their conversations, one list for each last turn.
+
+    A turn with several continuations is in several lists. What follows an action that is not here
+    begins a conversation.
+    """
+    index = {node: a for a, node in enumerate(actions.node_A.tolist())}
+    before = [index.get(node, -1) for node in actions.after_A.tolist()]
+    paths = []
+    for a in sorted(set(range(len(before))) - set(before)):
+        path = [a]
+        while before[path[-1]] >= 0:
+            path.append(before[path[-1]])
+        paths.append(path[::-1])
+    return paths
 
 
 def masks(batches: Sequence[Batch], width: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from jax_ragrl.batch import (
     Turn,
     by_action,
     by_row,
+    conversations,
     grouped,
     groups_of,
     joined,
@@ -19,6 +20,7 @@ from jax_ragrl.batch import (
     masks,
     prefix_mask,
     shared,
+    turns_of,
     width_of,
 )
 from jax_ragrl.corpus.world import generate
@@ -160,6 +162,41 @@ def test_an_opened_batch_is_filled_before_another_is_opened():
     short = [Turn(k, "executor", (k, k, k), (k + 1,) * 5) for k in range(1, 9)]
     (batch,) = lay_out(grouped([long, *short], layout), ROLES, layout)
     assert batch.rows.ids_RL.shape == (2, 64)
+
+
+@pytest.mark.parametrize(("ways", "sizes"), [(1, {1, 2, 3, 5, 9}), (4, {4, 8})])
+def test_only_the_last_batch_has_fewer_rows_and_those_of_few_sizes(ways, sizes):
+    layout = Layout(lengths=(8,), tokens=9 * 8, halvings=9)
+    for count in range(1, 30):
+        turns = [Turn(k, "planner", (k, k, k), (1,) * 5) for k in range(count)]
+        rows = [len(b.rows.ids_RL) for b in lay_out(grouped(turns, layout), ROLES, layout, ways)]
+        full = layout.count(8, ways)
+        last = count - full * (len(rows) - 1)
+        assert rows[:-1] == [full] * (len(rows) - 1)
+        assert rows[-1] == min(size for size in sizes if size >= last)
+
+
+def test_a_job_that_is_never_halved_has_batches_of_one_size():
+    layout = Layout(lengths=(8,), tokens=9 * 8, halvings=0)
+    turn = Turn(0, "planner", (1,), (1,))
+    assert len(lay_out(grouped([turn], layout), ROLES, layout)[0].rows.ids_RL) == 9
+
+
+def test_conversations_are_the_paths_of_turns_that_continue_each_other():
+    """Turn 1 continues 0 through another role's turn, 2 does too; 4 is not trained, nor is 5."""
+    (question,) = generate(0, 40).questions["train"][:1]
+    acts = [(1, 2), (9, 9), (1, 2, 3, 7), (1, 2, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8, 3, 7)]
+    parents = [-1, 0, 1, 1, 0, 4]
+    records = [
+        Record(parent, 0, "planner", 1, (k,), Action(prompt, (3,), "a"))
+        for k, (prompt, parent) in enumerate(zip(acts, parents, strict=True))
+    ]
+    forest = plant((question,), records)
+    turns = turns_of(forest, np.array([1, 1, 1, 1, 0, 0], np.float32))
+    assert [(turn.node, turn.after) for turn in turns] == [(0, -1), (1, -1), (2, 0), (3, 0)]
+    actions = joined(lay_out(grouped(turns, LAYOUT), ROLES, LAYOUT))
+    paths = [[int(actions.node_A[a]) for a in path] for path in conversations(actions)]
+    assert sorted(paths) == [[0, 2], [0, 3], [1]]
 
 
 @pytest.mark.parametrize("ways", [1, 4])

@@ -122,16 +122,20 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
 
 
 def _grouped(work: Work) -> tuple[list[Group], Layout]:
-    length = _up(work.prompt + work.siblings * work.new)
-    layout = Layout((length,), max(work.tokens, length))
+    layout = _layout(work, work.prompts, _up(work.prompt + work.siblings * work.new))
     return grouped(work.turns(), layout), layout
 
 
 def _ungrouped(work: Work) -> tuple[list[Group], Layout]:
     """A row holds one action, for a second would not fit."""
-    length = _up(work.prompt + work.new)
-    layout = Layout((length,), max(work.tokens, length))
+    layout = _layout(work, work.prompts * work.siblings, _up(work.prompt + work.new))
     return [group for turn in work.turns() for group in grouped([turn], layout)], layout
+
+
+def _layout(work: Work, rows: int, length: int) -> Layout:
+    """Batches of equal numbers of rows, as many as needed: no row of padding beyond the last."""
+    batches = -(-rows // max(1, work.tokens // length))
+    return Layout((length,), -(-rows // batches) * length, halvings=0)
 
 
 def _up(size: int, multiple: int = 64) -> int:

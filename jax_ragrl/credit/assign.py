@@ -51,6 +51,20 @@ def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return (leaf_N[root_N] + own_N).astype(np.float32), np.ones(len(root_N), np.float32)
 
 
+def earned(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each action earned itself, and the mean reward of the leaves right after it.
+
+    These are the rewards of a conversation's turns: GAE carries them back (`Objective.span`).
+    """
+    own_N = np.where(forest.leaf_N, 0, reward_N).astype(np.float32)
+    ends = forest.parent_N[forest.leaf_N]
+    leaves = reward_N[forest.leaf_N][ends >= 0]
+    sum_N, count_N = np.zeros_like(own_N), np.zeros_like(own_N)
+    np.add.at(sum_N, ends[ends >= 0], leaves)
+    np.add.at(count_N, ends[ends >= 0], 1)
+    return own_N + sum_N / np.maximum(count_N, 1), np.ones_like(own_N)
+
+
 def over_rollouts(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ node's own term; role-local credit (OPERA) is the node's own term alone.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -84,3 +86,35 @@ def gae(
 
     zero = jnp.zeros((), value_T.dtype)
     return jax.lax.scan(back, (zero, zero), (reward_T, value_T, mask_T), reverse=True)[1]
+
+
+def gae_over_turns(
+    reward_AT: Array,
+    value_AT: Array,
+    mask_AT: Array,
+    path_CS: Array,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> Array:
+    """`gae` along whole conversations, float32 `[A, T]`, 0 where `mask_AT` is False.
+
+    Row `c` of `path_CS` (int32) holds the turns of a conversation in order, as rows of the other
+    arguments, and -1 past its end. The estimate of a turn that several conversations go through is
+    their mean, and 0 where none does.
+    """
+    count, width = mask_AT.shape
+    there_CS = path_CS >= 0
+
+    def along(x_AT: Array) -> Array:
+        return x_AT[path_CS].reshape(len(path_CS), -1)
+
+    mask_CL = along(mask_AT) & jnp.repeat(there_CS, width, axis=1)
+    estimate = functools.partial(gae, gamma=gamma, lam=lam)
+    found_CL = jax.vmap(estimate)(along(reward_AT), along(value_AT), mask_CL)
+    into_CS = jnp.where(there_CS, path_CS, count)  # past the end, where it is dropped
+    found_CST = found_CL.reshape(*path_CS.shape, width)
+    sum_AT = jnp.zeros_like(found_CL, shape=mask_AT.shape).at[into_CS].add(found_CST, mode="drop")
+    ones_CS = jnp.ones_like(found_CL, shape=path_CS.shape)
+    times_A = jnp.zeros_like(found_CL, shape=count).at[into_CS].add(ones_CS, mode="drop")
+    return sum_AT / jnp.maximum(times_A, 1)[:, None]

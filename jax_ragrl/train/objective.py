@@ -14,6 +14,7 @@ RATIOS = ("clip", "dual_clip", "none")
 CRITICS = ("own", "shared", "none")
 VALUE_LOSSES = ("clipped", "plain")
 ESTIMATED = ("gae", "whitened_gae")
+SPANS = ("turn", "conversation")
 GROUPED = ("group_normalised", "group_centred", "leave_one_out", "tree_group")
 PLACES = ("none", "reward", "terminal", "loss")
 ESTIMATORS = ("k1", "k2", "k3")
@@ -66,6 +67,9 @@ class Objective:
       advantage: `gae` or `whitened_gae`, where a node's number is a reward that the critic spreads
         over its tokens; or the name of the group rule that made the numbers, which then are the
         advantages of all of a node's tokens.
+      span: what GAE runs over: a `turn`, whose number is all that it will ever earn, or the
+        `conversation` of turns that continue each other, whose numbers are what each earned itself
+        (`credit.assign.earned`); what is observed between turns is passed over.
       entropy: what a nat of entropy is worth.
       aggregation: over all tokens, over each action's mean, or each role's token mean summed with
         `role_weights` (pairs of role and weight; a role that is not named weighs 1). The loss of a
@@ -82,6 +86,7 @@ class Objective:
     value_clip: float = 0.2
     value_coefficient: float = 0.1
     advantage: str = "whitened_gae"
+    span: str = "turn"
     gamma: float = 1.0
     lam: float = 0.95
     kl: KL = KL()
@@ -94,12 +99,19 @@ class Objective:
         one_of("critic", self.critic, CRITICS)
         one_of("value_loss", self.value_loss, VALUE_LOSSES)
         one_of("advantage", self.advantage, ESTIMATED + GROUPED)
+        one_of("span", self.span, SPANS)
         one_of("aggregation", self.aggregation, AGGREGATIONS)
         if (self.advantage in ESTIMATED) != (self.critic != "none"):
             wanted = GROUPED if self.critic == "none" else ESTIMATED
             raise UserError(
                 f"objective.advantage is {self.advantage!r} with critic {self.critic!r}: a critic "
                 f"is for {' or '.join(ESTIMATED)}; with this one use {' or '.join(wanted)}"
+            )
+
+        if self.span == "conversation" and self.critic == "none":
+            raise UserError(
+                "objective.span is 'conversation' without a critic, whose values GAE carries from "
+                "turn to turn: use a critic, or span 'turn'"
             )
 
     def weights_of(self, roles: Sequence[str]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.credit.advantages import whiten
-from jax_ragrl.credit.returns import gae
+from jax_ragrl.credit.returns import gae_over_turns
 from jax_ragrl.losses import kl_k1, kl_k2, kl_k3, truncated_importance_weight
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.types import Tensor
@@ -36,12 +36,14 @@ class Targets(NamedTuple):
 class Scored(NamedTuple):
     """Actions as the models saw them before the update: float32 `[A, T]`, `credit_A`, `mask_AT`.
 
-    `behaviour_AT` are the sampler's own log-probabilities, equal to `logp_AT` where it gave none.
-    What was not scored is None; `entropy_AT` is there for the metrics.
+    `path_CS` are the conversations that GAE runs over, see `gae_over_turns`: each action in one of
+    its own where it runs over turns. `behaviour_AT` are the sampler's own log-probabilities, equal
+    to `logp_AT` where it gave none. What was not scored is None; `entropy_AT` is for the metrics.
     """
 
     mask_AT: Tensor
     credit_A: Tensor
+    path_CS: Tensor
     logp_AT: Tensor = None
     ref_logp_AT: Tensor = None
     value_AT: Tensor = None
@@ -68,8 +70,8 @@ def credited(
         reward_AT = reward_AT - kl_coefficient * penalty_AT
     value_AT = jnp.zeros_like(reward_AT) if scored.value_AT is None else scored.value_AT
     gamma, lam = (1.0, 1.0) if o.critic == "none" else (o.gamma, o.lam)
-    estimate = functools.partial(gae, gamma=gamma, lam=lam)
-    advantage_AT = jax.vmap(estimate)(reward_AT, value_AT, mask_AT)
+    paths = (mask_AT, scored.path_CS)
+    advantage_AT = gae_over_turns(reward_AT, value_AT, *paths, gamma=gamma, lam=lam)
     return_AT = advantage_AT + jnp.where(mask_AT, value_AT, 0.0)
     if o.advantage == "whitened_gae":
         advantage_AT = whiten(advantage_AT, mask_AT)

@@ -18,6 +18,7 @@ from jax_ragrl.batch import (
     Group,
     by_action,
     by_row,
+    conversations,
     joined,
     lay_out,
     masks,
@@ -118,7 +119,8 @@ def scored_actions(
         return by_action(flat, fetch([getattr(r, field) for r in readings]), width)
 
     actions = joined(flat)
-    scored = Scored(masks(flat, width), number_N[actions.node_A].astype(np.float32))
+    numbers = number_N[actions.node_A].astype(np.float32)
+    scored = Scored(masks(flat, width), numbers, paths(actions, o.span))
     if needs_old(trainer):
         policy = readings(trainer.policy, models.policy.params)
         scored = scored._replace(
@@ -134,6 +136,15 @@ def scored_actions(
         critic = readings(trainer.critic, models.critic.params)
         scored = scored._replace(value_AT=values(critic, "value_RM"))
     return scored
+
+
+def paths(actions: Actions, span: str) -> np.ndarray:
+    """What GAE runs over (see `gae_over_turns`), int32 `[C, S]`; few shapes are compiled."""
+    if span == "turn":
+        return np.arange(len(actions.node_A), dtype=np.int32)[:, None]
+    found = conversations(actions)
+    turns = -(-max(map(len, found)) // 4) * 4
+    return np.array([path + [-1] * (turns - len(path)) for path in found], np.int32)
 
 
 def needs_old(trainer: Trainer) -> bool:
@@ -159,6 +170,7 @@ def fix_targets(
 ) -> tuple[list[list[Targets]], np.ndarray]:
     """The targets of every batch, and all advantages `[A, T]`, whitened together if at all."""
     padded = jax.tree.map(_padded, scored)
+    padded = padded._replace(path_CS=_padded(scored.path_CS, fill=-1))
     padded = jax.device_put(padded) if trainer.mesh is None else replicate(padded, trainer.mesh)
     credit = fetch(credited(trainer.objective, padded, models.kl_coefficient))
     advantage_AT, return_AT, importance_AT = (x[: len(scored.mask_AT)] for x in credit)
@@ -175,10 +187,10 @@ def fix_targets(
     return [[next(dealt) for _ in part] for part in parts], advantage_AT
 
 
-def _padded(x: np.ndarray, multiple: int = 256) -> np.ndarray:
-    """Rows of zeros up to a multiple, so that few shapes are compiled."""
+def _padded(x: np.ndarray, multiple: int = 256, fill: int = 0) -> np.ndarray:
+    """Rows of a number up to a multiple, so that few shapes are compiled."""
     missing = -len(x) % multiple
-    return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
 
 
 def token_weights(

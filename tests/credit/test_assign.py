@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import over_rollouts, own, shared
+from jax_ragrl.credit.assign import earned, over_rollouts, own, shared
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
 from jax_ragrl.types import Question
 
@@ -37,6 +37,14 @@ def test_a_shared_reward_reaches_every_action_with_its_own_term_added():
     np.testing.assert_allclose(credit_N, [0.3, -0.2, 0.3, 0.7, 0.7])
     assert (weight_N > 0).all()
     np.testing.assert_allclose(own(forest, reward_N)[0], reward_N)
+
+
+def test_a_leafs_reward_is_earned_by_the_action_right_before_it():
+    """Two leaves after the second action earn it their mean; actions keep their own terms."""
+    records = chains(2)
+    records.append(Record(1, 0, LEAF, 1, (), answer="y"))
+    forest, reward_N = rewarded(records, [0.4, 0.8], [(0, -0.5)])
+    np.testing.assert_allclose(earned(forest, reward_N)[0], [-0.5, 0.6, 0, 0], atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.returns import broadcast, gae, monte_carlo
+from jax_ragrl.credit.returns import broadcast, gae, gae_over_turns, monte_carlo
 
 
 def values_of(
@@ -211,6 +211,25 @@ def test_inserting_observations_changes_no_estimate():
         [True, False, False, True, True, False],
     )
     np.testing.assert_array_equal(longer, [plain[0], 0, 0, plain[1], plain[2], 0])
+
+
+def test_gae_over_a_tree_of_turns_is_the_mean_over_its_conversations():
+    """Turn 0 is continued by 1 and by 2, turn 3 stands alone, row 4 is padding; float64 loops."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(4)[None] < np.array([3, 4, 1, 2, 0])[:, None]
+    reward, value = np.where(mask, rng.normal(size=(2, 5, 4)), np.nan)
+    paths = np.array([[0, 1], [0, 2], [3, -1], [-1, -1]], np.int32)
+    expected, times = np.zeros((5, 4)), np.zeros(5)
+    for path in ([0, 1], [0, 2], [3]):
+        kept = [(a, t) for a in path for t in range(4) if mask[a, t]]
+        along = gae_reference(*([x[at] for at in kept] for x in (reward, value)), 0.9, 0.7)
+        for at, x in zip(kept, along, strict=True):
+            expected[at] += x
+        times[path] += 1
+    expected /= np.maximum(times, 1)[:, None]
+    arrays = (*np.float32((reward, value)), mask, paths)
+    found = jax.jit(lambda *a: gae_over_turns(*a, gamma=0.9, lam=0.7))(*jax.device_put(arrays))
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
 
 
 def test_padding_never_reaches_the_gradient_of_gae():

@@ -169,7 +169,8 @@ REF = np.array([[-1.5, -2.25, 0.0], [-1.0, 7.0, 7.0]], np.float32)
 
 def credit_of(objective: Objective, value: np.ndarray | None = None) -> list[np.ndarray]:
     numbers = np.array([1.0, 0.5], np.float32)
-    scored = Scored(MASK, numbers, LOGP, REF, value)
+    alone = np.arange(2, dtype=np.int32)[:, None]
+    scored = Scored(MASK, numbers, alone, LOGP, REF, value)
     tenth = jax.device_put(np.float32(0.1))
     return jax.device_get(credited(objective, jax.device_put(scored), tenth))
 
@@ -194,6 +195,35 @@ def test_returns_are_of_advantages_before_whitening():
     advantage, returns, _ = credit_of(Objective(lam=1.0, kl=KL("none")), value)
     np.testing.assert_allclose(returns, [[1, 1, 0], [0.5, 0, 0]], atol=1e-6)
     assert abs(advantage[MASK].mean()) < 1e-6 and abs(advantage[MASK].std() - 1) < 1e-5
+
+
+def test_over_conversations_a_turn_is_worth_what_the_turns_after_it_earn():
+    """One conversation of two turns and one of the first of them alone, in float64 by hand."""
+    first = Turn(0, "planner", (1, 2), (3, 4))
+    second = Turn(1, "planner", first.context() + (9, 9), (6, 7, 8), after=0)
+    other = Turn(2, "planner", (5,), (6,), after=7)  # what it follows is not trained
+    objective = dataclasses.replace(
+        PPO, span="conversation", advantage="gae", kl=KL("none"), gamma=0.9, lam=0.8
+    )
+    trainer, models = prepared(objective, PPO_ADAM)
+    parts = module._split(grouped([first, second, other], LAYOUT), trainer, random.Random(0))
+    flat = [batch for part in parts for batch in part]
+    numbers = np.array([0.5, -1.0, 2.0], np.float32)
+    scored = module.scored_actions(trainer, models, flat, numbers, {})
+    values = np.linspace(-1, 2, scored.mask_AT.size, dtype=np.float32)
+    scored = scored._replace(value_AT=values.reshape(scored.mask_AT.shape))
+    _, advantage_AT = module.fix_targets(trainer, models, parts, scored)
+    row = {node: a for a, node in enumerate(module.joined(flat).node_A.tolist())}
+    value = [*scored.value_AT[row[0], :2], *scored.value_AT[row[1], :3]]
+    reward, expected, advantage = [0, 0.5, 0, 0, -1.0], [], 0.0
+    for t in reversed(range(5)):
+        after = float(value[t + 1]) if t < 4 else 0.0
+        advantage = reward[t] + 0.9 * after - float(value[t]) + 0.9 * 0.8 * advantage
+        expected.insert(0, advantage)
+    np.testing.assert_allclose(advantage_AT[row[0], :2], expected[:2], rtol=1e-5)
+    np.testing.assert_allclose(advantage_AT[row[1], :3], expected[2:], rtol=1e-5)
+    alone = 2.0 - scored.value_AT[row[2], 0]
+    np.testing.assert_allclose(advantage_AT[row[2], :1], alone, rtol=1e-5)
 
 
 # What changes and what stays.
@@ -244,7 +274,7 @@ def test_an_adapter_is_trained_and_saved_alone_over_a_base_that_stays():
     base = nnx.merge(*policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj", "down_proj")), rngs=nnx.Rngs(1))
     objective = dataclasses.replace(GRPO, kl=KL("reward"), ratio="clip", entropy=0.0)
-    layout = Layout(lengths=(16,), tokens=64)
+    layout = Layout(lengths=(16,), tokens=64, halvings=0)
     adam = Optimizer(0.01, epochs=2)
     trainer, models = prepare(adapted, objective, adam, layout, ROLES, 1.0, 1)
     saved = by_path(models)
@@ -292,6 +322,8 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: Objective(advantage="best"), "advantage is 'best'"),
         (lambda: Objective(advantage="group_centred"), "with critic 'own'"),
         (lambda: Objective(critic="none"), "with critic 'none'"),
+        (lambda: Objective(span="game"), "span is 'game'"),
+        (lambda: dataclasses.replace(GRPO, span="conversation"), "without a critic"),
         (lambda: KL("everywhere"), "kl.where is 'everywhere'"),
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
         (lambda: KL("loss", "k1"), "pulls nowhere: use k2 or k3"),
