@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
     sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
@@ -222,6 +224,13 @@ def _warmup(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.train.warmup import load_warmup, warm_up
 
     print(json.dumps(warm_up(*load_warmup(values), arguments.out), indent=2))
+
+
+def _sft(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(None, rest)
+    from jax_ragrl.train.finetune import fine_tune, load_finetune
+
+    print(json.dumps(fine_tune(load_finetune(values), arguments.out), indent=2))
 
 
 def _world(arguments: argparse.Namespace, rest: list[str]) -> None:

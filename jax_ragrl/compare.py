@@ -26,6 +26,7 @@ from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
+from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
@@ -113,6 +114,7 @@ SYSTEMS: Mapping[str, Builder] = {
     "direct": lambda bench: direct(bench.prompts("baselines")),
     "standard_rag": _baseline(StandardRAG),
     "reranker": _baseline(Reranker),
+    "replug": _baseline(Replug),
     "bgm_frozen": _baseline(Selection),
     "query_rewrite": _baseline(QueryRewrite),
     "skr_knn": _skr,

@@ -32,6 +32,7 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
@@ -112,7 +113,8 @@ class Job:
 
     `policy` is the folder that every policy of the system starts from, except those that `policies`
     names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
-    keeps actions that were forced in the update, scored under the current policy. `compute` and
+    keeps actions that were forced in the update, scored under the current policy. With `preference`
+    the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
     `remat` are the dtype of forward and backward passes and what the latter computes again.
     """
 
@@ -129,6 +131,7 @@ class Job:
     policies: tuple[tuple[str, str], ...] = ()
     lora: LoRAConfig | None = None
     schedule: Schedule = Schedule()
+    preference: Preference | None = None
     compute: str = "float32"
     remat: str = "none"
     train_forced: bool = True

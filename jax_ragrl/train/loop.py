@@ -29,6 +29,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.policies import Policies, refreshed, update_all
 from jax_ragrl.train.trainer import Models, acting, prepare
 from jax_ragrl.types import Question
@@ -55,9 +56,13 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         clock.lap("time/rollout_s")
         turns = turns_of(forest, weight_N, forced=job.train_forced)
         rng, sampled = random.Random(f"{job.seed} {step}"), sampled_logps(forest)
-        policies, metrics = update_all(
-            policies, job.policy_of, roles, turns, credit_N, sampled, rng
-        )
+        if job.preference is None:
+            policies, metrics = update_all(
+                policies, job.policy_of, roles, turns, credit_N, sampled, rng
+            )
+        else:
+            pairs = pairs_of(forest, credit_N, roles, job.preference.margin)
+            policies, metrics = prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
         clock.lap("time/train_s")
         metrics |= describe(forest, credit_N) | clock.laps
         tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
