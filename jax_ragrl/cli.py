@@ -91,22 +91,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
-    sub.add_argument("--questions", type=pathlib.Path, required=True)
-    sub.add_argument("--corpus", type=pathlib.Path, required=True)
-    sub.add_argument(
-        "--index",
-        dest="index_folder",
-        type=pathlib.Path,
-        required=True,
-        help="made by ragrl index",
+    asked = sub.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--questions", type=pathlib.Path, help="one set: needs --corpus, --index")
+    asked.add_argument(
+        "--data",
+        nargs="+",
+        metavar="[NAME=]QUESTIONS[@CORPUS]",
+        help="several sets, one table; a set without passages of its own uses --corpus",
     )
+    sub.add_argument("--corpus", type=pathlib.Path)
+    sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
+    sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
+    sub.add_argument("--int8", action="store_true", help="eight-bit weights of a local --llm")
     sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
     sub.add_argument("--top-k", type=int, default=5)
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
     sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
-    sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
+    sub.add_argument("--out", type=pathlib.Path, help="with --questions: write the table as JSON")
+    sub.add_argument(
+        "--workdir",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/table"),
+        help="with --data: rows, table and indexes; goes on where it stood",
+    )
+    sub.add_argument("--encoder", default="lexical", help="with --data: of indexes that are made")
 
 
 def _bench_arguments(sub: argparse.ArgumentParser) -> None:
@@ -258,12 +268,18 @@ def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.compare import Setting, compare
+    from jax_ragrl.survey import parse_data, survey
 
-    given = {name: getattr(arguments, name) for name in Setting._fields}
-    table = compare(Setting(**given | {"systems": tuple(arguments.systems.split(","))}))
+    a = arguments
+    given = {name: getattr(a, name) for name in Setting._fields}
+    setting = Setting(**given | {"systems": tuple(a.systems.split(","))})
+    if a.data:
+        print(survey(setting, [parse_data(text) for text in a.data], a.workdir, a.encoder))
+        return
+    table = compare(setting)
     print(json.dumps(table, indent=2))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if a.out:
+        a.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:

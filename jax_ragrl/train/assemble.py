@@ -23,6 +23,7 @@ from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
@@ -79,7 +80,11 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`."""
+    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
+
+    `int8` gives a local one eight-bit weights (needs Qwix). A policy in training keeps its own:
+    what it samples has to be what is scored.
+    """
 
     kind: str = "world_reader"
     model: str = TINY
@@ -87,6 +92,11 @@ class LLM:
     documents: int = 5  # how many the world reader reads
     noise: float = 0.1
     confusion: float = 0.35
+    int8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int8 and self.kind != "local":
+            raise UserError(f"llm.int8 is for llm.kind local, but this is {self.kind!r}: unset it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +292,7 @@ def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -
         return OpenAILLM(llm.model, llm.base_url)
     if llm.kind == "local":
         decoder, tokenizer = load_policy(llm.model)
+        decoder = quantize_decoder(decoder) if llm.int8 else decoder
         graph, params = nnx.split(decoder, nnx.Param)
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
     if llm.kind != "world_reader":
