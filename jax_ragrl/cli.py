@@ -59,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=pathlib.Path, required=True)
     sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
     sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
+    sub.add_argument("--out", type=pathlib.Path, required=True, help="for recipe.pool")
+    sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
+    sub.add_argument("--temperatures", default="0.3,0.7,1.0")
+    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
@@ -212,12 +217,13 @@ def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 
 
-def _numbers(text: str) -> list[int]:
-    """Comma-separated integers."""
+def _numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
+    """Comma-separated numbers."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {text!r}: give integers with commas, such as 0,1,2") from None
+        named = "integers" if kind is int else "numbers"
+        raise UserError(f"{text!r}: give {named} with commas, such as 0,1") from None
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -241,6 +247,14 @@ def _sft(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.train.finetune import fine_tune, load_finetune
 
     print(json.dumps(fine_tune(load_finetune(values), arguments.out), indent=2))
+
+
+def _pool(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "opera.py", rest)
+    from jax_ragrl.train.pool import make_pool
+
+    a, heats = arguments, _numbers(arguments.temperatures, float)
+    print(json.dumps(make_pool(values, a.out, a.writer, heats, a.limit), indent=2))
 
 
 def _world(arguments: argparse.Namespace, rest: list[str]) -> None:

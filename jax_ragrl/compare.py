@@ -39,7 +39,7 @@ from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import LLM, load_llm, load_policy
+from jax_ragrl.train.assemble import load_llm, load_policy, parse_llm
 from jax_ragrl.types import Question
 
 
@@ -49,8 +49,8 @@ class Setting(NamedTuple):
     `systems` are names in `SYSTEMS`, or `all`. `llm` is `tiny`, a model folder, or
     `openai:MODEL[@URL]`, and so is the `judge`, if any; `style` is `tiny` (prompts for the model
     that ships with the package) or `full`. `train` holds labelled questions for the systems in
-    `LEARNERS`; `limit` cuts every question file. `int8` gives a frozen model in this process
-    eight-bit weights.
+    `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
+    weights.
     """
 
     corpus: pathlib.Path | None
@@ -174,8 +174,9 @@ def compare(setting: Setting) -> dict[str, Any]:
 def load_actors(setting: Setting) -> Actors:
     """The models that a setting names."""
     shapes = Shapes()
-    llm = _language_model(setting.llm, shapes, setting.int8)
-    judge = _language_model(setting.judge, shapes, setting.int8) if setting.judge else None
+    # The style is that of a rule-based reader, which no table has.
+    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
+    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
     decoder, tokenizer = load_policy(setting.policy)
     return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer, shapes)
 
@@ -230,11 +231,3 @@ def row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
     if any(question.kind for question in questions):
         summary["kinds"] = table(result, questions, lambda question: question.kind)
     return summary
-
-
-def _language_model(name: str, shapes: Shapes, int8: bool) -> FrozenLLM:
-    # The style is that of a rule-based reader, which no table has.
-    if not name.startswith("openai:"):
-        return load_llm(LLM("local", name, int8=int8), None, "", shapes)
-    model, _, url = name.removeprefix("openai:").partition("@")
-    return load_llm(LLM("openai", model, url or None), None, "", shapes)

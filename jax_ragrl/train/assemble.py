@@ -284,6 +284,14 @@ def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
     return load_decoder(folder, dtype="float32"), ChatTokenizer.load(folder)
 
 
+def parse_llm(text: str, *, int8: bool = False) -> LLM:
+    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL]`."""
+    if not text.startswith("openai:"):
+        return LLM("local", text, int8=int8)
+    model, _, url = text.removeprefix("openai:").partition("@")
+    return LLM("openai", model, url or None, int8=int8)
+
+
 def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
     """The frozen language model of a run."""
     if llm.kind == "none":
