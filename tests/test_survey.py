@@ -57,9 +57,9 @@ def rows(path: pathlib.Path, *values: dict) -> pathlib.Path:
 
 @pytest.fixture
 def sets(tmp_path):
-    corpus = [{"id": str(i), "title": f"t{i}", "text": f"{w} is here"} for i, w in enumerate("abc")]
+    corpus = [{"id": str(i), "title": f"t{i}", "text": f"{w} is here"} for i, w in enumerate("xyz")]
     rows(tmp_path / "corpus.jsonl", *corpus)
-    asked = [{"id": w, "question": f"where is {w}", "golden_answers": [w]} for w in "abc"]
+    asked = [{"id": w, "question": f"where is {w}", "golden_answers": [w]} for w in "xyz"]
     rows(tmp_path / "one.jsonl", *asked)
     rows(tmp_path / "two.jsonl", *asked[:2])
     return tmp_path
@@ -95,7 +95,7 @@ def test_a_failing_cell_loses_no_other_and_is_made_good_by_the_next_run(sets, ca
         return known(name, bench, actors, questions)
 
     monkeypatch.setattr(surveys, "measured", measured)
-    with serving(lambda body: "True, a") as (address, seen):
+    with serving(lambda body: "True, x") as (address, seen):
         assert run(sets, address, "direct", "standard_rag", judge=f"openai:m@{address}") == 0
         page = capsys.readouterr().out
         assert "- standard_rag on two: RuntimeError: down" in page
