@@ -1,16 +1,15 @@
 """OPERA with MAPGRPO on MuSiQue, HotpotQA and 2WikiMultiHopQA (Liu et al. 2026, table 6).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
+    ragrl pool --config=configs/opera.py --writer openai:MODEL@URL --out pool.jsonl ...
     ragrl train --config=configs/opera.py --workdir=runs/opera \
         --config.policy=FOLDER --config.recipe.pool=pool.jsonl ...
 
 Plan and analysis are Qwen2.5-7B-Instruct, the rewriter the 3B model, the retriever BGE-M3, top 5.
-The roles are trained one after the other, 64 groups of 8 an update. A run has one learning rate and
-one KL coefficient, the plan's (5e-6, 0.05); the paper has 1e-5 and 0.04 for the analysis, 2e-5 and
-0.04 for the rewriter: for exactly that, run the stages one by one, each from the policies of the
-one before. The paper's headline is 57.3, 60.2 and 39.7 exact match over a corpus that is sure to
-hold the gold passages; this config has not been run at that size here. `pool.jsonl` holds scored
-actions (`systems/expert_pool.py`); the paper has some 30,000 from DeepSeek-R1.
+The roles are trained one after the other, 64 groups of 8 an update, each at the learning rate and
+KL coefficient of its stage. The paper's headline is 57.3, 60.2 and 39.7 exact match over a corpus
+that is sure to hold the gold passages; this config has not been run at that size here. `ragrl pool`
+writes and scores the actions of `pool.jsonl`; the paper has some 30,000 from DeepSeek-R1.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -56,9 +55,9 @@ def get_config() -> ConfigDict:
             # 3,000 questions, 64 an update; three epochs of plans, two of each other role.
             "schedule": {
                 "phases": (
-                    {"steps": 141, "roles": ("plan",)},
-                    {"steps": 94, "roles": ("analysis",)},
-                    {"steps": 94, "roles": ("rewrite",)},
+                    {"steps": 141, "roles": ("plan",), "policy_lr": 5e-6, "kl": 0.05},
+                    {"steps": 94, "roles": ("analysis",), "policy_lr": 1e-5, "kl": 0.04},
+                    {"steps": 94, "roles": ("rewrite",), "policy_lr": 2e-5, "kl": 0.04},
                 ),
             },
             "run": {

@@ -57,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
     sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
+    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
+    sub.add_argument("--out", type=pathlib.Path, required=True, help="for recipe.pool")
+    sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
+    sub.add_argument("--temperatures", default="0.3,0.7,1.0")
+    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
@@ -89,22 +96,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
-    sub.add_argument("--questions", type=pathlib.Path, required=True)
-    sub.add_argument("--corpus", type=pathlib.Path, required=True)
-    sub.add_argument(
-        "--index",
-        dest="index_folder",
-        type=pathlib.Path,
-        required=True,
-        help="made by ragrl index",
+    asked = sub.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--questions", type=pathlib.Path, help="one set: needs --corpus, --index")
+    asked.add_argument(
+        "--data",
+        nargs="+",
+        metavar="[NAME=]QUESTIONS[@CORPUS]",
+        help="several sets, one table; a set without passages of its own uses --corpus",
     )
+    sub.add_argument("--corpus", type=pathlib.Path)
+    sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
+    sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
+    sub.add_argument("--int8", action="store_true", help="eight-bit weights of a local --llm")
     sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
     sub.add_argument("--top-k", type=int, default=5)
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
     sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
-    sub.add_argument("--out", type=pathlib.Path, help="write the table as JSON")
+    sub.add_argument("--out", type=pathlib.Path, help="with --questions: write the table as JSON")
+    sub.add_argument(
+        "--workdir",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/table"),
+        help="with --data: rows, table and indexes; goes on where it stood",
+    )
+    sub.add_argument("--encoder", default="lexical", help="with --data: of indexes that are made")
 
 
 def _bench_arguments(sub: argparse.ArgumentParser) -> None:
@@ -200,12 +217,13 @@ def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 
 
-def _numbers(text: str) -> list[int]:
-    """Comma-separated integers."""
+def _numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
+    """Comma-separated numbers."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {text!r}: give integers with commas, such as 0,1,2") from None
+        named = "integers" if kind is int else "numbers"
+        raise UserError(f"{text!r}: give {named} with commas, such as 0,1") from None
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -222,6 +240,21 @@ def _warmup(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.train.warmup import load_warmup, warm_up
 
     print(json.dumps(warm_up(*load_warmup(values), arguments.out), indent=2))
+
+
+def _sft(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(None, rest)
+    from jax_ragrl.train.finetune import fine_tune, load_finetune
+
+    print(json.dumps(fine_tune(load_finetune(values), arguments.out), indent=2))
+
+
+def _pool(arguments: argparse.Namespace, rest: list[str]) -> None:
+    values = load_config(CONFIGS / "tiny" / "opera.py", rest)
+    from jax_ragrl.train.pool import make_pool
+
+    a, heats = arguments, _numbers(arguments.temperatures, float)
+    print(json.dumps(make_pool(values, a.out, a.writer, heats, a.limit), indent=2))
 
 
 def _world(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -249,12 +282,18 @@ def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.compare import Setting, compare
+    from jax_ragrl.survey import parse_data, survey
 
-    given = {name: getattr(arguments, name) for name in Setting._fields}
-    table = compare(Setting(**given | {"systems": tuple(arguments.systems.split(","))}))
+    a = arguments
+    given = {name: getattr(a, name) for name in Setting._fields}
+    setting = Setting(**given | {"systems": tuple(a.systems.split(","))})
+    if a.data:
+        print(survey(setting, [parse_data(text) for text in a.data], a.workdir, a.encoder))
+        return
+    table = compare(setting)
     print(json.dumps(table, indent=2))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if a.out:
+        a.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:

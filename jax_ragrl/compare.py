@@ -13,7 +13,7 @@ from flax import nnx
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluate import NoSampler, Result, evaluate, table
+from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import open_index
@@ -26,6 +26,7 @@ from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
+from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
@@ -37,7 +38,8 @@ from jax_ragrl.systems.coda import CoDA
 from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera import Opera
-from jax_ragrl.train.assemble import LLM, load_llm, load_policy
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.assemble import load_llm, load_policy, parse_llm
 from jax_ragrl.types import Question
 
 
@@ -45,14 +47,15 @@ class Setting(NamedTuple):
     """What a table is made of.
 
     `systems` are names in `SYSTEMS`, or `all`. `llm` is `tiny`, a model folder, or
-    `openai:MODEL[@URL]`; `style` is `tiny` (prompts for the model that ships with the package) or
-    `full`. `train` holds labelled questions for the systems in `LEARNERS`; `limit` cuts every
-    question file.
+    `openai:MODEL[@URL]`, and so is the `judge`, if any; `style` is `tiny` (prompts for the model
+    that ships with the package) or `full`. `train` holds labelled questions for the systems in
+    `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
+    weights.
     """
 
-    corpus: pathlib.Path
-    questions: pathlib.Path
-    index_folder: pathlib.Path
+    corpus: pathlib.Path | None
+    questions: pathlib.Path | None
+    index_folder: pathlib.Path | None
     systems: tuple[str, ...]
     policy: str
     llm: str
@@ -60,6 +63,18 @@ class Setting(NamedTuple):
     top_k: int
     limit: int
     train: pathlib.Path | None = None
+    judge: str = ""
+    int8: bool = False
+
+
+class Actors(NamedTuple):
+    """The models of a table, loaded once: the frozen one, the judge if any, the policy's."""
+
+    llm: FrozenLLM
+    judge: FrozenLLM | None
+    policy: tuple[Any, Any]
+    tokenizer: ChatTokenizer
+    shapes: Shapes
 
 
 class Bench(NamedTuple):
@@ -113,6 +128,7 @@ SYSTEMS: Mapping[str, Builder] = {
     "direct": lambda bench: direct(bench.prompts("baselines")),
     "standard_rag": _baseline(StandardRAG),
     "reranker": _baseline(Reranker),
+    "replug": _baseline(Replug),
     "bgm_frozen": _baseline(Selection),
     "query_rewrite": _baseline(QueryRewrite),
     "skr_knn": _skr,
@@ -139,27 +155,55 @@ LEARNERS = frozenset({"skr_knn"})
 def compare(setting: Setting) -> dict[str, Any]:
     """Every system on every question, and the recall of the retriever where gold is known."""
     names = chosen(setting)
+    if not (setting.corpus and setting.index_folder):
+        raise UserError("--questions needs --corpus and --index; --data makes its own indexes")
     corpus = load_corpus(setting.corpus)
-    questions = load_questions(setting.questions)[: setting.limit or None]
-    train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
+    questions = questions_of(setting)
     retriever = open_index(setting.index_folder, corpus)
-    shapes = Shapes()
-    llm = _language_model(setting.llm, shapes)
-    decoder, tokenizer = load_policy(setting.policy)
-    split = nnx.split(decoder, nnx.Param)
-    frozen = Environment(NoSampler(), retriever, llm, tokenizer.count)
-    bench = Bench(setting.style, setting.top_k, frozen, retriever, train)
-    rows: dict[str, Any] = {"questions": len(questions), "llm": llm.name}
+    actors = load_actors(setting)
+    bench = open_bench(setting, actors, retriever)
+    rows: dict[str, Any] = {"questions": len(questions), "llm": actors.llm.name}
     if any(question.gold for question in questions):
         rows |= recall(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
-        system = SYSTEMS[name](bench)
-        models = {role.policy: split for role in system.roles.values()}
-        policy = PolicySampler(models, tokenizer, shapes, greedy=True)
-        environment = frozen._replace(sampler=policy) if system.roles else frozen
-        rows[name] = row(evaluate(system, questions, environment), questions)
+        rows[name] = measured(name, bench, actors, questions)
     return rows
+
+
+def load_actors(setting: Setting) -> Actors:
+    """The models that a setting names."""
+    shapes = Shapes()
+    # The style is that of a rule-based reader, which no table has.
+    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
+    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
+    decoder, tokenizer = load_policy(setting.policy)
+    return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer, shapes)
+
+
+def open_bench(setting: Setting, actors: Actors, retriever: DenseRetriever) -> Bench:
+    """What the systems are built from, over one index."""
+    train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
+    frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)
+    return Bench(setting.style, setting.top_k, frozen, retriever, train)
+
+
+def questions_of(setting: Setting) -> Sequence[Question]:
+    """The questions of a table."""
+    if setting.questions is None:
+        raise UserError("there are no questions: give --questions FILE or --data FILE ...")
+    return load_questions(setting.questions)[: setting.limit or None]
+
+
+def measured(
+    name: str, bench: Bench, actors: Actors, questions: Sequence[Question]
+) -> dict[str, Any]:
+    """The row of one system."""
+    system = SYSTEMS[name](bench)
+    models = {role.policy: actors.policy for role in system.roles.values()}
+    policy = PolicySampler(models, actors.tokenizer, actors.shapes, greedy=True)
+    environment = bench.environment._replace(sampler=policy) if system.roles else bench.environment
+    return row(evaluate(system, questions, environment, judge=actors.judge), questions)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:
@@ -179,18 +223,11 @@ def chosen(setting: Setting) -> tuple[str, ...]:
 
 
 def row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
-    """A system's summary, and its scores by hops and by kind where these are known."""
+    """A system's summary with 95 % intervals, and its scores by hops and kind where known."""
     summary = result.summary()
+    summary["ci95"] = intervals(result)
     if any(question.hops for question in questions):
         summary["hops"] = table(result, questions, lambda question: question.hops)
     if any(question.kind for question in questions):
         summary["kinds"] = table(result, questions, lambda question: question.kind)
     return summary
-
-
-def _language_model(name: str, shapes: Shapes) -> FrozenLLM:
-    # The style is that of a rule-based reader, which no table has.
-    if not name.startswith("openai:"):
-        return load_llm(LLM("local", name), None, "", shapes)
-    model, _, url = name.removeprefix("openai:").partition("@")
-    return load_llm(LLM("openai", model, url or None), None, "", shapes)

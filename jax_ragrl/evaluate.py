@@ -120,6 +120,19 @@ def evaluate(
     )
 
 
+def intervals(result: Result) -> dict[str, list[float]]:
+    """The 95 % bootstrap interval of every mean score, `[low, high]` in percent.
+
+    Questions whose environment failed are left out; a score of none has no interval.
+    """
+    finite = {name: x[np.isfinite(x)] for name, x in result.scores.items()}
+    return {
+        name: [round(100 * bound, 2) for bound in bootstrap_interval(x)[1:]]
+        for name, x in finite.items()
+        if len(x)
+    }
+
+
 def table(
     result: Result, questions: Sequence[Question], key: Callable[[Question], Any]
 ) -> dict[str, dict[str, Any]]:

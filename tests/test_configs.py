@@ -8,6 +8,7 @@ from ml_collections import ConfigDict, config_dict
 
 from jax_ragrl.cli import CONFIGS
 from jax_ragrl.train.assemble import load_job
+from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
@@ -38,6 +39,9 @@ def test_a_config_loads(file):
     if file.stem.startswith("warmup"):
         config, lesson = load_warmup(values)
         assert all(lesson.teacher(stage.teacher) for stage in config.stages)
+        return
+    if "rows" in values:
+        assert load_finetune(values).steps > 0
         return
     job = load_job(values)
     roles = job.recipe.system.roles

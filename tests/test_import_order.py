@@ -20,6 +20,7 @@ ORDER = [
     *(
         "compare",
         "report",
+        "survey",
         "quickstart",
         "trials",
         "serve",

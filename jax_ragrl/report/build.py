@@ -15,6 +15,7 @@ from jax_ragrl.report.load import Curve, Run, curve, is_number, keys_under, load
 from jax_ragrl.report.sketch import Scale, Twig, grow, scale_of, sketch
 
 MAX_TREES = 6  # of each step shown
+COLOURS = 6  # of strategies
 SYSTEMS = {
     "direct": "No retrieval",
     "standard_rag": "Standard RAG",
@@ -30,18 +31,30 @@ FACTS = {
 }
 TITLES = {
     "kl/mean": "KL to the reference",
+    "kl/loss": "KL in the loss",
+    "kl/coefficient": "KL coefficient",
     "entropy": "Entropy",
     "clip_frac": "Clipped share",
     "response_length/mean": "Response length",
     "grad_norm": "Gradient norm",
+    "right": "Pairs ordered rightly",
+}
+# Of one role, whose name follows.
+ROLE_TITLES = {
+    "valid_frac/": "Valid actions",
+    "kl/": "KL",
+    "entropy/old/": "Entropy",
+    "response_length/": "Response length",
 }
 # What a node is taken to be where the file does not tell.
 NODE = {
     "id": None, "parent": None, "role": "", "text": "", "prompt": "", "forced": False,
     "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),
-    "tokens": (),
+    "tokens": (), "calls": (),
 }  # fmt: skip
-SMALL = ("valid_frac/", "kl/", "entropy", "response_length/", "clip_frac", "grad_norm")
+SMALL = ("valid_frac/", "kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right")
+TWICE = ("entropy/old/mean",)  # shown as the entropy
+FAULTS = {"malformed/": "Malformed", "dead/": "Ended without an answer"}
 
 
 class Panel(NamedTuple):
@@ -100,7 +113,9 @@ def render(run: Run) -> str:
         gain=gain(run.summary),
         reward=reward(run),
         strategies=strategies(run),
+        ended=ended(run.summary),
         panels=panels(run),
+        faults=faults(run),
         times=times(run),
         costs=costs(run.summary),
         forests=forests(run, scale),
@@ -123,6 +138,12 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.3g} s"
+
+
+def ended(summary: Mapping[str, Any]) -> str:
+    """How the answers to the test questions ended, and how often, the most frequent first."""
+    counts = _numbers(summary.get("ended") or {})
+    return ", ".join(f"{k} {counts[k]}" for k in sorted(counts, key=lambda k: -counts[k]))
 
 
 def percent(summary: Mapping[str, Any]) -> float:
@@ -172,11 +193,13 @@ def reward(run: Run) -> dict[str, Any] | None:
 def strategies(run: Run) -> dict[str, Any] | None:
     """Shares of strategies over training and on the test questions, and what each earned.
 
-    A strategy has one colour in all three pictures: its place in `names`.
+    A strategy has one colour in all three pictures: its place in `names`. Some are only ever seen
+    in training, where they were forced or sampled.
     """
     tested = _numbers(run.summary.get("strategy_share") or {})
     trained = [key.removeprefix("strategy/") for key in keys_under(run.metrics, "strategy/")]
     names = list(dict.fromkeys([*trained, *tested]))
+    names += _tried(run, names)[: max(COLOURS - len(names), 0)]
     shares = _shares(run, names)
     if not shares:
         return None
@@ -188,8 +211,14 @@ def strategies(run: Run) -> dict[str, Any] | None:
         "picture": charts.stacked_areas(shares, "Shares of strategies", **shape),
         "earned": charts.line_chart(earned, "Reward by strategy", **shape) if earned else None,
         "tested": charts.share_bar(bar, "Strategies on the test questions") if tested else None,
-        "ended": ", ".join(f"{k} {v}" for k, v in (run.summary.get("ended") or {}).items()),
     }
+
+
+def _tried(run: Run, names: Sequence[str]) -> list[str]:
+    """The strategies that only training saw, those of most steps first."""
+    seen = {key: len(curve(run.metrics, key).steps) for key in keys_under(run.metrics, "reward/")}
+    found = [key.removeprefix("reward/") for key in sorted(seen, key=lambda k: -seen[k])]
+    return [name for name in found if name != "mean" and name not in names]
 
 
 def _shares(run: Run, names: Sequence[str]) -> dict[str, Curve]:
@@ -205,7 +234,7 @@ def _earned(run: Run, names: Sequence[str]) -> list[charts.Line]:
     """The mean reward of each strategy, where the run logged it."""
     curves = {name: curve(run.metrics, f"reward/{name}") for name in names}
     return [
-        charts.Line(name, charts.smoothed(c, least=1), f"c{i % 6}")
+        charts.Line(name, charts.smoothed(c, least=1), f"c{i % COLOURS}")
         for i, (name, c) in enumerate(curves.items())
         if c.steps
     ]
@@ -216,18 +245,48 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def panels(run: Run) -> list[Panel]:
-    """Small charts of the leading indicators, those that the run logged."""
-    keys = [key for prefix in SMALL for key in keys_under(run.metrics, prefix)]
-    curves = {key: curve(run.metrics, key) for key in keys}
+    """Small charts of the leading indicators, those that the run logged.
+
+    Where a run has several policies, its keys begin with the name of one.
+    """
+    seen = keys_under(run.metrics, "")
+    keys = [key for small in SMALL for key in seen if _plain(key).startswith(small)]
+    curves = {key: curve(run.metrics, key) for key in keys if _plain(key) not in TWICE}
     return [_panel(key, found) for key, found in curves.items() if found.steps]
 
 
+def _plain(key: str) -> str:
+    """A metric's name without the policy that it is of."""
+    policy, _, rest = key.partition("/")
+    return rest if rest.startswith(SMALL) and not key.startswith(SMALL) else key
+
+
+def _title(key: str) -> str:
+    plain = _plain(key)
+    of = f" ({key.removesuffix('/' + plain)})" if plain != key else ""
+    role = next((p for p in ROLE_TITLES if plain.startswith(p)), "")
+    known = TITLES.get(plain)
+    return (known or (f"{ROLE_TITLES[role]}: {plain.removeprefix(role)}" if role else plain)) + of
+
+
 def _panel(key: str, found: Curve) -> Panel:
-    share = key.startswith("valid_frac/")
-    title = f"Valid actions: {key.removeprefix('valid_frac/')}" if share else TITLES.get(key, key)
+    share, title = key.startswith("valid_frac/"), _title(key)
     last = charts.smoothed(found).values[-1]
     latest = f"{100 * last:.1f} %" if share else f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
     return Panel(title, latest, charts.small_chart(found, title, share=share))
+
+
+def faults(run: Run) -> list[tuple[str, str, str, str]]:
+    """What went wrong in rollouts, and how often: in the first step, in the last, in all."""
+    if not run.metrics:
+        return []
+    rows = []
+    for prefix, name in FAULTS.items():
+        for key in keys_under(run.metrics, prefix):
+            ends = [run.metrics[i].get(key, 0) for i in (0, -1)]
+            counts = [*ends, sum(curve(run.metrics, key).values)]
+            rows.append((f"{name}: {key.removeprefix(prefix)}", *(f"{n:.0f}" for n in counts)))
+    return rows  # type: ignore[return-value]
 
 
 def times(run: Run) -> list[tuple[str, str, str, str]]:

@@ -49,9 +49,12 @@ class Scale(NamedTuple):
 
 
 def scale_of(trees: Sequence[Mapping[str, Any]]) -> Scale:
-    """0 to 1, widened to hold every credit shown."""
+    """0 to 1, or wider; where some credit is negative, as advantages are, 0 is in the middle."""
     seen = [n["credit"] for t in trees for n in t.get("nodes", ()) if is_number(n.get("credit"))]
-    return Scale(min([0.0, *seen]), max([1.0, *seen]))
+    if min(seen, default=0.0) < 0:
+        most = max(1.0, *map(abs, seen))
+        return Scale(-most, most)
+    return Scale(0.0, max([1.0, *seen]))
 
 
 def grow(nodes: Sequence[Mapping[str, Any]]) -> list[Twig]:

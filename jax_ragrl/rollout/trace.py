@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Forest, Record
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Passage
 
-# The roles that choose among candidates; only their nodes show passages.
-READERS = ("filter",)
+# The roles that choose among candidates: their nodes show these, and which were kept.
+READERS = ("filter", "selector")
 
 
 def trees(
@@ -31,11 +31,13 @@ def trees(
       credit_N: float credit of every node `[N]`; nan where no leaf was reached becomes null.
       limit: how many questions at most; those whose effects failed are skipped.
       tokenizer: adds each action's prompt and its tokens with their log-probabilities.
-      readers: the roles whose nodes list the passages that they chose from.
+      readers: the roles whose nodes list the passages that they chose from; in a forest without
+        any, nodes list what was found right after them.
 
     Returns:
       One `{"question", "answers", "hops", "nodes"}` a question. A node has `id` and `parent` (node
-      numbers of the forest; null at a root) and the fields of `_node`.
+      numbers of the forest; null at a root) and the fields of `_node`; a leaf also the `calls` to
+      the environment on its way, pairs of a purpose and what came of it.
     """
     credit_N = np.asarray(credit_N, np.float64)
     if credit_N.shape != forest.parent_N.shape:
@@ -54,13 +56,16 @@ def _tree(
     readers: Sequence[str],
 ) -> dict[str, Any]:
     question = forest.questions[number]
+    choosing = any(record.role in readers for record in forest.records)
     nodes = []
     for n in forest.nodes_of(number).tolist():
         record = forest.records[n]
         node = {"id": n, "parent": None if record.parent == NO_PARENT else record.parent}
         node |= _node(record, _finite(credit_N[n]))
         node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
-        node["passages"] = _passages(record.state) if record.role in readers else []
+        node["passages"] = _passages(record, choosing, readers)
+        if record.calls:
+            node["calls"] = [[call.purpose, _told(call)] for call in record.calls]
         if tokenizer is not None and record.action is not None:
             node |= _written(record.action, tokenizer)
         nodes.append(node)
@@ -88,10 +93,14 @@ def _node(record: Record, credit: float | None) -> dict[str, Any]:
     }
 
 
-def _passages(state: Any) -> list[dict[str, Any]]:
-    """The candidates of a state; those are kept that are among its documents."""
-    candidates: Sequence[Passage] = getattr(state, "candidates", ())
-    documents = set(getattr(state, "documents", ()))
+def _passages(record: Record, choosing: bool, readers: Sequence[str]) -> list[dict[str, Any]]:
+    """A reader's candidates, those kept that are among its documents; else what was found."""
+    if not choosing:
+        return [{"title": p.title, "text": p.text} for p in record.found]
+    if record.role not in readers:
+        return []
+    candidates: Sequence[Passage] = getattr(record.state, "candidates", ())
+    documents = set(getattr(record.state, "documents", ()))
     return [{"title": p.title, "text": p.text, "kept": p in documents} for p in candidates]
 
 
@@ -112,13 +121,16 @@ def transcript(forest: Forest, question: int) -> str:
         return f"{forest.questions[question].text}\n(the environment failed)"
     leaf = records[-1]
     events = [(r.round, 0, r.role, r.action.text) for r in records if r.action is not None]
-    for call in leaf.calls:
-        titles = ", ".join(passage.title for passage in call.found)
-        text = f"{call.asked} -> {titles}" if call.purpose == "search" else call.told
-        events.append((call.round, 1, call.purpose, text))
+    events += [(call.round, 1, call.purpose, _told(call)) for call in leaf.calls]
     lines = [_line(name, text) for _, _, name, text in sorted(events, key=lambda e: e[:2])]
     lines.append(_line("=>", f"{leaf.answer} ({leaf.why})"))
     return "\n".join([forest.questions[question].text, *lines])
+
+
+def _told(call: Call) -> str:
+    """What a call brought: a reply, or the titles that a query found."""
+    titles = ", ".join(passage.title for passage in call.found)
+    return f"{call.asked} -> {titles}" if call.purpose == "search" else call.told
 
 
 def _line(name: str, text: str) -> str:

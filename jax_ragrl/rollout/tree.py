@@ -6,6 +6,7 @@ its state came from. Host text lives in `records`, indexed by the same node numb
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -142,3 +143,12 @@ def plant(
         records=tuple(rows),
         failed=tuple(sorted(lost)),
     )
+
+
+def decisions(forest: Forest) -> list[list[int]]:
+    """The nodes of every decision that was made: the actions tried in one state."""
+    groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = collections.defaultdict(list)
+    for node, record in enumerate(forest.records):
+        if record.action is not None:
+            groups[record.question, record.parent, record.path[:-1]].append(node)
+    return list(groups.values())

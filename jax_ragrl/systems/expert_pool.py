@@ -106,7 +106,7 @@ def load_pool(file: pathlib.Path) -> Pool:
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is no pool of scored actions ({error}): give one JSON object a line with "
-            "role, prompt, text and score, as expert_pool.Pool.save writes them"
+            "role, prompt, text and score, as 'ragrl pool' writes them"
         ) from error
     return build_pool(rows, alike=math.inf)
 

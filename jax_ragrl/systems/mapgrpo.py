@@ -12,7 +12,6 @@ tries may not depend on the step of the run.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import zlib
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import numpy as np
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import Forest, decisions
 
 # From a decision and its question to the text of an expert's action, or None.
 Expert = Callable[[Generate, str], str | None]
@@ -112,12 +111,3 @@ def siblings_mean(
             credit_N[nodes] = reward_K - np.average(reward_K, weights=count_K)
             weight_N[nodes] = count_K - (0 if injection.gradient else forced_K)
     return credit_N, weight_N
-
-
-def decisions(forest: Forest) -> list[list[int]]:
-    """The groups of a forest: the nodes of every decision that was made."""
-    groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = collections.defaultdict(list)
-    for node, record in enumerate(forest.records):
-        if record.action is not None:
-            groups[record.question, record.parent, record.path[:-1]].append(node)
-    return list(groups.values())

@@ -23,6 +23,7 @@ from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
@@ -32,6 +33,7 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
@@ -79,7 +81,11 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`."""
+    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
+
+    `int8` gives a local one eight-bit weights (needs Qwix). A policy in training keeps its own:
+    what it samples has to be what is scored.
+    """
 
     kind: str = "world_reader"
     model: str = TINY
@@ -87,6 +93,11 @@ class LLM:
     documents: int = 5  # how many the world reader reads
     noise: float = 0.1
     confusion: float = 0.35
+    int8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int8 and self.kind != "local":
+            raise UserError(f"llm.int8 is for llm.kind local, but this is {self.kind!r}: unset it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +124,8 @@ class Job:
 
     `policy` is the folder that every policy of the system starts from, except those that `policies`
     names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
-    keeps actions that were forced in the update, scored under the current policy. `compute` and
+    keeps actions that were forced in the update, scored under the current policy. With `preference`
+    the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
     `remat` are the dtype of forward and backward passes and what the latter computes again.
     """
 
@@ -130,6 +142,7 @@ class Job:
     policies: tuple[tuple[str, str], ...] = ()
     lora: LoRAConfig | None = None
     schedule: Schedule = Schedule()
+    preference: Preference | None = None
     compute: str = "float32"
     remat: str = "none"
     train_forced: bool = True
@@ -273,6 +286,14 @@ def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
     return load_decoder(folder, dtype="float32"), ChatTokenizer.load(folder)
 
 
+def parse_llm(text: str, *, int8: bool = False) -> LLM:
+    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL]`."""
+    if not text.startswith("openai:"):
+        return LLM("local", text, int8=int8)
+    model, _, url = text.removeprefix("openai:").partition("@")
+    return LLM("openai", model, url or None, int8=int8)
+
+
 def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
     """The frozen language model of a run."""
     if llm.kind == "none":
@@ -281,6 +302,7 @@ def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -
         return OpenAILLM(llm.model, llm.base_url)
     if llm.kind == "local":
         decoder, tokenizer = load_policy(llm.model)
+        decoder = quantize_decoder(decoder) if llm.int8 else decoder
         graph, params = nnx.split(decoder, nnx.Param)
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
     if llm.kind != "world_reader":

@@ -1,9 +1,16 @@
-"""Direct preference optimisation: pairs of answers after one prompt, of which one is preferred."""
+"""Direct preference optimisation: pairs of answers after one prompt, of which one is preferred.
+
+A run with a config section `preference` learns from the pairs of its own rollouts: of the actions
+tried in one state, the one with the most credit is preferred to the one with the least.
+"""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +20,11 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.batch import Batch, Group, Rows, Turn, grouped, lay_out
+from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.losses import dpo_loss
+from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.train.policies import Policies
 from jax_ragrl.train.step import Gradient, add, apply, laid_out, layout_of, read, score
 from jax_ragrl.train.trainer import Models, Trainer, scalar
 from jax_ragrl.train.update import fetch, on, place, ways
@@ -28,6 +38,73 @@ class Pair(NamedTuple):
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
     role: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Preference:
+    """The config section `preference`; of the objective, only a place of the KL is then read.
+
+    `beta` is that of the loss. A pair's credits differ by more than `margin`.
+    """
+
+    beta: float = 0.1
+    margin: float = 0.0
+
+
+def pairs_of(
+    forest: Forest, credit_N: np.ndarray, roles: Sequence[str], margin: float = 0.0
+) -> list[Pair]:
+    """The best and the worst action of every decision of `roles`, where they differ enough.
+
+    `credit_N` float32: what each action led to. Of equal ones the first is taken.
+    """
+    pairs = []
+    for nodes in decisions(forest):
+        record = forest.records[nodes[0]]
+        best, worst = (pick(nodes, key=lambda n: credit_N[n]) for pick in (max, min))
+        if record.role in roles and credit_N[best] - credit_N[worst] > margin:
+            chosen, rejected = (forest.records[n].action for n in (best, worst))
+            assert chosen is not None and rejected is not None
+            pairs.append(Pair(chosen.prompt_ids, chosen.ids, rejected.ids, record.role))
+    return pairs
+
+
+def prefer_all(
+    policies: Policies,
+    policy_of: Mapping[str, str],
+    pairs: Sequence[Pair],
+    beta: float,
+    rng: random.Random,
+) -> tuple[dict[str, tuple[Trainer, Models]], dict[str, float]]:
+    """Every policy updated on the pairs of its roles, `epochs * minibatches` times.
+
+    Metrics as in `dpo_update`, means over its steps, with `pairs` and `left_out` (too long for a
+    row) counted; named `<policy>/...` where there are several policies.
+    """
+    after, metrics = dict(policies), dict[str, float]()
+    for name, (trainer, models) in policies.items():
+        own = [pair for pair in pairs if policy_of.get(pair.role) == name]
+        fitting = [pair for pair in own if fits(trainer, pair)]
+        seen: dict[str, list[float]] = collections.defaultdict(list)
+        for _ in range(trainer.optimizer.epochs if fitting else 0):
+            mixed = shuffled(rng, fitting)
+            count = min(trainer.optimizer.minibatches, len(mixed))
+            for part in (mixed[i::count] for i in range(count)):
+                models, stepped = dpo_update(trainer, models, part, beta=beta)
+                for key, value in stepped.items():
+                    seen[key].append(value)
+        after[name] = trainer, models
+        found = {key: float(np.mean(values)) for key, values in seen.items()}
+        counts = {"pairs": float(len(fitting)), "left_out": float(len(own) - len(fitting))}
+        prefix = f"{name}/" if len(policies) > 1 else ""
+        metrics |= {f"{prefix}{key}": value for key, value in (found | counts).items()}
+    return after, metrics
+
+
+def fits(trainer: Trainer, pair: Pair) -> bool:
+    """Whether one row holds a pair, both answers."""
+    made = _grouped(trainer, 0, pair)
+    return len(made) == 1 and len(made[0].turns) == 2
 
 
 class Sides(NamedTuple):
@@ -75,10 +152,8 @@ def _groups(trainer: Trainer, pairs: Sequence[Pair]) -> list[Group]:
     """A group a pair: node `2 i` is the chosen answer of pair `i`, and `2 i + 1` the rejected."""
     groups = []
     for i, pair in enumerate(pairs):
-        answers = enumerate((pair.chosen, pair.rejected))
-        turns = [Turn(2 * i + k, pair.role, pair.prompt, ids) for k, ids in answers]
-        made = grouped(turns, trainer.layout)
-        if len(made) != 1 or len(made[0].turns) != 2:
+        made = _grouped(trainer, i, pair)
+        if not fits(trainer, pair):
             size = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
             raise UserError(
                 f"pair {i} has {size} tokens, more than a row of {trainer.layout.lengths[-1]}: "
@@ -86,6 +161,12 @@ def _groups(trainer: Trainer, pairs: Sequence[Pair]) -> list[Group]:
             )
         groups += made
     return groups
+
+
+def _grouped(trainer: Trainer, i: int, pair: Pair) -> list[Group]:
+    answers = enumerate((pair.chosen, pair.rejected))
+    turns = [Turn(2 * i + k, pair.role, pair.prompt, ids) for k, ids in answers]
+    return grouped(turns, trainer.layout)
 
 
 def sides_of(batch: Batch) -> Sides:

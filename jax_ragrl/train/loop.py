@@ -29,7 +29,8 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.policies import Policies, refreshed, update_all
+from jax_ragrl.train.dpo import pairs_of, prefer_all
+from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
 from jax_ragrl.train.trainer import Models, acting, prepare
 from jax_ragrl.types import Question
 
@@ -49,15 +50,21 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         clock = Clock()
         if job.schedule.begins(step):
             policies = refreshed(policies)
+        if step == start or job.schedule.begins(step):
+            policies = enter(job, policies, step)
         roles = job.schedule.roles(step, tuple(job.policy_of))
         forest = roll_out(job, parts, policies, questions, roles, step)
         credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
         clock.lap("time/rollout_s")
         turns = turns_of(forest, weight_N, forced=job.train_forced)
         rng, sampled = random.Random(f"{job.seed} {step}"), sampled_logps(forest)
-        policies, metrics = update_all(
-            policies, job.policy_of, roles, turns, credit_N, sampled, rng
-        )
+        if job.preference is None:
+            policies, metrics = update_all(
+                policies, job.policy_of, roles, turns, credit_N, sampled, rng
+            )
+        else:
+            pairs = pairs_of(forest, credit_N, roles, job.preference.margin)
+            policies, metrics = prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
         clock.lap("time/train_s")
         metrics |= describe(forest, credit_N) | clock.laps
         tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
@@ -77,15 +84,33 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
 
 def begin(job: Job, parts: Parts) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
-    roles, steps = tuple(job.policy_of), job.run.steps
+    roles = tuple(job.policy_of)
     policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
     for name, decoder in parts.policies.items():
-        own = [role for role, policy in job.policy_of.items() if policy == name]
-        updates = job.schedule.updates(steps, roles, own)
+        updates = updates_of(job, name)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
         policies[name] = prepare(
             decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
         )
+    return policies
+
+
+def updates_of(job: Job, policy: str) -> int:
+    """In how many steps of a run a policy is trained."""
+    own = [role for role, name in job.policy_of.items() if name == policy]
+    return job.schedule.updates(job.run.steps, tuple(job.policy_of), own)
+
+
+def enter(job: Job, policies: Policies, step: int) -> Policies:
+    """The policies as the phase of a step trains them: its rate, and from its first step its KL."""
+    phase = job.schedule.at(step)
+    if phase is None:
+        return policies
+    if any(p.policy_lr for p in job.schedule.phases):
+        updates = {name: updates_of(job, name) for name in policies}
+        policies = entered(policies, phase, job.optimizer, updates)
+    if any(p.kl for p in job.schedule.phases) and (step == 0 or job.schedule.begins(step)):
+        policies = with_kl(policies, phase.kl or job.objective.kl.coefficient)
     return policies
 
 

@@ -9,10 +9,12 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import optax
 
 from jax_ragrl.batch import Turn, grouped
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.trainer import Models, Trainer, refresh
+from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.trainer import Models, Trainer, refresh, scalar
 from jax_ragrl.train.update import update
 
 Policies = Mapping[str, tuple[Trainer, Models]]
@@ -20,10 +22,15 @@ Policies = Mapping[str, tuple[Trainer, Models]]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of a run in which some roles are trained and the others only act."""
+    """A stretch of a run in which some roles are trained and the others only act.
+
+    `policy_lr` and `kl` are its peak learning rate and KL coefficient; 0: those of the run.
+    """
 
     steps: int
     roles: tuple[str, ...]
+    policy_lr: float = 0.0
+    kl: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +73,10 @@ class Schedule:
         early = step < self.together
         return tuple(r for r in roles if early or step % period.get(r, 1) == 0)
 
+    def at(self, step: int) -> Phase | None:
+        """The phase of a step; None without phases."""
+        return self.phases[self.phase(step)] if self.phases else None
+
     def begins(self, step: int) -> bool:
         """Whether another phase begins with a step: references are refreshed before it."""
         return step > 0 and self.phase(step) != self.phase(step - 1)
@@ -100,6 +111,32 @@ def update_all(
         seen["left_out"] = float(len(own) - sum(len(group.turns) for group in groups))
         metrics |= {f"{prefix}{key}": value for key, value in seen.items()}
     return after, metrics
+
+
+def entered(
+    policies: Policies, phase: Phase, optimizer: Optimizer, updates: Mapping[str, int]
+) -> dict[str, tuple[Trainer, Models]]:
+    """The policies at a phase's learning rate; `updates` are those of each in the whole run.
+
+    The optimizer's state goes on: a schedule falls over the whole run, from a peak a phase.
+    """
+    peak = phase.policy_lr or optimizer.policy_lr
+    return {
+        name: (_at_rate(trainer, optimizer.transform(peak, updates[name])), models)
+        for name, (trainer, models) in policies.items()
+    }
+
+
+def _at_rate(trainer: Trainer, transform: optax.GradientTransformation) -> Trainer:
+    return trainer._replace(policy=trainer.policy._replace(optimizer=transform))
+
+
+def with_kl(policies: Policies, coefficient: float) -> dict[str, tuple[Trainer, Models]]:
+    """The policies with another KL coefficient."""
+    return {
+        name: (trainer, models._replace(kl_coefficient=scalar(coefficient, trainer.mesh)))
+        for name, (trainer, models) in policies.items()
+    }
 
 
 def refreshed(policies: Policies) -> dict[str, tuple[Trainer, Models]]:

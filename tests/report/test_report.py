@@ -156,7 +156,14 @@ def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
 
 def test_trees_show_credit_forcing_passages_and_ends(tmp_path):
     text = read(write_run(tmp_path, trees=[tree(NODES)])).text
-    for shown in ("0.25", "no leaf", "forced", "× 3", "dead: Max Depth", "1 of 1 passages kept"):
+    for shown in (
+        "0.25",
+        "not trained",
+        "forced",
+        "× 3",
+        "dead: Max Depth",
+        "1 of 1 passages kept",
+    ):
         assert shown in text
     assert "✓ reward 1" in text and "✗ reward 0" in text
 
@@ -267,7 +274,12 @@ def test_credit_is_coloured_by_its_distance_from_the_middle():
 
 
 def test_the_scale_holds_every_credit():
-    assert scale_of([tree([node(0, None, credit=-3.0), node(1, 0, credit=None)])]) == (-3.0, 1.0)
+    assert scale_of([tree([node(0, None, credit=2.0), node(1, 0, credit=None)])]) == (0.0, 2.0)
+
+
+def test_where_credit_may_be_negative_the_middle_is_zero():
+    assert scale_of([tree([node(0, None, credit=-3.0), node(1, 0, credit=1.0)])]) == (-3.0, 3.0)
+    assert scale_of([tree([node(0, None, credit=-0.2)])]) == (-1.0, 1.0)
 
 
 def test_a_parent_is_drawn_at_the_middle_of_its_children():
@@ -290,3 +302,45 @@ def test_a_strategy_has_one_colour_in_every_picture(tmp_path):
     titles = [f"{name}: {share} %" for name, share in zip(kinds, (0, 100, 0, 0), strict=True)]
     assert [word for word in page.words if word in titles] == titles
     assert "line c1" in {attributes.get("class") for _, attributes in page.tags}
+
+
+def shown(folder: pathlib.Path, **values: float) -> Page:
+    """The page of a run of three steps with more metrics."""
+    rows = [{**metrics(step), **values} for step in range(3)]
+    write_run(folder)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read(folder)
+
+
+def test_a_strategy_that_only_training_saw_is_among_the_rewards(tmp_path):
+    tried = {f"reward/kind {i}": 0.5 for i in range(9)}
+    page = shown(tmp_path, **{"reward/Direct": 0.2}, **tried)
+    assert {"Planning", "Direct", "kind 0"} <= set(page.words) and "mean" not in page.words
+    lines = [a["class"] for tag, a in page.tags if "line c" in (a.get("class") or "")]
+    assert len(set(lines)) == 4  # with Planning and Retrieval: six colours
+
+
+def test_what_went_wrong_is_counted(tmp_path):
+    rows = [metrics(0) | {"malformed/No JSON": 5.0}, metrics(1), metrics(2) | {"dead/Max Depth": 1}]
+    write_run(tmp_path, summary={**SUMMARY, "ended": {"Max Depth": 2, "answered": 9}})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = read(tmp_path).text
+    assert "Malformed: No JSON 5 0 5" in text
+    assert "Ended without an answer: Max Depth 0 1 1" in text
+    assert "ended: answered 9, Max Depth 2." in text
+
+
+def test_indicators_of_roles_and_of_several_policies_are_named(tmp_path):
+    values = {"kl/plan": 0.1, "entropy/old/plan": 0.2, "entropy/old/mean": 0.3, "one/kl/plan": 0.4}
+    words = shown(tmp_path, **values).words
+    assert {"KL: plan", "Entropy: plan", "KL: plan (one)"} <= set(words)
+    assert "entropy/old/mean" not in words
+
+
+def test_a_tree_shows_what_was_found_and_the_calls_on_the_way(tmp_path):
+    nodes = [
+        node(0, None, "executor", passages=[{"title": "T", "text": "told"}]),
+        node(1, 0, "leaf", answer="Ann", calls=[["search", "q -> T"], ["answer", "Ann"]]),
+    ]
+    text = read(write_run(tmp_path, trees=[tree(nodes)])).text
+    assert "1 passage found" in text and "2 calls on the way" in text and "q -> T" in text

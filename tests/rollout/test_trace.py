@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Action, Record, plant
+from jax_ragrl.systems.baselines.executor import SearchAgent
 from tests.rollout.tape import ANN, PAPER, Tape, credit_of, improvise, play
 from tests.rollout.test_collect import QUESTIONS
 from tests.tiny import tokenizer
@@ -98,3 +101,22 @@ def test_a_transcript_tells_every_step_in_order():
         *["router", "search", "filter", "Action:", "answer", "=>"]
     ]
     assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
+
+
+def test_a_leaf_tells_the_calls_on_its_way():
+    forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
+    (tree,) = trees(forest, credit_of(forest), 1)
+    assert [node.get("calls") for node in tree["nodes"]] == [
+        None,
+        None,
+        [["search", "Ann -> title 1, title 2"], ["answer", "Ulm"]],
+    ]
+
+
+def test_without_a_role_that_chooses_nodes_show_what_was_found():
+    agent = SearchAgent("search", "coda_tiny", 2, chat=True)
+    texts = {"agent": ["<search>Ann</search>", "<answer>Ulm</answer>"]}
+    forest = collect(agent, once, [ANN], Tape(texts).environment())
+    (tree,) = trees(forest, np.zeros(3), 1)
+    found = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
+    assert [node["passages"] for node in tree["nodes"]] == [found, [], []]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from jax_ragrl.evaluate import evaluate
@@ -16,6 +17,7 @@ from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
+from jax_ragrl.systems.baselines.replug import Replug, mixed, passage_weights
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.scripted import Chosen, Fault, Scripted, Steps, ask
@@ -135,6 +137,39 @@ def test_the_reranker_takes_what_there_is(count):
     tape = recorded({"grade": ["3"]}, found={ASKED: [passage(1)][:count]})
     assert ended(Reranker("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
     assert purposes(tape) == ["search"] + ["grade"] * count + [["answer_direct", "answer"][count]]
+
+
+# --- REPLUG --------------------------------------------------------------------------------------
+
+
+def test_replug_answers_from_each_passage_alone_and_returns_what_weighs_most():
+    tape = recorded({"answer": ["Rom", "Ulm", "the Ulm."]})
+    assert ended(Replug("baselines_tiny", 3), tape) == ("Ulm", "answered", ())
+    assert tape.log == [("search", ASKED, 3), *[("answer",)] * 3]
+    for number, prompt in enumerate(tape.prompts, start=1):
+        assert f"1 title {number}: text {number}\n" in prompt and prompt.count("title") == 1
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_replug_takes_what_there_is(count):
+    tape = recorded({}, found={ASKED: [passage(1)][:count]})
+    assert ended(Replug("baselines_tiny", 2), tape)[:2] == ("Ulm", "answered")
+    assert purposes(tape) == ["search", ["answer_direct", "answer"][count]]
+
+
+def test_a_passage_counts_by_the_softmax_of_its_score():
+    np.testing.assert_allclose(passage_weights([2.0, 1.0, 1.0]), [0.576117, 0.211942, 0.211942],
+                               atol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(passage_weights([1e4, 1e4]), [0.5, 0.5])
+    assert passage_weights([1.0, 0.0], temperature=0.1)[0] > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("weights", "answer"),
+    [([0.5, 0.3, 0.2], "Rom"), ([0.4, 0.3, 0.3], "Ulm"), ([0.5, 0.25, 0.25], "Rom")],
+)
+def test_answers_that_are_one_add_their_weights(weights, answer):
+    assert mixed(["Rom", "Ulm", "the ULM"], weights) == answer
 
 
 # --- Selection -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
+from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
@@ -121,6 +122,7 @@ SYSTEMS = {
     "direct": lambda: direct(STYLE),
     "standard_rag": lambda: StandardRAG(STYLE, K),
     "reranker": lambda: Reranker(STYLE, K),
+    "replug": lambda: Replug(STYLE, K),
     "bgm_frozen": lambda: Selection(STYLE, K),
     "query_rewrite": lambda: QueryRewrite(STYLE, K),
     "iter_retgen": lambda: IterRetGen(STYLE, K),

@@ -9,6 +9,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.tree import decisions
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.expert_pool import (
     Candidate,
@@ -18,7 +19,7 @@ from jax_ragrl.systems.expert_pool import (
     cosine,
     load_pool,
 )
-from jax_ragrl.systems.mapgrpo import Groups, Injection, decisions, siblings_mean
+from jax_ragrl.systems.mapgrpo import Groups, Injection, siblings_mean
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE, render_analysis, render_plan
 from jax_ragrl.systems.opera_world import WorldExpert

@@ -11,7 +11,7 @@ import pytest
 from jax_ragrl.batch import Turn
 from jax_ragrl.errors import UserError
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.policies import Phase, Schedule, refreshed, update_all
+from jax_ragrl.train.policies import Phase, Schedule, entered, refreshed, update_all, with_kl
 from tests.train.bigram import ROLES, STEERED, deep, named, prepared
 
 TRIO = ("plan", "analysis", "rewrite")
@@ -106,3 +106,26 @@ def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
         )
         leaves = (jax.tree.leaves(m) for m in (models.reference, models.policy.params))
         assert not any(a is b for a, b in zip(*leaves, strict=True))
+
+
+def test_a_phase_trains_at_its_own_rate_and_without_one_at_the_runs():
+    adam = Optimizer(0.1, schedule="constant")
+    updates = {"a": 4, "b": 4}
+
+    def step(phase: Phase, name: str) -> float:
+        """How far Adam's first step goes on a gradient of one."""
+        trainer, _ = entered(two_policies(), phase, adam, updates)[name]
+        transform, params = trainer.policy.optimizer, {"w": jax.device_put(np.float32(0.0))}
+        grads = {"w": jax.device_put(np.float32(1.0))}
+        moved, _ = jax.jit(lambda: transform.update(grads, transform.init(params), params))()
+        return -float(jax.device_get(moved["w"]))
+
+    assert step(Phase(1, ROLES), "a") == pytest.approx(0.1, rel=1e-3)
+    assert step(Phase(1, ROLES, policy_lr=0.02), "a") == pytest.approx(0.02, rel=1e-3)
+    assert step(Phase(1, ROLES, policy_lr=0.02), "b") == pytest.approx(0.02, rel=1e-3)
+
+
+def test_a_phase_has_its_own_kl_coefficient():
+    policies = with_kl(two_policies(), 0.04)
+    found = [jax.device_get(models.kl_coefficient) for _, models in policies.values()]
+    np.testing.assert_allclose(found, 0.04, rtol=1e-6)

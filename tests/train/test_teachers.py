@@ -20,10 +20,10 @@ from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.opera_grammar import PLAN
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import policy_folder
+from jax_ragrl.train.pool import scored_pool
 from jax_ragrl.train.teacher import TeacherSampler
 from jax_ragrl.train.teachers.coda import Teacher as CodaTeacher
 from jax_ragrl.train.teachers.opera import Teacher as OperaTeacher
-from jax_ragrl.train.teachers.opera import scored_pool
 from jax_ragrl.train.warmup import search_world
 
 ASKED = 120
@@ -157,7 +157,8 @@ def test_a_pool_of_scored_actions_has_a_right_plan_for_nearly_every_question():
     teachers = [OperaTeacher(), OperaTeacher(single_step=0.5, credulous=0.5, stubborn=0.5)]
     questions = made.questions["train"][:40]
     settings = environment(None)
-    pool = scored_pool(OPERA, questions, teachers, tokenizer(), retriever, settings.llm)
+    writers = [TeacherSampler(teacher, tokenizer()) for teacher in teachers]
+    pool = scored_pool(OPERA, questions, writers, retriever, settings.llm)
     best = {c[0].prompt: c[0] for (r, _), c in pool.candidates.items() if r == PLAN}
     assert len(best) == len(questions)
     assert np.mean([candidate.score for candidate in best.values()]) > 0.97

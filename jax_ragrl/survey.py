@@ -1,0 +1,208 @@
+"""One table of systems over several sets of questions; every cell is kept as soon as it is there.
+
+A cell that fails is an error in the table and loses nothing else. A table that was cut off goes on
+where it stood: cells that are there are read, those that failed are tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tqdm
+
+from jax_ragrl.compare import (
+    Actors,
+    Bench,
+    Setting,
+    chosen,
+    load_actors,
+    measured,
+    open_bench,
+    questions_of,
+)
+from jax_ragrl.config import settle
+from jax_ragrl.corpus.formats import FORMATS, detect
+from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import METRIC_NAMES
+from jax_ragrl.report.load import read_lines
+from jax_ragrl.train.assemble import Index, search
+from jax_ragrl.types import Question
+
+SHOWN = ("f1", "em", "cover_em")
+TOKENS = ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens")
+SPLITS = ("train", "dev", "validation", "test")
+Row = Mapping[str, Any]
+
+
+class DataSet(NamedTuple):
+    """A set of questions. `corpus` None: its own passages, or those that all such sets share."""
+
+    name: str
+    questions: pathlib.Path
+    corpus: pathlib.Path | None = None
+
+
+def parse_data(text: str) -> DataSet:
+    """`[NAME=]QUESTIONS[@CORPUS]`; without a name, the file's own up to its first dot, or its
+    folder's where it is called after a split."""
+    name, named, files = text.partition("=")
+    questions, _, corpus = (files if named else text).partition("@")
+    path = pathlib.Path(questions)
+    stem = path.name.split(".")[0]
+    own = path.resolve().parent.name if stem in SPLITS else stem
+    return DataSet(name if named else own, path, pathlib.Path(corpus) if corpus else None)
+
+
+def survey(
+    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str = "lexical"
+) -> str:
+    """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
+
+    Args:
+      setting: of every cell. Its corpus and index serve sets that have none of their own; its
+        questions are not read.
+      sets: with names that differ.
+      workdir: holds one table, and the indexes that were made for it.
+      encoder: of these indexes.
+    """
+    names, sets = chosen(setting), with_corpora(setting, sets)
+    fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
+    settle(workdir / "table.json", {k: getattr(setting, k) for k in fixed} | {"encoder": encoder})
+    cells = kept(workdir / "rows.jsonl")
+    actors = load_actors(setting)
+    bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
+    for data in sets:
+        missing = [name for name in names if (data.name, name) not in cells]
+        bar.update(len(names) - len(missing))
+        opened = _opened(setting, data, actors, workdir, encoder) if missing else None
+        for name in missing:
+            bar.set_description(f"{data.name} {name}")
+            cells[data.name, name] = made = _cell(name, opened, actors)
+            _append(workdir / "rows.jsonl", {"data": data.name, "system": name, **made})
+            page = markdown(names, [d.name for d in sets], cells)
+            (workdir / "table.md").write_text(page, encoding="utf-8")
+            bar.update()
+    bar.close()
+    return markdown(names, [data.name for data in sets], cells)
+
+
+def with_corpora(setting: Setting, sets: Sequence[DataSet]) -> list[DataSet]:
+    """The sets, each with the file that its passages are in.
+
+    Raises:
+      UserError: two sets have one name, or one has no passages.
+    """
+    names = [data.name for data in sets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two sets are called {twice[0]!r}: name them, --data NAME=QUESTIONS")
+    return [data._replace(corpus=_corpus_of(setting, data)) for data in sets]
+
+
+def _corpus_of(setting: Setting, data: DataSet) -> pathlib.Path:
+    if data.corpus is not None:
+        return data.corpus
+    if "passages" in FORMATS[detect(data.questions, "questions")].gives:
+        return data.questions
+    if setting.corpus is not None:
+        return setting.corpus
+    raise UserError(
+        f"{data.questions} holds no passages: add its corpus (--data {data.questions}@CORPUS), or "
+        "give one for all such sets (--corpus)"
+    )
+
+
+class Opened(NamedTuple):
+    """A set that can be asked; or, in `error`, why it cannot."""
+
+    bench: Bench | None = None
+    questions: Sequence[Question] = ()
+    error: Row | None = None
+
+
+def _opened(
+    setting: Setting, data: DataSet, actors: Actors, workdir: pathlib.Path, encoder: str
+) -> Opened:
+    """The questions and the index of a set, which is made unless it is there."""
+    try:
+        assert data.corpus is not None, "with_corpora names one"
+        corpus = load_corpus(data.corpus)
+        given = setting.index_folder if data.corpus == setting.corpus else None
+        folder = given or workdir / "indexes" / corpus.fingerprint
+        retriever = search(corpus, Index(encoder, folder=str(folder)), workdir)
+        bench = open_bench(setting, actors, retriever)
+        return Opened(bench, questions_of(setting._replace(questions=data.questions)))
+    except Exception as error:  # whatever it is, the other sets are not lost
+        return Opened(error=_failure(error))
+
+
+def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
+    """What one system did on one set, or the error it failed with."""
+    assert opened is not None, "a set with missing cells was opened"
+    if opened.bench is None:
+        return dict(opened.error or {})
+    begun = time.perf_counter()
+    try:
+        found = measured(name, opened.bench, actors, opened.questions)
+    except Exception as error:  # whatever it is, the other cells are not lost
+        return _failure(error)
+    seconds = round(time.perf_counter() - begun, 2)
+    return {"questions": len(opened.questions), "seconds": seconds, **found}
+
+
+def _failure(error: Exception) -> Row:
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": told, "traceback": traceback.format_exc()}
+
+
+def kept(file: pathlib.Path) -> dict[tuple[str, str], Row]:
+    """The cells of a table that was begun, by set and system; failed ones are dropped."""
+    lines = read_lines(file) if file.is_file() else []
+    rows = [line for line in lines if "error" not in line]
+    if lines:  # a torn last line is dropped too
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {(row["data"], row["system"]): row for row in rows}
+
+
+def _append(file: pathlib.Path, row: Row) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def markdown(
+    systems: Sequence[str], sets: Sequence[str], cells: Mapping[tuple[str, str], Row]
+) -> str:
+    """Systems by sets; under the table what went wrong in cells that failed."""
+    lines = [["system", *sets], ["---"] * (1 + len(sets))]
+    lines += [[name, *(shown(cells.get((d, name))) for d in sets)] for name in systems]
+    head = " / ".join(METRIC_NAMES[name] for name in SHOWN)
+    head = f"{head} in percent; searches / model calls / tokens of an answer\n\n"
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    faults = [
+        f"- {name} on {data}: {cells[data, name]['error']}\n"
+        for data in sets
+        for name in systems
+        if "error" in cells.get((data, name), {})
+    ]
+    return head + table + ("\n" + "".join(faults) if faults else "")
+
+
+def shown(cell: Row | None) -> str:
+    """A cell of the table: scores, costs, and how many questions the environment failed on."""
+    if cell is None:
+        return "…"
+    if "error" in cell:
+        return "error"
+    failed, costs = cell["ended"].get("failed", 0), cell["costs"]
+    if failed == cell["questions"]:
+        return "all failed"
+    scores = " / ".join(f"{cell[name]:.1f}" for name in SHOWN)
+    calls = costs["llm_calls"] + costs["policy_calls"]
+    tokens = sum(costs[name] for name in TOKENS)
+    lost = f" ({failed} failed)" if failed else ""
+    return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{lost}"

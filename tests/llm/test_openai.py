@@ -1,0 +1,46 @@
+"""A server behind the interface of a frozen language model: order, settings, retries, failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.types import LLMRequest, Message, Sampling
+from tests.llm.server import serving
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+
+
+def asked(text: str, **changes) -> LLMRequest:
+    return LLMRequest("answer", (Message("system", "be brief"), Message("user", text)), **changes)
+
+
+def test_replies_come_in_the_order_of_the_requests():
+    with serving() as (address, seen):
+        llm = OpenAILLM("m", address, concurrency=3)
+        assert llm.complete([asked(f"q{i}") for i in range(8)]) == [f"q{i}" for i in range(8)]
+        assert llm.complete([]) == [] and len(seen) == 8
+
+
+def test_a_request_says_how_it_is_sampled():
+    with serving() as (address, seen):
+        OpenAILLM("m", address).complete([asked("q", sampling=Sampling(0.3, 0.9, 7), seed=5)])
+    wanted = {"model": "m", "temperature": 0.3, "top_p": 0.9, "max_tokens": 7, "seed": 5}
+    assert {name: seen[0][name] for name in wanted} == wanted
+    assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
+
+
+def test_a_busy_server_is_asked_again():
+    states = iter([429, 500, "late"])
+    with serving(lambda body: next(states)) as (address, seen):
+        assert OpenAILLM("m", address).complete([asked("q")]) == ["late"] and len(seen) == 3
+
+
+def test_what_stays_refused_is_a_failure_and_not_an_answer():
+    with serving(lambda body: 400 if "bad" in str(body) else "good") as (address, _):
+        good, bad = OpenAILLM("m", address).complete([asked("q"), asked("bad")])
+    assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)

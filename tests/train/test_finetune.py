@@ -1,0 +1,79 @@
+"""Supervised runs of a generator: what is drawn, what is written, and that it learns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli import main
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.systems.baselines.rows import Row
+from jax_ragrl.train.assemble import load_policy
+from jax_ragrl.train.finetune import batches, example_of, load_finetune
+from jax_ragrl.train.sft import Example
+from jax_ragrl.types import Message
+from tests.tiny import policy, tokenizer
+
+
+def example(i: int) -> Example:
+    return Example((i,), (i,), "answer")
+
+
+def test_every_example_is_seen_once_before_any_is_seen_twice():
+    drawn = list(itertools.islice(batches([example(i) for i in range(5)], 2, seed=0), 5))
+    seen = [e.prompt[0] for batch in drawn for e in batch]
+    assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4] and seen[:5] != seen[5:]
+    again = itertools.islice(batches([example(i) for i in range(5)], 2, seed=0), 5)
+    assert drawn == list(again)
+
+
+def test_no_example_at_all_is_refused():
+    with pytest.raises(UserError, match="nothing to learn"):
+        next(batches([], 2, seed=0))
+
+
+def test_a_target_ends_with_the_stop_token():
+    made = example_of(Row((Message("user", "who"),), "film", "answer"), tokenizer())
+    assert tokenizer().decode(made.target[:-1]) == "film"
+    assert made.target[-1] == tokenizer().stop_ids[0]
+    assert made.prompt == tuple(tokenizer().chat([Message("user", "who")]))
+
+
+CONFIG = """
+from ml_collections import ConfigDict
+def get_config():
+    return ConfigDict({
+        "policy": "FOLDER", "rows": "vanilla", "steps": 8, "batch": 16, "top_k": 1,
+        "test_questions": 4, "data": {"world": {"seed": 0, "size": 40}},
+        "index": {"kind": "exact"}, "optimizer": {"policy_lr": 0.02, "schedule": "constant"},
+        "shapes": {"lengths": (512,), "batches": (4,), "steps": 4},
+        "layout": {"lengths": (512,), "tokens": 4096},
+    })
+"""
+
+
+def test_unknown_rows_are_refused():
+    with pytest.raises(UserError, match="rows is 'x': use vanilla or robust"):
+        load_finetune({"rows": "x", "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": {}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ["vanilla", "robust"])
+def test_a_run_learns_and_leaves_a_model(tmp_path, rows):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    config = tmp_path / "config.py"
+    config.write_text(CONFIG.replace("FOLDER", str(folder)))
+    out = tmp_path / "out"
+    assert main(["sft", f"--config={config}", f"--config.rows={rows}", f"--out={out}"]) == 0
+    losses = [json.loads(row)["loss"] for row in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["examples"] > 16 and set(summary["accuracy"]) == {"before", "after"}
+    assert pathlib.Path(summary["checkpoint"]) == out / "checkpoint"
+    assert load_policy(summary["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()

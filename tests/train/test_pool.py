@@ -1,0 +1,113 @@
+"""`ragrl pool`: a language model writes in the place of a policy, and what it writes is scored."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from jax_ragrl.cli import main
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.reader import WorldReader
+from jax_ragrl.rollout.collect import ActionRequest
+from jax_ragrl.rollout.effects import Said, Told
+from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.systems.expert_pool import load_pool
+from jax_ragrl.systems.opera import Settings
+from jax_ragrl.systems.opera_grammar import PLAN
+from jax_ragrl.train.pool import Ghostwriter, scored_pool
+from jax_ragrl.train.teachers.opera import Teacher
+from jax_ragrl.types import LLMRequest, Message, Sampling
+from tests.llm.server import serving
+from tests.tiny import tokenizer
+from tests.train.test_teachers import tokenizer as tiny_tokenizer
+from tests.train.test_teachers import world
+
+
+class Clerk:
+    """A language model that writes what a teacher would."""
+
+    name = "clerk"
+
+    def __init__(self, reply) -> None:
+        self._reply, self.asked = reply, []
+
+    def complete(self, requests):
+        self.asked += requests
+        return [self._reply(request) for request in requests]
+
+
+ROLE = Role("plan", lambda text: Parsed(text), Sampling(0.7, 1.0, 9))
+ASKED = (Message("user", "who"),)
+
+
+def test_a_ghostwriter_writes_forced_texts_first_and_then_what_the_model_says():
+    clerk = Clerk(lambda request: f"film {request.seed}")
+    request = ActionRequest(ROLE, ASKED, Branching(2, (Forced("who"),)), seed=5)
+    (actions,) = Ghostwriter(clerk, tokenizer()).sample([request])
+    assert [a.text for a in actions] == ["who", "film 5", "film 6"]
+    assert clerk.asked == [
+        LLMRequest("plan", ASKED, Sampling(0.7, 1.0, 9), seed) for seed in (5, 6)
+    ]
+    for action in actions:
+        assert tokenizer().decode(action.ids[:-1]) == action.text
+        assert action.ids[-1] == tokenizer().stop_ids[0] and action.logps is None
+        assert action.prompt_ids == tuple(tokenizer().chat(ASKED))
+
+
+def test_a_ghostwriter_reads_the_conversation_so_far():
+    clerk = Clerk(lambda request: "x")
+    after = (Said(tuple(tokenizer().encode("film"))), Told("found"))
+    Ghostwriter(clerk, tokenizer()).sample([ActionRequest(ROLE, ASKED, Branching(1), 0, after)])
+    (asked,) = clerk.asked
+    assert asked.messages[1:] == (Message("assistant", "film"), Message("user", "found"))
+
+
+def test_a_failure_is_an_action_with_an_error():
+    clerk = Clerk(lambda request: EffectError("down"))
+    ((action,),) = Ghostwriter(clerk, tokenizer()).sample(
+        [ActionRequest(ROLE, ASKED, Branching(1), 0)]
+    )
+    assert action.ids == () and action.error == "down"
+
+
+def test_every_temperature_gives_candidates_and_failures_give_none():
+    made, retriever = world()
+    teacher = Teacher()
+
+    def reply(request):
+        if request.sampling.temperature > 1.0:
+            return EffectError("too hot")
+        return teacher.write(request.purpose, request.messages, (), random.Random(request.seed))
+
+    settings = Settings("opera_tiny", top_k=1, gold="world", least_steps=1)
+    questions = made.questions["train"][:6]
+    clerk = Clerk(reply)
+    writer = Ghostwriter(clerk, tiny_tokenizer())
+    heats = (0.3, 1.5)
+    pool = scored_pool(settings, questions, [writer], retriever, WorldReader(made), heats)
+    assert {r.sampling.temperature for r in clerk.asked} == set(heats)
+    plans = [c for c in pool if c.role == PLAN]
+    assert len(plans) == len(questions) and all(plan.score > 0.5 for plan in plans)
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_a_run_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    out, small = tmp_path / "pool.jsonl", "--config.data.world.size=60"
+    with serving(lambda body: "nothing legal") as (address, seen):
+        given = ["--writer", f"openai:m@{address}", "--temperatures", "0.5", "--limit", "3"]
+        assert main(["pool", f"--out={out}", small, *given]) == 0
+    assert len(seen) >= 6 and {body["temperature"] for body in seen} == {0.5}
+    assert len(list(load_pool(out))) == len(out.read_text().splitlines()) > 0
+    assert json.loads(out.read_text().splitlines()[0])["text"] == "nothing legal"
+
+
+def test_another_system_has_no_pool(tmp_path, capsys):
+    from jax_ragrl.cli import CONFIGS
+
+    config = CONFIGS / "tiny" / "coda.py"
+    assert main(["pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
+    assert "system opera" in capsys.readouterr().err
