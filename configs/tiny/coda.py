@@ -36,10 +36,10 @@ def get_config() -> ConfigDict:
                 "entropy": 0.001,
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 1e-3, "schedule": "constant", "minibatches": 3},
+            "optimizer": {"policy_lr": 2e-4, "schedule": "constant", "minibatches": 2},
             "run": {
                 "steps": 18,
-                "questions": 12,
+                "questions": 10,
                 "save_every": 6,
                 "eval_every": 6,
                 "dev_questions": 40,
