@@ -49,7 +49,7 @@ from ml_collections import ConfigDict
 def get_config():
     return ConfigDict({
         "policy": "FOLDER", "rows": "vanilla", "steps": 8, "batch": 16, "top_k": 1,
-        "test_questions": 4, "data": {"world": {"seed": 0, "size": 40}},
+        "test_questions": 4, "data": {"world": {"seed": 0, "size": 60}},
         "index": {"kind": "exact"}, "optimizer": {"policy_lr": 0.02, "schedule": "constant"},
         "shapes": {"lengths": (512,), "batches": (4,), "steps": 4},
         "layout": {"lengths": (512,), "tokens": 4096},
