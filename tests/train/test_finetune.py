@@ -14,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
 from jax_ragrl.train.assemble import load_policy
-from jax_ragrl.train.finetune import batches, example_of, load_finetune
+from jax_ragrl.train.finetune import batches, example_of, fine_tune, load_finetune
 from jax_ragrl.train.sft import Example
 from jax_ragrl.types import Message
 from tests.tiny import policy, tokenizer
@@ -42,6 +42,15 @@ def test_a_target_ends_with_the_stop_token():
     assert tokenizer().decode(made.target[:-1]) == "film"
     assert made.target[-1] == tokenizer().stop_ids[0]
     assert made.prompt == tuple(tokenizer().chat([Message("user", "who")]))
+
+
+def test_a_model_that_is_there_is_not_trained_over(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    data = {"world": {"size": 60}}
+    run = load_finetune({"rows": "vanilla", "steps": 1, "optimizer": {"policy_lr": 1.0},
+                         "data": data})  # fmt: skip
+    with pytest.raises(UserError, match="checkpoint is there already.*another --out"):
+        fine_tune(run, tmp_path)
 
 
 CONFIG = """
