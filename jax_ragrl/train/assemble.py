@@ -26,6 +26,7 @@ from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
@@ -265,7 +266,7 @@ def load_data(
     return Corpus(world.passages), world.questions, world
 
 
-def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
+def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
     """The retriever of a corpus: an index opened, or made first."""
     folder = pathlib.Path(index.folder or workdir / "index")
     if (folder / INDEX_FILE).exists():

@@ -152,14 +152,13 @@ def _groups(trainer: Trainer, pairs: Sequence[Pair]) -> list[Group]:
     """A group a pair: node `2 i` is the chosen answer of pair `i`, and `2 i + 1` the rejected."""
     groups = []
     for i, pair in enumerate(pairs):
-        made = _grouped(trainer, i, pair)
         if not fits(trainer, pair):
             size = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
             raise UserError(
                 f"pair {i} has {size} tokens, more than a row of {trainer.layout.lengths[-1]}: "
                 "leave it out, or raise layout.lengths"
             )
-        groups += made
+        groups += _grouped(trainer, i, pair)
     return groups
 
 

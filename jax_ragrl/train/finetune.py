@@ -100,8 +100,10 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     """Trains on the rows: `out/checkpoint` (Hugging Face layout), `out/metrics.jsonl`.
 
     Returns what it writes to `out/summary.json`; accuracies are F1 in percent, of Standard RAG with
-    the model as its reader.
+    the model as its reader. Raises `UserError` where `out` holds a model already.
     """
+    if (out / "checkpoint").exists():
+        raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
     out.mkdir(parents=True, exist_ok=True)
     corpus, questions, _ = load_data(run.data)
     retriever = search(corpus, run.index, out)

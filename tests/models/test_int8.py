@@ -18,6 +18,7 @@ from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.train.assemble import LLM, load_llm
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import tokenizer
 
@@ -60,6 +61,22 @@ def test_it_answers_as_a_local_language_model():
     llm = LocalLLM(graph, params, tokenizer(), shapes)
     request = LLMRequest("answer", (Message("user", "film"),), Sampling(max_tokens=4))
     assert isinstance(llm.complete([request])[0], str)
+
+
+def test_the_config_key_gives_a_local_model_smaller_weights(tmp_path):
+    pytest.importorskip("qwix")
+    tokenizer().save(tmp_path / "tokenizer")
+    config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
+    base = decoding.random_decoder(config)
+    folder = str(save_decoder(base, tmp_path / "model", tmp_path / "tokenizer"))
+    shapes = Shapes(lengths=(32,), batches=(1,), steps=4)
+    small, plain = (
+        load_llm(LLM("local", folder, int8=int8), None, "", shapes) for int8 in (True, False)
+    )
+    sizes = [sum(x.nbytes for x in jax.tree.leaves(llm._params)) for llm in (small, plain)]
+    assert sizes[0] < 0.6 * sizes[1]
+    with pytest.raises(UserError, match="int8 is for llm.kind local.*'openai'"):
+        LLM("openai", "m", int8=True)
 
 
 def test_what_int8_weights_cannot_do_is_refused(tmp_path, monkeypatch):

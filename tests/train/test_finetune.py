@@ -14,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
 from jax_ragrl.train.assemble import load_policy
-from jax_ragrl.train.finetune import batches, example_of, load_finetune
+from jax_ragrl.train.finetune import batches, example_of, fine_tune, load_finetune
 from jax_ragrl.train.sft import Example
 from jax_ragrl.types import Message
 from tests.tiny import policy, tokenizer
@@ -44,12 +44,21 @@ def test_a_target_ends_with_the_stop_token():
     assert made.prompt == tuple(tokenizer().chat([Message("user", "who")]))
 
 
+def test_a_model_that_is_there_is_not_trained_over(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    data = {"world": {"size": 60}}
+    run = load_finetune({"rows": "vanilla", "steps": 1, "optimizer": {"policy_lr": 1.0},
+                         "data": data})  # fmt: skip
+    with pytest.raises(UserError, match="checkpoint is there already.*another --out"):
+        fine_tune(run, tmp_path)
+
+
 CONFIG = """
 from ml_collections import ConfigDict
 def get_config():
     return ConfigDict({
         "policy": "FOLDER", "rows": "vanilla", "steps": 8, "batch": 16, "top_k": 1,
-        "test_questions": 4, "data": {"world": {"seed": 0, "size": 40}},
+        "test_questions": 4, "data": {"world": {"seed": 0, "size": 60}},
         "index": {"kind": "exact"}, "optimizer": {"policy_lr": 0.02, "schedule": "constant"},
         "shapes": {"lengths": (512,), "batches": (4,), "steps": 4},
         "layout": {"lengths": (512,), "tokens": 4096},
