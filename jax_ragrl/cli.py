@@ -16,6 +16,7 @@ from ml_collections import config_flags
 
 from jax_ragrl.errors import UserError
 
+PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
 
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
     sub.add_argument("--workdir", type=pathlib.Path, required=True)
     sub = command(_trials, "the whole job for every system and seed, and one table")
-    sub.add_argument("--systems", default="c3po", help="names of files in configs/tiny")
+    sub.add_argument("--systems", default=",".join(PAPERS), help="names of files in configs/tiny")
     sub.add_argument("--seeds", default="0,1,2")
     sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
@@ -202,6 +203,8 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
 
 
 def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
+    import jax
+
     from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
@@ -213,6 +216,8 @@ def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
         config = CONFIGS / "tiny" / f"warmup_{system}.py"
         return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
 
+    # A system's seeds share their programs, which take longer to compile than a seed to evaluate.
+    jax.config.update("jax_compilation_cache_dir", str((arguments.out / "compiled").resolve()))
     systems = arguments.systems.split(",")
     print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 

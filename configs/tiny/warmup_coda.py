@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
             "recipe": {
                 "style": "coda_tiny",
                 "top_k": 3,
-                "max_turns": 6,
+                "max_turns": 4,
                 "executor_turns": 3,
                 "max_tokens": 56,
                 "temperature": 1.0,
@@ -32,18 +32,20 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 300,
+                    "steps": 360,
                     "teacher": {},
                     "passages": (2, 3, 3),
                     "worlds_from": 5_000_000,
                     "facts": 0,
+                    "hops": (1, 2),
                 },
                 {
-                    "steps": 60,
-                    "teacher": {"early_stop": 0.65, "misread": 0.2},
+                    "steps": 80,
+                    "teacher": {"early_stop": 0.75},
                     "passages": (3,),
                     "worlds_from": 5_100_000,
                     "facts": 0,
+                    "hops": (1, 2),
                 },
             ),
         }

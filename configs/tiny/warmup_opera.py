@@ -35,15 +35,15 @@ def get_config() -> ConfigDict:
             },
             "stages": (
                 {
-                    "steps": 220,
+                    "steps": 250,
                     "teacher": {},
                     "passages": (2, 2, 3),
                     "worlds_from": 8_000_000,
                     "facts": 0,
                 },
                 {
-                    "steps": 140,
-                    "teacher": {"single_step": 0.7, "credulous": 0.3, "stubborn": 0.3},
+                    "steps": 90,
+                    "teacher": {"single_step": 0.75},
                     "passages": (2,),
                     "worlds_from": 8_100_000,
                     "facts": 0,
