@@ -62,6 +62,6 @@ def get_config() -> ConfigDict:
                 "batches": (16, 64),
                 "steps": 2048,
             },
-            "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384},
+            "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384, "halvings": 2},
         }
     )

@@ -69,6 +69,6 @@ def get_config() -> ConfigDict:
                 "batches": (16, 64),
                 "steps": 512,
             },
-            "layout": {"lengths": (1024, 2048, 4096, 8192), "tokens": 16384},
+            "layout": {"lengths": (1024, 2048, 4096, 8192), "tokens": 16384, "halvings": 2},
         }
     )

@@ -70,6 +70,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "baselines": "c3po",
             },
             "shapes": {"lengths": (512, 1024), "batches": (16, 64), "steps": 16},
-            "layout": {"lengths": (512, 1024), "tokens": 16384},
+            "layout": {"lengths": (512, 1024), "tokens": 16384, "halvings": 2},
         }
     )

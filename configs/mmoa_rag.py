@@ -88,6 +88,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "baselines": "c3po",
             },
             "shapes": {"lengths": (512, 1024, 2048, 4096), "batches": (16, 64), "steps": 100},
-            "layout": {"lengths": (512, 1024, 2048, 4096), "tokens": 16384},
+            "layout": {"lengths": (512, 1024, 2048, 4096), "tokens": 16384, "halvings": 2},
         }
     )

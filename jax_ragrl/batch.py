@@ -75,7 +75,7 @@ class Layout:
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
     tokens: int = 8192
-    halvings: int = 2
+    halvings: int = 0
 
     def length(self, size: int) -> int:
         """The smallest row length that holds `size` tokens."""

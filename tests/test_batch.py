@@ -177,7 +177,7 @@ def test_only_the_last_batch_has_fewer_rows_and_those_of_few_sizes(ways, sizes):
 
 
 def test_a_job_that_is_never_halved_has_batches_of_one_size():
-    layout = Layout(lengths=(8,), tokens=9 * 8, halvings=0)
+    layout = Layout(lengths=(8,), tokens=9 * 8)
     turn = Turn(0, "planner", (1,), (1,))
     assert len(lay_out(grouped([turn], layout), ROLES, layout)[0].rows.ids_RL) == 9
 

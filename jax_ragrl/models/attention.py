@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.models.blockwise import blockwise
+
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
 CUDNN_FROM = 1024
 # Causal attention in XLA runs in this many blocks of queries, if they hold this many at least.
 BLOCKS, BLOCK = 8, 32
+# On a CPU it visits pairs of blocks of this many queries and keys at most.
+PAIR = 64
 
 
 def attention(
@@ -33,6 +37,11 @@ def attention(
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, implementation="cudnn"
         )
+    length = q_BLHF.shape[1]
+    size = next((n for n in range(PAIR, BLOCK - 1, -1) if length % n == 0), length)
+    if causal and size < length and jax.default_backend() == "cpu":
+        q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
+        return blockwise(q_BLKGF, k_BSKF, v_BSKF, mask_BLS, size).reshape(q_BLHF.shape)
     if causal:
         return _in_blocks(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
     return _grouped(q_BLHF, k_BSKF, v_BSKF, mask_BLS)

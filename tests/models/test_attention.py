@@ -5,14 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.models.attention import BLOCK, attention
+from jax_ragrl.models import attention as module
+from jax_ragrl.models.attention import BLOCK, PAIR, attention
 
 
-@pytest.mark.parametrize("length", [2 * BLOCK, 8 * BLOCK, 3 * BLOCK + 1])
-def test_causal_attention_in_blocks_is_attention_at_once(length):
-    """Values and gradients under a mask that hides every later key and many earlier ones."""
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("length", [4 * PAIR, 3 * BLOCK + 1])
+def test_causal_attention_in_blocks_is_attention_at_once(length, pairs, monkeypatch):
+    """Values and gradients under a mask that hides every later key and many earlier ones; of blocks
+    of keys and queries some show nothing, and some show a query nothing before its own block."""
+    monkeypatch.setattr(module, "PAIR", PAIR if pairs else 0)
     rng = np.random.default_rng(0)
     mask = np.tril(rng.random((2, length, length)) < 0.5) | np.eye(length, dtype=bool)
+    mask[:, PAIR:, :PAIR] = False
+    mask[1, 2 * PAIR + 5 :, : 2 * PAIR] = False
     q, k, v = (rng.normal(size=(2, length, n, 4)).astype(np.float32) for n in (4, 2, 2))
 
     def outcome(causal: bool):

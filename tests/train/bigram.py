@@ -19,7 +19,7 @@ from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.trainer import Models, Trainer, prepare
 
 ROLES = ("planner", "executor")
-LAYOUT = Layout(lengths=(16,), tokens=64, halvings=0)
+LAYOUT = Layout(lengths=(16,), tokens=64)
 HEAT = 0.8
 CONFIG = DecoderConfig(
     vocab_size=12,

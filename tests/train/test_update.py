@@ -274,7 +274,7 @@ def test_an_adapter_is_trained_and_saved_alone_over_a_base_that_stays():
     base = nnx.merge(*policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj", "down_proj")), rngs=nnx.Rngs(1))
     objective = dataclasses.replace(GRPO, kl=KL("reward"), ratio="clip", entropy=0.0)
-    layout = Layout(lengths=(16,), tokens=64, halvings=0)
+    layout = Layout(lengths=(16,), tokens=64)
     adam = Optimizer(0.01, epochs=2)
     trainer, models = prepare(adapted, objective, adam, layout, ROLES, 1.0, 1)
     saved = by_path(models)

@@ -10,7 +10,7 @@ from jax_ragrl.batch import Batch, Layout, Turn, by_row, grouped, joined, lay_ou
 from jax_ragrl.train.step import Gradient, add, gradient
 from jax_ragrl.train.targets import Targets
 
-LAYOUT = Layout(lengths=(48,), tokens=8 * 48, halvings=0)
+LAYOUT = Layout(lengths=(48,), tokens=8 * 48)
 ROLES = ("planner", "executor")
 NOTHING = nnx.State({})
 WIDTH = 8
