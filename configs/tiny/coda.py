@@ -2,8 +2,9 @@
 
     ragrl train --config=configs/tiny/coda.py --workdir=runs/coda
 
-Turns, reward, group statistics and objective are the paper's; groups, learning rate and batch are
-scaled to the model, and observations are turns of the chat template.
+Reward, group statistics and objective are the paper's; turns, groups, learning rate, KL and batch
+are scaled to the model, and observations are turns of the chat template. Chains have two hops at
+most: a decoder of this size loses longer ones in reading, whatever its planner does.
 """
 
 from ml_collections import ConfigDict

@@ -5,8 +5,9 @@
 Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
 Learning". Modules, penalties, shared reward and the KL of the last token are the paper's; learning
 rates, lengths and batch are scaled to the model. `D3` stands for `Document3`: the mask needs a word
-that is one token. All searches are made at once, so of the world's questions it can answer those
-about single facts and comparisons, and chains as far as the policy knows their links by heart.
+that is one token. All searches are made at once, which finds single facts and what is compared,
+but not the second link of a chain: none is asked. The loss sums over roles, whose answers differ in
+length.
 """
 
 from ml_collections import ConfigDict

@@ -2,10 +2,11 @@
 
     ragrl train --config=configs/tiny/opera.py --workdir=runs/opera
 
-Groups, rewards and expert injection are the paper's; the roles share one tiny policy, the expert
-and the gold of sub-goals come from the rules of the encyclopedia, and a plan of a single step is
-not held against a question of one hop. With two passages a search about one first query in eight
-finds nothing, which is what the rewriter is for.
+Rewards and expert injection are the paper's; groups, learning rate and KL are scaled to the model,
+and most steps go to the role that needs them. The roles share one tiny policy, the expert and the
+gold of sub-goals come from the rules of the encyclopedia, and a plan of a single step is not held
+against a question of one hop. With two passages a search about one first query in eight finds
+nothing, which is what the rewriter is for.
 """
 
 from ml_collections import ConfigDict

@@ -3,6 +3,8 @@
     ragrl warmup --config=configs/tiny/warmup_coda.py --out=DIR
 
 A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
+The teacher is careful first; then its planner mostly answers with the first result that it gets.
+That habit is what training has to undo.
 """
 
 from ml_collections import ConfigDict

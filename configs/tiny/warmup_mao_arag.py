@@ -3,6 +3,8 @@
     ragrl warmup --config=configs/tiny/warmup_mao_arag.py --out=DIR
 
 A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
+Its teacher mostly searches once, whatever is asked, and plans at random now and then. That habit is
+what training has to undo.
 """
 
 from ml_collections import ConfigDict

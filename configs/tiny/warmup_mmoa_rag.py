@@ -3,6 +3,8 @@
     ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=DIR
 
 A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
+The teacher is careful first; then its selector mostly keeps the first passage alone, and its
+rewriter copies half of the questions. These habits are what training has to undo.
 """
 
 from ml_collections import ConfigDict

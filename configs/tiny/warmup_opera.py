@@ -3,6 +3,8 @@
     ragrl warmup --config=configs/tiny/warmup_opera.py --out=DIR
 
 A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
+The teacher is careful first; then three plans in four are a single step, whose analysis mostly has
+to give up. Giving up too soon is the habit that training has to undo.
 """
 
 from ml_collections import ConfigDict
