@@ -38,7 +38,7 @@ def get_config() -> ConfigDict:
                 "ratio": "clip",
                 "critic": "none",
                 "advantage": "group_centred",
-                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.02},
+                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
                 "aggregation": "token_mean",
             },
             "schedule": {
@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
                     {"steps": 4, "roles": ("rewrite",), "policy_lr": 1e-4},
                 ),
             },
-            "optimizer": {"policy_lr": 1e-3, "schedule": "cosine", "minibatches": 6},
+            "optimizer": {"policy_lr": 1e-3, "schedule": "constant", "minibatches": 6},
             "run": {
                 "steps": 30,
                 "questions": 16,
