@@ -151,7 +151,12 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     rows.add_argument("--grouped", dest="together", action="store_true", default=True)
     rows.add_argument("--ungrouped", dest="together", action="store_false")
     kind.add_argument("--compare", action="store_true", help="measure the other way of rows too")
-    kind.add_argument("--against", choices=("transformers",), help="measure another library too")
+    others = ("transformers", "tunix")
+    kind.add_argument("--against", choices=others, help="measure another library too")
+    kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
+    kind.set_defaults(measure=_bench_step, takes_config=True)
+    kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
+    kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
@@ -341,25 +346,36 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _bench(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(json.dumps(arguments.measure(arguments), indent=None if arguments.json else 2))
+    print(json.dumps(arguments.measure(arguments, rest), indent=None if arguments.json else 2))
 
 
-def _bench_load(arguments: argparse.Namespace) -> dict[str, Any]:
+def _bench_load(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     from jax_ragrl.bench.load import bench_load
 
     return bench_load(arguments.shape)
 
 
-def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
+def _bench_step(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+    import tempfile
+
+    from jax_ragrl.bench.step import bench_step
+    from jax_ragrl.train.assemble import load_job
+
+    job = load_job(load_config(None, rest))
+    with tempfile.TemporaryDirectory() as folder:
+        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats)
+
+
+def _bench_train(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     from jax_ragrl.bench.train import Work, bench_train
 
     names = [field.name for field in dataclasses.fields(Work)]
     work = Work(**{name: getattr(arguments, name) for name in names})
     measured = bench_train(work, together=arguments.together, compare=arguments.compare)
-    if arguments.against == "transformers":
-        from jax_ragrl.bench.peers import transformers_step
+    if arguments.against:
+        from jax_ragrl.bench.peers import PEERS
 
-        measured["transformers"] = transformers_step(work)
+        measured[arguments.against] = PEERS[arguments.against](work)
     return measured
 
 

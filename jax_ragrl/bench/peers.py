@@ -1,22 +1,25 @@
 """The train step of other libraries, measured as `bench.train` measures this one's.
 
-The only file of the package that imports torch, which it does not depend on.
+Every action is in a row of its own, as these libraries have it. The only file of the package that
+imports torch and tunix, which it does not depend on.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jax_ragrl.bench.train import Work
+from jax_ragrl.bench.train import Work, peak_bytes, timed
 from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import DecoderConfig
 from jax_ragrl.models.hf_config import to_hf
 
 
 def transformers_step(work: Work) -> dict[str, Any]:
-    """Forward, backward and AdamW of a Transformers model, every action in a row of its own.
+    """Forward, backward and AdamW of a Transformers model.
 
     Gradients are accumulated over micro-batches. Float32 weights under autocast to the compute
     dtype, gradient checkpointing where `remat` is not `none`, logits of the action's tokens only.
@@ -58,10 +61,126 @@ def transformers_step(work: Work) -> dict[str, Any]:
         begun = time.perf_counter()
         step()
         laps.append(time.perf_counter() - begun)
-    seconds = float(np.median(laps[1:]))
+    seconds = min(laps[1:])
     return {
         "step_s": round(seconds, 4),
         "tokens": contexts.size,
         "tokens_per_s": round(contexts.size / seconds, 1),
         "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
     }
+
+
+def tunix_step(work: Work) -> dict[str, Any]:
+    """Reference scoring, then forward, backward and AdamW of a Tunix model with its GRPO loss.
+
+    Tunix's own compiled train step (`rl.trainer.Trainer`), which accumulates over micro-batches,
+    and its own `compute_per_token_logps`, a micro-batch at a time. Float32 weights, the compute
+    dtype of the work, each layer computed again in the backward pass where `remat` is not `none`.
+    Raises `UserError` where Tunix is missing.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    try:
+        from tunix.rl import common
+        from tunix.rl.algo_core import grpo_loss_fn
+        from tunix.rl.grpo.grpo_learner import GRPOConfig
+        from tunix.rl.trainer import Trainer
+        from tunix.sft.peft_trainer import TrainingConfig
+    except ImportError as error:
+        raise UserError(
+            f"{error}: install google-tunix to measure against tunix, beside this package and not "
+            "in its lock"
+        ) from error
+    contexts = np.array([turn.context() for turn in work.turns()], np.int32)
+    rows = max(1, work.tokens // contexts.shape[1])
+    parts = [jax.device_put(contexts[i : i + rows]) for i in range(0, len(contexts), rows)]
+    model = _tunix_model(work)
+    ids = {"pad_id": -1, "eos_id": -1}  # ids that do not occur: nothing is padding, nothing ends
+
+    def scored(part: jax.Array) -> jax.Array:
+        prompt, action = part[:, : work.prompt], part[:, work.prompt :]
+        logps = common.compute_per_token_logps(
+            *nnx.split(model), prompt_tokens=prompt, completion_tokens=action, **ids
+        )
+        return logps[0] if isinstance(logps, tuple) else logps
+
+    reference, _ = timed(lambda: [scored(part) for part in parts], work.repeats)
+    config = GRPOConfig(num_generations=max(work.siblings, 2), beta=0.04)
+    config.temperature = 1.0
+
+    def loss(model: Any, train_example: Any) -> Any:
+        return grpo_loss_fn(model, train_example, algo_config=config, **ids)
+
+    trainer = Trainer(
+        model,
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.0)),
+        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=len(parts)),
+        custom_checkpoint_metadata_fn=dict,
+    )
+    trainer = trainer.with_loss_fn(loss, has_aux=True)
+    trainer = trainer.with_gen_model_input_fn(lambda example: {"train_example": example})
+    train, _ = trainer.jit_train_and_eval_step()
+    examples = [
+        common.TrainExample(
+            prompt_ids=part[:, : work.prompt],
+            prompt_mask=jnp.ones((len(part), work.prompt), bool),
+            completion_ids=part[:, work.prompt :],
+            completion_mask=jnp.ones((len(part), work.new), bool),
+            advantages=jnp.ones(len(part)),
+            ref_per_token_logps=scored(part),
+            old_per_token_logps=None,
+        )
+        for part in parts
+    ]
+    seconds, first = timed(lambda: [train(example) for example in examples], work.repeats)
+    return {
+        "step_s": round(seconds, 4),
+        "first_step_s": round(first, 2),
+        "reference_s": round(reference, 4),
+        "micro_batches": len(parts),
+        "tokens": contexts.size,
+        "tokens_per_s": round(contexts.size / seconds, 1),
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def _tunix_model(work: Work) -> Any:
+    """Tunix's model of the work's shape: its Qwen2 has biases, its Qwen3 normalised heads."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    c: DecoderConfig = work.config()
+    if c.qkv_bias:
+        from tunix.models.qwen2 import model as family
+
+        make = family.Qwen2
+    else:
+        from tunix.models.qwen3 import model as family
+
+        make = family.Qwen3
+    remat = family.RematConfig.NONE if work.remat == "none" else family.RematConfig.DECODER
+    config = family.ModelConfig(
+        num_layers=c.num_layers,
+        vocab_size=c.vocab_size,
+        embed_dim=c.hidden_size,
+        hidden_dim=c.intermediate_size,
+        num_heads=c.num_heads,
+        head_dim=c.head_dim,
+        num_kv_heads=c.num_kv_heads,
+        rope_theta=int(c.rope_theta),
+        norm_eps=c.rms_norm_eps,
+        use_tied_embedding=c.tie_embeddings,
+        remat_config=remat,
+        dtype=jnp.dtype(c.dtype),
+        param_dtype=jnp.float32,
+    )
+    return make(config, rngs=nnx.Rngs(0))
+
+
+PEERS: dict[str, Callable[[Work], dict[str, Any]]] = {
+    "transformers": transformers_step,
+    "tunix": tunix_step,
+}

@@ -1,8 +1,11 @@
 """What a train step costs: gradients of siblings after shared prompts, and one optimizer step.
 
+Scoring by a reference, which objectives with a KL need, is measured beside it (`reference_s`).
+
 Ids and weights are random, which changes no cost. Tokens are counted twice: those that the rows
 hold, and those that rows of one action each would have held. Utilisation is the model's own
 operations (nothing that is computed again counts) over a matrix product measured on this device.
+Of repeated steps the fastest counts: whatever else the machine does can only make one slower.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
 from jax_ragrl.models.shapes import shape as shape_of
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.step import score
 from jax_ragrl.train.targets import Targets
 from jax_ragrl.train.trainer import Models, Trainer, prepare
 from jax_ragrl.train.update import optimize
@@ -76,6 +80,9 @@ class Work:
 def bench_train(work: Work, *, together: bool = True, compare: bool = False) -> dict[str, Any]:
     """The cost of a step with siblings in shared rows (`together`) or in rows of their own.
 
+    Of each way: seconds of a step (`step_s`), of the first one and of scoring by a reference;
+    tokens that the rows hold (`tokens`) and both counts of them a second; operations over the
+    ceiling (`utilisation`); peak memory. Of the device: the ceiling, in 1e12 operations a second.
     `compare` measures the other way too: `ratio` is how many times faster shared rows are. Peak
     memory is that of the process so far, so it is of the first way measured.
     """
@@ -103,6 +110,9 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
     trainer, models = prepare(decoder, OBJECTIVE, Optimizer(0.0), layout, ("role",), 1.0, 1)
     del decoder
     targets = [_targets(batch, len(groups)) for batch in batches]
+    heat, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
+    net = (trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+    reference, _ = timed(lambda: [score(*net, r, heat) for r in rows], work.repeats)
     seconds, first = timed(_stepper(trainer, models, batches, targets), work.repeats)
     processed = sum(group.size() for group in groups)
     plain = work.prompts * work.siblings * (work.prompt + work.new)
@@ -111,6 +121,7 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
     return {
         "step_s": round(seconds, 4),
         "first_step_s": round(first, 2),
+        "reference_s": round(reference, 4),
         "batches": len(batches),
         "rows": list(batches[0].rows.ids_RL.shape),
         "tokens": processed,
@@ -135,7 +146,7 @@ def _ungrouped(work: Work) -> tuple[list[Group], Layout]:
 def _layout(work: Work, rows: int, length: int) -> Layout:
     """Batches of equal numbers of rows, as many as needed: no row of padding beyond the last."""
     batches = -(-rows // max(1, work.tokens // length))
-    return Layout((length,), -(-rows // batches) * length, halvings=0)
+    return Layout((length,), -(-rows // batches) * length)
 
 
 def _up(size: int, multiple: int = 64) -> int:
@@ -160,13 +171,13 @@ def _stepper(
 
 
 def timed(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """The median seconds of a step, and those of the first, which compiles."""
+    """The seconds of the fastest of some steps, and of the first, which compiles."""
     laps = []
     for _ in range(1 + repeats):
         begun = time.perf_counter()
         jax.block_until_ready(step())
         laps.append(time.perf_counter() - begun)
-    return float(np.median(laps[1:])), laps[0]
+    return min(laps[1:]), laps[0]
 
 
 def train_flops(work: Work, groups: Sequence[Sequence[Turn]]) -> float:

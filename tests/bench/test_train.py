@@ -1,11 +1,14 @@
 """What the bench of the train step counts; how long it takes is nobody's test."""
 
 import json
+import sys
 
 import pytest
 
+from jax_ragrl.bench.peers import tunix_step
 from jax_ragrl.bench.train import Work, bench_train, train_flops
 from jax_ragrl.cli import main
+from jax_ragrl.errors import UserError
 
 SMALL = Work("tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1)
 
@@ -37,3 +40,9 @@ def test_the_command_takes_every_size_and_refuses_an_unknown_shape(capsys):
     assert result["ungrouped"]["tokens"] == 48 and "grouped" not in result
     assert main(["bench", "train", "--shape", "qwen9"]) == 2
     assert "no shape named 'qwen9'" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tunix", None)
+    with pytest.raises(UserError, match="install google-tunix"):
+        tunix_step(SMALL)

@@ -1,0 +1,172 @@
+"""What a whole training step costs: a rollout and the updates after it, of a config.
+
+Wall time is split by who works: the sampler, the retriever and the frozen language model while a
+rollout calls them (side by side, so their seconds may add up to more), and the updates. How much of
+it an accelerator computes is read from the profiler; a CPU is its own host and has no such share.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jax_ragrl.batch import turns_of
+from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.train.assemble import Job, Parts, assemble
+from jax_ragrl.train.loop import acting_models, begin, sampled_logps
+from jax_ragrl.train.policies import Policies, update_all
+from jax_ragrl.types import Question
+
+Interval = tuple[float, float]
+
+
+class Timed:
+    """Another object, the seconds of whose calls are added up in `seconds[name]`."""
+
+    def __init__(self, wrapped: Any, name: str, seconds: dict[str, float]):
+        self._wrapped, self._name, self._seconds = wrapped, name, seconds
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(self._wrapped, attribute)
+        return self._timing(value) if callable(value) else value
+
+    def _timing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                passed = time.perf_counter() - begun
+                self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
+
+        return timed
+
+
+def bench_step(job: Job, workdir: pathlib.Path, repeats: int = 2) -> dict[str, Any]:
+    """The cost of training steps after a first one, which compiles most of what there is.
+
+    Returns of each step the seconds of the rollout, of the calls in it and of the updates, their
+    shares of the step, the tokens of all trained contexts, and the busy share of the devices (None
+    on a CPU).
+    """
+    parts = assemble(job, workdir)
+    policies = begin(job, parts)
+    data = question_batches(parts.questions["train"], job.run.questions, job.seed)
+    laps = []
+    for step in range(1 + repeats):
+        policies, lap = _profiled(job, parts, policies, next(data), step)
+        laps.append(lap)
+    return {
+        "device": jax.devices()[0].device_kind,
+        "questions": job.run.questions,
+        "first_step_s": laps[0]["step_s"],
+        "steps": laps[1:],
+    }
+
+
+def _profiled(
+    job: Job, parts: Parts, policies: Policies, questions: list[Question], step: int
+) -> tuple[Policies, dict[str, Any]]:
+    if jax.default_backend() == "cpu":
+        policies, lap = _lap(job, parts, policies, questions, step)
+        return policies, lap | {"busy_share": None}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            policies, lap = _lap(job, parts, policies, questions, step)
+        busy = busy_seconds(pathlib.Path(folder))
+    return policies, lap | {"busy_share": round(busy / lap["step_s"], 4)}
+
+
+def _lap(
+    job: Job, parts: Parts, policies: Policies, questions: list[Question], step: int
+) -> tuple[Policies, dict[str, Any]]:
+    """One step as `train.loop` takes it, without what it logs, saves and evaluates."""
+    seconds: dict[str, float] = {"sampler": 0.0, "retriever": 0.0, "llm": 0.0}
+    roles = job.schedule.roles(step, tuple(job.policy_of))
+    begun = time.perf_counter()
+    forest = _rolled_out(job, parts, policies, questions, roles, step, seconds)
+    credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
+    turns = turns_of(forest, weight_N, forced=job.train_forced)
+    rolled = time.perf_counter()
+    updated, _ = update_all(
+        policies,
+        job.policy_of,
+        roles,
+        turns,
+        credit_N,
+        sampled_logps(forest),
+        random.Random(f"{job.seed} {step}"),
+    )
+    jax.block_until_ready([models.policy.params for _, models in updated.values()])
+    ended = time.perf_counter()
+    lap = {
+        "step_s": ended - begun,
+        "rollout_s": rolled - begun,
+        **{f"rollout/{name}_s": x for name, x in seconds.items()},
+        "update_s": ended - rolled,
+    }
+    shares = {k.replace("_s", "_share"): x / lap["step_s"] for k, x in lap.items() if k != "step_s"}
+    tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+    rounded = {name: round(x, 4) for name, x in (lap | shares).items()}
+    return updated, rounded | {"turns": len(turns), "tokens": tokens}
+
+
+def _rolled_out(
+    job: Job,
+    parts: Parts,
+    policies: Policies,
+    questions: list[Question],
+    roles: Sequence[str],
+    step: int,
+    seconds: dict[str, float],
+) -> Forest:
+    sampler = PolicySampler(acting_models(policies), parts.tokenizer, job.shapes)
+    environment = parts.environment(sampler)
+    timed = Environment(
+        Timed(environment.sampler, "sampler", seconds),
+        Timed(environment.retriever, "retriever", seconds),
+        Timed(environment.llm, "llm", seconds),
+        environment.count,
+    )
+    recipe, expander = job.recipe, job.recipe.expander(frozenset(roles))
+    seed = job.seed * 1_000_003 + step
+    forest = collect(recipe.system, expander, questions, timed, seed=seed, rollouts=recipe.rollouts)
+    return forest._replace(reward_N=recipe.reward(forest))
+
+
+def busy_seconds(folder: pathlib.Path) -> float:
+    """For how long the devices of this process computed, on average, from a profile.
+
+    Kernels are on a plane `/device:...` a device: on lines `Stream ...` of a GPU, on the line
+    `XLA Ops` of a TPU. What runs side by side counts once.
+    """
+    files = sorted(folder.rglob("*.xplane.pb"))
+    planes = [p for f in files for p in jax.profiler.ProfileData.from_file(str(f)).planes]
+    return _busy(plane for plane in planes if plane.name.startswith("/device:"))
+
+
+def _busy(planes: Iterable[Any]) -> float:
+    each = []
+    for plane in planes:
+        lines = [x for x in plane.lines if x.name.startswith("Stream") or x.name == "XLA Ops"]
+        spans = [(e.start_ns, e.start_ns + e.duration_ns) for x in lines for e in x.events]
+        each += [covered(spans) / 1e9] if lines else []
+    return sum(each) / len(each) if each else 0.0
+
+
+def covered(spans: Sequence[Interval]) -> float:
+    """The length of the union of intervals."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
