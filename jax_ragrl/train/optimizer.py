@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import optax
 
@@ -55,11 +56,12 @@ class Optimizer:
 
     def transform(self, peak: float, updates: int) -> optax.GradientTransformation:
         """The optimizer of one model."""
-        adam = optax.adamw(
-            self.rate(peak, updates),
-            self.b1,
-            self.b2,
-            weight_decay=self.weight_decay,
-            mu_dtype=self.moments,
-        )
-        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), adam)
+        return _transform(self, peak, updates)
+
+
+@functools.lru_cache(maxsize=64)
+def _transform(o: Optimizer, peak: float, updates: int) -> optax.GradientTransformation:
+    """Equal ones are one object, so that a step of equal models is compiled once."""
+    rate = o.rate(peak, updates)
+    adam = optax.adamw(rate, o.b1, o.b2, weight_decay=o.weight_decay, mu_dtype=o.moments)
+    return optax.chain(optax.clip_by_global_norm(o.max_grad_norm), adam)
