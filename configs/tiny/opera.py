@@ -48,10 +48,10 @@ def get_config() -> ConfigDict:
                     {"steps": 4, "roles": ("rewrite",), "policy_lr": 1e-4},
                 ),
             },
-            "optimizer": {"policy_lr": 1e-3, "schedule": "constant", "minibatches": 6},
+            "optimizer": {"policy_lr": 1e-3, "schedule": "cosine", "minibatches": 6},
             "run": {
                 "steps": 30,
-                "questions": 16,
+                "questions": 32,
                 "save_every": 10,
                 "eval_every": 10,
                 "dev_questions": 40,
