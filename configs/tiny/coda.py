@@ -33,11 +33,11 @@ def get_config() -> ConfigDict:
                 "ratio": "dual_clip",
                 "critic": "none",
                 "advantage": "group_normalised",
-                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.005},
+                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
                 "entropy": 0.001,
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 1e-3, "schedule": "cosine", "minibatches": 5},
+            "optimizer": {"policy_lr": 6e-4, "schedule": "cosine", "minibatches": 5},
             "run": {
                 "steps": 18,
                 "questions": 10,
