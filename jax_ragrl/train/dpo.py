@@ -174,7 +174,9 @@ def sides_of(batch: Batch) -> Sides:
     sides = Sides(np.full(shape, shape[1], np.int32), np.zeros(shape, np.float32))
     numbers: dict[int, int] = {}
     counts = [0] * shape[0]
-    for node, _, r, first, size, _ in zip(*batch.actions, strict=True):
+    actions = batch.actions
+    owned = (actions.node_A, actions.row_A, actions.first_A, actions.size_A)
+    for node, r, first, size in zip(*owned, strict=True):
         pair, rejected = divmod(int(node), 2)
         if pair not in numbers:
             numbers[pair] = counts[r]
