@@ -28,23 +28,29 @@ def attention(
     """`softmax(q k / sqrt(F)) v` where `mask_BLS`; heads `H` share `K` key-value heads in order.
 
     The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. Every query must see at
-    least one key. `impl` is `xla`, `cudnn`, or `auto`, which takes cuDNN where it exists and fits.
-    `causal` promises that L is S and that the mask hides every later key: what is not computed then
-    is not looked at.
+    least one key. `causal` promises that L is S and that the mask hides every later key: what is
+    not computed then is not looked at. `impl` is `xla`, `cudnn`, `blockwise` (causal only), or
+    `auto`: cuDNN where it exists and fits, `blockwise` on a CPU, else `xla`. What `auto` takes is
+    what the default backend wants: name one to compile ahead of time for another.
     """
     if impl == "cudnn" or (impl == "auto" and _cudnn_fits(q_BLHF, k_BSKF)):
         mask_B1LS = mask_BLS[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, implementation="cudnn"
         )
-    length = q_BLHF.shape[1]
-    size = next((n for n in range(PAIR, BLOCK - 1, -1) if length % n == 0), length)
-    if causal and size < length and jax.default_backend() == "cpu":
+    size = _pair(q_BLHF.shape[1])
+    on_cpu = impl == "auto" and jax.default_backend() == "cpu"
+    if causal and size and (on_cpu or impl == "blockwise"):
         q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
         return blockwise(q_BLKGF, k_BSKF, v_BSKF, mask_BLS, size).reshape(q_BLHF.shape)
     if causal:
         return _in_blocks(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
     return _grouped(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
+
+
+def _pair(length: int) -> int:
+    """The side of a pair of blocks; 0 for a length that does not divide into any."""
+    return next((n for n in range(min(PAIR, length - 1), BLOCK - 1, -1) if length % n == 0), 0)
 
 
 def _in_blocks(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:

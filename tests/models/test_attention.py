@@ -5,16 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.models import attention as module
 from jax_ragrl.models.attention import BLOCK, PAIR, attention
 
 
-@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("impl", ["xla", "blockwise"])
 @pytest.mark.parametrize("length", [4 * PAIR, 3 * BLOCK + 1])
-def test_causal_attention_in_blocks_is_attention_at_once(length, pairs, monkeypatch):
+def test_causal_attention_in_blocks_is_attention_at_once(length, impl):
     """Values and gradients under a mask that hides every later key and many earlier ones; of blocks
     of keys and queries some show nothing, and some show a query nothing before its own block."""
-    monkeypatch.setattr(module, "PAIR", PAIR if pairs else 0)
     rng = np.random.default_rng(0)
     mask = np.tril(rng.random((2, length, length)) < 0.5) | np.eye(length, dtype=bool)
     mask[:, PAIR:, :PAIR] = False
@@ -23,7 +21,7 @@ def test_causal_attention_in_blocks_is_attention_at_once(length, pairs, monkeypa
 
     def outcome(causal: bool):
         def total(q, k, v, mask):
-            out = attention(q, k, v, mask, "xla", causal=causal)
+            out = attention(q, k, v, mask, impl, causal=causal)
             return jnp.sum(jnp.sin(out)), out
 
         grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(
@@ -33,3 +31,15 @@ def test_causal_attention_in_blocks_is_attention_at_once(length, pairs, monkeypa
 
     for found, expected in zip(outcome(True), outcome(False), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_only_a_cpu_chooses_blockwise_and_only_where_nothing_else_is_named():
+    """Its loops are wrong in a program that is compiled on a CPU for another device."""
+    q, k = jnp.zeros((1, 2 * PAIR, 2, 4)), jnp.zeros((1, 2 * PAIR, 1, 4))
+    mask = jnp.tril(jnp.ones((1, 2 * PAIR, 2 * PAIR), bool))
+
+    def traced(impl: str) -> str:
+        return str(jax.make_jaxpr(lambda *x: attention(*x, impl, causal=True))(q, k, k, mask))
+
+    assert "custom_vjp" in traced("auto") and "custom_vjp" in traced("blockwise")
+    assert "custom_vjp" not in traced("xla")
