@@ -20,6 +20,9 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": path,
+            "mesh": (1, -1, 1),
+            "compute": "bfloat16",
+            "remat": "full",
             "system": "coda",
             "recipe": {
                 "style": "coda",

@@ -50,6 +50,9 @@ def get_config(preset: str = "paper") -> ConfigDict:
         {
             "seed": 0,
             "policy": path,
+            "mesh": (1, -1, 1),
+            "compute": "bfloat16",
+            "remat": "full",
             "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
             "index": {"encoder": path, "kind": "scann", "folder": "runs/index"},
             "system": "mmoa_rag",

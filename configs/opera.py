@@ -21,6 +21,9 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": path,
+            "mesh": (1, -1, 1),
+            "compute": "bfloat16",
+            "remat": "full",
             # A folder beside which the command runs.
             "policies": (("rewrite", "Qwen2.5-3B-Instruct"),),
             "system": "opera",

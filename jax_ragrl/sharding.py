@@ -7,6 +7,7 @@ a `PartitionSpec` by hand.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_ragrl.errors import UserError
@@ -178,3 +180,39 @@ def shard_batch(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
         return jax.device_put(x, to_sharding(names, x.shape, mesh, rules))
 
     return jax.tree.map(place, tree)
+
+
+# --- With a mesh or without: None is the first device --------------------------------------------
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that the arrays of a tree lie on; None where they lie on one device."""
+    mesh = getattr(getattr(jax.tree.leaves(tree)[0], "sharding", None), "mesh", None)
+    return mesh if isinstance(mesh, Mesh) else None
+
+
+def on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """The context to compute in."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def ways(mesh: Mesh | None) -> int:
+    """Among how many devices a batch is split."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def place(tree: Any, mesh: Mesh | None) -> Any:
+    """Host arrays `[batch, ...]` on the devices, the batch spread over the mesh."""
+    return jax.device_put(tree) if mesh is None else shard_batch(tree, mesh)
+
+
+def share(tree: Any, mesh: Mesh | None) -> Any:
+    """Host arrays whole on every device."""
+    return jax.device_put(tree) if mesh is None else replicate(tree, mesh)
+
+
+def fetch(tree: Any) -> Any:
+    """Arrays on the host, whole, wherever they are."""
+    if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)

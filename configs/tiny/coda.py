@@ -15,6 +15,7 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": "tiny",
+            "mesh": (),
             "system": "coda",
             "recipe": {
                 "style": "coda_tiny",

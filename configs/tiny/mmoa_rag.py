@@ -18,6 +18,7 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": "tiny",
+            "mesh": (),
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3, "hops": (1,)}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "system": "mmoa_rag",

@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": "tiny",
+            "mesh": (),
             "system": "opera",
             "recipe": {
                 "style": "opera_tiny",

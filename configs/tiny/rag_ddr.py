@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
         {
             "seed": 0,
             "policy": "tiny",
+            "mesh": (),
             "system": "jax_ragrl.systems.baselines.rag_ddr",
             "recipe": {
                 "system": {

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights
-from jax_ragrl.sharding import Rules, replicate, tree_shardings
+from jax_ragrl.sharding import Rules, mesh_of, replicate, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -84,14 +84,14 @@ def add_lora(
     lora: LoRAConfig,
     *,
     rngs: nnx.Rngs,
-    mesh: Mesh | None = None,
     rules: Rules | None = None,
 ) -> Decoder:
     """A decoder that shares the base arrays of `decoder` and adds a fresh float32 adapter.
 
-    It computes what the base computes, until trained. Consumes one `params` key of `rngs`. `mesh`
-    lays the adapter out like the base.
+    It computes what the base computes, until trained. Consumes one `params` key of `rngs`. The
+    adapter is laid out over the mesh of the base, if that is on one.
     """
+    mesh = mesh_of(decoder.params())
     table = adapter_weights(decoder.config, lora)
     rows, key, scale = tuple(table.items()), rngs.params(), lora.alpha / lora.rank
     if mesh is None:

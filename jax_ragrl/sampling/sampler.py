@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jax_ragrl.sampling.decode import Prompts, Sampled, generate
+from jax_ragrl.sharding import fetch, mesh_of, on, place, share, ways
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
@@ -63,19 +63,23 @@ def sample_jobs(
 ) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
     """`width` continuations (ids, log-probabilities) of every job, in the order of `jobs`.
 
-    Every job's prompt must fit one of `shapes.lengths`.
+    Every job's prompt must fit one of `shapes.lengths`. Prompts go where the parameters are: over a
+    mesh, in batches that divide it.
     """
-    stops = jax.device_put(np.array(tokenizer.stop_ids, np.int32))
+    mesh = mesh_of(params)
+    stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
     results: list[Any] = [None] * len(jobs)
     pending = []
     for chunk, length in chunks(jobs, shapes):
-        prompts = pad_prompts([jobs[i] for i in chunk], length, shapes.batch(len(chunk), length))
+        batch = -(-shapes.batch(len(chunk), length) // ways(mesh)) * ways(mesh)
+        prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
         allowed = tokenizer.allowed(jobs[chunk[0]].tokens)
-        allowed = None if allowed is None else jax.device_put(allowed)
-        sampled = generate(graph, params, prompts, stops, allowed, width=width, steps=shapes.steps)
+        given = (prompts, stops, None if allowed is None else share(allowed, mesh))
+        with on(mesh):
+            sampled = generate(graph, params, *given, width=width, steps=shapes.steps)
         pending.append((chunk, sampled))
     for chunk, sampled in pending:
-        rows = _rows(jax.device_get(sampled))
+        rows = _rows(fetch(sampled))
         for at, i in enumerate(chunk):
             results[i] = rows[at * width : (at + 1) * width]
     return results
@@ -97,7 +101,7 @@ def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
 
 
 def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
-    """Jobs as arrays `[batch, length]`; missing rows have length 0."""
+    """Jobs as host arrays `[batch, length]`; missing rows have length 0."""
     ids = np.zeros((batch, length), np.int32)
     for row, job in enumerate(jobs):
         ids[row, : len(job.ids)] = job.ids
@@ -107,15 +111,13 @@ def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
         out[: len(jobs)] = [values(job) for job in jobs]
         return out
 
-    return jax.device_put(
-        Prompts(
-            ids_BP=ids,
-            length_B=column(lambda j: len(j.ids), np.int32),
-            seed_B=column(lambda j: j.seed, np.uint32),
-            temperature_B=column(lambda j: j.temperature, np.float32),
-            top_p_B=column(lambda j: j.top_p, np.float32),
-            limit_B=column(lambda j: j.limit, np.int32),
-        )
+    return Prompts(
+        ids_BP=ids,
+        length_B=column(lambda j: len(j.ids), np.int32),
+        seed_B=column(lambda j: j.seed, np.uint32),
+        temperature_B=column(lambda j: j.temperature, np.float32),
+        top_p_B=column(lambda j: j.top_p, np.float32),
+        limit_B=column(lambda j: j.limit, np.int32),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
+from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.config import build
@@ -31,6 +32,7 @@ from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sharding import make_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -84,8 +86,8 @@ class Index:
 class LLM:
     """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
 
-    `int8` gives a local one eight-bit weights (needs Qwix). A policy in training keeps its own:
-    what it samples has to be what is scored.
+    A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
+    policy in training keeps its own: what it samples has to be what is scored.
     """
 
     kind: str = "world_reader"
@@ -95,6 +97,7 @@ class LLM:
     noise: float = 0.1
     confusion: float = 0.35
     int8: bool = False
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.int8 and self.kind != "local":
@@ -127,7 +130,9 @@ class Job:
     names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
     keeps actions that were forced in the update, scored under the current policy. With `preference`
     the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
-    `remat` are the dtype of forward and backward passes and what the latter computes again.
+    `remat` are the dtype of forward and backward passes and what the latter computes again. `mesh`
+    is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without it a run
+    takes the first device.
     """
 
     run: Run
@@ -146,6 +151,7 @@ class Job:
     preference: Preference | None = None
     compute: str = "float32"
     remat: str = "none"
+    mesh: tuple[int, ...] = ()
     train_forced: bool = True
     seed: int = 0
 
@@ -223,19 +229,20 @@ class Parts(NamedTuple):
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
     corpus, questions, world = load_data(job.data)
-    policies, tokenizer = load_policies(job)
+    mesh = make_mesh(job.mesh) if job.mesh else None
+    policies, tokenizer = load_policies(job, mesh)
     retriever = search(corpus, job.index, workdir)
-    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes)
+    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes, mesh)
     return Parts(questions, retriever, llm, policies, tokenizer)
 
 
-def load_policies(job: Job) -> tuple[dict[str, Decoder], ChatTokenizer]:
-    """Every policy of the system, and the tokenizer that they share."""
+def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], ChatTokenizer]:
+    """Every policy of the system, laid out over a mesh, and the tokenizer that they share."""
     names = sorted(set(job.policy_of.values()))
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
         raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
-    loaded = {folder: load_policy(folder) for folder in set(folders.values())}
+    loaded = {folder: load_policy(folder, mesh) for folder in set(folders.values())}
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
     if len(tokenizers) > 1:
         raise UserError(
@@ -281,10 +288,12 @@ def policy_folder(name: str) -> pathlib.Path:
     return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
 
 
-def load_policy(name: str) -> tuple[Decoder, ChatTokenizer]:
-    """A decoder in float32 and its tokenizer from a Hugging Face folder."""
+def load_policy(
+    name: str, mesh: Mesh | None = None, dtype: str = "float32"
+) -> tuple[Decoder, ChatTokenizer]:
+    """A decoder and its tokenizer from a Hugging Face folder, over a mesh or on one device."""
     folder = policy_folder(name)
-    return load_decoder(folder, dtype="float32"), ChatTokenizer.load(folder)
+    return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
 
 
 def parse_llm(text: str, *, int8: bool = False) -> LLM:
@@ -295,14 +304,20 @@ def parse_llm(text: str, *, int8: bool = False) -> LLM:
     return LLM("openai", model, url or None, int8=int8)
 
 
-def load_llm(llm: LLM, world: worlds.World | None, style: str, shapes: Shapes) -> FrozenLLM:
-    """The frozen language model of a run."""
+def load_llm(
+    llm: LLM,
+    world: worlds.World | None,
+    style: str,
+    shapes: Shapes,
+    mesh: Mesh | None = None,
+) -> FrozenLLM:
+    """The frozen language model of a run; a local one lies on the mesh of the policies."""
     if llm.kind == "none":
         return NoLLM()
     if llm.kind == "openai":
         return OpenAILLM(llm.model, llm.base_url)
     if llm.kind == "local":
-        decoder, tokenizer = load_policy(llm.model)
+        decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
         graph, params = nnx.split(decoder, nnx.Param)
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")

@@ -24,10 +24,10 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.losses import dpo_loss
 from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.sharding import fetch, on, place, ways
 from jax_ragrl.train.policies import Policies
 from jax_ragrl.train.step import Gradient, add, apply, laid_out, layout_of, read, score
 from jax_ragrl.train.trainer import Models, Trainer, scalar
-from jax_ragrl.train.update import fetch, on, place, ways
 from jax_ragrl.types import Tensor
 
 
@@ -132,7 +132,7 @@ def dpo_update(
     total: Gradient | None = None
     with on(trainer.mesh):
         for batch in batches:
-            rows, sides = place(trainer, (batch.rows, sides_of(batch)))
+            rows, sides = place((batch.rows, sides_of(batch)), trainer.mesh)
             fixed = (net.graph, models.reference, net.frozen)
             reference = score(*fixed, rows, heat, trainer.allowed_ZV).logp_RM
             one = preference_gradient(

@@ -18,11 +18,12 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.batch import Rows, Turn, grouped, lay_out
+from jax_ragrl.sharding import fetch, on, ways
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.step import read
 from jax_ragrl.train.targets import Targets
 from jax_ragrl.train.trainer import Models, Trainer
-from jax_ragrl.train.update import fetch, on, optimize, ways
+from jax_ragrl.train.update import optimize
 from jax_ragrl.types import Tensor
 
 

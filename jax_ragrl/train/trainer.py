@@ -17,7 +17,7 @@ from jax_ragrl.batch import Layout
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
-from jax_ragrl.sharding import replicate
+from jax_ragrl.sharding import mesh_of, replicate, share
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.step import Learner
@@ -67,15 +67,14 @@ def prepare(
     *,
     compute: str | None = None,
     remat: str | None = None,
-    mesh: Mesh | None = None,
     allowed_ZV: np.ndarray | None = None,
 ) -> tuple[Trainer, Models]:
     """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
 
     Args:
-      policy: its weights in the storage dtype (float32 for training); laid out over `mesh`, if any.
-        With an adapter, only that is trained, and a critic of its own is an adapter beside the
-        same base.
+      policy: its weights in the storage dtype (float32 for training). The run is laid out as they
+        are: over their mesh, or on one device. With an adapter, only that is trained, and a critic
+        of its own is an adapter beside the same base.
       roles: the names of all roles; actions are numbered by them.
       temperature: of sampling; scores are taken at it.
       compute: dtype of the forward and backward passes; by default as in the policy's config.
@@ -89,6 +88,7 @@ def prepare(
         raise UserError(
             "optimizer.value_lr is 0, but the objective has a critic of its own: set it"
         )
+    mesh = mesh_of(nnx.state(policy, nnx.Param))
     policy = _computing(policy, compute, remat)
     actor = ActorCritic(policy) if objective.critic == "shared" else policy
     net, learner = _net(actor, optimizer.transform(optimizer.policy_lr, steps), mesh)
@@ -99,7 +99,7 @@ def prepare(
     coefficient = scalar(objective.kl.coefficient, mesh)
     models = Models(learner, critic and critic[1], reference, coefficient)
     fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
-    allowed = None if allowed_ZV is None else shared_array(allowed_ZV, mesh)
+    allowed = None if allowed_ZV is None else share(allowed_ZV, mesh)
     return Trainer(net, critic and critic[0], *fixed, allowed), models
 
 
@@ -153,10 +153,5 @@ def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
 
 def scalar(value: float, mesh: Mesh | None) -> jax.Array:
     """A float32 number on the devices."""
-    return shared_array(np.float32(value), mesh)
-
-
-def shared_array(x: Any, mesh: Mesh | None) -> jax.Array:
-    """A host array on every device."""
-    array = jax.device_put(x)
-    return array if mesh is None else replicate(array, mesh)
+    array: jax.Array = share(np.float32(value), mesh)
+    return array

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
 from jax_ragrl.batch import (
     Actions,
@@ -27,7 +24,7 @@ from jax_ragrl.batch import (
 from jax_ragrl.credit.kl import adapt
 from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
-from jax_ragrl.sharding import replicate, shard_batch
+from jax_ragrl.sharding import fetch, on, place, share, ways
 from jax_ragrl.train.step import Gradient, Learner, Reading, add, apply, gradient, layout_of, score
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
@@ -69,34 +66,12 @@ def update(
     return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
 
 
-def on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """The context to compute in."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
-
-
-def ways(mesh: Mesh | None) -> int:
-    """Among how many devices a batch is split."""
-    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-
-
 def _split(groups: Sequence[Group], trainer: Trainer, rng: random.Random) -> list[list[Batch]]:
     """Random minibatches of groups, each laid out as batches of rows."""
     mixed = shuffled(rng, groups)
     count = min(trainer.optimizer.minibatches, len(mixed))
     parts = [mixed[i::count] for i in range(count)]
     return [lay_out(p, trainer.roles, trainer.layout, ways(trainer.mesh)) for p in parts]
-
-
-def place(trainer: Trainer, tree: Any) -> Any:
-    """Host arrays `[R, ...]` on the devices, rows spread over the mesh."""
-    return jax.device_put(tree) if trainer.mesh is None else shard_batch(tree, trainer.mesh)
-
-
-def fetch(tree: Any) -> Any:
-    """Arrays on the host, whole, wherever they are."""
-    if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def scored_actions(
@@ -111,7 +86,7 @@ def scored_actions(
     heat = scalar(trainer.temperature, trainer.mesh)
 
     def readings(net: Net, params: Any) -> list[Reading]:
-        placed = [place(trainer, batch.rows) for batch in flat]
+        placed = [place(batch.rows, trainer.mesh) for batch in flat]
         fixed = (net.graph, params, net.frozen)
         return [score(*fixed, rows, heat, trainer.allowed_ZV) for rows in placed]
 
@@ -171,7 +146,7 @@ def fix_targets(
     """The targets of every batch, and all advantages `[A, T]`, whitened together if at all."""
     padded = jax.tree.map(_padded, scored)
     padded = padded._replace(path_CS=_padded(scored.path_CS, fill=-1))
-    padded = jax.device_put(padded) if trainer.mesh is None else replicate(padded, trainer.mesh)
+    padded = share(padded, trainer.mesh)
     credit = fetch(credited(trainer.objective, padded, models.kl_coefficient))
     advantage_AT, return_AT, importance_AT = (x[: len(scored.mask_AT)] for x in credit)
     weights = [token_weights(trainer, part, scored.mask_AT.shape[1]) for part in parts]
@@ -232,7 +207,7 @@ def _descend(
     coefficient = models.kl_coefficient
     total: Gradient | None = None
     for batch, target in zip(part, targets, strict=True):
-        rows, target = place(trainer, (batch.rows, target))
+        rows, target = place((batch.rows, target), trainer.mesh)
         one = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, heat, coefficient),
             trainer.allowed_ZV,

@@ -46,7 +46,7 @@ def test_what_is_exported_reads_back_with_the_same_logits(dtype, tmp_path):
 def test_a_sharded_decoder_with_an_adapter_is_exported_merged(tmp_path):
     mesh = make_mesh((1, 4, 2))
     base = load_decoder(GOLDEN / "qwen3", mesh)
-    fresh = add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0), mesh=mesh)
+    fresh = add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0))
     adapted = trained(fresh)
     result = export(adapted, tmp_path / "out", dtype="float32")
     assert result.max_difference < 1e-4

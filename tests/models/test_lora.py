@@ -92,7 +92,7 @@ def test_an_adapter_on_a_mesh_computes_what_it_computes_on_one_device(base, tmp_
     assert a.addressable_shards[0].data.shape == (2, 32 // 2, 4)
     actual = decoding.logits(sharded, IDS_BL)
     np.testing.assert_allclose(actual, decoding.logits(adapted, IDS_BL), atol=1e-4)
-    fresh = add_lora(load_decoder(GOLDEN / "qwen3", mesh), LORA, rngs=nnx.Rngs(0), mesh=mesh)
+    fresh = add_lora(load_decoder(GOLDEN / "qwen3", mesh), LORA, rngs=nnx.Rngs(0))
     same = add_lora(base, LORA, rngs=nnx.Rngs(0))
     for name, x in adapter_arrays(fresh).items():
         np.testing.assert_array_equal(jax.device_get(x), adapter_arrays(same)[name])

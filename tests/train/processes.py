@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_ragrl.batch import Turn, grouped
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.sharding import fetch, make_mesh
 from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.trainer import Models, Trainer
-from jax_ragrl.train.update import fetch, update
+from jax_ragrl.train.update import update
 from tests.train.bigram import DEEP, LAYOUT, STEERED, drawn, prepared
 
 
@@ -32,7 +32,7 @@ def turns() -> list[Turn]:
 
 
 def fresh(mesh: Mesh | None) -> tuple[Trainer, Models]:
-    return prepared(STEERED, Optimizer(0.1), drawn(DEEP, mesh=mesh), mesh=mesh)
+    return prepared(STEERED, Optimizer(0.1), drawn(DEEP, mesh=mesh))
 
 
 def twice(mesh: Mesh | None, workdir: pathlib.Path) -> dict[str, np.ndarray]:
