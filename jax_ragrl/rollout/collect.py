@@ -10,6 +10,7 @@ effects. Its actions become a line of nodes: the parent of the second is the fir
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -91,15 +92,18 @@ def collect(
     Args:
       system: a `systems.base.System`.
       expander: how many actions each state tries.
-      questions: the batch; ids must differ, since sampling keys are folded from them.
+      questions: the batch. Sampling keys are folded from their ids; one that is there again gets
+        others.
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
       rollouts: whole copies of every question's rollout, never merged (groups).
     """
     copies: list[tuple[int, ...]] = [(g,) for g in range(rollouts)] if rollouts > 1 else [()]
-    live = [
-        Branch(system.start(q), i, path=path) for i, q in enumerate(questions) for path in copies
-    ]
+    live, seen = [], collections.Counter[str]()
+    for i, question in enumerate(questions):
+        again = (-seen[question.id],) if seen[question.id] else ()
+        live += [Branch(system.start(question), i, path=again + path) for path in copies]
+        seen[question.id] += 1
     with ThreadPoolExecutor(max_workers=2) as pool:
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:

@@ -6,8 +6,8 @@ router chooses a strategy, the filter chooses among retrieved passages, the deci
 planned search. Search, roadmap and final answer belong to the environment.
 
 Departures from the paper and its published code
-  1. In the mode that allows only `[LLM]`, another action is overwritten in the state; the code
-     corrects a local variable, so that a search was still made. The sampled tokens stay.
+  1. In the mode that allows only `[LLM]`, another action is overwritten in the state, and counted;
+     the code corrects a local variable, so that a search was still made. The sampled tokens stay.
   2. A dead branch (malformed action, depth) counts as a leaf of reward 0; the code drops it.
      `dead_leaf="ignore"` restores that.
   3. Both forced texts and forced prefixes are offered for the router (paper: prefix, code: text).
@@ -16,6 +16,7 @@ Departures from the paper and its published code
      there: a run of 48 steps on the embedded default ended with half of its routes malformed.
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not given; they are the
      defaults of the trainer that the authors name.
+  6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class State:
     searched: tuple[str, ...] = ()  # every query so far: its repeats turn the page
     answer: str | None = None
     why: str = ""
+    faults: tuple[str, ...] = ()  # what was put right instead of ending the branch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class C3PO:
             "decide": self._decided,
             "answer": self._answered,
         }
-        if isinstance(reply, Parsed) and not reply.valid:
+        if isinstance(reply, Parsed) and not reply.valid and not self._overwrites(state, reply):
             return _dead(state, reply.error)
         after = steps[state.phase](state, reply)
         return _dead(state, "Max Depth") if after.depth > self.max_depth else after
@@ -193,6 +195,11 @@ class C3PO:
     def must_answer(self, state: State) -> bool:
         """Whether only `[LLM]` is offered: too many documents, or too deep for another search."""
         return len(state.documents) > self.max_documents or state.depth > self.max_depth - 4
+
+    def _overwrites(self, state: State, parsed: Parsed) -> bool:
+        """Whether an action stands for `[LLM]`: it is another one where only that is offered."""
+        wrong = parsed.error == "Invalid Action" or parsed.action == RETRIEVAL
+        return state.phase == "decide" and self.must_answer(state) and wrong
 
     def _routed(self, state: State, parsed: Parsed) -> State:
         state = dataclasses.replace(state, strategy=parsed.action)
@@ -206,7 +213,9 @@ class C3PO:
         return dataclasses.replace(state, phase="decide", roadmap=roadmap, depth=state.depth + 1)
 
     def _decided(self, state: State, parsed: Parsed) -> State:
-        if parsed.action == LLM or self.must_answer(state):
+        if self._overwrites(state, parsed):
+            return _to_answer(_noted(state, "Overwritten Action"))
+        if parsed.action == LLM:
             return _to_answer(state)
         return dataclasses.replace(
             state, phase="search", query=parsed.args[0], objective=parsed.thought
@@ -223,8 +232,10 @@ class C3PO:
 
     def _filtered(self, state: State, parsed: Parsed) -> State:
         legal = [i for i in parsed.args if 1 <= i <= len(state.candidates)]
-        if self.strict and len(legal) < len(parsed.args):
-            return _dead(state, "Hallucinate Document Idx")
+        if len(legal) < len(parsed.args):
+            if self.strict:
+                return _dead(state, "Hallucinate Document Idx")
+            state = _noted(state, "Hallucinate Document Idx")
         chosen = tuple(state.candidates[i - 1] for i in legal)
         state = dataclasses.replace(
             state, documents=accumulate(state.documents, chosen, state.query)
@@ -267,6 +278,10 @@ def accumulate(
 def _to_answer(state: State) -> State:
     # Assembling the prompt is a node kind of its own in the paper's depth count.
     return dataclasses.replace(state, phase="answer", depth=state.depth + 2)
+
+
+def _noted(state: State, fault: str) -> State:
+    return dataclasses.replace(state, faults=(*state.faults, fault))
 
 
 def _dead(state: State, why: str) -> State:
@@ -328,6 +343,6 @@ def recipe(settings: Settings) -> Recipe:
             multiplicity=tree.multiplicity,
         ),
         expander=tree.expander,
-        inference=dataclasses.replace(settings.system, strict=False),
+        inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
         metric="cover_em",
     )

@@ -67,7 +67,8 @@ parse_executor = functools.partial(parse_turn, actions=EXECUTOR_ACTIONS)
 class State:
     """A planner's context, and that of the executor at work on its last task, if any.
 
-    `candidates` are the passages that were found last; `why` is set at the end.
+    `candidates` are the passages that were found last; `why` is set at the end; `faults` are those
+    of executors that came to no answer.
     """
 
     question: Question
@@ -77,6 +78,7 @@ class State:
     depth: int = 1
     answer: str | None = None
     why: str = ""
+    faults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +133,8 @@ class CoDA:
         if not executor.why:
             return dataclasses.replace(state, executor=executor)
         planner = state.planner.told(self._observe("result", result=executor.result))
-        return dataclasses.replace(state, planner=planner, executor=None)
+        faults = state.faults + ((f"Executor {executor.why}",) if not executor.result else ())
+        return dataclasses.replace(state, planner=planner, executor=None, faults=faults)
 
     def _planned(self, state: State, parsed: Parsed) -> State:
         planner = state.planner.said(parsed)

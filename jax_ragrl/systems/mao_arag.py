@@ -58,20 +58,19 @@ PURPOSES = {
 }
 MAX_PARTS = 4
 
-# --- What executors reply: fallbacks for everything -----------------------------------------------
+# --- What executors reply -------------------------------------------------------------------------
 
 
 def sub_questions(reply: str) -> tuple[str, ...]:
-    """One a line, numbering stripped, four at most."""
+    """One a line, numbering stripped."""
     lines = (re.sub(r"^\s*(\d+[.):]|[-*])\s*", "", line).strip() for line in reply.split("\n"))
-    return tuple(line for line in lines if line)[:MAX_PARTS]
+    return tuple(line for line in lines if line)
 
 
 def selected(reply: str, documents: tuple[Passage, ...]) -> tuple[Passage, ...]:
-    """The documents whose numbers (from 1) are named; all of them where none is."""
+    """The documents whose numbers (from 1) are named."""
     numbers = dict.fromkeys(int(i) for i in re.findall(r"(?<![0-9])[0-9]{1,9}(?![0-9])", reply))
-    chosen = tuple(documents[i - 1] for i in numbers if 1 <= i <= len(documents))
-    return chosen or documents
+    return tuple(documents[i - 1] for i in numbers if 1 <= i <= len(documents))
 
 
 def one_line(reply: str) -> str:
@@ -107,13 +106,15 @@ class Item:
 class State:
     """Where a rollout stands: the whole question first, then its sub-questions, if it has any.
 
-    `turns` counts planner calls; `strategy` is the first legal plan.
+    `turns` counts planner calls; `strategy` is the first legal plan; `faults` are replies of
+    executors that could not be taken as they were.
     """
 
     question: Question
     items: tuple[Item, ...]
     turns: int = 0
     strategy: str = ""
+    faults: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[Item, ...]:
@@ -124,6 +125,10 @@ class State:
         """This state with another item `i`."""
         item = dataclasses.replace(self.items[i], **changes)
         return dataclasses.replace(self, items=(*self.items[:i], item, *self.items[i + 1 :]))
+
+    def noted(self, fault: str) -> State:
+        """This state with one more fault, if there is one."""
+        return dataclasses.replace(self, faults=(*self.faults, fault)) if fault else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +228,12 @@ def _took(state: State, i: int, reply: Any) -> State:
     item = state.items[i]
     step, todo = item.todo[0], item.todo[1:]
     if step in (QDS, QDP):
-        return _split(state.changed(i, todo=todo), sub_questions(reply) or (item.text,))
+        texts = sub_questions(reply)
+        wrong = "Too Many Sub-Questions" if len(texts) > MAX_PARTS else ""
+        state = state.noted(wrong if texts else "No Sub-Question").changed(i, todo=todo)
+        return _split(state, texts[:MAX_PARTS] or (item.text,))
+    if step == DS and not selected(reply, item.documents):
+        return state.noted("Invalid Selection").changed(i, todo=todo)
     return state.changed(i, todo=todo, **TAKES[step](item, reply))
 
 

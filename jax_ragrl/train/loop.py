@@ -25,7 +25,7 @@ from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import LEAF, Forest
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
@@ -55,6 +55,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         roles = job.schedule.roles(step, tuple(job.policy_of))
         forest = roll_out(job, parts, policies, questions, roles, step)
         credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
+        known_N = np.where(weight_N > 0, credit_N, np.nan)
         clock.lap("time/rollout_s")
         turns = turns_of(forest, weight_N, forced=job.train_forced)
         rng, sampled = random.Random(f"{job.seed} {step}"), sampled_logps(forest)
@@ -66,12 +67,11 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             pairs = pairs_of(forest, credit_N, roles, job.preference.margin)
             policies, metrics = prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
         clock.lap("time/train_s")
-        metrics |= describe(forest, credit_N) | clock.laps
+        metrics |= describe(forest, known_N) | clock.laps
         tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
         metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
         if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
             metrics |= dev_metrics(job, parts, policies)
-        known_N = np.where(weight_N > 0, credit_N, np.nan)
         shown = step % job.run.trees_every == 0 or step + 1 == job.run.steps
         drawn = trees(forest, known_N, job.run.trees) if shown else None
         log.write(step + 1, metrics, drawn)
@@ -182,8 +182,10 @@ def sampled_logps(forest: Forest) -> dict[int, tuple[float, ...]]:
     }
 
 
-def describe(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
-    """What a rollout was like: rewards, malformed shares by role, size."""
+def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
+    """What a rollout was like: rewards, size, the credit of each role's trained actions (`known_N`,
+    nan elsewhere), and the valid share of what it sampled.
+    """
     leaves = np.flatnonzero(forest.leaf_N)
     metrics = {
         "reward/mean": float(forest.reward_N[leaves].mean()) if len(leaves) else 0.0,
@@ -191,23 +193,39 @@ def describe(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed)),
         "retrieval/recall": found_gold(forest),
+        "zero_variance_frac": zero_variance(forest),
     }
     fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
     for role in sorted({r.role for r in forest.records if r.action is not None}):
         nodes = [i for i, r in enumerate(forest.records) if r.role == role]
-        faults = [i in fatal or forest.records[i].fault != "" for i in nodes]
-        metrics[f"valid_frac/{role}"] = 1 - sum(faults) / len(nodes)
-        metrics[f"credit/{role}"] = float(credit_N[nodes].mean())
+        if np.isfinite(known_N[nodes]).any():
+            metrics[f"credit/{role}"] = float(np.nanmean(known_N[nodes]))
+        sampled = forest.multiplicity_N[nodes] - forest.forced_N[nodes]
+        if sampled.any():
+            valid = [i not in fatal and forest.records[i].fault == "" for i in nodes]
+            metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=sampled))
     return metrics | counts(forest) | strategy_rewards(forest)
 
 
+def zero_variance(forest: Forest) -> float:
+    """The share of questions whose leaves all earned the same: of those no group learns."""
+    earned: dict[int, set[float]] = {}
+    for i in np.flatnonzero(forest.leaf_N).tolist():
+        earned.setdefault(int(forest.question_N[i]), set()).add(float(forest.reward_N[i]))
+    return float(np.mean([len(rewards) == 1 for rewards in earned.values()])) if earned else 0.0
+
+
 def counts(forest: Forest) -> dict[str, float]:
-    """How often what went wrong, as `dead/<why>` and `malformed/<error>`."""
-    whys = [f"dead/{forest.records[i].why}" for i in np.flatnonzero(forest.dead_N)]
-    whys += [
-        f"malformed/{r.fault}" for r in forest.records if r.action is not None and r.fault != ""
-    ]
-    return {name: float(count) for name, count in collections.Counter(whys).items()}
+    """How often what went wrong: `dead/<why>` and `malformed/<error>`, actions as often as they
+    were written, and on leaves what their states put right."""
+    seen: collections.Counter[str] = collections.Counter()
+    for record in forest.records:
+        if record.role == LEAF:
+            seen.update(f"malformed/{fault}" for fault in getattr(record.state, "faults", ()))
+            seen[f"dead/{record.why}"] += record.answer is None
+        elif record.fault:
+            seen[f"malformed/{record.fault}"] += record.multiplicity
+    return {name: float(count) for name, count in seen.items() if count}
 
 
 def strategy_rewards(forest: Forest) -> dict[str, float]:
@@ -225,8 +243,9 @@ def found_gold(forest: Forest) -> float:
     found: dict[int, set[str]] = {}
     for i in np.flatnonzero(forest.leaf_N):
         record = forest.records[i]
-        ids = {passage.id for call in record.calls for passage in call.found}
-        found.setdefault(record.question, set()).update(ids)
+        passages = (passage for call in record.calls for passage in call.found)
+        names = {name for passage in passages for name in (passage.id, passage.title)}
+        found.setdefault(record.question, set()).update(names)
     shares = [
         len(found.get(i, set()).intersection(question.gold)) / len(question.gold)
         for i, question in enumerate(forest.questions)

@@ -252,6 +252,7 @@ def describe(
             for name, x_AT in shown.items()
             if x_AT is not None
         }
+        metrics[f"advantage/std/{roles[z]}"] = float(advantage_AT[own_AT].std())
     if scored.logp_AT is not None:
         gap_AT = np.abs(scored.logp_AT - scored.behaviour_AT)
         metrics["sampler_gap/max"] = float(gap_AT[mask_AT].max())

@@ -154,6 +154,30 @@ def test_llm_only_mode_overwrites_a_retrieval_and_keeps_what_was_written():
     assert [p.split("\n")[0] for p in tape.prompts if "Roadmap" in p] == ["decide", "finish"]
     assert forest.records[3].action.text == look_up("more")
     assert leaves_of(forest) == [("Ulm", "answered")]
+    assert forest.records[-1].state.faults == ("Overwritten Action",)
+
+
+@pytest.mark.parametrize("action", ["[Retrieval]", "[Planning]", "[LLM]"])
+def test_llm_only_mode_overwrites_every_action_and_counts_it(action):
+    texts = {
+        "router": ["[Planning]"],
+        "decision": [look_up("Ann"), f"Thought: t\nAction: {action}"],
+        "filter": ["Thought: t\nAction: [1, 2]"],
+    }
+    forest = play(Tape(texts), max_documents=1)
+    assert leaves_of(forest) == [("Ulm", "answered")]
+    wrong = ("Overwritten Action",) if action != "[LLM]" else ()
+    assert forest.records[-1].state.faults == wrong
+
+
+def test_llm_only_mode_still_wants_a_thought_and_an_action():
+    decisions = [look_up("Ann"), "[Retrieval] Bob"]
+    texts = {
+        "router": ["[Planning]"],
+        "decision": decisions,
+        "filter": ["Thought: t\nAction: [1, 2]"],
+    }
+    assert leaves_of(play(Tape(texts), max_documents=1)) == [(None, "Invalid Format")]
 
 
 @pytest.mark.parametrize(("max_depth", "rounds"), [(13, 4), (12, 3), (15, 5), (9, 2), (7, 1)])
@@ -191,7 +215,9 @@ def test_an_index_out_of_range_kills_the_branch_while_training(numbers):
 
 def test_an_index_out_of_range_is_skipped_at_test():
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2, 0]"]})
-    assert leaves_of(play(tape, strict=False)) == [("Ulm", "answered")]
+    forest = play(tape, strict=False)
+    assert leaves_of(forest) == [("Ulm", "answered")]
+    assert forest.records[-1].state.faults == ("Hallucinate Document Idx",)
     assert "1 title 2: text 2" in tape.prompts[-1] and "title 1:" not in tape.prompts[-1]
 
 
@@ -365,6 +391,13 @@ def test_every_state_has_a_seed_of_its_own_and_a_run_repeats_it():
     assert len(set(first.seeds)) == len(first.seeds)
     assert first.seeds == again.seeds and not set(first.seeds) & set(other.seeds)
     assert all(0 <= seed < 2**32 for seed in first.seeds)
+
+
+def test_a_question_that_is_there_twice_is_rolled_out_twice():
+    tape = Tape(improvise)
+    forest = play(tape, ANN, ANN, expander=twice)
+    assert len(set(tape.seeds)) == len(tape.seeds) > 2
+    assert len(forest.nodes_of(0)) > 1 and len(forest.nodes_of(1)) > 1
 
 
 def test_a_seed_names_run_question_and_path():

@@ -101,6 +101,7 @@ def test_all_contents_of_a_tag_are_joined():
 def test_a_task_is_searched_refined_and_answered_in_a_context_of_its_own():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(SYSTEM, texts)
+    assert forest.records[-1].state.faults == ()
     assert tape.log == [
         *[("planner",), ("executor",), ("search", "Ann born", 2), ("executor",), ("planner",)]
     ]
@@ -139,8 +140,9 @@ def test_an_invalid_turn_is_told_so_and_used_up():
 def test_an_executor_that_never_answers_returns_nothing(last):
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, SEARCH, last]}
     system = dataclasses.replace(SYSTEM, executor_turns=3)
-    _, tape = talk(system, texts)
+    forest, tape = talk(system, texts)
     assert tape.contexts[-1][2] == (TASK, "told Result: ")
+    assert forest.records[-1].state.faults == ("Executor Out of Turns",)
     assert tape.log.count(("search", "Ann born", 2)) == 2  # nobody would read a third
 
 

@@ -136,18 +136,18 @@ def test_selecting_may_need_a_search_before():
 # --- What executors reply ------------------------------------------------------------------------
 
 
-def test_sub_questions_are_lines_without_their_numbers_four_at_most():
-    assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?")
+def test_sub_questions_are_lines_without_their_numbers():
+    assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?", "e?")
     assert sub_questions("In 1999, who?") == ("In 1999, who?",)
     assert sub_questions(" \n") == ()
 
 
-def test_what_cannot_be_read_as_a_selection_keeps_all_documents():
+def test_a_selection_is_numbers_of_documents():
     documents = tuple(passage(i) for i in (1, 2, 3))
     assert selected("1, 3", documents) == (documents[0], documents[2])
     assert selected("Document 3, Document 3 and Document 1", documents) == documents[2::-2]
     for reply in ("", "none", "all of them", "0, 4", "9" * 5000):
-        assert selected(reply, documents) == documents
+        assert selected(reply, documents) == ()
 
 
 def test_an_answer_loses_its_label_and_asterisks():
@@ -161,7 +161,7 @@ def test_an_answer_loses_its_label_and_asterisks():
 def test_any_reply_has_a_reading(reply):
     documents = (passage(1),)
     assert all(len(part.split("\n")) == 1 for part in sub_questions(reply))
-    assert selected(reply, documents) == documents and "\n" not in plain_answer(reply)
+    assert selected(reply, documents) in (documents, ()) and "\n" not in plain_answer(reply)
 
 
 # --- Workflows -----------------------------------------------------------------------------------
@@ -221,6 +221,21 @@ def test_a_workflow_runs_in_its_order():
 def test_a_workflow_makes_the_calls_it_names(plan, log):
     forest, tape = play([plan])
     assert tape.log == [("planner",), *log] and end(forest) == ("Ulm", "answered")
+
+
+def test_what_executors_write_is_put_right_and_counted():
+    """An unreadable selection keeps everything; without sub-questions the question is its own."""
+    forest, tape = play(["R,DS,AG"], told={"select": "all of them", "answer": "Ulm"})
+    assert "1 title 1: text 1\n2 title 2: text 2" in tape.prompts[-1] and end(forest)[0] == "Ulm"
+    assert forest.records[-1].state.faults == ("Invalid Selection",)
+    forest, _ = play(["QDP", "AG"], [], {**FILLED, "decompose_parallel": " "})
+    assert forest.records[-1].state.faults == ("No Sub-Question",)
+    assert [part.text for part in forest.records[-1].state.parts] == [ANN.text]
+    forest, _ = play(["QDP", *["AG"] * 4], [f"{i}?" for i in range(5)], FILLED)
+    assert forest.records[-1].state.faults == ("Too Many Sub-Questions",)
+    assert len(forest.records[-1].state.parts) == 4
+    forest, _ = play(["QDP", *["AG"] * 4], [f"{i}?" for i in range(4)], FILLED)
+    assert forest.records[-1].state.faults == ()
 
 
 # --- Sub-questions -------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""What a run logs of its rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.train.loop import counts, describe, found_gold, zero_variance
+from jax_ragrl.types import Question
+from tests.rollout.tape import ANN, BOB, Tape, passage, play
+
+
+def always(**texts: str):
+    """A policy whose roles always write the same."""
+    return lambda role, prompt, rng: texts[role]
+
+
+def wide(effect, question) -> Branching:
+    """A forced route beside eight samples; one action elsewhere."""
+    if effect.role != "router":
+        return Branching(1)
+    return Branching(8, (Forced("[No Retrieval]"),))
+
+
+def test_the_valid_share_is_of_samples_as_often_as_they_were_written():
+    """Seven good routes and a bad one; the forced one is nobody's merit."""
+    texts = {"router": ["[No Retrieval]"] * 7 + ["nonsense"]}
+    forest = play(Tape(texts), expander=wide)
+    seen = describe(forest, np.zeros(len(forest.records)))
+    assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
+    assert seen["malformed/Invalid Format"] == 1 and seen["dead/Invalid Format"] == 1
+    assert seen["valid_frac/router"] == 7 / 8
+
+
+def test_credit_is_that_of_trained_actions():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    known_N = np.where(forest.question_N == 0, 0.5, np.nan)
+    assert describe(forest, known_N)["credit/router"] == 0.5
+    assert "credit/router" not in describe(forest, known_N * np.nan)
+
+
+def test_gold_passages_are_named_by_title_or_id():
+    gold = Question("q", "Where was Ann born?", ("Ulm",), gold=("title 1", "p2"))
+    texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1]")
+    forest = play(Tape(texts, {"Ann": [passage(1), passage(2)]}), gold)
+    assert found_gold(forest) == 1.0
+    forest = play(Tape(texts, {"Ann": [passage(2), passage(3)]}), gold)
+    assert found_gold(forest) == 0.5
+
+
+def test_what_a_state_put_right_is_counted():
+    texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")
+    assert counts(play(Tape(texts), strict=False)) == {"malformed/Hallucinate Document Idx": 1.0}
+    assert counts(play(Tape(texts))) == {"dead/Hallucinate Document Idx": 1.0}
+
+
+def test_questions_whose_leaves_earned_the_same_are_counted():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    leaf_N = forest.leaf_N
+    assert zero_variance(forest) == 1.0
+    twins = play(Tape({"router": ["[No Retrieval]", "nonsense"] * 2}), ANN, BOB,
+                 expander=lambda effect, question: Branching(2))  # fmt: skip
+    rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
+    assert zero_variance(rewards) == 0.0 and leaf_N.any()
