@@ -245,8 +245,9 @@ class Decoder(nnx.Module):
           ids_BL: int32 token ids.
           positions_BL: int32 rotary positions.
           attend_BLS: bool, whether a query may see a key; every query must see at least one.
-            S is L without a cache, where no query may see a later one (such pairs are not
-            computed), and the cache length with one.
+            S is L where there are no keys but the new ones, without a cache or while an empty one
+            is filled: no query may see a later key then (such pairs are not computed). Else it is
+            the cache length.
           cache: keys and values so far. The new ones are written at slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -271,6 +272,7 @@ class Decoder(nnx.Module):
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
             write=write_B,
+            alone=1 < ids_BL.shape[1] == attend_BLS.shape[2],
         )
         x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, cache)
         return rms_norm(x_BLD, self.final_norm[...], c.rms_norm_eps), cache
@@ -302,7 +304,8 @@ class Decoder(nnx.Module):
 
 
 class LayerCall(NamedTuple):
-    """What every layer of one forward shares. `near` is the window mask, `None` without one."""
+    """What every layer of one forward shares. `near` is the window mask, `None` without one;
+    `alone` says that the new keys are all there are."""
 
     config: DecoderConfig
     adapter_scale: float
@@ -310,6 +313,7 @@ class LayerCall(NamedTuple):
     attend: Array
     near: Array | None
     write: Array | None
+    alone: bool
 
 
 def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
@@ -350,10 +354,11 @@ def _layer(
         cache = KVCache(
             *(_write(c, n, index, call.write) for c, n in zip(cache, (k_BSKF, v_BSKF), strict=True))
         )
-        k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
+        if not call.alone:
+            k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
     mask = call.attend if call.near is None else call.attend & (call.near | ~slides)
     impl = call.config.attention_impl
-    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=cache is None)
+    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=call.alone)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
     x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
     return constrain(x_BLD, ("batch", "length", None)), cache

@@ -100,16 +100,15 @@ def generate(
 def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
     """The cache of every prompt and the logits after its last token."""
     batch, length = prompts.ids_BP.shape
-    slots = length + steps
     positions_BP = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-    earlier_PS = jnp.arange(slots)[None] <= jnp.arange(length)[:, None]
+    earlier_PP = jnp.tril(jnp.ones((length, length), bool))
     hidden_BPD, cache = model(
         prompts.ids_BP,
         positions_BP,
-        jnp.broadcast_to(earlier_PS[None], (batch, length, slots)),
-        init_cache(model.config, batch, slots),
+        jnp.broadcast_to(earlier_PP[None], (batch, length, length)),
+        init_cache(model.config, batch, length + steps),
         jnp.zeros(batch, jnp.int32),
-        jnp.broadcast_to(jnp.arange(slots)[None], (batch, slots)),
+        positions_BP,
     )
     last_B = jnp.maximum(prompts.length_B - 1, 0)
     last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
