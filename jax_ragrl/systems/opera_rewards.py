@@ -17,6 +17,7 @@ from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, exact_match, norm
 from jax_ragrl.types import Passage, Question
 
 _ENTITY = re.compile(r"\b[A-Z][\w'.-]*(?: [A-Z][\w'.-]*)*")
+_ENDING = re.compile(r"(?:'s|['.])+$")  # of a sentence or a genitive, not of a name
 _ASKS = re.compile(r"\b(who|whom|whose|what|which|where|when|why|how)\b", re.IGNORECASE)
 
 
@@ -110,7 +111,8 @@ def plan_logic(question: str, steps: Sequence[Step]) -> float:
 
 def _covered(question: str, steps: Sequence[Step]) -> float:
     """The share of a question's capitalised names, its first word aside, that a plan mentions."""
-    names = _ENTITY.findall(question[:1].lower() + question[1:])
+    found = _ENTITY.findall(question[:1].lower() + question[1:])
+    names = [_ENDING.sub("", name) for name in found]
     mentioned = " ".join(step.goal for step in steps)
     return sum(name in mentioned for name in names) / len(names) if names else 1.0
 

@@ -56,6 +56,20 @@ def test_names_are_covered_by_share_and_the_first_word_is_none():
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        "Name the seat of Acme Steel.",
+        "Where is Acme Steel's seat?",
+        "Where is the seat of the 'Acme Steel'?",
+        "Is it Acme Steel's.",
+    ],
+)
+def test_a_name_ends_before_its_genitive_and_the_sentences_stop(asked):
+    assert plan_logic(asked, [Step("seat of Acme Steel")]) == 1.0
+    assert plan_logic(asked, [Step("seat of Acme")]) == 0.0
+
+
+@pytest.mark.parametrize(
     ("steps", "score"),
     [
         (PLAN.args, 1.0),
