@@ -17,6 +17,9 @@ Departures from the paper and its published code
      made; only the first one is carried on.
   6. Trajectory memory is a view of the finished rollout (`opera_memory.py`) and no part of the
      state; the placeholders are resolved from the answers so far.
+  7. Algorithm 1's expert of an analysis is the best candidate for a sub-goal and its documents, and
+     does not say for which documents it was scored. With others than these, only what can be right
+     of these is taken: a `no`, or a `yes` whose answer stands in the prompt (`expert_pool.py`).
 """
 
 from __future__ import annotations

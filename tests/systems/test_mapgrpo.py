@@ -16,6 +16,7 @@ from jax_ragrl.rollout.tree import NO_PARENT, Action, Record, decisions, plant
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.expert_pool import (
     Candidate,
+    Pool,
     Scribe,
     build_pool,
     candidates_of,
@@ -253,6 +254,54 @@ def test_the_pool_gives_the_best_candidate_of_a_prompt():
     assert pool(effect(PLAN, "p"), "q") == "good idea"
     assert pool(effect(PLAN, "r"), "q") == "another prompt"
     assert pool(effect(PLAN, "x"), "q") is None and pool(effect(REWRITE, "p"), "q") is None
+
+
+def shown(style: str, role: str, goal: str, *texts: str) -> Generate:
+    """A role's prompt in a style, with these documents."""
+    found = [Passage(str(i), "a title", text) for i, text in enumerate(texts)]
+    state = opera.State(ASKED, goal=goal, query=goal, failure="x", candidates=tuple(found))
+    phase = {ANALYSIS: "analyse", REWRITE: "rewrite"}[role]
+    return Opera(style).wants(dataclasses.replace(state, phase=phase))
+
+
+def scored(style: str, role: str, goal: str, *known: tuple[str, str, float]) -> Pool:
+    """A pool of a goal's candidates: the document each was written for, text and score."""
+    return build_pool(
+        Candidate(role, shown(style, role, goal, document).messages[-1].content, text, score)
+        for document, text, score in known
+    )
+
+
+STYLES = pytest.mark.parametrize("style", ["opera", "opera_tiny"])
+GOAL = "birthplace of Ann Lee"
+TOLD, TOLD_TOO, UNTOLD = "Ann Lee was born in Ulm.", "In Ulm, Ann Lee grew up.", "Ulmen grow."
+
+
+@STYLES
+def test_a_query_of_the_pool_is_for_its_sub_goal_whatever_was_found_before(style):
+    pool = scored(style, REWRITE, GOAL, ("a", "bad", 0.2), ("b", "Ann Lee born", 0.9))
+    assert pool(shown(style, REWRITE, "Birthplace of Ann Lee?", "Question: what?"), "q") == (
+        "Ann Lee born"
+    )
+    assert pool(shown(style, REWRITE, "spouse of Ann Lee", "a"), "q") is None
+    assert pool(shown(style, ANALYSIS, GOAL, "a"), "q") is None
+
+
+@STYLES
+def test_an_analysis_of_the_pool_is_for_other_documents_that_tell_the_same(style):
+    pool = scored(style, ANALYSIS, GOAL, (TOLD, YES, 1.0), (UNTOLD, NO, 1.0), (TOLD, ROM, 0.35))
+    assert pool(shown(style, ANALYSIS, GOAL, "Question: Why?", TOLD_TOO), "q") == YES
+    assert pool(shown(style, ANALYSIS, GOAL, UNTOLD, "more"), "q") == NO
+    assert pool(shown(style, ANALYSIS, GOAL, "Ann Lee saw Rom."), "q") == NO
+    assert pool(shown(style, ANALYSIS, GOAL, TOLD), "q") == YES  # as it stands
+    told = scored(style, ANALYSIS, GOAL, (TOLD, YES, 1.0))
+    assert told(shown(style, ANALYSIS, GOAL, UNTOLD), "q") is None
+
+
+def test_a_closed_answer_of_the_pool_needs_no_document():
+    same = render_analysis("a", "yes")
+    pool = scored("opera_tiny", ANALYSIS, "same: Ulm, Ulm", (TOLD, same, 1.0))
+    assert pool(shown("opera_tiny", ANALYSIS, "same: Ulm, Ulm", UNTOLD), "q") == same
 
 
 def test_the_pool_leaves_out_what_a_better_candidate_says_alike():
