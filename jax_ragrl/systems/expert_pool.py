@@ -3,12 +3,17 @@
 OPERA's D_scored (eq. 11): some ten candidates an instance, from large models at several
 temperatures, scored by carrying them out, near duplicates left out. The paper's has 30,000
 candidates for 3,000 questions with a mean score of 0.73.
+
+Algorithm 1 looks an expert up by question for a plan, and by sub-goal, D_scored(p), for the others,
+whatever documents are shown. Here a prompt that was scored as it stands has its own best candidate,
+and any other prompt that of its question or sub-goal.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -22,7 +27,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import ActionRequest, ActionSampler
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.systems.opera_grammar import ANALYSIS, REWRITE, YES, parse_analysis
+from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, normalise
 
+_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
 
@@ -69,8 +77,20 @@ class Pool:
 
     def __call__(self, effect: Generate, question: str) -> str | None:
         del question
-        known = self.candidates.get((effect.role, effect.messages[-1].content))
-        return known[0].text if known else None
+        role, prompt = effect.role, effect.messages[-1].content
+        if known := self.candidates.get((role, prompt)):
+            return known[0].text
+        known = self._by_goal.get((role, goal_of(role, prompt)), ())
+        return best_elsewhere(role, prompt, known)
+
+    @functools.cached_property
+    def _by_goal(self) -> Mapping[tuple[str, str], tuple[Candidate, ...]]:
+        """The candidates of all prompts about the same thing, the best first."""
+        found: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
+        for candidate in self:
+            if goal := goal_of(candidate.role, candidate.prompt):
+                found[candidate.role, goal].append(candidate)
+        return {key: tuple(sorted(some, key=_rank)) for key, some in found.items()}
 
     def __iter__(self) -> Iterator[Candidate]:
         return (candidate for known in self.candidates.values() for candidate in known)
@@ -111,6 +131,34 @@ def load_pool(file: pathlib.Path) -> Pool:
     return build_pool(rows, alike=math.inf)
 
 
+def goal_of(role: str, prompt: str) -> str:
+    """What a prompt asks, without case, articles and punctuation; empty where it asks nothing.
+
+    A rewriter's prompt begins with it; the others' documents, which may hold questions, precede it.
+    """
+    asked = _QUESTION.findall(prompt)
+    return normalise(asked[0 if role == REWRITE else -1]) if asked else ""
+
+
+def best_elsewhere(role: str, prompt: str, known: Sequence[Candidate]) -> str | None:
+    """The best of candidates for the same goal that were scored with other documents.
+
+    An analysis is right for its documents alone. So of those only a `no` is taken, and a `yes`
+    whose answer this prompt holds too (yes and no themselves stand nowhere); of equals the `yes`.
+    """
+    if role != ANALYSIS:
+        return known[0].text if known else None
+    verdicts = [(candidate, parse_analysis(candidate.text)) for candidate in known]
+    fitting = [
+        (candidate.score, verdict.action == YES, candidate.text)
+        for candidate, verdict in verdicts
+        if verdict.action != YES
+        or normalise(verdict.args[0]) in CLOSED
+        or cover_match_tokens(prompt, verdict.args)
+    ]
+    return max(fitting, key=lambda row: row[:2])[2] if fitting else None
+
+
 def build_pool(candidates: Iterable[Candidate], alike: float = 0.85) -> Pool:
     """The distinct candidates of every instance, the best first.
 
@@ -123,9 +171,13 @@ def build_pool(candidates: Iterable[Candidate], alike: float = 0.85) -> Pool:
     return Pool({key: _distinct(known, alike) for key, known in sorted(instances.items())})
 
 
+def _rank(candidate: Candidate) -> tuple[float, str]:
+    return -candidate.score, candidate.text
+
+
 def _distinct(candidates: Iterable[Candidate], alike: float) -> tuple[Candidate, ...]:
     kept: list[tuple[Candidate, collections.Counter[str]]] = []
-    for candidate in sorted(candidates, key=lambda c: (-c.score, c.text)):
+    for candidate in sorted(candidates, key=_rank):
         words = collections.Counter(_WORD.findall(candidate.text.lower()))
         if all(cosine(words, other) < alike for _, other in kept):
             kept.append((candidate, words))

@@ -89,14 +89,16 @@ class Groups:
 def siblings_mean(
     forest: Forest, reward_N: np.ndarray, injection: Injection
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each action's reward against the mean of its group, and its weight, float32 `[N]` each.
+    """Each action's reward against the mean of its group, and whether to train it, float32 `[N]`.
 
       A(x, y_i) = r(x, y_i) - 1/G sum_j r(x, y_j)                               (eq. 2, no division)
 
-    Identical actions are one node; in the mean, and in its weight, it counts as often as it was
-    written. An action without siblings has weight 0: there is nothing to learn from it, and it is
-    of a role that is not in training. So has a dropped sample, and an expert without gradient
-    unless the policy wrote the same.
+    Identical actions are one node, which counts as often as it was written: in the mean, and in
+    eq. 3's sum, so its credit is `A` times that. (A loss that is linear or clipped in `A` is then
+    the sum over all that was written; what the aggregate divides by, and a KL in the loss, see the
+    node once.) An action without siblings has weight 0: there is nothing to learn from it, and it
+    is of a role that is not in training. So has a dropped sample, and an expert without gradient
+    unless the policy wrote the same. Every other weight is 1.
     """
     credit_N = np.zeros(len(forest.records), np.float32)
     weight_N = np.zeros(len(forest.records), np.float32)
@@ -108,6 +110,7 @@ def siblings_mean(
             worst = int(np.argmin(np.where(sampled_K > 0, reward_K, np.inf)))
             count_K[worst] -= 1
         if count_K.sum() > 1:
-            credit_N[nodes] = reward_K - np.average(reward_K, weights=count_K)
-            weight_N[nodes] = count_K - (0 if injection.gradient else forced_K)
+            trained_K = count_K - (0 if injection.gradient else forced_K)
+            credit_N[nodes] = trained_K * (reward_K - np.average(reward_K, weights=count_K))
+            weight_N[nodes] = trained_K > 0
     return credit_N, weight_N

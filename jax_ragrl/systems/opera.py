@@ -5,8 +5,9 @@ Architecture for Reasoning-Oriented Multi-Hop Retrieval". Three roles with param
 learn one after the other (`mapgrpo.py`), each from a reward of its own (`opera_rewards.py`).
 
 Departures from the paper and its published code
-  1. The paper states no limit: at most six steps, two rewritten queries a step, and always the
-     same k, where the code searches deeper with every attempt.
+  1. The paper states no limit: at most six steps (a plan that is cut to them counts as a fault),
+     two rewritten queries a step, and always the same k, where the code searches deeper with every
+     attempt.
   2. The last step's answer is the answer; the code asks for a synthesis and corrects answers by
      rules. A step that needs an answer that is not there fails, and the others go on.
   3. What is no plan becomes a plan of one step, the question; what is no verdict counts as `no`;
@@ -16,6 +17,9 @@ Departures from the paper and its published code
      made; only the first one is carried on.
   6. Trajectory memory is a view of the finished rollout (`opera_memory.py`) and no part of the
      state; the placeholders are resolved from the answers so far.
+  7. Algorithm 1's expert of an analysis is the best candidate for a sub-goal and its documents, and
+     does not say for which documents it was scored. With others than these, only what can be right
+     of these is taken: a `no`, or a `yes` whose answer stands in the prompt (`expert_pool.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +78,8 @@ class State:
 
     `answers` has one entry for every step that is over, empty where it failed; `goal` is the step
     in work with earlier answers in place, and `judged` the sub-goal that was analysed last, with
-    the `candidates` that were shown for it.
+    the `candidates` that were shown for it. `faults` are malformed beside what a parser names: a
+    plan that lost steps, the one with the answer among them.
     """
 
     question: Question
@@ -90,6 +95,7 @@ class State:
     depth: int = 1
     answer: str | None = None
     why: str = ""
+    faults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +160,8 @@ class Opera:
 
     def _planned(self, state: State, plan: Parsed) -> State:
         steps = plan.args if plan.valid else (Step(state.question.text),)
-        return next_step(dataclasses.replace(state, steps=steps[: self.max_steps]))
+        faults = ("Cut Plan",) if len(steps) > self.max_steps else ()
+        return next_step(dataclasses.replace(state, steps=steps[: self.max_steps], faults=faults))
 
     def _judged(self, state: State, verdict: Parsed) -> State:
         if verdict.action == YES:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from jax_ragrl.rollout.roles import Parsed
 from jax_ragrl.systems.opera_grammar import YES, Step, references
-from jax_ragrl.text.metrics import cover_match_tokens, exact_match
+from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, exact_match, normalise
 from jax_ragrl.types import Passage, Question
 
 _ENTITY = re.compile(r"\b[A-Z][\w'.-]*(?: [A-Z][\w'.-]*)*")
+_ENDING = re.compile(r"(?:'s|['.])+$")  # of a sentence or a genitive, not of a name
 _ASKS = re.compile(r"\b(who|whom|whose|what|which|where|when|why|how)\b", re.IGNORECASE)
 
 
@@ -26,11 +27,12 @@ _ASKS = re.compile(r"\b(who|whom|whose|what|which|where|when|why|how)\b", re.IGN
 class Gold(NamedTuple):
     """What is known about a sub-goal and some passages.
 
-    `answers` are its gold answers, none where the passages do not tell it. `relevant` says of each
-    passage whether it bears on the sub-goal, and `total` how many of all passages do.
+    `answers` are its gold answers, none where the passages do not tell it, and None where that is
+    not known. `relevant` says of each passage whether it bears on the sub-goal, and `total` how
+    many of all passages do.
     """
 
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] | None
     relevant: tuple[bool, ...]
     total: int
 
@@ -43,25 +45,53 @@ class SubGoal(NamedTuple):
     steps: int
 
 
-GoldOf = Callable[[Question, SubGoal, Sequence[Passage]], Gold | None]
+GoldOf = Callable[[Question, SubGoal, Sequence[Passage]], Gold]
 
 
-def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold | None:
-    """Gold from a data set's own decomposition; None where the plan is of another length.
+def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
+    """Gold from a data set's own decomposition.
 
-    The last step of any plan has the question's answers. A step's answer counts as told where it
-    stands, as whole words, in a passage; the question's gold passages count as relevant to each
-    step, since data sets do not say which step one belongs to.
+    The last step of any plan has the question's answers, the others those of the decomposition;
+    they are not known where that is of another length. The question's gold passages count as
+    relevant to each step, since data sets do not say which step one belongs to, and of several with
+    one gold name, pieces of an article, the first.
     """
-    relevant = tuple(bool({p.id, p.title} & set(question.gold)) for p in passages)
+    relevant = first_named(passages, question.gold)
     answers = question.answers if goal.number == goal.steps - 1 else ()
     known = question.metadata.get("question_decomposition", ())
     if not answers and len(known) == goal.steps:
         answers = (str(known[goal.number]["answer"]),)
+    total = len(set(question.gold))
+    told = settled(answers, passages, sum(relevant), total, alone=goal.steps == 1)
+    return Gold(None if told is None else tuple(answers) if told else (), relevant, total)
+
+
+def first_named(passages: Sequence[Passage], names: Sequence[str]) -> tuple[bool, ...]:
+    """Of each passage, whether it is the first to bear some name as its id or title."""
+    left, first = set(names), []
+    for passage in passages:
+        borne = {passage.id, passage.title} & left
+        left -= borne
+        first.append(bool(borne))
+    return tuple(first)
+
+
+def settled(
+    answers: Sequence[str], passages: Sequence[Passage], gold: int, total: int, *, alone: bool
+) -> bool | None:
+    """Whether passages tell an answer, `gold` of the `total` gold ones among them; None: unknown.
+
+    An answer is told where it stands, as whole words, in a passage. Yes and no stand nowhere: they
+    are told where all gold passages are shown. Where these are not, a plan of one step, which is
+    `alone`, cannot know; the last of several may compare earlier answers, which no passage shows.
+    """
     if not answers:
         return None
-    told = any(cover_match_tokens(p.text, answers) for p in passages)
-    return Gold(tuple(answers) if told else (), relevant, len(question.gold))
+    if normalise(answers[0]) not in CLOSED:
+        return any(cover_match_tokens(p.text, answers) for p in passages)
+    if not total:
+        return None
+    return True if gold == total else False if alone else None
 
 
 # --- Plans --------------------------------------------------------------------------------------
@@ -81,7 +111,8 @@ def plan_logic(question: str, steps: Sequence[Step]) -> float:
 
 def _covered(question: str, steps: Sequence[Step]) -> float:
     """The share of a question's capitalised names, its first word aside, that a plan mentions."""
-    names = _ENTITY.findall(question[:1].lower() + question[1:])
+    found = _ENTITY.findall(question[:1].lower() + question[1:])
+    names = [_ENDING.sub("", name) for name in found]
     mentioned = " ".join(step.goal for step in steps)
     return sum(name in mentioned for name in names) / len(names) if names else 1.0
 
@@ -155,14 +186,14 @@ def plan_placeholders(steps: Sequence[Step]) -> float:
 # --- Analyses and rewritten queries -------------------------------------------------------------
 
 
-def analysis_reward(verdict: Parsed, gold: Gold | None) -> float:
+def analysis_reward(verdict: Parsed, gold: Gold) -> float:
     """r_ana = 0.25 I[phi = phi*] + 0.65 EM(a, a*) + 0.1 f_format (eq. 9).
 
     Where the passages do not settle the sub-goal, a* is no answer, which a `no` matches: 0.9 for
-    the status. Without gold the form alone is graded.
+    the status. Where that is not known the form alone is graded.
     """
     form = 0.1 * verdict.format_score
-    if gold is None:
+    if gold.answers is None:
         return form
     if not gold.answers:
         return 0.9 * (verdict.action != YES) + form
@@ -184,11 +215,11 @@ def ndcg(relevant: Sequence[bool], total: int) -> float:
     return gained / ideal if ideal else 0.0
 
 
-def rewrite_reward(query: Parsed, gold: Gold | None, power: float = 0.5) -> float:
+def rewrite_reward(query: Parsed, gold: Gold, power: float = 0.5) -> float:
     """r_rew = 0.9 sqrt(NDCG@k) + 0.1 f_format (eq. 10).
 
     `gold` judges what the query found. Where nothing is known to be relevant, 0.5 stands for the
     root. `power` 1 leaves the root out.
     """
-    found = 0.5 if gold is None or not gold.total else ndcg(gold.relevant, gold.total) ** power
+    found = ndcg(gold.relevant, gold.total) ** power if gold.total else 0.5
     return 0.9 * found + 0.1 * query.format_score

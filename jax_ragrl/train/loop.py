@@ -21,11 +21,11 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
-from jax_ragrl.rollout.tree import LEAF, Forest
+from jax_ragrl.rollout.tree import LEAF, Forest, decisions
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
@@ -68,6 +68,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             policies, metrics = prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
         clock.lap("time/train_s")
         metrics |= describe(forest, known_N) | clock.laps
+        metrics |= expert_shares(forest, job.recipe.expander(frozenset(roles)), roles)
         tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
         metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
         if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
@@ -205,6 +206,18 @@ def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
             valid = [i not in fatal and forest.records[i].fault == "" for i in nodes]
             metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=sampled))
     return metrics | counts(forest) | strategy_rewards(forest)
+
+
+def expert_shares(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
+    """The share of each trained role's decisions that hold an expert's action, where the expander
+    asks an expert: how many questions or sub-goals it knew nothing of is not seen otherwise."""
+    if getattr(expander, "expert", None) is None:
+        return {}
+    held: dict[str, list[bool]] = {}
+    for nodes in decisions(forest):
+        known = bool(forest.forced_N[nodes].any())
+        held.setdefault(forest.records[nodes[0]].role, []).append(known)
+    return {f"expert_frac/{role}": float(np.mean(held[role])) for role in roles if role in held}
 
 
 def zero_variance(forest: Forest) -> float:

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import numpy as np
 import pytest
 
+from jax_ragrl.batch import turns_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rollout.tree import decisions
+from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Record, decisions, plant
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.expert_pool import (
     Candidate,
+    Pool,
     Scribe,
     build_pool,
     candidates_of,
@@ -125,11 +129,36 @@ def test_the_advantage_is_the_reward_against_the_mean_of_the_siblings():
 
 def test_an_action_counts_as_often_as_it_was_written():
     mean = (1.0 + 3 * 0.1) / 4
-    assert analyses(YES, NO, NO, NO) == close([(YES, 1 - mean, 1), (NO, 0.1 - mean, 3)])
+    assert analyses(YES, NO, NO, NO) == close([(YES, 1 - mean, 1), (NO, 3 * (0.1 - mean), 1)])
+
+
+def test_merged_actions_are_pushed_as_far_as_their_copies_would_be():
+    """Seven of one text and one of another, as two nodes and as eight."""
+
+    def pushed(*counts: tuple[int, int]) -> dict[tuple[int, ...], float]:
+        records = [
+            Record(
+                *(NO_PARENT, 0, PLAN, 1, (i,)),
+                Action((1, 2), (token, 9), "t", (0.0, 0.0)),
+                multiplicity=count,
+                parsed=Parsed(PLAN),
+            )
+            for i, (token, count) in enumerate(counts)
+        ]
+        forest = plant([ASKED], records)
+        reward_N = np.array([token == 5 for token, _ in counts], np.float32)
+        credit_N, weight_N = siblings_mean(forest, reward_N, OFF)
+        sums = collections.Counter()
+        for turn in turns_of(forest, weight_N):
+            sums[turn.ids] += float(credit_N[turn.node])
+        return dict(sums)
+
+    apart = pushed(*[(5, 1)] * 7, (6, 1))
+    assert pushed((5, 7), (6, 1)) == apart == {(5, 9): 0.875, (6, 9): -0.875}
 
 
 def test_a_group_of_equals_learns_nothing():
-    assert analyses(YES, YES, YES) == close([(YES, 0.0, 3)])
+    assert analyses(YES, YES, YES) == close([(YES, 0.0, 1)])
 
 
 def test_an_expert_is_trained_like_any_other():
@@ -141,8 +170,8 @@ def test_an_expert_is_trained_like_any_other():
 def test_an_expert_without_a_gradient_only_raises_the_mean():
     mean = (1.0 + 0.35 + 0.1) / 3
     rows = analyses(ROM, NO, injection=Injection(gradient=False), best=YES)
-    assert rows == close([(YES, 1 - mean, 0), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)])
-    assert sum(credit * weight for _, credit, weight in rows) < 0
+    assert rows == close([(YES, 0.0, 0), (ROM, 0.35 - mean, 1), (NO, 0.1 - mean, 1)])
+    assert sum(credit for _, credit, _ in rows) < 0
 
 
 def test_what_the_policy_wrote_itself_is_trained_though_the_expert_wrote_it_too():
@@ -154,21 +183,19 @@ def test_what_the_policy_wrote_itself_is_trained_though_the_expert_wrote_it_too(
 def test_an_expert_in_place_of_the_worst_sample_drops_it():
     mean = (1.0 + 0.35 + 0.35) / 3
     rows = analyses(ROM, NO, ROM, injection=Injection(replaces="worst"), best=YES)
-    assert [(text, weight) for text, _, weight in rows] == [(YES, 1), (ROM, 2), (NO, 0)]
-    assert [credit for _, credit, _ in rows[:2]] == pytest.approx([1 - mean, 0.35 - mean])
+    assert rows == close([(YES, 1 - mean, 1), (ROM, 2 * (0.35 - mean), 1), (NO, 0.0, 0)])
 
 
 def test_one_of_several_equal_worst_samples_is_dropped():
     mean = (1.0 + 2 * 0.1) / 3
     rows = analyses(NO, NO, NO, injection=Injection(replaces="worst"), best=YES)
-    assert rows == close([(YES, 1 - mean, 1), (NO, 0.1 - mean, 2)])
+    assert rows == close([(YES, 1 - mean, 1), (NO, 2 * (0.1 - mean), 1)])
 
 
 def test_the_expert_itself_is_never_dropped():
     rows = analyses(YES, ROM, injection=Injection(replaces="worst"), best=NO)
     mean = (1.0 + 0.1) / 2
-    assert [(text, weight) for text, _, weight in rows] == [(NO, 1), (YES, 1), (ROM, 0)]
-    assert [credit for _, credit, _ in rows[:2]] == pytest.approx([0.1 - mean, 1 - mean])
+    assert rows == close([(NO, 0.1 - mean, 1), (YES, 1 - mean, 1), (ROM, 0.0, 0)])
 
 
 def test_without_an_expert_no_sample_is_dropped():
@@ -227,6 +254,54 @@ def test_the_pool_gives_the_best_candidate_of_a_prompt():
     assert pool(effect(PLAN, "p"), "q") == "good idea"
     assert pool(effect(PLAN, "r"), "q") == "another prompt"
     assert pool(effect(PLAN, "x"), "q") is None and pool(effect(REWRITE, "p"), "q") is None
+
+
+def shown(style: str, role: str, goal: str, *texts: str) -> Generate:
+    """A role's prompt in a style, with these documents."""
+    found = [Passage(str(i), "a title", text) for i, text in enumerate(texts)]
+    state = opera.State(ASKED, goal=goal, query=goal, failure="x", candidates=tuple(found))
+    phase = {ANALYSIS: "analyse", REWRITE: "rewrite"}[role]
+    return Opera(style).wants(dataclasses.replace(state, phase=phase))
+
+
+def scored(style: str, role: str, goal: str, *known: tuple[str, str, float]) -> Pool:
+    """A pool of a goal's candidates: the document each was written for, text and score."""
+    return build_pool(
+        Candidate(role, shown(style, role, goal, document).messages[-1].content, text, score)
+        for document, text, score in known
+    )
+
+
+STYLES = pytest.mark.parametrize("style", ["opera", "opera_tiny"])
+GOAL = "birthplace of Ann Lee"
+TOLD, TOLD_TOO, UNTOLD = "Ann Lee was born in Ulm.", "In Ulm, Ann Lee grew up.", "Ulmen grow."
+
+
+@STYLES
+def test_a_query_of_the_pool_is_for_its_sub_goal_whatever_was_found_before(style):
+    pool = scored(style, REWRITE, GOAL, ("a", "bad", 0.2), ("b", "Ann Lee born", 0.9))
+    assert pool(shown(style, REWRITE, "Birthplace of Ann Lee?", "Question: what?"), "q") == (
+        "Ann Lee born"
+    )
+    assert pool(shown(style, REWRITE, "spouse of Ann Lee", "a"), "q") is None
+    assert pool(shown(style, ANALYSIS, GOAL, "a"), "q") is None
+
+
+@STYLES
+def test_an_analysis_of_the_pool_is_for_other_documents_that_tell_the_same(style):
+    pool = scored(style, ANALYSIS, GOAL, (TOLD, YES, 1.0), (UNTOLD, NO, 1.0), (TOLD, ROM, 0.35))
+    assert pool(shown(style, ANALYSIS, GOAL, "Question: Why?", TOLD_TOO), "q") == YES
+    assert pool(shown(style, ANALYSIS, GOAL, UNTOLD, "more"), "q") == NO
+    assert pool(shown(style, ANALYSIS, GOAL, "Ann Lee saw Rom."), "q") == NO
+    assert pool(shown(style, ANALYSIS, GOAL, TOLD), "q") == YES  # as it stands
+    told = scored(style, ANALYSIS, GOAL, (TOLD, YES, 1.0))
+    assert told(shown(style, ANALYSIS, GOAL, UNTOLD), "q") is None
+
+
+def test_a_closed_answer_of_the_pool_needs_no_document():
+    same = render_analysis("a", "yes")
+    pool = scored("opera_tiny", ANALYSIS, "same: Ulm, Ulm", (TOLD, same, 1.0))
+    assert pool(shown("opera_tiny", ANALYSIS, "same: Ulm, Ulm", UNTOLD), "q") == same
 
 
 def test_the_pool_leaves_out_what_a_better_candidate_says_alike():

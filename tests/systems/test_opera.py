@@ -9,6 +9,7 @@ import pytest
 
 from jax_ragrl.config import build
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import evaluate
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.opera import Opera, Settings
@@ -16,7 +17,7 @@ from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera_memory import trajectory
 from jax_ragrl.types import Question
 from tests.conftest import REPO
-from tests.rollout.tape import passage
+from tests.rollout.tape import Tape, passage
 from tests.systems.talk import ends, talk
 
 SYSTEM = Opera("opera_tiny", top_k=1)
@@ -110,6 +111,14 @@ def test_a_plan_is_cut_to_its_first_steps():
     plan = "\n".join(f"{i} a of {i}" for i in range(1, 9))
     _, tape = play({PLAN: [plan], ANALYSIS: [ULM] * 6})
     assert searched(tape) == [f"a of {i}" for i in range(1, 7)]
+
+
+@pytest.mark.parametrize(("steps", "malformed"), [(6, {}), (7, {"Cut Plan": 1})])
+def test_a_cut_plan_is_counted_as_malformed(steps, malformed):
+    plan = "\n".join(f"{i} a of {i}" for i in range(1, steps + 1))
+    tape = Tape({PLAN: [plan], ANALYSIS: [ULM] * 6})
+    result = evaluate(SYSTEM, [QUESTION], tape.environment())
+    assert result.malformed == malformed and result.answers == ("Ulm",)
 
 
 def test_what_is_no_verdict_counts_as_no_and_what_is_no_query_repeats_the_last():

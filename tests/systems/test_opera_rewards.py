@@ -56,6 +56,20 @@ def test_names_are_covered_by_share_and_the_first_word_is_none():
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        "Name the seat of Acme Steel.",
+        "Where is Acme Steel's seat?",
+        "Where is the seat of the 'Acme Steel'?",
+        "Is it Acme Steel's.",
+    ],
+)
+def test_a_name_ends_before_its_genitive_and_the_sentences_stop(asked):
+    assert plan_logic(asked, [Step("seat of Acme Steel")]) == 1.0
+    assert plan_logic(asked, [Step("seat of Acme")]) == 0.0
+
+
+@pytest.mark.parametrize(
     ("steps", "score"),
     [
         (PLAN.args, 1.0),
@@ -104,6 +118,7 @@ def test_the_parts_of_the_codes_rubric():
 # --- Analyses -----------------------------------------------------------------------------------
 
 TOLD, UNTOLD = Gold(("Ulm",), (True,), 1), Gold((), (False,), 1)
+UNKNOWN = Gold(None, (True,), 1)
 RIGHT, WRONG = (parse_analysis(render_analysis("a", x)) for x in ("Ulm", "Rom"))
 DECLINED = parse_analysis(render_analysis("a"))
 
@@ -116,7 +131,8 @@ DECLINED = parse_analysis(render_analysis("a"))
         (DECLINED, TOLD, 0.1),
         (DECLINED, UNTOLD, 1.0),
         (RIGHT, UNTOLD, 0.1),  # it may be right, but it is not in the passages
-        (RIGHT, None, 0.1),
+        (RIGHT, UNKNOWN, 0.1),
+        (DECLINED, UNKNOWN, 0.1),
         (malformed("No Status"), UNTOLD, 0.9),
         (malformed("No Status"), TOLD, 0.0),
         (parse_analysis('{"status": "yes", "answer": "the Ulm"}'), TOLD, 0.9 + 0.07),
@@ -156,8 +172,31 @@ def test_a_query_earns_the_root_of_its_gain_and_its_form():
     assert rewrite_reward(QUERY, second) == pytest.approx(0.9 * root + 0.1)
     assert rewrite_reward(QUERY, second, power=1.0) == pytest.approx(0.9 * root**2 + 0.1)
     assert rewrite_reward(parse_rewrite("a b"), second) == pytest.approx(0.9 * root + 0.025)
-    for unknown in (None, Gold((), (False,), 0)):
-        assert rewrite_reward(QUERY, unknown) == pytest.approx(0.45 + 0.1)
+    assert rewrite_reward(QUERY, Gold((), (False,), 0)) == pytest.approx(0.45 + 0.1)
+
+
+HOTPOT = Question("h", "q?", ("Ulm",), gold=("Ann Lee", "Jaws"))
+JAWS, OTHER = Passage("j", "Jaws", "t"), Passage("x", "x", "t")
+
+
+@pytest.mark.parametrize(
+    ("found", "gain"), [([JAWS], 1.0), ([OTHER], 0.0), ([JAWS, OTHER], 1 / (1 + 1 / math.log2(3)))]
+)
+def test_a_query_is_judged_by_gold_passages_though_its_steps_answer_is_unknown(found, gain):
+    gold = steps_gold(HOTPOT, SubGoal("g", 0, 2), found)
+    assert rewrite_reward(QUERY, gold) == pytest.approx(0.9 * gain**0.5 + 0.1)
+    assert analysis_reward(RIGHT, gold) == analysis_reward(DECLINED, gold) == 0.1
+
+
+def test_the_pieces_of_a_gold_article_count_once():
+    first, *rest = (Passage(f"p{i}", "Ann Lee", "t") for i in range(4))
+
+    def gain(*found):
+        gold = steps_gold(HOTPOT, SubGoal("g", 0, 1), found)
+        return ndcg(gold.relevant, gold.total)
+
+    assert gain(first, *rest) == gain(first, OTHER, OTHER, OTHER) < 1.0
+    assert gain(first, JAWS, *rest) == 1.0
 
 
 # --- Gold ---------------------------------------------------------------------------------------
@@ -190,13 +229,41 @@ def test_gold_of_a_data_set_comes_from_its_decomposition():
 
     assert gold(0, 2, WORKS) == Gold(("Ann Lee",), (True,), 2)
     assert gold(0, 2, Passage("p", "x", "Joann Leeds")) == Gold((), (False,), 2)
-    assert gold(1, 2, WORKS, BORN) == Gold(("Ulm", "City of Ulm"), (True, True), 2)
+    assert gold(1, 2, WORKS, BORN) == Gold(("Ulm", "City of Ulm"), (True, False), 2)
     # A plan of another length has gold at its last step alone.
     assert gold(2, 3, BORN) == Gold(("Ulm", "City of Ulm"), (True,), 2)
-    assert gold(1, 3, BORN) is None and gold(0, 3, BORN) is None
+    assert gold(1, 3, WORKS, BORN) == gold(0, 3, WORKS, BORN) == Gold(None, (True, False), 2)
 
 
 def test_gold_without_a_decomposition_is_the_answer_of_the_question():
     bare = Question("b", "q?", ("Ulm",))
     assert steps_gold(bare, SubGoal("g", 0, 1), [BORN]) == Gold(("Ulm",), (False,), 0)
-    assert steps_gold(bare, SubGoal("g", 0, 2), [BORN]) is None
+    assert steps_gold(bare, SubGoal("g", 0, 2), [BORN]) == Gold(None, (False,), 0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "number", "steps", "rewards"),
+    [  # of the right answer, and of a refusal
+        ("AB", 0, 1, (1.0, 0.1)),
+        ("A", 0, 1, (0.1, 1.0)),
+        ("AA", 0, 1, (0.1, 1.0)),
+        ("AB", 2, 3, (1.0, 0.1)),
+        ("A", 2, 3, (0.1, 0.1)),  # earlier answers may settle it
+    ],
+)
+@pytest.mark.parametrize("answer", ["yes", "No"])
+def test_yes_and_no_are_told_by_gold_passages_and_not_by_their_words(
+    answer, shown, number, steps, rewards
+):
+    asked = Question("c", "Are A and B Dutch?", (answer,), gold=("A", "B"))
+    found = [Passage(str(i), title, f"{title} is Dutch.") for i, title in enumerate(shown)]
+    gold = steps_gold(asked, SubGoal(asked.text, number, steps), found)
+    right = parse_analysis(render_analysis("a", answer))
+    earned = analysis_reward(right, gold), analysis_reward(DECLINED, gold)
+    assert earned == pytest.approx(rewards)
+
+
+def test_yes_and_no_are_not_judged_without_gold_passages():
+    asked = Question("c", "Are A and B Dutch?", ("yes",))
+    gold = steps_gold(asked, SubGoal(asked.text, 0, 1), [BORN])
+    assert gold == Gold(None, (False,), 0)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.train.loop import counts, describe, found_gold, zero_variance
+from jax_ragrl.systems.mapgrpo import Groups, Injection
+from jax_ragrl.systems.opera import Opera
+from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.train.loop import counts, describe, expert_shares, found_gold, zero_variance
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, Tape, passage, play
+from tests.systems.talk import talk
 
 
 def always(**texts: str):
@@ -62,3 +66,24 @@ def test_questions_whose_leaves_earned_the_same_are_counted():
                  expander=lambda effect, question: Branching(2))  # fmt: skip
     rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
     assert zero_variance(rewards) == 0.0 and leaf_N.any()
+
+
+def test_the_share_of_decisions_with_an_expert_is_of_the_roles_in_training():
+    """The expert knows one question of two, and no sub-goal of either. Of another expander's forced
+    actions none is an expert's."""
+    system = Opera("opera_tiny", top_k=1)
+    texts = always(plan="1 a of B", analysis="a\nyes: Ulm", rewrite="c")
+
+    def shares(role, expert):
+        groups = Groups(frozenset((role,)), 3, Injection(), expert, frozenset((PLAN,)))
+        forest, _ = talk(system, texts, ANN, BOB, expander=groups)
+        return expert_shares(forest, groups, (role, REWRITE))
+
+    def knows_ann(effect, question):
+        return "1 b of A" if question == ANN.text and effect.role == PLAN else None
+
+    assert shares(PLAN, knows_ann) == {"expert_frac/plan": 0.5}
+    assert shares(ANALYSIS, knows_ann) == {"expert_frac/analysis": 0.0}
+    assert shares(PLAN, None) == {}
+    forced = play(Tape(always(router="[No Retrieval]")), expander=wide)
+    assert expert_shares(forced, wide, ("router",)) == {}
