@@ -140,6 +140,7 @@ SYSTEMS: Mapping[str, Builder] = {
     "search_o1": _baseline(SearchO1),
     "search_r1": lambda bench: _agent(bench, executor.search_r1()),
     "autorefine": lambda bench: _agent(bench, executor.autorefine()),
+    "auto_rag": lambda bench: _agent(bench, executor.auto_rag()),
     "c3po": _c3po,
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),
