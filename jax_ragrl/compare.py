@@ -25,6 +25,7 @@ from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.rerank import Reranker
@@ -32,6 +33,7 @@ from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, neighbours
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.coda import CoDA
@@ -131,7 +133,9 @@ SYSTEMS: Mapping[str, Builder] = {
     "replug": _baseline(Replug),
     "bgm_frozen": _baseline(Selection),
     "query_rewrite": _baseline(QueryRewrite),
+    "instruct_rag": _baseline(InstructRAG),
     "skr_knn": _skr,
+    "slim_plm": _baseline(SlimPLM),
     "self_rag": _baseline(SelfRAG),
     "iter_retgen": _baseline(IterRetGen),
     "ircot": _baseline(IRCoT),
@@ -140,6 +144,7 @@ SYSTEMS: Mapping[str, Builder] = {
     "search_o1": _baseline(SearchO1),
     "search_r1": lambda bench: _agent(bench, executor.search_r1()),
     "autorefine": lambda bench: _agent(bench, executor.autorefine()),
+    "auto_rag": lambda bench: _agent(bench, executor.auto_rag()),
     "c3po": _c3po,
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),

@@ -1,8 +1,9 @@
-"""The world's reader in the offices of a workflow: decompose, rewrite, select, summarise.
+"""The world's reader in the offices of a workflow: decompose, rewrite, select, summarise, explain.
 
-What MAO-ARAG asks of its frozen executors, by rule and on the text of the prompt alone. A chain of
-relations comes apart into steps that need each other's answers, so only the serial decomposition
-serves it; the two sides of a comparison do not, so the parallel one does.
+What MAO-ARAG asks of its frozen executors, and InstructRAG of the writer of its rationales, by rule
+and on the text of the prompt alone. A chain of relations comes apart into steps that need each
+other's answers, so only the serial decomposition serves it; the two sides of a comparison do not,
+so the parallel one does.
 """
 
 from __future__ import annotations
@@ -102,6 +103,22 @@ def summarise(style: str, prompt: str) -> str:
     return conclude(plan, [known.get(hop) for hop in plan.hops])
 
 
+def explain(style: str, prompt: str) -> str:
+    """The facts on the way to the answer in order, and what a comparison of them yields.
+
+    Unless the documents tell all of them, nothing is explained.
+    """
+    plan = understand(question_of(prompt))
+    told = [facts_of(text) for _, text in read_numbered(style, prompt)]
+    steps = resolve(plan, told) if plan else []
+    values = [value for _, value in steps if value]
+    if plan is None or len(values) < len(plan.hops):
+        return UNKNOWN
+    facts = [f"The {relation} of {name} is {value}." for (name, relation), value in steps]
+    verdict = [f"So it is {conclude(plan, values)}."] if plan.compare else []
+    return " ".join(facts + verdict)
+
+
 OFFICES: Mapping[str, Callable[[str, str], str]] = {
     "decompose_serial": decompose_serial,
     "decompose_parallel": decompose_parallel,
@@ -109,6 +126,7 @@ OFFICES: Mapping[str, Callable[[str, str], str]] = {
     "substitute": substitute,
     "select": select,
     "summarise": summarise,
+    "explain": explain,
 }
 
 

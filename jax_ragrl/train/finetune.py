@@ -1,7 +1,8 @@
 """Baselines whose generator is fine-tuned: the answer to a question, from what a search found.
 
-Vanilla RAG + SFT and RetRobust are one run on two kinds of rows (`systems/baselines/rows.py`). What
-it ends with is a language model in a folder, for `ragrl evaluate --systems standard_rag --llm`.
+Vanilla RAG + SFT, RetRobust and InstructRAG are one run on three kinds of rows
+(`systems/baselines/rows.py`). What it ends with is a language model in a folder, to be given back
+to `ragrl evaluate` with `--llm`, beside the system that asks as its rows do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from tqdm import tqdm
 from jax_ragrl.batch import Layout
 from jax_ragrl.config import build
 from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.world import World
 from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, evaluate
@@ -28,14 +30,30 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.baselines.rows import ANSWER, Row, robust_rows, vanilla_rows
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
+from jax_ragrl.systems.baselines.rows import (
+    ANSWER,
+    Row,
+    explained_rows,
+    robust_rows,
+    vanilla_rows,
+)
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import TINY, Data, Index, load_data, load_policy, search
+from jax_ragrl.train.assemble import (
+    LLM,
+    TINY,
+    Data,
+    Index,
+    load_data,
+    load_llm,
+    load_policy,
+    search,
+)
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, imitate
 from jax_ragrl.train.trainer import acting, prepare
-from jax_ragrl.types import Question
+from jax_ragrl.types import Hits, Question
 
 METRIC = "f1"
 DEEPER = 3  # RetRobust's low ranks: how much deeper than shown its searches go
@@ -45,8 +63,10 @@ DEEPER = 3  # RetRobust's low ranks: how much deeper than shown its searches go
 class Finetune:
     """A run; the fields are the keys and sections of its config.
 
-    `rows` is `vanilla` or `robust`. A step is `batch` rows, drawn without repetition until all were
-    seen. The model is tried before and after on the first `test_questions`.
+    `rows` is one of `ROWS`. A step is `batch` rows, drawn without repetition until all were seen.
+    The model is tried before and after on the first `test_questions`. `writer` writes what is to be
+    learnt by rows that are `explained`: in the paper, the policy itself before it is trained. A
+    reply, be it one of a local writer, has at most `shapes.steps` tokens.
     """
 
     rows: str
@@ -55,6 +75,7 @@ class Finetune:
     data: Data
     index: Index = Index()
     policy: str = TINY
+    writer: LLM = LLM()
     style: str = "baselines_tiny"
     top_k: int = 5
     batch: int = 32
@@ -67,7 +88,7 @@ class Finetune:
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:
-            raise UserError(f"config.rows is {self.rows!r}: use {' or '.join(ROWS)}")
+            raise UserError(f"config.rows is {self.rows!r}: use {', '.join(ROWS)}")
 
 
 def load_finetune(values: Mapping[str, Any]) -> Finetune:
@@ -75,40 +96,62 @@ def load_finetune(values: Mapping[str, Any]) -> Finetune:
     return build(Finetune, values)
 
 
-def _vanilla(
-    run: Finetune, questions: Sequence[Question], retriever: Retriever, corpus: Corpus
-) -> list[Row]:
-    found = retriever.search([q.text for q in questions], run.top_k)
-    return vanilla_rows(run.style, questions, found, run.top_k)
+class Source(NamedTuple):
+    """What rows are made from; `world` where the data are generated."""
+
+    questions: Sequence[Question]
+    retriever: Retriever
+    corpus: Corpus
+    world: World | None
+
+    def found(self, k: int) -> list[Hits]:
+        """The `k` passages that each question itself finds."""
+        return self.retriever.search([q.text for q in self.questions], k)
 
 
-def _robust(
-    run: Finetune, questions: Sequence[Question], retriever: Retriever, corpus: Corpus
-) -> list[Row]:
-    found = retriever.search([q.text for q in questions], DEEPER * run.top_k)
-    rng = random.Random(run.seed)
-    return robust_rows(run.style, questions, found, corpus.passages, run.top_k, rng)
+def _vanilla(run: Finetune, source: Source) -> list[Row]:
+    return vanilla_rows(run.style, source.questions, source.found(run.top_k), run.top_k)
 
 
-ROWS: Mapping[str, Callable[[Finetune, Sequence[Question], Retriever, Corpus], list[Row]]] = {
-    "vanilla": _vanilla,
-    "robust": _robust,
+def _robust(run: Finetune, source: Source) -> list[Row]:
+    found, rng = source.found(DEEPER * run.top_k), random.Random(run.seed)
+    passages = source.corpus.passages
+    return robust_rows(run.style, source.questions, found, passages, run.top_k, rng)
+
+
+def _explained(run: Finetune, source: Source) -> list[Row]:
+    writer = load_llm(run.writer, source.world, run.style, run.shapes)
+    found = source.found(run.top_k)
+    return explained_rows(run.style, source.questions, found, run.top_k, writer)
+
+
+class Kind(NamedTuple):
+    """How rows are made, and the system (of a style and `top_k`) that asks as they do."""
+
+    rows: Callable[[Finetune, Source], list[Row]]
+    system: Callable[[str, int], Any]
+
+
+ROWS: Mapping[str, Kind] = {
+    "vanilla": Kind(_vanilla, StandardRAG),
+    "robust": Kind(_robust, StandardRAG),
+    "explained": Kind(_explained, InstructRAG),
 }
 
 
 def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     """Trains on the rows: `out/checkpoint` (Hugging Face layout), `out/metrics.jsonl`.
 
-    Returns what it writes to `out/summary.json`; accuracies are F1 in percent, of Standard RAG with
-    the model as its reader. Raises `UserError` where `out` holds a model already.
+    Returns what it writes to `out/summary.json`; accuracies are F1 in percent, of the system of the
+    rows with the model as its reader. Raises `UserError` where `out` holds a model already.
     """
     if (out / "checkpoint").exists():
         raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    corpus, questions, _ = load_data(run.data)
+    corpus, questions, world = load_data(run.data)
     retriever = search(corpus, run.index, out)
     policy, tokenizer = load_policy(run.policy)
-    rows = ROWS[run.rows](run, questions["train"], retriever, corpus)
+    rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))
     examples = [example_of(row, tokenizer) for row in rows]
     tested = questions["test"][: run.test_questions]
     before = _accuracy(run, nnx.split(policy, nnx.Param), tokenizer, retriever, tested)
@@ -147,7 +190,10 @@ def example_of(row: Row, tokenizer: ChatTokenizer) -> Example:
 def batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
     """Endless batches: all examples in a new random order, again and again."""
     if not examples:
-        raise UserError("no training question has an answer: there is nothing to learn from")
+        raise UserError(
+            "there is nothing to learn from: no training question has an answer, or no rationale "
+            "holds one (try another writer)"
+        )
     waiting: list[Example] = []
     epoch = 0
     while True:
@@ -170,8 +216,8 @@ def _accuracy(
     retriever: Retriever,
     questions: Sequence[Question],
 ) -> float:
-    """The F1 of Standard RAG with a model as its reader, in percent."""
+    """The F1 of the system of the rows with a model as its reader, in percent."""
     reader = LocalLLM(*split, tokenizer, run.shapes)
     environment = Environment(NoSampler(), retriever, reader, tokenizer.count)
-    result = evaluate(StandardRAG(run.style, run.top_k), questions, environment)
+    result = evaluate(ROWS[run.rows].system(run.style, run.top_k), questions, environment)
     return round(100 * result.mean(METRIC), 2)

@@ -107,6 +107,7 @@ class Lesson(NamedTuple):
 TEACHERS: Mapping[str, type] = {
     "c3po": Teacher,
     "coda": coda.Teacher,
+    "jax_ragrl.systems.baselines.executor": coda.Teacher,
     "mao_arag": mao_arag.Teacher,
     "mmoa_rag": mmoa_rag.Teacher,
     "opera": opera.Teacher,
@@ -118,8 +119,10 @@ def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, Lesson]:
     values = dict(values)
     name = values.get("system")
     recipe = load_recipe(values)
+    if name not in TEACHERS:
+        raise UserError(f"config.system is {name!r}: it has no teacher, use {', '.join(TEACHERS)}")
     expander = three_strategies if name == "c3po" else once
-    teacher = functools.partial(build, TEACHERS[str(name)], where="config.stages.teacher")
+    teacher = functools.partial(build, TEACHERS[name], where="config.stages.teacher")
     return build(Warmup, values), Lesson(recipe.system, teacher, expander)
 
 

@@ -102,6 +102,30 @@ def test_a_query_is_the_questions_noun_phrase(style):
     assert ask(style, "rewrite", SAME) == "country of Old Ulm and New Ulm"
 
 
+@pytest.mark.parametrize("style", ["baselines_tiny", "baselines"])
+def test_an_explanation_is_the_facts_in_order_and_what_a_comparison_yields(style):
+    def explained(question: str, *texts: str) -> str:
+        shown = numbered(style, [Passage("", "title", text) for text in texts])
+        values = {"question": question, "documents": shown, "answer": "Zoe"}
+        request = LLMRequest("explain", user_turn(style, "explain", **values))
+        return WorldExecutors(world(), style=style).complete([request])[0]
+
+    founder = "Bolt was founded by Zoe and is based in Rom."
+    links = ("Bob married Ann Lee and works for Bolt.", "Ann Lee married Bob and works for Acme.")
+    assert explained(CHAIN, founder, *links) == (
+        "The spouse of Ann Lee is Bob. The employer of Bob is Bolt. The founder of Bolt is Zoe."
+    )
+    assert explained(CHAIN, *links) == UNKNOWN
+    sides = [
+        "Old Ulm is a city in Norland run by mayor Zoe.",
+        "Zoe is the mayor of New Ulm, a city in Sur.",
+    ]
+    assert explained(SAME, *sides) == (
+        "The country of Old Ulm is Norland. The country of New Ulm is Sur. So it is no."
+    )
+    assert explained(SAME, sides[0]) == explained("Who?", *sides) == UNKNOWN
+
+
 @pytest.mark.parametrize("prompt", ["", "Question: ", "Question: Who are you?", "1. a Answer: "])
 def test_any_prompt_gets_a_reply(prompt):
     requests = [LLMRequest(purpose, (Message("user", prompt),)) for purpose in OFFICES]

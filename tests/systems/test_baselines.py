@@ -16,6 +16,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug, mixed, passage_weights
 from jax_ragrl.systems.baselines.rerank import Reranker
@@ -23,6 +24,7 @@ from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.scripted import Chosen, Fault, Scripted, Steps, ask
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import read_numbered, template
@@ -354,6 +356,62 @@ def test_self_rag_without_passages_answers_directly():
     assert purposes(tape) == ["retrieve", "search", "answer_direct"]
 
 
+# --- SlimPLM -------------------------------------------------------------------------------------
+
+
+def test_a_trusted_draft_is_neither_searched_nor_shown():
+    tape = recorded({}, texts={"drafter": ["Rom, surely"], "gate": ["A"]})
+    leaf = played(SlimPLM("baselines_tiny", 2), tape).records[-1]
+    assert purposes(tape) == ["drafter", "gate", "answer_direct"]
+    assert (leaf.answer, leaf.state.strategy) == ("Ulm", "direct")
+    assert "Draft: Rom, surely" in tape.prompts[1] and "Rom" not in tape.prompts[2]
+
+
+@pytest.mark.parametrize(
+    ("letter", "fault"), [("B", ""), ("C", "Invalid Gate"), ("", "Invalid Gate")]
+)
+def test_the_claims_of_a_draft_that_is_not_trusted_are_searched_together(letter, fault):
+    found = {"Ann": [passage(1), passage(2), passage(3)], "Rom": [passage(2), passage(4)]}
+    texts = {"drafter": [" Ann is from Rom.\n"], "gate": [letter]}
+    tape = recorded({}, found, texts | {"rewriter": ["1. Ann\n- Rom\ntoo many"]})
+    forest = played(SlimPLM("baselines_tiny", 3, queries=2), tape)
+    searched = [("search", "Ann", 3), ("search", "Rom", 3)]
+    assert tape.log == [("drafter",), ("gate",), ("rewriter",), *searched, ("answer",)]
+    assert forest.records[1].fault == fault
+    assert (forest.records[-1].answer, forest.records[-1].state.strategy) == ("Ulm", "retrieve")
+    assert tape.prompts[2].startswith("claims 2\n")
+    assert all(prompt.endswith("Draft: Ann is from Rom.") for prompt in tape.prompts[1:3])
+    shown = "1 title 1: text 1\n2 title 2: text 2\n3 title 4: text 4\nQuestion"
+    assert shown in tape.prompts[3] and "Rom" not in tape.prompts[3]
+
+
+def test_without_draft_and_query_the_question_is_judged_and_searched():
+    tape = recorded({}, texts={"drafter": [" "], "gate": ["B"], "rewriter": ["\n"]})
+    result = evaluate(SlimPLM("baselines_tiny", 2), [ANN], tape.environment())
+    assert result.malformed == {"Empty Draft": 1, "No Query": 1}
+    assert result.answers == ("Ulm",) and searches(tape) == [ASKED]
+    assert tape.prompts[1].endswith("\nDraft: ")
+
+
+# --- InstructRAG ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "faults"),
+    [
+        ("1 tells it.\nSo the answer is: Ulm.", "Ulm", ()),
+        ("The answer is not Rom.\nHence the Answer is Ulm\nindeed", "Ulm", ()),
+        ("Ulm it must be.", "Ulm it must be.", ("No Answer",)),
+        ("So the answer is: .", "So the answer is: .", ("No Answer",)),
+    ],
+)
+def test_an_explanation_ends_with_the_answer(reply, answer, faults):
+    tape = recorded({"instruct": [reply]})
+    assert ended(InstructRAG("baselines_tiny", 2), tape) == (answer, "answered", faults)
+    assert tape.log == [("search", ASKED, 2), ("instruct",)]
+    assert tape.prompts == [f"instruct\n1 title 1: text 1\n2 title 2: text 2\nQuestion: {ASKED}"]
+
+
 # --- Adaptive-RAG and C-3PO's fixed strategies ---------------------------------------------------
 
 
@@ -424,7 +482,8 @@ def test_no_retrieval_is_direct_answering_and_single_is_standard_rag_with_a_filt
 
 # --- Every prompt --------------------------------------------------------------------------------
 
-ALL = (Reranker, Selection, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG)
+ALL = (Reranker, Selection, QueryRewrite, IterRetGen, IRCoT, ReAct, SearchO1, SelfRAG, AdaptiveRAG,
+       SlimPLM, InstructRAG)  # fmt: skip
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -433,7 +492,8 @@ def test_the_language_model_sees_the_question_in_its_first_prompt(style, baselin
     searched = f"{BEGIN}Ann{END}\nSearch[Ann]"
     replies = {name: [searched, searched, "", "Finish[x]\nAnswer: x"]
                for name in ("react", "search_o1")}  # fmt: skip
-    tape = recorded(replies | {"retrieve": ["yes"]}, texts={"classifier": ["C"]})
+    texts = {"classifier": ["C"], "drafter": ["Rom"], "gate": ["B"], "rewriter": ["Ann"]}
+    tape = recorded(replies | {"retrieve": ["yes"]}, texts=texts)
     assert ended(baseline(style, 2), tape)[1] == "answered"
     assert ASKED in tape.prompts[0]
     assert not any("$" in prompt for prompt in tape.prompts)

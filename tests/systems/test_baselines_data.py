@@ -9,14 +9,24 @@ import random
 import numpy as np
 import pytest
 
+from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.expand import Forced, Tree
+from jax_ragrl.rollout.expand import Forced, Tree, once
 from jax_ragrl.systems.baselines.adaptive import cheapest, class_rows
-from jax_ragrl.systems.baselines.rows import bears_on, robust_rows, vanilla_rows
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG, parse_rationale
+from jax_ragrl.systems.baselines.rows import (
+    RATIONALE,
+    Row,
+    bears_on,
+    explained_rows,
+    robust_rows,
+    vanilla_rows,
+)
 from jax_ragrl.systems.baselines.skr import SKR, Neighbours, neighbours, unit
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM, gate_rows
 from jax_ragrl.text.prompts import read_numbered
-from jax_ragrl.types import Hits, Passage, Question
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, passage, system
 
 STYLE = "baselines_tiny"
@@ -94,6 +104,46 @@ def test_without_gold_what_holds_an_answer_is_relevant():
     assert contexts == {("x",), ("title 2",), ("title 9",)}
 
 
+def test_a_rationale_is_learnt_where_it_holds_the_answer_that_was_told():
+    replies = {
+        "1": " Title 1 tells answer 1.\n",
+        "3": "Nothing helps.",
+        "4": "It is answer 44.",  # whole words
+        "5": "It is other.",  # gold too, but not the answer that was told
+        "6": EffectError("down"),
+    }
+    heard: list[LLMRequest] = []
+
+    def reply(request: LLMRequest):
+        heard.append(request)
+        return replies[request.messages[-1].content.split()[-1]]
+
+    questions = [asked(int(i)) for i in replies]
+    questions.insert(1, dataclasses.replace(asked(2), answers=()))
+    writer = Tape({}, told={"explain": reply})
+    rows = explained_rows(STYLE, questions, [hits(1, 2, 3)] * 6, 2, writer)
+    shown = "1 title 1: text 1\n2 title 2: text 2\nQuestion: Which number is 1?"
+    assert rows == [
+        Row(
+            (Message("user", f"instruct\n{shown}"),),
+            "Title 1 tells answer 1.\nSo the answer is: answer 1",
+            "answer",
+        )
+    ]
+    told = (Message("user", f"explain\n{shown}\nAnswer: answer 1"),)
+    assert heard[0] == LLMRequest("explain", told, RATIONALE) and len(heard) == 5
+
+
+def test_a_rationale_is_learnt_as_it_is_asked_for_and_read():
+    tape = Tape({}, told={"explain": "It is Ulm."})
+    found = tape.search([ANN.text], 2)
+    (row,) = explained_rows(STYLE, [ANN], found, 2, tape)
+    told = Tape({}, told={"instruct": row.target})
+    leaf = collect(InstructRAG(STYLE, 2), once, [ANN], told.environment()).records[-1]
+    assert told.prompts == [row.messages[-1].content] and leaf.answer == "Ulm"
+    assert parse_rationale(row.target).valid
+
+
 # --- Classes -------------------------------------------------------------------------------------
 
 
@@ -132,8 +182,6 @@ def test_the_class_is_the_cheapest_strategy_that_was_right():
 
 
 def test_questions_whose_environment_failed_have_no_class():
-    from jax_ragrl.errors import EffectError
-
     tape = Tape({"filter": ["Thought: t\nAction: [1]"]},
                 found={BOB.text: EffectError("down")})  # fmt: skip
     one = Tree(forced={"router": (Forced("[Retrieval] $question"),)}, until=0)
@@ -146,6 +194,24 @@ def test_class_rows_are_what_the_classifier_reads_and_writes():
     rows = class_rows(STYLE, forest, reward_N)
     assert [(row.target, row.role) for row in rows] == [(c, "classifier") for c in "ABC"]
     assert ANN.text in rows[0].messages[-1].content
+
+
+def test_the_gate_learns_whether_a_draft_was_right_from_what_it_reads():
+    def write(role, prompt, rng):
+        if role == "drafter":
+            return " " if "Bob" in prompt else "In Ulm, I think.\n"
+        return "A" if role == "gate" else "query"
+
+    tape = Tape(write)
+    cid = Question("q-cid", "Where was Cid born?", ("Bonn", "Lm"))
+    bare = Question("q-bare", "Where was Dan born?", ())
+    forest = collect(SlimPLM(STYLE, 2), once, [ANN, BOB, cid, bare], tape.environment())
+    rows = gate_rows(STYLE, forest)
+    assert [(row.target, row.role) for row in rows] == [("A", "gate"), ("B", "gate"), ("B", "gate")]
+    read = [prompt for prompt in tape.prompts if prompt.startswith("gate")]
+    assert [row.messages[-1].content for row in rows] == read[:3]
+    assert read[0] == f"gate A B\nQuestion: {ANN.text}\nDraft: In Ulm, I think."
+    assert read[1] == f"gate A B\nQuestion: {BOB.text}\nDraft: "
 
 
 # --- SKR -----------------------------------------------------------------------------------------

@@ -16,18 +16,23 @@ from jax_ragrl.systems.baselines.agents import (
     parse_marked,
     parse_react,
 )
+from jax_ragrl.systems.baselines.instruct_rag import parse_rationale
 from jax_ragrl.systems.baselines.iterative import parse_thought
 from jax_ragrl.systems.baselines.rerank import TOP_GRADE, parse_grade
 from jax_ragrl.systems.baselines.rewrite import dealt, parse_queries
 from jax_ragrl.systems.baselines.selection import parse_selection
 from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict
+from jax_ragrl.systems.baselines.slim_plm import parse_draft, parse_gate
 from tests.rollout.tape import passage
 
 PARSERS = {
     parse_class: {"Invalid Class"},
+    parse_draft: {"Empty Draft"},
+    parse_gate: {"Invalid Gate"},
     parse_grade: {"Invalid Grade"},
     parse_marked: {"No Action", "Empty Action"},
     parse_queries: {"No Query"},
+    parse_rationale: {"No Answer"},
     parse_react: {"No Action", "Empty Action"},
     parse_thought: {"Empty Thought", "Empty Answer"},
     parse_verdict: {"Invalid Verdict"},
@@ -55,7 +60,8 @@ def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
 
 @hypothesis.given(text=ANYTHING | PIECES)
 def test_what_is_searched_or_answered_is_never_empty(text):
-    for parse in (parse_marked, parse_queries, parse_react, parse_thought):
+    for parse in (parse_draft, parse_marked, parse_queries, parse_rationale, parse_react,
+                  parse_thought):  # fmt: skip
         assert all(isinstance(said, str) and said.strip() for said in parse(text).args)
     grade = parse_grade(text)
     assert not grade.valid or 0 <= grade.args[0] <= TOP_GRADE
@@ -129,6 +135,18 @@ def test_a_thought_is_the_first_sentence(text, action, said):
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Facts.\nSo the answer is: Ulm.", "Ulm"),
+        ("The answer is unclear, but the answer is the U.S. Army.\nmore", "the U.S. Army"),
+        ("the answer is:\nUlm", "Ulm"),
+    ],
+)
+def test_a_rationale_holds_its_last_answer(text, said):
+    assert parse_rationale(text) == Parsed("Answer", (said,), text)
+
+
+@pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
         (parse_grade, "Grade: 7/10", Parsed("Grade", (7,))),
@@ -136,6 +154,8 @@ def test_a_thought_is_the_first_sentence(text, action, said):
         (parse_verdict, " Yes, it does", Parsed("yes")),
         (parse_verdict, '"No."\nbecause', Parsed("no")),
         (parse_class, " B\n", Parsed("B")),
+        (parse_gate, "A ", Parsed("A")),
+        (parse_draft, " Ulm.\n", Parsed("Draft", ("Ulm.",))),
         (parse_queries, "1. a b\n2) c\n* d\n- e\na  b", Parsed("Search", ("a b", "c", "d", "e"))),
         (parse_queries, "1984 film\n-40 degrees", Parsed("Search", ("1984 film", "-40 degrees"))),
     ],
@@ -150,6 +170,8 @@ def test_legal_replies(parse, text, expected):
         *((parse_grade, text) for text in ("", "ten", "11", "100", "-")),
         *((parse_verdict, text) for text in ("", "yesterday", "it is: yes", "not")),
         *((parse_class, text) for text in ("", "AB", "a", "A: none")),
+        *((parse_gate, text) for text in ("", "C", "b", "AB")),
+        *((parse_rationale, text) for text in ("", "Ulm", "the answer is", "The answer is: .")),
         *((parse_queries, text) for text in ("", " \n- \n", '""', '" "')),
     ],
 )

@@ -15,6 +15,7 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
 from jax_ragrl.systems.baselines.rerank import Reranker
@@ -22,6 +23,7 @@ from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.skr import SKR, neighbours
+from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import read_numbered
@@ -83,6 +85,7 @@ class Scholar:
             "thought": f"What is the {missing}?" if missing else f"So the answer is: {said}.",
             "react": f"Search[{missing}]" if missing else f"Finish[{said}]",
             "search_o1": f"{BEGIN}{missing}{END}" if missing else f"Answer: {said}",
+            "instruct": f"{' '.join(useful)}\nSo the answer is: {said}",
             "distil": "\n".join(useful),
             "retrieve": "yes",
             "relevant": "yes" if useful else "no",
@@ -99,6 +102,10 @@ def teach(role: str, prompt: str, rng) -> str:
     """The roles of a policy, by the careful teacher."""
     if role == "classifier":
         return rng.choice("ABC")
+    if role in ("drafter", "gate"):
+        return rng.choice("AB")
+    if role == "rewriter":
+        return prompt.partition("Question: ")[2].partition("\n")[0]
     return Teacher("c3po_tiny").write(role, (Message("user", prompt),), (), rng)
 
 
@@ -132,6 +139,8 @@ SYSTEMS = {
     "self_rag": lambda: SelfRAG(STYLE, K),
     "skr_knn": lambda: SKR(STYLE, K, known()),
     "adaptive_rag": lambda: AdaptiveRAG(STYLE, K),
+    "slim_plm": lambda: SlimPLM(STYLE, K),
+    "instruct_rag": lambda: InstructRAG(STYLE, K),
     **{
         f"c3po {s}": lambda s=s: FixedStrategy(C3PO("c3po_tiny", K, strict=False), s)
         for s in (NO_RETRIEVAL, RETRIEVAL, PLANNING)
@@ -164,6 +173,14 @@ def test_better_queries_and_better_ranks_find_more():
     assert accuracy("query_rewrite") > accuracy("direct")
 
 
+def test_who_explains_carefully_answers_as_well_as_who_does_not():
+    assert accuracy("instruct_rag") == accuracy("standard_rag")
+
+
+def test_a_gate_by_chance_is_between_answering_and_searching():
+    assert accuracy("direct") < accuracy("slim_plm") < accuracy("standard_rag")
+
+
 def test_fixed_strategies_cost_and_gain_in_their_order():
     names = ("c3po No Retrieval", "c3po Retrieval", "c3po Planning")
     none, single, planning = (accuracy(name) for name in names)
@@ -172,5 +189,6 @@ def test_fixed_strategies_cost_and_gain_in_their_order():
 
 
 def test_no_careful_reply_is_malformed():
-    for name in "reranker bgm_frozen query_rewrite ircot react search_o1 self_rag".split():
+    names = "reranker bgm_frozen query_rewrite ircot react search_o1 self_rag instruct_rag"
+    for name in names.split():
         assert run(SYSTEMS[name]()).malformed == {}, name

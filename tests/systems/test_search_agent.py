@@ -54,7 +54,8 @@ def test_a_search_in_the_last_turn_is_not_made(last):
 
 def test_the_agents_differ_in_prompt_and_reward_alone():
     starts = {}
-    for settings in (executor.autorefine(), executor.search_r1(), executor.r1_searcher()):
+    agents = (executor.autorefine, executor.search_r1, executor.r1_searcher, executor.auto_rag)
+    for settings in (agent() for agent in agents):
         settings = dataclasses.replace(settings, style="coda_tiny", chat=True)
         recipe = executor.recipe(settings)
         forest, tape = talk(recipe.system, {AGENT: [SEARCH, REFINED]})
@@ -63,6 +64,7 @@ def test_the_agents_differ_in_prompt_and_reward_alone():
         "autorefine": ("search", pytest.approx(0.1)),
         "search_r1": ("look", 0.0),
         "r1_searcher": ("look", 0.0),
+        "auto_rag": ("search", 0.0),
     }
 
 
@@ -70,6 +72,14 @@ def test_search_r1_has_two_turns_and_the_last_one():
     """A third search would be ignored by its authors too; the answer after two of them counts."""
     system = executor.recipe(executor.search_r1()).system
     assert ends(talk(system, {AGENT: [SEARCH, SEARCH, FINAL]})[0]) == [("Ulm", "answered")]
+
+
+def test_auto_rag_has_ten_turns_and_the_last_one():
+    system = executor.recipe(executor.auto_rag()).system
+    assert ends(talk(system, {AGENT: [SEARCH] * 10 + [FINAL]})[0]) == [("Ulm", "answered")]
+    forest, tape = talk(system, {AGENT: [SEARCH] * 11})
+    assert ends(forest) == [(None, "Out of Turns")]
+    assert tape.log.count(("search", "Ann born", 3)) == 10
 
 
 def test_autorefine_pays_the_f1_or_else_a_tenth_for_a_refined_gold_answer():

@@ -11,12 +11,21 @@ from flax import nnx
 
 from jax_ragrl.cli import main
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import evaluate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.train.assemble import load_policy
-from jax_ragrl.train.finetune import batches, example_of, fine_tune, load_finetune
+from jax_ragrl.train.assemble import Index, load_data, load_policy, search
+from jax_ragrl.train.finetune import (
+    ROWS,
+    Source,
+    batches,
+    example_of,
+    fine_tune,
+    load_finetune,
+)
 from jax_ragrl.train.sft import Example
 from jax_ragrl.types import Message
+from tests.rollout.tape import ANN, Tape
 from tests.tiny import policy, tokenizer
 
 
@@ -67,12 +76,28 @@ def get_config():
 
 
 def test_unknown_rows_are_refused():
-    with pytest.raises(UserError, match="rows is 'x': use vanilla or robust"):
+    with pytest.raises(UserError, match="rows is 'x': use vanilla, robust, explained"):
         load_finetune({"rows": "x", "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": {}})
 
 
+@pytest.mark.parametrize(("kind", "first"), [("vanilla", "answer"), ("robust", "answer"),
+                                             ("explained", "instruct")])  # fmt: skip
+def test_a_model_is_tried_by_the_prompt_that_it_was_taught(tmp_path, kind, first):
+    data = {"world": {"seed": 0, "size": 60}}
+    values = {"rows": kind, "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": data, "top_k": 2}
+    run = load_finetune(values)
+    corpus, questions, world = load_data(run.data)
+    retriever = search(corpus, Index(kind="exact"), tmp_path)
+    rows = ROWS[kind].rows(run, Source(questions["train"][:40], retriever, corpus, world))
+    tape = Tape({})
+    evaluate(ROWS[kind].system(run.style, run.top_k), [ANN], tape.environment())
+    prompts = [row.messages[-1].content for row in rows] + tape.prompts
+    assert len(rows) > 5 and {prompt.partition("\n")[0] for prompt in prompts} == {first}
+    assert all(prompt.count("\n") == 3 for prompt in prompts)  # as many passages
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", ["vanilla", "robust"])
+@pytest.mark.parametrize("rows", ["vanilla", "robust", "explained"])
 def test_a_run_learns_and_leaves_a_model(tmp_path, rows):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")

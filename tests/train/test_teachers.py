@@ -74,7 +74,7 @@ def test_a_careless_teacher_of_coda_is_legal_and_often_wrong(flaw):
     assert all(r.parsed.valid for r in forest.records if r.parsed)
 
 
-@pytest.mark.parametrize("kind", ["autorefine", "search_r1"])
+@pytest.mark.parametrize("kind", ["autorefine", "search_r1", "auto_rag"])
 def test_the_careful_teacher_answers_alone(kind):
     recipe = executor.recipe(executor.Settings(kind, max_turns=7, **TINY))
     forest = taught(recipe.system, CodaTeacher())

@@ -1,16 +1,20 @@
 """One agent that thinks, searches and answers by itself: CoDA without its hierarchy.
 
-Three published agents are this loop with another prompt and another reward:
+Four published agents are this loop with another prompt and another reward:
   AutoRefine   refines what it found; the answer's F1, or 0.1 where a gold answer was refined
   Search-R1    does not refine; exact match (Jin et al. 2025)
   R1-Searcher  does not refine; F1, less 2 where the form is violated (Song et al. 2025)
+  Auto-RAG     refines what it found; supervised, on its teacher's traces that end right (Yu et al.
+               2024): stages of a warm-up with `only_correct`. Its reward here is exact match.
 
 Departures from their published code: turns are cut by ids (see CoDA's first departure), and all
-three use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
+four use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
 search in the last turn is never made: its two turns and the last one are `max_turns=3`. R1-Searcher
 is its second stage; a violation is a turn without an action, no answer, tags that do not match, or
 an answer of more than ten words. It subtracts a baseline only; here its groups are normalised like
-those of the others.
+those of the others. Auto-RAG's model writes documents of its own once its searches are used up;
+here there are none. Its code searches once more after a turn without an action, and leaves out
+passages that were shown before; here such a turn is reminded, and passages may come again.
 """
 
 from __future__ import annotations
@@ -146,6 +150,7 @@ KINDS: Mapping[str, Kind] = {
     "autorefine": Kind("executor", autorefine_reward),
     "search_r1": Kind("search", search_r1_reward),
     "r1_searcher": Kind("search", r1_searcher_reward),
+    "auto_rag": Kind("executor", search_r1_reward),
 }
 
 
@@ -184,6 +189,11 @@ def search_r1() -> Settings:
 def r1_searcher() -> Settings:
     """R1-Searcher: groups of sixteen."""
     return Settings("r1_searcher", rollouts=16)
+
+
+def auto_rag() -> Settings:
+    """Auto-RAG: ten turns and the last one."""
+    return Settings("auto_rag", max_turns=11, max_tokens=200)
 
 
 def reward(forest: Forest, kind: str) -> np.ndarray:

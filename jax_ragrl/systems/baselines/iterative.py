@@ -34,7 +34,7 @@ from jax_ragrl.types import Question
 
 THOUGHT, ANSWER = "Thought", "Answer"
 _SENTENCE = re.compile(r".*?[.?!](?=\s|$)")
-_ANSWER = re.compile(r"\banswer is:?\s*", re.IGNORECASE)
+ANSWER_IS = re.compile(r"\banswer is:?\s*", re.IGNORECASE)
 
 
 def parse_thought(text: str) -> Parsed:
@@ -44,7 +44,7 @@ def parse_thought(text: str) -> Parsed:
         return malformed("Empty Thought")
     sentence = _SENTENCE.match(line)
     first = sentence[0] if sentence else line
-    found = _ANSWER.search(first)
+    found = ANSWER_IS.search(first)
     if not found:
         return Parsed(THOUGHT, (first,))
     said = line[found.end() :].strip().removesuffix(".")

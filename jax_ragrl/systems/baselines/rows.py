@@ -3,11 +3,14 @@
 Vanilla RAG + SFT learns to answer from what the retriever found. RetRobust (Yoran et al. 2024,
 "Making Retrieval-Augmented Language Models Robust to Irrelevant Context") learns from contexts of
 which some hold what is needed and some hold nothing that bears on the question; the target is the
-answer either way.
+answer either way. InstructRAG (Wei et al. 2025, "InstructRAG: Instructing Retrieval-Augmented
+Generation via Self-Synthesized Rationales") learns to explain how the documents lead to the answer,
+from explanations that a language model wrote with the answer before it.
 
 Departures from the papers: the prompt is the one that every system of a table answers from, and the
 target is the bare answer. RetRobust shows one passage a row, of the first rank, a low rank or at
-random; here a row shows as many as at inference.
+random; here a row shows as many as at inference. InstructRAG's target is the rationale
+alone; here a line that states the answer ends it, and one that does not hold it gives no row.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_ragrl.draws import pick, shuffled
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.prompts import numbered, user_turn
-from jax_ragrl.types import Hits, Message, Passage, Question
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
 ANSWER = "answer"
 KINDS = ("relevant", "low", "random")
+RATIONALE = Sampling(0.0, 1.0, 512)  # how an explanation is written, in training and at inference
 
 
 class Row(NamedTuple):
@@ -46,7 +52,7 @@ def vanilla_rows(
 ) -> list[Row]:
     """One row a question: its answer from the first `k` passages that its search found.
 
-    Questions without a gold answer give no row, here and in `robust_rows`.
+    Questions without a gold answer give no row, here and in the functions below.
     """
     return [
         answer_row(style, question, hits.passages[:k])
@@ -101,3 +107,44 @@ def bears_on(question: Question, passage: Passage) -> bool:
     if question.gold:
         return passage.id in question.gold or passage.title in question.gold
     return bool(cover_match_tokens(f"{passage.title}\n{passage.text}", question.answers))
+
+
+def explained_rows(
+    style: str, questions: Sequence[Question], found: Sequence[Hits], k: int, writer: FrozenLLM
+) -> list[Row]:
+    """One row a question: how its first `k` passages lead to the answer, then the answer.
+
+    A rationale that does not hold the first gold answer, in whole words, gives no row, nor does a
+    reply that failed.
+
+    Args:
+      writer: is asked once a question, with the answer in its prompt.
+    """
+    pairs = zip(questions, found, strict=True)
+    shown = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]
+    replies = writer.complete([explain(style, *pair) for pair in shown])
+    rows = []
+    for (question, documents), reply in zip(shown, replies, strict=True):
+        answer, failed = question.answers[0], isinstance(reply, EffectError)
+        if not failed and cover_match_tokens(str(reply), (answer,)):
+            target = concluded(str(reply), answer)
+            rows.append(Row(instruct(style, question, documents), target, ANSWER))
+    return rows
+
+
+def explain(style: str, question: Question, documents: Sequence[Passage]) -> LLMRequest:
+    """What asks for a rationale, the first gold answer being told."""
+    values = {"question": question.text, "documents": numbered(style, documents)}
+    messages = user_turn(style, "explain", answer=question.answers[0], **values)
+    return LLMRequest("explain", messages, RATIONALE)
+
+
+def instruct(style: str, question: Question, documents: Sequence[Passage]) -> tuple[Message, ...]:
+    """What a generator that explains is shown."""
+    values = {"question": question.text, "documents": numbered(style, documents)}
+    return user_turn(style, "instruct", **values)
+
+
+def concluded(rationale: str, answer: str) -> str:
+    """A rationale with the answer as its last line."""
+    return f"{rationale.strip()}\nSo the answer is: {answer}"
