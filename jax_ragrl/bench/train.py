@@ -114,7 +114,7 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
     net = (trainer.policy.graph, models.policy.params, trainer.policy.frozen)
     reference, _ = timed(lambda: [score(*net, r, heat) for r in rows], work.repeats)
     seconds, first = timed(_stepper(trainer, models, batches, targets), work.repeats)
-    processed = sum(group.size() for group in groups)
+    processed = sum(group.tokens for group in groups)
     plain = work.prompts * work.siblings * (work.prompt + work.new)
     used = train_flops(work, [group.turns for group in groups])
     gc.collect()

@@ -44,7 +44,7 @@ def update(
     """Scores the groups, fixes their targets, and takes `epochs * minibatches` optimizer steps.
 
     Args:
-      groups: turns to train, see `batch.groups_of`.
+      groups: turns to train, see `batch.turns_of` and `batch.grouped`.
       number_N: float32, a number a node: the credit that a critic's GAE spreads over its tokens, or
         the advantage itself (see `Objective.advantage`).
       sampled: the sampler's log-probabilities by node: the behaviour policy of stale rollouts, and
