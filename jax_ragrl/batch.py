@@ -56,10 +56,6 @@ class Group(NamedTuple):
         """Whose instructions the group begins with."""
         return self.turns[0].role
 
-    def size(self) -> int:
-        """Tokens of the group in a row."""
-        return self.tokens
-
     def scored(self) -> int:
         """Scored tokens: turns that are equal share their tokens, but each is scored."""
         return sum(len(turn.ids) for turn in self.turns)
@@ -164,13 +160,6 @@ def _before(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:
                 return node
         node = int(parent_N[node])
     return -1
-
-
-def groups_of(
-    forest: Forest, weight_N: np.ndarray, layout: Layout, *, forced: bool = True
-) -> list[Group]:
-    """The groups of a forest's trained turns; see `turns_of` and `grouped`."""
-    return grouped(turns_of(forest, weight_N, forced=forced), layout)
 
 
 def grouped(turns: Sequence[Turn], layout: Layout) -> list[Group]:

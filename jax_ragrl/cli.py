@@ -27,12 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = [r for r in rest if not (arguments.takes_config and r.startswith("--config"))]
     if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    arguments.config = rest
     try:
-        arguments.run(arguments, rest)
+        arguments.run(arguments)
     except UserError as error:
         print(f"ragrl: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+Command = Callable[..., argparse.ArgumentParser]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,13 +44,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def command(
-        run: Callable[[argparse.Namespace, list[str]], None], text: str, config: bool = False
+        run: Callable[[argparse.Namespace], None], text: str, config: bool = False
     ) -> argparse.ArgumentParser:
+        """A sub-command named after `run`; with `config` it takes --config=FILE and overrides."""
         name = run.__name__.strip("_").replace("_", "-")
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(run=run, takes_config=config)
         return sub
 
+    _training_commands(command)
+    _data_commands(command)
+    _evaluate_arguments(command(_evaluate, "evaluate systems on questions"))
+    _run_commands(command)
+    _bench_arguments(command(_bench, "measure something and print JSON"))
+    return parser
+
+
+def _training_commands(command: Command) -> None:
     sub = command(_quickstart, "train C-3PO on the generated encyclopedia and report", True)
     sub.add_argument("--seed", type=int, default=0, help="of the world and of training")
     sub.add_argument("--workdir", type=pathlib.Path, help="default: runs/quickstart-<seed>")
@@ -65,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
     sub.add_argument("--temperatures", default="0.3,0.7,1.0")
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+
+
+def _data_commands(command: Command) -> None:
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
@@ -78,8 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"
         sub.add_argument(f"--{text}-prefix", help=why)
-    sub = command(_evaluate, "evaluate systems on questions")
-    _evaluate_arguments(sub)
+
+
+def _run_commands(command: Command) -> None:
+    """What is done with a run that is there."""
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
     sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
@@ -89,10 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--policy", help="which one, where a run has several")
     sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
-    _bench_arguments(command(_bench, "measure something and print JSON"))
     sub = command(_report, "write report.html of a run")
     sub.add_argument("workdir", type=pathlib.Path)
-    return parser
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -133,6 +150,16 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind.set_defaults(measure=_bench_load)
     kind = kinds.add_parser("train", help="a train step: siblings after shared prompts")
     kind.set_defaults(measure=_bench_train)
+    _bench_train_arguments(kind)
+    kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
+    kind.set_defaults(measure=_bench_step, takes_config=True)
+    kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
+    kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
+    for kind in kinds.choices.values():
+        kind.add_argument("--json", action="store_true", help="on one line, for machines")
+
+
+def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
     for name, default, text in (
         ("prompts", 32, "how many"),
@@ -153,12 +180,6 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind.add_argument("--compare", action="store_true", help="measure the other way of rows too")
     others = ("transformers", "tunix")
     kind.add_argument("--against", choices=others, help="measure another library too")
-    kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
-    kind.set_defaults(measure=_bench_step, takes_config=True)
-    kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
-    kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
-    for kind in kinds.choices.values():
-        kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
@@ -191,9 +212,11 @@ def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     return job
 
 
-def _quickstart(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _quickstart(arguments: argparse.Namespace) -> None:
     workdir = arguments.workdir or pathlib.Path("runs") / f"quickstart-{arguments.seed}"
-    job = _seeded_job(load_config(CONFIGS / "tiny" / "c3po.py", rest), arguments.seed, workdir)
+    job = _seeded_job(
+        load_config(CONFIGS / "tiny" / "c3po.py", arguments.config), arguments.seed, workdir
+    )
     from jax_ragrl.quickstart import quickstart
 
     print(json.dumps(quickstart(job, workdir), indent=2))
@@ -207,7 +230,7 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
     return _load_job(values, workdir)
 
 
-def _trials(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _trials(arguments: argparse.Namespace) -> None:
     import jax
 
     from jax_ragrl.train.warmup import load_warmup, warm_up
@@ -236,8 +259,8 @@ def _numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
         raise UserError(f"{text!r}: give {named} with commas, such as 0,1") from None
 
 
-def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(None, rest)
+def _train(arguments: argparse.Namespace) -> None:
+    values = load_config(None, arguments.config)
     from jax_ragrl.train.assemble import assemble
     from jax_ragrl.train.loop import train
 
@@ -245,29 +268,29 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> None:
     train(job, assemble(job, arguments.workdir), arguments.workdir)
 
 
-def _warmup(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(CONFIGS / "tiny" / "warmup.py", rest)
+def _warmup(arguments: argparse.Namespace) -> None:
+    values = load_config(CONFIGS / "tiny" / "warmup.py", arguments.config)
     from jax_ragrl.train.warmup import load_warmup, warm_up
 
     print(json.dumps(warm_up(*load_warmup(values), arguments.out), indent=2))
 
 
-def _sft(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(None, rest)
+def _sft(arguments: argparse.Namespace) -> None:
+    values = load_config(None, arguments.config)
     from jax_ragrl.train.finetune import fine_tune, load_finetune
 
     print(json.dumps(fine_tune(load_finetune(values), arguments.out), indent=2))
 
 
-def _pool(arguments: argparse.Namespace, rest: list[str]) -> None:
-    values = load_config(CONFIGS / "tiny" / "opera.py", rest)
+def _pool(arguments: argparse.Namespace) -> None:
+    values = load_config(CONFIGS / "tiny" / "opera.py", arguments.config)
     from jax_ragrl.train.pool import make_pool
 
-    a, heats = arguments, _numbers(arguments.temperatures, float)
-    print(json.dumps(make_pool(values, a.out, a.writer, heats, a.limit), indent=2))
+    a, temperatures = arguments, _numbers(arguments.temperatures, float)
+    print(json.dumps(make_pool(values, a.out, a.writer, temperatures, a.limit), indent=2))
 
 
-def _world(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _world(arguments: argparse.Namespace) -> None:
     from jax_ragrl.corpus.formats.flashrag import save_questions
     from jax_ragrl.corpus.passages import Corpus, save_corpus
     from jax_ragrl.corpus.world import generate
@@ -281,7 +304,7 @@ def _world(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(json.dumps({"passages": len(world.passages), **counts, "out": str(arguments.out)}))
 
 
-def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _index(arguments: argparse.Namespace) -> None:
     from jax_ragrl.retrieval.index import run_index
 
     a = arguments
@@ -290,7 +313,7 @@ def _index(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(json.dumps(result, indent=2))
 
 
-def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _evaluate(arguments: argparse.Namespace) -> None:
     from jax_ragrl.compare import Setting, compare
     from jax_ragrl.survey import parse_data, survey
 
@@ -306,7 +329,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> None:
         a.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
-def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _ask(arguments: argparse.Namespace) -> None:
     import tempfile
 
     from jax_ragrl.config import settled
@@ -314,11 +337,10 @@ def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
     from jax_ragrl.train.loop import ask, trained_policies
 
     run = arguments.workdir
-    if run and rest:
+    if run and arguments.config:
         raise UserError("ask --workdir uses the config of the run: leave --config out")
-    job = load_job(
-        settled(run / "config.json") if run else load_config(CONFIGS / "tiny" / "c3po.py", rest)
-    )
+    default = CONFIGS / "tiny" / "c3po.py"
+    job = load_job(settled(run / "config.json") if run else load_config(default, arguments.config))
     with tempfile.TemporaryDirectory() as folder:
         parts = assemble(job, run or pathlib.Path(folder))
         if run:
@@ -326,7 +348,7 @@ def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
         print(ask(job, parts, arguments.question))
 
 
-def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
     from jax_ragrl.train.assemble import assemble, load_job, policy_folder
@@ -345,28 +367,28 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(json.dumps(done._asdict(), default=str))
 
 
-def _bench(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(json.dumps(arguments.measure(arguments, rest), indent=None if arguments.json else 2))
+def _bench(arguments: argparse.Namespace) -> None:
+    print(json.dumps(arguments.measure(arguments), indent=None if arguments.json else 2))
 
 
-def _bench_load(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+def _bench_load(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.load import bench_load
 
     return bench_load(arguments.shape)
 
 
-def _bench_step(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+def _bench_step(arguments: argparse.Namespace) -> dict[str, Any]:
     import tempfile
 
     from jax_ragrl.bench.step import bench_step
     from jax_ragrl.train.assemble import load_job
 
-    job = load_job(load_config(None, rest))
+    job = load_job(load_config(None, arguments.config))
     with tempfile.TemporaryDirectory() as folder:
         return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats)
 
 
-def _bench_train(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.train import Work, bench_train
 
     names = [field.name for field in dataclasses.fields(Work)]
@@ -379,7 +401,7 @@ def _bench_train(arguments: argparse.Namespace, rest: list[str]) -> dict[str, An
     return measured
 
 
-def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _report(arguments: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
 
     print(build_report(arguments.workdir))

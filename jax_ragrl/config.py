@@ -21,17 +21,16 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
-    """An instance of the dataclass `cls` from a (nested) mapping.
+    """An instance of the dataclass or `NamedTuple` `cls` from a (nested) mapping.
 
     Raises `UserError` for a key that `cls` does not have, a required key that is missing, and a
     value of the wrong kind; the message names the key by its dotted path.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    required, hints = _keys(cls), typing.get_type_hints(cls)
     for name in values:
-        if name not in fields:
-            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(fields))}")
-    missing = [f.name for f in fields.values() if f.name not in values and _required(f)]
+        if name not in required:
+            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(required))}")
+    missing = [name for name in required if required[name] and name not in values]
     if missing:
         raise UserError(f"missing config key {where}.{missing[0]}")
     made = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
@@ -41,14 +40,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
 def convert(hint: Any, value: Any, where: str) -> Any:
     """`value` as the type `hint` asks for: nested dataclasses, tuples, mappings and numbers."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         if isinstance(value, typing.cast(type, hint)):
             return value
         _expect(isinstance(value, Mapping), where, value, "a section of keys")
         return build(typing.cast(type, hint), value, where)
-    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        _expect(isinstance(value, Mapping), where, value, "a section of keys")
-        return _record(hint, value, where)
     if origin is tuple:
         return _sequence(args, value, where)
     if origin in (types.UnionType, typing.Union):
@@ -61,16 +57,15 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _record(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    """A `NamedTuple` from a mapping; keys that are missing keep their defaults."""
-    hints = typing.get_type_hints(cls)
-    for name in values:
-        if name not in hints:
-            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(hints))}")
-    missing = [n for n in hints if n not in values and n not in cls._field_defaults]
-    if missing:
-        raise UserError(f"missing config key {where}.{missing[0]}")
-    return cls(**{name: convert(hints[name], values[name], f"{where}.{name}") for name in values})
+def _keys(cls: Any) -> dict[str, bool]:
+    """The keys of a dataclass or `NamedTuple`, and whether each has to be given."""
+    if not dataclasses.is_dataclass(cls):
+        return {name: name not in cls._field_defaults for name in cls._fields}
+    nothing = dataclasses.MISSING
+    return {
+        f.name: f.default is nothing and f.default_factory is nothing
+        for f in dataclasses.fields(cls)
+    }
 
 
 def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -91,11 +86,6 @@ def _expect(right: bool, where: str, value: Any, kind: str) -> None:
 
 def _is(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    nothing = dataclasses.MISSING
-    return field.default is nothing and field.default_factory is nothing
 
 
 def _suggest(name: str, known: list[str]) -> str:

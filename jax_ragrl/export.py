@@ -37,7 +37,6 @@ def export(
     tokenizer_folder: str | Path | None = None,
     *,
     dtype: str = "bfloat16",
-    max_shard_bytes: int = 5_000_000_000,
 ) -> Exported:
     """Merge the adapter if there is one, save, load again, and compare logits.
 
@@ -45,7 +44,7 @@ def export(
     an error of writing or reading, and a `UserError`.
     """
     plain = decoder if decoder.adapter is None else merge_lora(decoder)
-    folder = save_decoder(plain, folder, tokenizer_folder, max_shard_bytes, dtype=dtype)
+    folder = save_decoder(plain, folder, tokenizer_folder, dtype=dtype)
     back = load_decoder(folder, _mesh(plain), "float32", param_dtype=dtype)
     return _verified(folder, _rounded(plain, dtype), back)
 

@@ -1,4 +1,4 @@
-"""What a run needs of each device, asked of the compiler: no weights, and no such device, are needed.
+"""What a run needs of each device, asked of the compiler: without weights, and without the device.
 
 The programs of a run (the gradient of a batch of rows, the sampling of a batch of prompts) are
 compiled ahead of time for a mesh of described devices. What stays there between them is counted
@@ -146,11 +146,13 @@ def _update(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
     if run.objective.kl.where == "loss":
         optional["ref_logp"] = number
     scalar = _whole((), jnp.float32, mesh)
-    lowered = (graph, params, nnx.State({}), rows, Targets(number, number, **optional))
+    targets = Targets(number, number, **optional)
     objective = dataclasses.replace(run.objective, critic="none", advantage="group_centred")
     with jax.set_mesh(mesh):
         traced = gradient.lower(
-            *lowered, scalar, scalar, objective=objective, layout=layout_of(params)
+            *(graph, params, nnx.State({}), rows, targets, scalar, scalar),
+            objective=objective,
+            layout=layout_of(params),
         )
     facts = _compiled(traced)
     # A second batch's gradient is added to the first one's.

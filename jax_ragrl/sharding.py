@@ -151,7 +151,7 @@ def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = Non
     )
 
 
-def constrain(x: jax.Array, logical_axes: LogicalAxes, rules: Rules | None = None) -> jax.Array:
+def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
     """Pin an activation's layout under `jax.set_mesh`; without a mesh in context, `x` itself.
 
     A hint, unlike a weight's layout: a dimension that does not divide (a batch of one) is left to
@@ -160,7 +160,7 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes, rules: Rules | None = Non
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names) or mesh.size == 1:
         return x
-    rules = dataclasses.replace(rules or Rules(), uneven=tuple(a for a in logical_axes if a))
+    rules = Rules(uneven=tuple(a for a in logical_axes if a))
     return jax.lax.with_sharding_constraint(x, to_spec(logical_axes, x.shape, mesh, rules))
 
 
@@ -169,7 +169,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def shard_batch(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+def shard_batch(tree: Any, mesh: Mesh) -> Any:
     """Host arrays whose first dimension is the batch, placed over the mesh.
 
     Leaves are NumPy arrays `[batch, ...]`; the batch must divide the data-parallel devices.
@@ -177,7 +177,7 @@ def shard_batch(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
 
     def place(x: np.ndarray) -> jax.Array:
         names = ("batch",) + (None,) * (x.ndim - 1)
-        return jax.device_put(x, to_sharding(names, x.shape, mesh, rules))
+        return jax.device_put(x, to_sharding(names, x.shape, mesh))
 
     return jax.tree.map(place, tree)
 

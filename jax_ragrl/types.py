@@ -1,9 +1,12 @@
 """The nouns of the library, and the letters that name array axes.
 
 Axes, worn as suffixes (`logits_BxLxV` is written `logits_BLV`):
-  B questions or prompts   G rollouts of a question   N nodes of a forest   R rows of a batch
-  L length of a row        P tokens of a prompt       T tokens of an action K passages or siblings
-  S key positions          V vocabulary               D width               H heads    F features
+  B questions or prompts   N nodes of a forest        A actions             Z roles, or groups
+  R rows of a batch        L places in a row          M scored tokens of a row
+  P tokens of a prompt     T tokens of an action      V vocabulary          S key positions
+  Q questions or queries   X passages of a corpus     K passages or siblings, in a model KV heads
+  D width                  H heads                    G heads of a KV head  F features of a head
+  C conversations          1 an axis of that size, to broadcast
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from jax_ragrl.batch import (
     by_row,
     conversations,
     grouped,
-    groups_of,
     joined,
     lay_out,
     masks,
@@ -101,7 +100,7 @@ def test_siblings_hold_their_prompt_once_and_do_not_see_each_other():
     prompt = tuple(range(10, 20))
     turns = [Turn(k, "planner", prompt, (100 + k, 50, 60)) for k in range(3)]
     (group,) = grouped(turns, LAYOUT)
-    assert group.size() == 10 + 3 * 3
+    assert group.tokens == 10 + 3 * 3
     (batch,) = lay_out([group], ROLES, LAYOUT)
     row = 0
     assert batch.rows.positions_RL[row, :19].tolist() == [*range(10), *[10, 11, 12] * 3]
@@ -119,7 +118,7 @@ def test_a_conversation_is_in_a_row_once_whatever_was_observed_between_its_turns
             turns.append(Turn(len(turns), "planner", context, (100 + k, 101)))
             context = turns[-1].context() + (200, 201, 202)
     (group,) = grouped(turns, Layout(lengths=(80,), tokens=80))
-    assert group.size() == 20 + 4 * (3 * 2 + 2 * 3)
+    assert group.tokens == 20 + 4 * (3 * 2 + 2 * 3)
     assert sum(len(turn.context()) for turn in turns) == 4 * (22 + 27 + 32)
 
 
@@ -135,13 +134,13 @@ def test_a_group_longer_than_a_row_is_cut_and_scores_each_turn_once():
 def test_a_turn_longer_than_the_longest_row_is_left_out():
     turns = [Turn(0, "planner", tuple(range(60)), (1,) * 5), Turn(1, "planner", (1,), (2,) * 63)]
     (group,) = grouped(turns, LAYOUT)
-    assert [turn.node for turn in group.turns] == [1] and group.size() == 64
+    assert [turn.node for turn in group.turns] == [1] and group.tokens == 64
 
 
 def test_copies_share_their_tokens_but_a_row_has_room_to_score_each():
     turns = [Turn(k, "planner", (1, 2), (3, 4, 5, 6)) for k in range(20)]
     groups = grouped(turns, LAYOUT)
-    assert [group.size() for group in groups] == [6, 6]  # 64 / 4 = 16 copies a row
+    assert [group.tokens for group in groups] == [6, 6]  # 64 / 4 = 16 copies a row
     assert [group.scored() for group in groups] == [64, 16]
 
 
@@ -244,7 +243,7 @@ def test_only_useful_written_turns_are_trained():
     forest = plant((question,), records)
     ones = np.ones(4, np.float32)
     trained = lambda weight, **options: [  # noqa: E731
-        turn.node for g in groups_of(forest, weight, LAYOUT, **options) for turn in g.turns
+        turn.node for turn in turns_of(forest, weight, **options)
     ]
     assert trained(ones) == [0, 1]
     assert trained(ones, forced=False) == [0]

@@ -1,14 +1,13 @@
-"""How much host memory loading a checkpoint takes: `python -m jax_ragrl.bench.load`.
+"""How much host memory loading a checkpoint takes.
 
 Writes a random checkpoint of a published shape into a temporary folder, loads it in a process of
-its own onto eight virtual devices, and prints as JSON that process's peak of resident memory beyond
+its own onto eight virtual devices, and tells that process's peak of resident memory beyond
 what it held before loading, as a multiple of the checkpoint's size. The loaded weights themselves
 are 1: virtual devices keep them in host memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -75,7 +74,7 @@ def write_random(config: DecoderConfig, folder: Path) -> Path:
 def _in_a_process_of_its_own(folder: Path) -> dict[str, Any]:
     flags = f"--xla_force_host_platform_device_count={DEVICES}"
     done = subprocess.run(
-        [sys.executable, "-m", "jax_ragrl.bench.load", "--measure", str(folder)],
+        [sys.executable, "-m", "jax_ragrl.bench.load", str(folder)],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
@@ -107,13 +106,5 @@ def _resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    print(json.dumps(measure(args.measure) if args.measure else bench_load(args.shape)))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(Path(sys.argv[1]))))

@@ -6,7 +6,6 @@ imports torch and tunix, which it does not depend on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,19 +26,13 @@ def transformers_step(work: Work) -> dict[str, Any]:
     """
     try:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         raise UserError(f"{error}: install torch to measure against transformers") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    raw = to_hf(work.config(), "float32")
-    config = AutoConfig.for_model(**raw)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device).train()
-    if work.remat != "none":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = _transformers_model(work).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    contexts = np.array([turn.context() for turn in work.turns()])
-    rows = max(1, work.tokens // contexts.shape[1])
-    parts = [torch.tensor(contexts[i : i + rows]) for i in range(0, len(contexts), rows)]
+    contexts, arrays = _micro_batches(work)
+    parts = [torch.tensor(array) for array in arrays]
     mixed = torch.autocast(device, torch.bfloat16, enabled=work.dtype == "bfloat16")
 
     def step() -> None:
@@ -56,18 +49,37 @@ def transformers_step(work: Work) -> dict[str, Any]:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    laps = []
-    for _ in range(1 + work.repeats):
-        begun = time.perf_counter()
-        step()
-        laps.append(time.perf_counter() - begun)
-    seconds = min(laps[1:])
+    seconds, _ = timed(step, work.repeats)
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    return _speed(contexts, seconds) | {"peak_bytes": peak}
+
+
+def _transformers_model(work: Work) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**to_hf(work.config(), "float32"))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if work.remat != "none":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _micro_batches(work: Work) -> tuple[np.ndarray, list[np.ndarray]]:
+    """All contexts, a row each, and the same in parts of at most `work.tokens` tokens."""
+    contexts = np.array([turn.context() for turn in work.turns()])
+    rows = max(1, work.tokens // contexts.shape[1])
+    return contexts, [contexts[i : i + rows] for i in range(0, len(contexts), rows)]
+
+
+def _speed(contexts: np.ndarray, seconds: float) -> dict[str, Any]:
     return {
         "step_s": round(seconds, 4),
         "tokens": contexts.size,
         "tokens_per_s": round(contexts.size / seconds, 1),
-        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
     }
+
+
+IDS = {"pad_id": -1, "eos_id": -1}  # ids that do not occur: nothing is padding, nothing ends
 
 
 def tunix_step(work: Work) -> dict[str, Any]:
@@ -79,72 +91,77 @@ def tunix_step(work: Work) -> dict[str, Any]:
     Raises `UserError` where Tunix is missing.
     """
     import jax
-    import jax.numpy as jnp
-    import optax
     from flax import nnx
 
     try:
         from tunix.rl import common
-        from tunix.rl.algo_core import grpo_loss_fn
-        from tunix.rl.grpo.grpo_learner import GRPOConfig
-        from tunix.rl.trainer import Trainer
-        from tunix.sft.peft_trainer import TrainingConfig
     except ImportError as error:
         raise UserError(
             f"{error}: install google-tunix to measure against tunix, beside this package and not "
             "in its lock"
         ) from error
-    contexts = np.array([turn.context() for turn in work.turns()], np.int32)
-    rows = max(1, work.tokens // contexts.shape[1])
-    parts = [jax.device_put(contexts[i : i + rows]) for i in range(0, len(contexts), rows)]
+    contexts, arrays = _micro_batches(work)
+    parts = jax.device_put([array.astype(np.int32) for array in arrays])
     model = _tunix_model(work)
-    ids = {"pad_id": -1, "eos_id": -1}  # ids that do not occur: nothing is padding, nothing ends
 
     def scored(part: jax.Array) -> jax.Array:
         prompt, action = part[:, : work.prompt], part[:, work.prompt :]
         logps = common.compute_per_token_logps(
-            *nnx.split(model), prompt_tokens=prompt, completion_tokens=action, **ids
+            *nnx.split(model), prompt_tokens=prompt, completion_tokens=action, **IDS
         )
         return logps[0] if isinstance(logps, tuple) else logps
 
     reference, _ = timed(lambda: [scored(part) for part in parts], work.repeats)
+    train = _tunix_train(work, model, len(parts))
+    examples = [_tunix_example(work, part, scored(part)) for part in parts]
+    seconds, first = timed(lambda: [train(example) for example in examples], work.repeats)
+    return _speed(contexts, seconds) | {
+        "first_step_s": round(first, 2),
+        "reference_s": round(reference, 4),
+        "micro_batches": len(parts),
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def _tunix_train(work: Work, model: Any, parts: int) -> Callable[[Any], Any]:
+    """Tunix's compiled train step with its GRPO loss; every `parts` calls are one update."""
+    import optax
+    from tunix.rl.algo_core import grpo_loss_fn
+    from tunix.rl.grpo.grpo_learner import GRPOConfig
+    from tunix.rl.trainer import Trainer
+    from tunix.sft.peft_trainer import TrainingConfig
+
     config = GRPOConfig(num_generations=max(work.siblings, 2), beta=0.04)
     config.temperature = 1.0
 
     def loss(model: Any, train_example: Any) -> Any:
-        return grpo_loss_fn(model, train_example, algo_config=config, **ids)
+        return grpo_loss_fn(model, train_example, algo_config=config, **IDS)
 
     trainer = Trainer(
         model,
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.0)),
-        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=len(parts)),
+        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=parts),
         custom_checkpoint_metadata_fn=dict,
     )
     trainer = trainer.with_loss_fn(loss, has_aux=True)
     trainer = trainer.with_gen_model_input_fn(lambda example: {"train_example": example})
-    train, _ = trainer.jit_train_and_eval_step()
-    examples = [
-        common.TrainExample(
-            prompt_ids=part[:, : work.prompt],
-            prompt_mask=jnp.ones((len(part), work.prompt), bool),
-            completion_ids=part[:, work.prompt :],
-            completion_mask=jnp.ones((len(part), work.new), bool),
-            advantages=jnp.ones(len(part)),
-            ref_per_token_logps=scored(part),
-            old_per_token_logps=None,
-        )
-        for part in parts
-    ]
-    seconds, first = timed(lambda: [train(example) for example in examples], work.repeats)
-    return {
-        "step_s": round(seconds, 4),
-        "first_step_s": round(first, 2),
-        "reference_s": round(reference, 4),
-        "micro_batches": len(parts),
-        "tokens": contexts.size,
-        "tokens_per_s": round(contexts.size / seconds, 1),
-        "peak_bytes": peak_bytes(),
-    }
+    train: Callable[[Any], Any] = trainer.jit_train_and_eval_step()[0]
+    return train
+
+
+def _tunix_example(work: Work, part: Any, ref_logps: Any) -> Any:
+    import jax.numpy as jnp
+    from tunix.rl import common
+
+    return common.TrainExample(
+        prompt_ids=part[:, : work.prompt],
+        prompt_mask=jnp.ones((len(part), work.prompt), bool),
+        completion_ids=part[:, work.prompt :],
+        completion_mask=jnp.ones((len(part), work.new), bool),
+        advantages=jnp.ones(len(part)),
+        ref_per_token_logps=ref_logps,
+        old_per_token_logps=None,
+    )
 
 
 def _tunix_model(work: Work) -> Any:

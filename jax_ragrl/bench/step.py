@@ -8,7 +8,6 @@ it an accelerator computes is read from the profiler; a CPU is its own host and 
 from __future__ import annotations
 
 import pathlib
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +17,10 @@ import jax
 
 from jax_ragrl.batch import turns_of
 from jax_ragrl.corpus.questions import question_batches
-from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.train.assemble import Job, Parts, assemble
-from jax_ragrl.train.loop import acting_models, begin, sampled_logps
-from jax_ragrl.train.policies import Policies, update_all
+from jax_ragrl.train.loop import acting_in, begin, learn, roll_out
+from jax_ragrl.train.policies import Policies
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]
@@ -93,19 +90,12 @@ def _lap(
     seconds: dict[str, float] = {"sampler": 0.0, "retriever": 0.0, "llm": 0.0}
     roles = job.schedule.roles(step, tuple(job.policy_of))
     begun = time.perf_counter()
-    forest = _rolled_out(job, parts, policies, questions, roles, step, seconds)
+    environment = _timed(acting_in(job, parts, policies), seconds)
+    forest = roll_out(job, environment, questions, roles, step)
     credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
     turns = turns_of(forest, weight_N, forced=job.train_forced)
     rolled = time.perf_counter()
-    updated, _ = update_all(
-        policies,
-        job.policy_of,
-        roles,
-        turns,
-        credit_N,
-        sampled_logps(forest),
-        random.Random(f"{job.seed} {step}"),
-    )
+    updated, _ = learn(job, policies, forest, credit_N, turns, roles, step)
     jax.block_until_ready([models.policy.params for _, models in updated.values()])
     ended = time.perf_counter()
     lap = {
@@ -120,27 +110,13 @@ def _lap(
     return updated, rounded | {"turns": len(turns), "tokens": tokens}
 
 
-def _rolled_out(
-    job: Job,
-    parts: Parts,
-    policies: Policies,
-    questions: list[Question],
-    roles: Sequence[str],
-    step: int,
-    seconds: dict[str, float],
-) -> Forest:
-    sampler = PolicySampler(acting_models(policies), parts.tokenizer, job.shapes)
-    environment = parts.environment(sampler)
-    timed = Environment(
+def _timed(environment: Environment, seconds: dict[str, float]) -> Environment:
+    return Environment(
         Timed(environment.sampler, "sampler", seconds),
         Timed(environment.retriever, "retriever", seconds),
         Timed(environment.llm, "llm", seconds),
         environment.count,
     )
-    recipe, expander = job.recipe, job.recipe.expander(frozenset(roles))
-    seed = job.seed * 1_000_003 + step
-    forest = collect(recipe.system, expander, questions, timed, seed=seed, rollouts=recipe.rollouts)
-    return forest._replace(reward_N=recipe.reward(forest))
 
 
 def busy_seconds(folder: pathlib.Path) -> float:

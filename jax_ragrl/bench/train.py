@@ -110,11 +110,11 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
     trainer, models = prepare(decoder, OBJECTIVE, Optimizer(0.0), layout, ("role",), 1.0, 1)
     del decoder
     targets = [_targets(batch, len(groups)) for batch in batches]
-    heat, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
+    temperature, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
     net = (trainer.policy.graph, models.policy.params, trainer.policy.frozen)
-    reference, _ = timed(lambda: [score(*net, r, heat) for r in rows], work.repeats)
+    reference, _ = timed(lambda: [score(*net, r, temperature) for r in rows], work.repeats)
     seconds, first = timed(_stepper(trainer, models, batches, targets), work.repeats)
-    processed = sum(group.size() for group in groups)
+    processed = sum(group.tokens for group in groups)
     plain = work.prompts * work.siblings * (work.prompt + work.new)
     used = train_flops(work, [group.turns for group in groups])
     gc.collect()

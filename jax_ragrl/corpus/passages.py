@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from jax_ragrl.corpus.formats import load_passages
 from jax_ragrl.errors import UserError
@@ -40,11 +40,10 @@ class Corpus:
     passages: tuple[Passage, ...]
 
     def __post_init__(self) -> None:
-        if len(self._positions) == len(self.passages):
-            return
         counts = collections.Counter(passage.id for passage in self.passages)
-        repeated, times = counts.most_common(1)[0]
-        raise UserError(f"passage id {repeated!r} occurs {times} times: make the ids unique")
+        if len(counts) < len(self.passages):
+            repeated, times = counts.most_common(1)[0]
+            raise UserError(f"passage id {repeated!r} occurs {times} times: make the ids unique")
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -53,23 +52,6 @@ class Corpus:
     def fingerprint(self) -> str:
         """16 hex digits, see `fingerprint`."""
         return fingerprint(self.passages)
-
-    @functools.cached_property
-    def _positions(self) -> Mapping[str, int]:
-        return {passage.id: n for n, passage in enumerate(self.passages)}
-
-    def by_id(self, passage_id: str) -> Passage:
-        """The passage of an id.
-
-        Raises:
-          UserError: the corpus has no such passage.
-        """
-        if passage_id not in self._positions:
-            raise UserError(
-                f"corpus {self.fingerprint} has no passage {passage_id!r}: was it made from "
-                "another corpus?"
-            )
-        return self.passages[self._positions[passage_id]]
 
 
 def load_corpus(path: pathlib.Path | str, format: str | None = None) -> Corpus:
@@ -82,11 +64,9 @@ def load_corpus(path: pathlib.Path | str, format: str | None = None) -> Corpus:
     Raises:
       UserError: no passages, repeated ids, an unknown format or a malformed record.
     """
-    passages = tuple(load_passages(path, format))
-    if not passages:
-        raise UserError(f"{path} holds no passages: give a corpus with at least one")
+    passages = load_passages(path, format)
     try:
-        return Corpus(passages)
+        return Corpus(tuple(passages))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -127,7 +127,7 @@ def generate(
         parts[split] = part
     passages, source = write_passages(rng, facts, kinds)
     asked = {
-        split: ask(rng, split, part, facts, kinds, source, questions * len(part["person"]), hops)
+        split: ask(rng, split, part, facts, source, questions * len(part["person"]), hops)
         for split, part in parts.items()
     }
     known = frozenset(pair for pair in source if rng.random() < famous)
@@ -191,7 +191,6 @@ def ask(
     split: str,
     part: Mapping[str, Sequence[str]],
     facts: Mapping[str, Mapping[str, str]],
-    kinds: Mapping[str, str],
     source: Mapping[tuple[str, str], str],
     count: int,
     hops: Sequence[int],
@@ -200,7 +199,7 @@ def ask(
     asked: dict[str, Question] = {}
     for i in range(count):
         length = [*hops, 0][i % (len(hops) + 1)]
-        draft = chain(rng, part, facts, kinds, length) if length else compare(rng, part, facts)
+        draft = chain(rng, part, facts, length) if length else compare(rng, part, facts)
         if draft is None or draft.text in asked:
             continue
         gold = tuple(dict.fromkeys(source[pair] for pair in draft.pairs))
@@ -232,7 +231,6 @@ def chain(
     rng: random.Random,
     part: Mapping[str, Sequence[str]],
     facts: Mapping[str, Mapping[str, str]],
-    kinds: Mapping[str, str],
     hops: int,
 ) -> Draft | None:
     """A chain of `hops` relations from a random entity; None where it runs into itself."""

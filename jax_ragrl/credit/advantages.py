@@ -75,7 +75,7 @@ def tree_group(
     """The mean of two normalised advantages: within the question and within the tree.
 
     Ji et al. 2025 (Tree-GRPO): several trees grow from one question, and leaves of one tree share
-    a beginning. `credit.returns.broadcast(parent_N, arange(N))` numbers the trees by their roots.
+    a beginning. `tree_N` numbers the trees, as `Forest.roots` does.
     """
     among = group_normalised(reward_N, question_N, counted_N, num_questions)
     within = group_normalised(reward_N, tree_N, counted_N, num_trees)

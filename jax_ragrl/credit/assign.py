@@ -86,8 +86,3 @@ def over_rollouts(
 
 
 _compared = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))
-
-
-def own(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each action earned itself."""
-    return reward_N.astype(np.float32), np.ones(len(forest.parent_N), np.float32)

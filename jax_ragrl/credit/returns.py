@@ -1,8 +1,6 @@
-"""Credit: a forest and the rewards of its leaves become one number a node.
+"""Returns: the mean over the leaves that a node leads to, and GAE along contexts.
 
-Rules are composed by adding arrays. A reward that all of a rollout shares is `monte_carlo` of its
-leaf, or `broadcast` of its root; credit a turn (MAO-ARAG, MMOA-RAG's penalties) is that plus the
-node's own term; role-local credit (OPERA) is the node's own term alone.
+Arrays in, arrays out; `credit.assign` applies them to whole forests.
 """
 
 from __future__ import annotations
@@ -45,19 +43,6 @@ def monte_carlo(
     start = (jnp.where(leaf_N, reward_N, 0.0), jnp.where(leaf_N, 1.0, 0.0))
     total_N, weight_N = jax.lax.fori_loop(0, count, push, start)
     return total_N / jnp.where(weight_N > 0, weight_N, 1.0), weight_N
-
-
-def broadcast(parent_N: Array, x_N: Array) -> Array:
-    """What each node's root holds, `[N]` of the dtype of `x_N`.
-
-    One reward of a whole rollout reaches all of its nodes unrounded; of `arange(N)` it is the
-    number of each node's tree. Parents are int32, -1 at roots.
-    """
-    count = parent_N.shape[0]
-    root_N = jnp.where(parent_N < 0, jnp.arange(count, dtype=parent_N.dtype), parent_N)
-    for _ in range(count.bit_length()):  # each pass doubles how far it has climbed
-        root_N = root_N[root_N]
-    return x_N[root_N]
 
 
 def gae(

@@ -1,0 +1,1 @@
+"""The frozen language model as environment."""

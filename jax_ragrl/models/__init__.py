@@ -1,0 +1,1 @@
+"""Decoders, value heads, adapters and text encoders, and their Hugging Face folders."""

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-LABEL = 11  # pixels of a tick label
-
 
 class Frame(NamedTuple):
     """A plot of `width` by `height` pixels whose inner area shows `x0..x1` by `y0..y1`."""
@@ -73,9 +71,9 @@ def text(x: float, y: float, content: str, anchor: str = "start", class_: str = 
     return element("text", content, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def path(points: Sequence[tuple[float, float]], class_: str, **attributes: Any) -> Markup:
+def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
     """A polyline through pixel points."""
-    return element("path", d=_steps(points), class_=class_, **attributes)
+    return element("path", d=_steps(points), class_=class_)
 
 
 def area(
@@ -85,7 +83,7 @@ def area(
     return element("path", d=_steps([*upper, *reversed(lower)]) + "Z", class_=class_)
 
 
-def axes(frame: Frame, y_ticks: Sequence[float], form: str, *, x_label: str = "step") -> Markup:
+def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
     """Horizontal rules with their values, and the steps below."""
     right = frame.width - frame.right
     rules = [
@@ -98,7 +96,7 @@ def axes(frame: Frame, y_ticks: Sequence[float], form: str, *, x_label: str = "s
     steps = [
         text(frame.x(v), base, f"{v:g}", "middle") for v in xs if v < frame.x1 * 0.93 or v == 0
     ]
-    return joined([*rules, *steps, text(right, base, f"{x_label} {frame.x1:g}", "end")])
+    return joined([*rules, *steps, text(right, base, f"step {frame.x1:g}", "end")])
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -1,0 +1,1 @@
+"""A question meets the corpus: encoders, searchers, and indexes on disk."""

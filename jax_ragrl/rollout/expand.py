@@ -1,6 +1,6 @@
 """Expanders: which actions, and how many, are tried where a state waits for one.
 
-An expander is a plain function from a `Generate` effect and the branch's path to a `Branching`.
+An expander is a plain function from a `Generate` effect and its question to a `Branching`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A forest as JSON: what was written, chosen and earned, for reports and for reading by eye."""
+"""A forest as JSON for reports, a rollout as text: what was written, chosen and earned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Passage
 
-# The roles that choose among candidates: their nodes show these, and which were kept.
+# The roles that choose among candidates: their nodes show these, and which were kept. In a forest
+# without any, nodes show what was found right after them.
 READERS = ("filter", "selector")
 
 
@@ -22,7 +23,6 @@ def trees(
     limit: int,
     *,
     tokenizer: ChatTokenizer | None = None,
-    readers: Sequence[str] = READERS,
 ) -> list[dict[str, Any]]:
     """The trees of the first `limit` questions as values that `json.dumps` takes.
 
@@ -31,8 +31,6 @@ def trees(
       credit_N: float credit of every node `[N]`; nan where no leaf was reached becomes null.
       limit: how many questions at most; those whose effects failed are skipped.
       tokenizer: adds each action's prompt and its tokens with their log-probabilities.
-      readers: the roles whose nodes list the passages that they chose from; in a forest without
-        any, nodes list what was found right after them.
 
     Returns:
       One `{"question", "answers", "hops", "nodes"}` a question. A node has `id` and `parent` (node
@@ -45,25 +43,21 @@ def trees(
             f"credit {credit_N.shape} is not one number a node {forest.parent_N.shape}"
         )
     shown = [i for i in range(len(forest.questions)) if i not in forest.failed][:limit]
-    return [_tree(forest, question, credit_N, tokenizer, readers) for question in shown]
+    return [_tree(forest, question, credit_N, tokenizer) for question in shown]
 
 
 def _tree(
-    forest: Forest,
-    number: int,
-    credit_N: np.ndarray,
-    tokenizer: ChatTokenizer | None,
-    readers: Sequence[str],
+    forest: Forest, number: int, credit_N: np.ndarray, tokenizer: ChatTokenizer | None
 ) -> dict[str, Any]:
     question = forest.questions[number]
-    choosing = any(record.role in readers for record in forest.records)
+    choosing = any(record.role in READERS for record in forest.records)
     nodes = []
     for n in forest.nodes_of(number).tolist():
         record = forest.records[n]
         node = {"id": n, "parent": None if record.parent == NO_PARENT else record.parent}
         node |= _node(record, _finite(credit_N[n]))
         node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
-        node["passages"] = _passages(record, choosing, readers)
+        node["passages"] = _passages(record, choosing)
         if record.calls:
             node["calls"] = [[call.purpose, _told(call)] for call in record.calls]
         if tokenizer is not None and record.action is not None:
@@ -93,11 +87,11 @@ def _node(record: Record, credit: float | None) -> dict[str, Any]:
     }
 
 
-def _passages(record: Record, choosing: bool, readers: Sequence[str]) -> list[dict[str, Any]]:
+def _passages(record: Record, choosing: bool) -> list[dict[str, Any]]:
     """A reader's candidates, those kept that are among its documents; else what was found."""
     if not choosing:
         return [{"title": p.title, "text": p.text} for p in record.found]
-    if record.role not in readers:
+    if record.role not in READERS:
         return []
     candidates: Sequence[Passage] = getattr(record.state, "candidates", ())
     documents = set(getattr(record.state, "documents", ()))

@@ -1,0 +1,1 @@
+"""The jitted sampler: static shapes, and keys that depend on nothing else in a batch."""

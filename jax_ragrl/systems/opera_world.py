@@ -7,9 +7,9 @@ candidate of a large model.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
+from jax_ragrl.llm.reader import question_of
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.systems.opera_grammar import (
     ANALYSIS,
@@ -22,8 +22,6 @@ from jax_ragrl.systems.opera_rewards import Gold, SubGoal
 from jax_ragrl.systems.subgoals import reworded, subgoals, truth
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.types import Passage, Question
-
-_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 
 
 def world_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
@@ -51,7 +49,7 @@ class WorldExpert:
 
     def write(self, role: str, prompt: str) -> str:
         """The text of an action."""
-        asked = _QUESTION.findall(prompt)[-1]
+        asked = question_of(prompt)
         if role == PLAN:
             return render_plan(subgoals(asked) or (asked,))
         if role == ANALYSIS:

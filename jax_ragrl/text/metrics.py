@@ -140,11 +140,7 @@ def bootstrap_interval(
 
 
 def paired_bootstrap(
-    a: Sequence[float] | np.ndarray,
-    b: Sequence[float] | np.ndarray,
-    *,
-    samples: int = 10000,
-    seed: int = 0,
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray
 ) -> tuple[float, float, float]:
     """Mean of `a - b` over the same questions, with its 95 % interval (Koehn 2004).
 
@@ -162,4 +158,4 @@ def paired_bootstrap(
             f"{len(a)} and {len(b)} scores cannot be paired: score both on the same questions"
         )
     difference_N = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    return bootstrap_interval(difference_N, samples=samples, seed=seed)
+    return bootstrap_interval(difference_N)

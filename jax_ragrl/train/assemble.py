@@ -163,10 +163,10 @@ class Job:
     @property
     def temperature(self) -> float:
         """The sampling temperature of every trained role."""
-        heats = {role.sampling.temperature for role in self.recipe.system.roles.values()}
-        if len(heats) != 1:
-            raise UserError(f"trained roles are sampled at temperatures {sorted(heats)}: use one")
-        return heats.pop()
+        found = {role.sampling.temperature for role in self.recipe.system.roles.values()}
+        if len(found) != 1:
+            raise UserError(f"trained roles are sampled at temperatures {sorted(found)}: use one")
+        return found.pop()
 
 
 SYSTEMS: Mapping[str, Any] = {

@@ -127,16 +127,17 @@ def dpo_update(
         raise UserError("DPO needs a reference, but objective.kl.where is 'none': name a place")
     batches = lay_out(_groups(trainer, pairs), trainer.roles, trainer.layout, ways(trainer.mesh))
     net, learner = trainer.policy, models.policy
-    heat, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
+    temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
     layout = None if trainer.mesh is None else layout_of(learner.params)
     total: Gradient | None = None
     with on(trainer.mesh):
         for batch in batches:
             rows, sides = place((batch.rows, sides_of(batch)), trainer.mesh)
             fixed = (net.graph, models.reference, net.frozen)
-            reference = score(*fixed, rows, heat, trainer.allowed_ZV).logp_RM
+            reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
             one = preference_gradient(
-                *(net.graph, learner.params, net.frozen, rows, sides, reference, heat, share),
+                *(net.graph, learner.params, net.frozen),
+                *(rows, sides, reference, temperature, share),
                 allowed_ZV=trainer.allowed_ZV,
                 beta=beta,
                 layout=layout,

@@ -78,10 +78,11 @@ def scored_pool(
     temperatures: Sequence[float] = (1.0,),
 ) -> Pool:
     """What several writers try at every decision, at each temperature, by what it earned."""
-    tries = [(writer, heat) for writer in writers for heat in temperatures]
+    tries = [(writer, temperature) for writer in writers for temperature in temperatures]
     candidates: list[Candidate] = []
-    for seed, (writer, heat) in enumerate(tries):
-        made, scribe = recipe(dataclasses.replace(settings, temperature=heat)), Scribe(writer)
+    for seed, (writer, temperature) in enumerate(tries):
+        made = recipe(dataclasses.replace(settings, temperature=temperature))
+        scribe = Scribe(writer)
         roles, off = frozenset(made.system.roles), Injection("off")
         groups = Groups(roles, GROUP, off, None, frozenset((PLAN,)), frozenset((REWRITE,)))
         environment = Environment(scribe, retriever, llm)

@@ -97,7 +97,7 @@ def _scores(
     A chunk's logits are computed again in the backward pass, so that those of a batch never exist
     together; a chunk of padding is skipped. Chunks run along M: over rows, the batch stays sharded.
     """
-    count, length, width = hidden_RMD.shape
+    count, length, _ = hidden_RMD.shape
     most = max(1, min(SCORED_CHUNK, SCORED_TOKENS * _ways() // count))
     size = next(c for c in range(min(length, most), 0, -1) if length % c == 0)
 
@@ -108,14 +108,7 @@ def _scores(
         logits_RCV = policy.logits(hidden_RCD) / temperature
         if allowed_ZV is not None:
             logits_RCV = only(logits_RCV, allowed_ZV[role_RC])
-        top_RC = jnp.max(logits_RCV, axis=-1)
-        logps_RCV = jax.nn.log_softmax(logits_RCV, axis=-1)
-        # What is forbidden has no probability; its -inf must not meet that zero.
-        known_RCV = jnp.where(jnp.isfinite(logps_RCV), logps_RCV, 0.0)
-        entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * known_RCV, axis=-1)
-        chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
-        logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
-        return logp_RC, entropy_RC, chosen_RC >= top_RC
+        return _of_targets(logits_RCV, target_RC)
 
     def skip(hidden_RCD: Array, target_RC: Array, role_RC: Array) -> tuple[Array, Array, Array]:
         zero_RC = jnp.zeros(target_RC.shape, jnp.float32)
@@ -131,6 +124,18 @@ def _scores(
     whole = [jnp.moveaxis(x, 0, 1).reshape(count, length) for x in jax.lax.map(head, parts)]
     logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in whole[:2])
     return logp_RM, entropy_RM, whole[2] & rows.mask_RM
+
+
+def _of_targets(logits_RCV: Array, target_RC: Array) -> tuple[Array, Array, Array]:
+    """Of each target: its log-probability, the entropy it was drawn at, if it is the likeliest."""
+    top_RC = jnp.max(logits_RCV, axis=-1)
+    logps_RCV = jax.nn.log_softmax(logits_RCV, axis=-1)
+    # What is forbidden has no probability; its -inf must not meet that zero.
+    known_RCV = jnp.where(jnp.isfinite(logps_RCV), logps_RCV, 0.0)
+    entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * known_RCV, axis=-1)
+    chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
+    logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
+    return logp_RC, entropy_RC, chosen_RC >= top_RC
 
 
 def _ways() -> int:

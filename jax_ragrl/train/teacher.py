@@ -36,7 +36,6 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
 _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
-MISSING = "Nothing relevant was found for this query."
 
 
 class Writer(Protocol):

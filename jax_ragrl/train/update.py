@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from jax_ragrl.credit.kl import adapt
 from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.sharding import fetch, on, place, share, ways
-from jax_ragrl.train.step import Gradient, Learner, Reading, add, apply, gradient, layout_of, score
+from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
 
@@ -41,7 +42,7 @@ def update(
     """Scores the groups, fixes their targets, and takes `epochs * minibatches` optimizer steps.
 
     Args:
-      groups: turns to train, see `batch.groups_of`.
+      groups: turns to train, see `batch.turns_of` and `batch.grouped`.
       number_N: float32, a number a node: the credit that a critic's GAE spreads over its tokens, or
         the advantage itself (see `Objective.advantage`).
       sampled: the sampler's log-probabilities by node: the behaviour policy of stale rollouts, and
@@ -82,35 +83,41 @@ def scored_actions(
     sampled: Mapping[int, Sequence[float]],
 ) -> Scored:
     """What the models say of every action before the update; NumPy, and only what is needed."""
-    o, width = trainer.objective, width_of(flat, 32)
-    heat = scalar(trainer.temperature, trainer.mesh)
-
-    def readings(net: Net, params: Any) -> list[Reading]:
-        placed = [place(batch.rows, trainer.mesh) for batch in flat]
-        fixed = (net.graph, params, net.frozen)
-        return [score(*fixed, rows, heat, trainer.allowed_ZV) for rows in placed]
-
-    def values(readings: Sequence[Reading], field: str) -> np.ndarray:
-        return by_action(flat, fetch([getattr(r, field) for r in readings]), width)
-
-    actions = joined(flat)
+    o, width, actions = trainer.objective, width_of(flat, 32), joined(flat)
     numbers = number_N[actions.node_A].astype(np.float32)
     scored = Scored(masks(flat, width), numbers, paths(actions, o.span))
+    seen = functools.partial(_seen, trainer, flat, width)
     if needs_old(trainer):
-        policy = readings(trainer.policy, models.policy.params)
-        scored = scored._replace(
-            logp_AT=values(policy, "logp_RM"), entropy_AT=values(policy, "entropy_RM")
-        )
+        fields = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
+        fields |= {"value_AT": "value_RM"} if o.critic == "shared" else {}
+        scored = scored._replace(**seen(trainer.policy, models.policy.params, fields))
         scored = scored._replace(behaviour_AT=_behaviour(scored.logp_AT, actions, sampled))
-        if o.critic == "shared":
-            scored = scored._replace(value_AT=values(policy, "value_RM"))
     if o.kl.where != "none":
-        reference = readings(trainer.policy, models.reference)
-        scored = scored._replace(ref_logp_AT=values(reference, "logp_RM"))
+        fields = {"ref_logp_AT": "logp_RM"}
+        scored = scored._replace(**seen(trainer.policy, models.reference, fields))
     if trainer.critic is not None and models.critic is not None:
-        critic = readings(trainer.critic, models.critic.params)
-        scored = scored._replace(value_AT=values(critic, "value_RM"))
+        fields = {"value_AT": "value_RM"}
+        scored = scored._replace(**seen(trainer.critic, models.critic.params, fields))
     return scored
+
+
+def _seen(
+    trainer: Trainer,
+    flat: Sequence[Batch],
+    width: int,
+    net: Net,
+    params: Any,
+    fields: Mapping[str, str],
+) -> dict[str, np.ndarray]:
+    """Fields of a model's readings as arrays `[A, T]`; `fields` maps their new names to them."""
+    temperature = scalar(trainer.temperature, trainer.mesh)
+    placed = [place(batch.rows, trainer.mesh) for batch in flat]
+    fixed = (net.graph, params, net.frozen)
+    readings = [score(*fixed, rows, temperature, trainer.allowed_ZV) for rows in placed]
+    return {
+        name: by_action(flat, fetch([getattr(r, field) for r in readings]), width)
+        for name, field in fields.items()
+    }
 
 
 def paths(actions: Actions, span: str) -> np.ndarray:
@@ -203,13 +210,13 @@ def _descend(
     part: Sequence[Batch],
     targets: Sequence[Targets],
 ) -> tuple[Learner, dict[str, Any]]:
-    heat = scalar(trainer.temperature, trainer.mesh)
+    temperature = scalar(trainer.temperature, trainer.mesh)
     coefficient = models.kl_coefficient
     total: Gradient | None = None
     for batch, target in zip(part, targets, strict=True):
         rows, target = place((batch.rows, target), trainer.mesh)
         one = gradient(
-            *(net.graph, learner.params, net.frozen, rows, target, heat, coefficient),
+            *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,
             objective=trainer.objective,
             layout=None if trainer.mesh is None else layout_of(learner.params),

@@ -47,13 +47,6 @@ def test_saving_and_loading_round_trips_with_equal_bytes(tmp_path):
     assert load_corpus(tmp_path / "zipped") == corpus
 
 
-def test_passages_are_found_by_id():
-    corpus = Corpus(PASSAGES)
-    assert len(corpus) == 3 and corpus.by_id("b") == PASSAGES[1]
-    with pytest.raises(UserError, match=f"{corpus.fingerprint} has no passage 'z'"):
-        corpus.by_id("z")
-
-
 def test_repeated_ids_are_refused(tmp_path):
     with pytest.raises(UserError, match="'a' occurs 2 times"):
         Corpus((PASSAGES[0], PASSAGES[1], PASSAGES[0]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_rollouts, own, shared
+from jax_ragrl.credit.assign import earned, over_rollouts, shared
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
 from jax_ragrl.types import Question
 
@@ -36,7 +36,6 @@ def test_a_shared_reward_reaches_every_action_with_its_own_term_added():
     credit_N, weight_N = shared(forest, reward_N)
     np.testing.assert_allclose(credit_N, [0.3, -0.2, 0.3, 0.7, 0.7])
     assert (weight_N > 0).all()
-    np.testing.assert_allclose(own(forest, reward_N)[0], reward_N)
 
 
 def test_a_leafs_reward_is_earned_by_the_action_right_before_it():

@@ -3,11 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.returns import broadcast, gae, gae_over_turns, monte_carlo
+from jax_ragrl.credit.returns import gae, gae_over_turns, monte_carlo
 
 
 def values_of(
@@ -106,30 +105,6 @@ def test_fractional_rewards_arrive_unrounded():
     reward = np.float32([1 / 3, 0.1, 2.7, -1.3])
     chains, _ = values_of([-1, 0, -1, 2], [False, True, False, True], reward, [1.0] * 4)
     np.testing.assert_array_equal(chains, reward[[1, 1, 3, 3]])
-    passed = broadcast(*jax.device_put((np.int32([-1, 0, -1, 2]), reward)))
-    np.testing.assert_array_equal(passed, reward[[0, 0, 2, 2]])
-
-
-# --- A root's number -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 17, 40])
-def test_every_node_holds_what_its_root_holds(count):
-    rng = np.random.default_rng(count)
-    parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
-    x = rng.normal(size=count).astype(np.float32)
-
-    def root(n: int) -> int:
-        return n if parents[n] < 0 else root(parents[n])
-
-    found = broadcast(*jax.device_put((np.array(parents, np.int32), x)))
-    np.testing.assert_array_equal(found, x[[root(n) for n in range(count)]])
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 9, 31])
-def test_the_root_of_a_chain_is_reached_from_its_far_end(count):
-    parent_N = jax.device_put(np.arange(-1, count - 1, dtype=np.int32))
-    assert not np.any(broadcast(parent_N, jnp.arange(count)))
 
 
 # --- Generalised advantages --------------------------------------------------------------------

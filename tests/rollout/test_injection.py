@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jax_ragrl.batch import Layout, groups_of, lay_out
+from jax_ragrl.batch import Layout, grouped, lay_out, turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import LEAF, Action
@@ -61,7 +61,7 @@ def test_control_text_in_a_passage_changes_neither_states_nor_trained_tokens():
         filtered = next(r for r in forest.records if r.role == "filter")
         assert [p.id for p in filtered.state.documents] == ["2"]
         assert [r.role for r in forest.records] == ["router", "filter", LEAF]
-        groups = groups_of(forest, np.ones(3, np.float32), layout)
+        groups = grouped(turns_of(forest, np.ones(3, np.float32)), layout)
         batches = lay_out(groups, ["router", "filter", "decision"], layout)
         tokens = {}
         for batch in batches:

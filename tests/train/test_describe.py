@@ -8,7 +8,7 @@ from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
-from jax_ragrl.train.loop import counts, describe, expert_shares, found_gold, zero_variance
+from jax_ragrl.train.log import counts, describe, expert_shares, found_gold, zero_variance
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, Tape, passage, play
 from tests.systems.talk import talk

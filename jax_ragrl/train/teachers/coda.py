@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from jax_ragrl.llm.reader import Plan, facts_of, resolve
+from jax_ragrl.llm.reader import Plan, facts_of, question_of, resolve
 from jax_ragrl.rollout.effects import Segment, Told
 from jax_ragrl.systems.coda import PLANNER
 from jax_ragrl.systems.subgoals import compared, conclusion, filled, meaning, reworded, subgoals
@@ -20,7 +20,6 @@ from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.types import Message
 
 UNKNOWN, NOTHING = "unknown", "nothing"
-_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _RESULT = re.compile(r"^Result: ?(.*)$", re.MULTILINE)
 
 Pair = tuple[str, str]
@@ -44,7 +43,7 @@ class Teacher:
     ) -> str:
         """The text of one turn."""
         prompt = messages[-1].content
-        question = _QUESTION.findall(prompt)[-1]
+        question = question_of(prompt)
         told = [segment.text for segment in after if isinstance(segment, Told)]
         if role == PLANNER:
             results = [result for text in told for result in _RESULT.findall(text)]

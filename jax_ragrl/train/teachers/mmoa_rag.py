@@ -45,7 +45,7 @@ STOP_WORDS = frozenset(
 )
 
 
-# --- Heuristic labels (systems.md 2.4) ------------------------------------------------------------
+# --- Heuristic labels -----------------------------------------------------------------------------
 
 
 def content_words(text: str) -> list[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 from collections.abc import Sequence
 
-from jax_ragrl.llm.reader import facts_of
+from jax_ragrl.llm.reader import facts_of, question_of
 from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.systems.opera_grammar import (
     ANALYSIS,
@@ -24,8 +23,6 @@ from jax_ragrl.systems.opera_grammar import (
 from jax_ragrl.systems.opera_world import WorldExpert
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.types import Message
-
-_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Teacher:
         return WorldExpert(self.style).write(role, prompt)
 
     def _careless(self, role: str, prompt: str) -> str:
-        asked = _QUESTION.findall(prompt)[-1]
+        asked = question_of(prompt)
         if role == PLAN:
             return render_plan([asked])
         if role == REWRITE:

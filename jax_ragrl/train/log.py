@@ -1,0 +1,172 @@
+"""What a training step was like, and where that is written: files, TensorBoard, the terminal."""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorboardX
+from tqdm import tqdm
+
+from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.tree import LEAF, Forest, decisions
+
+
+def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
+    """What a rollout was like: rewards, size, the credit of each role's trained actions (`known_N`,
+    nan elsewhere), and the valid share of what it sampled.
+    """
+    leaves = np.flatnonzero(forest.leaf_N)
+    metrics = {
+        "reward/mean": float(forest.reward_N[leaves].mean()) if len(leaves) else 0.0,
+        "nodes": float(len(forest.records) - len(leaves)),
+        "leaves": float(len(leaves)),
+        "failed": float(len(forest.failed)),
+        "retrieval/recall": found_gold(forest),
+        "zero_variance_frac": zero_variance(forest),
+    }
+    fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
+    for role in sorted({r.role for r in forest.records if r.action is not None}):
+        nodes = [i for i, r in enumerate(forest.records) if r.role == role]
+        if np.isfinite(known_N[nodes]).any():
+            metrics[f"credit/{role}"] = float(np.nanmean(known_N[nodes]))
+        sampled = forest.multiplicity_N[nodes] - forest.forced_N[nodes]
+        if sampled.any():
+            valid = [i not in fatal and forest.records[i].fault == "" for i in nodes]
+            metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=sampled))
+    return metrics | counts(forest) | strategy_rewards(forest)
+
+
+def expert_shares(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
+    """The share of each trained role's decisions that hold an expert's action, where the expander
+    asks an expert: how many questions or sub-goals it knew nothing of is not seen otherwise."""
+    if getattr(expander, "expert", None) is None:
+        return {}
+    held: dict[str, list[bool]] = {}
+    for nodes in decisions(forest):
+        known = bool(forest.forced_N[nodes].any())
+        held.setdefault(forest.records[nodes[0]].role, []).append(known)
+    return {f"expert_frac/{role}": float(np.mean(held[role])) for role in roles if role in held}
+
+
+def zero_variance(forest: Forest) -> float:
+    """The share of questions whose leaves all earned the same: of those no group learns."""
+    earned: dict[int, set[float]] = {}
+    for i in np.flatnonzero(forest.leaf_N).tolist():
+        earned.setdefault(int(forest.question_N[i]), set()).add(float(forest.reward_N[i]))
+    return float(np.mean([len(rewards) == 1 for rewards in earned.values()])) if earned else 0.0
+
+
+def counts(forest: Forest) -> dict[str, float]:
+    """How often what went wrong: `dead/<why>` and `malformed/<error>`, actions as often as they
+    were written, and on leaves what their states put right."""
+    seen: collections.Counter[str] = collections.Counter()
+    for record in forest.records:
+        if record.role == LEAF:
+            seen.update(f"malformed/{fault}" for fault in getattr(record.state, "faults", ()))
+            seen[f"dead/{record.why}"] += record.answer is None
+        elif record.fault:
+            seen[f"malformed/{record.fault}"] += record.multiplicity
+    return {name: float(count) for name, count in seen.items() if count}
+
+
+def strategy_rewards(forest: Forest) -> dict[str, float]:
+    """The mean reward of the leaves of each strategy, where a system has strategies."""
+    rewards: dict[str, list[float]] = {}
+    for i in np.flatnonzero(forest.leaf_N):
+        strategy = getattr(forest.records[i].state, "strategy", "")
+        if strategy:
+            rewards.setdefault(f"reward/{strategy}", []).append(float(forest.reward_N[i]))
+    return {name: float(np.mean(values)) for name, values in rewards.items()}
+
+
+def found_gold(forest: Forest) -> float:
+    """The mean share of a question's gold passages that some search of its rollouts returned."""
+    found: dict[int, set[str]] = {}
+    for i in np.flatnonzero(forest.leaf_N):
+        record = forest.records[i]
+        passages = (passage for call in record.calls for passage in call.found)
+        names = {name for passage in passages for name in (passage.id, passage.title)}
+        found.setdefault(record.question, set()).update(names)
+    shares = [
+        len(found.get(i, set()).intersection(question.gold)) / len(question.gold)
+        for i, question in enumerate(forest.questions)
+        if question.gold and i not in forest.failed
+    ]
+    return float(np.mean(shares)) if shares else 0.0
+
+
+class Clock:
+    """Wall time between laps, in seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Ends a lap."""
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+class Log:
+    """Metrics of each step: one line, a JSON row, TensorBoard; trees for the report.
+
+    What a killed run wrote after its last checkpoint is dropped first, so a resumed run's files
+    hold each step once.
+    """
+
+    SHOWN = ("reward/mean", "kl/mean", "entropy", "clip_frac", "eval/accuracy")
+
+    def __init__(self, workdir: pathlib.Path, start: int, steps: int):
+        self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
+        for file in (self._metrics, self._trees):
+            _keep_until(file, start)
+        self._board = tensorboardX.SummaryWriter(
+            str(workdir / "tensorboard"), purge_step=start + 1 if start else None
+        )
+        self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
+
+    def write(
+        self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
+    ) -> None:
+        """Writes one step everywhere."""
+        row = {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
+        _append(self._metrics, row)
+        if trees is not None:
+            _append(self._trees, {"step": step, "trees": trees})
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in self.SHOWN if k in metrics)
+        seconds = metrics["time/rollout_s"] + metrics["time/train_s"]
+        self._bar.write(f"step {step} {shown} {seconds:.1f}s")
+        self._bar.update()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._bar.close()
+        self._board.close()
+
+
+def _append(file: pathlib.Path, row: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def _keep_until(file: pathlib.Path, step: int) -> None:
+    """Drops rows after `step`, a torn last line among them."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        kept += [line] if row["step"] <= step else []
+    file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
