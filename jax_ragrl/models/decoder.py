@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import attention
 from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
+from jax_ragrl.models.vocabulary import copied, look_up, project, sink
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
 
 # What a layer keeps for the backward pass.
@@ -260,8 +261,9 @@ class Decoder(nnx.Module):
         self._check_call(cache, write_B, key_positions_BS)
         c = self.config
         # Whole rows on every device: a lookup along a sharded width would move activations instead.
-        table_VD = constrain(self.embed[...].astype(jnp.dtype(c.dtype)), ("vocab", None))
-        x_BLD = constrain(table_VD[ids_BL], ("batch", "length", None))
+        table_VD = self.embed[...]
+        x_BLD = look_up(copied(table_VD, c.dtype), sink(table_VD), ids_BL)
+        x_BLD = constrain(x_BLD, ("batch", "length", None))
         key_positions_BS = positions_BL if key_positions_BS is None else key_positions_BS
         call = LayerCall(
             config=c,
@@ -279,13 +281,12 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Array) -> Array:
         """Next-token logits, float32 `[..., V]`, of hidden states `[..., D]`."""
+        return project(*self.head(hidden.dtype), hidden)
+
+    def head(self, dtype: Any) -> tuple[Array, Array]:
+        """The head `[V, D]` in a dtype, and where its gradient goes: what `project` takes."""
         head_VD = self.embed[...] if self.config.tie_embeddings else self.lm_head[...]
-        return jnp.einsum(
-            "...d,vd->...v",
-            hidden,
-            head_VD.astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        return copied(head_VD, dtype), sink(head_VD)
 
     def _layer_arrays(self) -> dict[str, Array]:
         parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]

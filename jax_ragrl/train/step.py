@@ -10,7 +10,6 @@ below an adapter; empty otherwise).
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from jax_ragrl.batch import Rows, prefix_mask
 from jax_ragrl.losses import (
@@ -29,6 +29,7 @@ from jax_ragrl.losses import (
 )
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.models.vocabulary import project
 from jax_ragrl.sampling.decode import only
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
@@ -85,6 +86,24 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
     return model.policy if isinstance(model, ActorCritic) else model
 
 
+class _Scored(NamedTuple):
+    """Scored tokens `[R, M]`: the hidden states that predict them, and what they are."""
+
+    hidden: Array
+    target: Array
+    role: Array
+    mask: Array
+
+
+class _Head(NamedTuple):
+    """What turns hidden states into probabilities; `copy` and `sink` are those of `project`."""
+
+    copy_VD: Array
+    sink_VD: Array
+    temperature: Array
+    allowed_ZV: Array | None
+
+
 def _scores(
     policy: Decoder,
     hidden_RMD: Array,
@@ -92,38 +111,61 @@ def _scores(
     temperature: Array,
     allowed_ZV: Array | None,
 ) -> tuple[Array, Array, Array]:
-    """Log-probability, entropy and likeliness at a temperature, in chunks of scored tokens.
+    """Log-probability, entropy and likeliness at a temperature.
+
+    On a mesh each device goes through its own rows, so that the head is gathered once, and its
+    gradient summed over the devices once, not with every chunk.
+    """
+    head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
+    role_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
+    scored = _Scored(hidden_RMD, rows.target_RM, role_RM, rows.mask_RM)
+    if not (axes := _batch_axes()):
+        return _in_chunks(head, scored)
+    by_row = PartitionSpec(axes)
+    specs = (PartitionSpec(), by_row)
+    apart = jax.shard_map(
+        _in_chunks, in_specs=specs, out_specs=by_row, axis_names=set(axes), check_vma=False
+    )
+    return apart(head, scored)
+
+
+def _batch_axes() -> tuple[str, ...]:
+    """The mesh axes that share a batch, under `jax.set_mesh`."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    return tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
+
+
+def _in_chunks(head: _Head, scored: _Scored) -> tuple[Array, Array, Array]:
+    """`_scores` in chunks of scored tokens, along M.
 
     A chunk's logits are computed again in the backward pass, so that those of a batch never exist
-    together; a chunk of padding is skipped. Chunks run along M: over rows, the batch stays sharded.
+    together; a chunk of padding is skipped.
     """
-    count, length, _ = hidden_RMD.shape
-    most = max(1, min(SCORED_CHUNK, SCORED_TOKENS * _ways() // count))
+    count, length = scored.mask.shape
+    most = max(1, min(SCORED_CHUNK, SCORED_TOKENS // count))
     size = next(c for c in range(min(length, most), 0, -1) if length % c == 0)
 
-    def chunks(x: Array) -> Array:
-        return jnp.moveaxis(x.reshape(count, length // size, size, *x.shape[2:]), 1, 0)
+    def score(chunk: _Scored) -> tuple[Array, Array, Array]:
+        logits_RCV = project(head.copy_VD, head.sink_VD, chunk.hidden) / head.temperature
+        if head.allowed_ZV is not None:
+            logits_RCV = only(logits_RCV, head.allowed_ZV[chunk.role])
+        return _of_targets(logits_RCV, chunk.target)
 
-    def score(hidden_RCD: Array, target_RC: Array, role_RC: Array) -> tuple[Array, Array, Array]:
-        logits_RCV = policy.logits(hidden_RCD) / temperature
-        if allowed_ZV is not None:
-            logits_RCV = only(logits_RCV, allowed_ZV[role_RC])
-        return _of_targets(logits_RCV, target_RC)
-
-    def skip(hidden_RCD: Array, target_RC: Array, role_RC: Array) -> tuple[Array, Array, Array]:
-        zero_RC = jnp.zeros(target_RC.shape, jnp.float32)
+    def skip(chunk: _Scored) -> tuple[Array, Array, Array]:
+        zero_RC = jnp.zeros(chunk.target.shape, jnp.float32)
         return zero_RC, zero_RC, zero_RC > 0
 
     @jax.checkpoint
-    def head(part: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
-        *given, mask_RC = part
-        return jax.lax.cond(jnp.any(mask_RC), score, skip, *given)
+    def read_chunk(chunk: _Scored) -> tuple[Array, Array, Array]:
+        return jax.lax.cond(jnp.any(chunk.mask), score, skip, chunk)
 
-    roles_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
-    parts = tuple(chunks(x) for x in (hidden_RMD, rows.target_RM, roles_RM, rows.mask_RM))
-    whole = [jnp.moveaxis(x, 0, 1).reshape(count, length) for x in jax.lax.map(head, parts)]
-    logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in whole[:2])
-    return logp_RM, entropy_RM, whole[2] & rows.mask_RM
+    def split(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(count, length // size, size, *x.shape[2:]), 1, 0)
+
+    parts = jax.lax.map(read_chunk, jax.tree.map(split, scored))
+    logp, entropy, likeliest = (jnp.moveaxis(x, 0, 1).reshape(count, length) for x in parts)
+    logp, entropy = (jnp.where(scored.mask, x, 0.0) for x in (logp, entropy))
+    return logp, entropy, likeliest & scored.mask
 
 
 def _of_targets(logits_RCV: Array, target_RC: Array) -> tuple[Array, Array, Array]:
@@ -136,12 +178,6 @@ def _of_targets(logits_RCV: Array, target_RC: Array) -> tuple[Array, Array, Arra
     chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
     logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
     return logp_RC, entropy_RC, chosen_RC >= top_RC
-
-
-def _ways() -> int:
-    """The devices that share a batch, under `jax.set_mesh`."""
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    return math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp"))
 
 
 @functools.partial(jax.jit, static_argnames="graph")

@@ -121,6 +121,27 @@ def test_a_mesh_of_eight_devices_computes_what_one_does():
     assert q_grad.addressable_shards[0].data.size == q_grad.size // 4  # embed and heads
 
 
+def test_on_a_mesh_the_head_travels_once_and_not_with_every_chunk():
+    """No loop or branch of the compiled step gathers the head or sums its gradient."""
+    mesh, config = make_mesh((1, 4, 1), jax.devices()[:4]), nnx.merge(*policy()).config
+    graph, params = nnx.split(init_sharded(config, mesh, nnx.Rngs(0)), nnx.Param)
+    shapes = Rows(*[np.zeros((4, 256), np.int32)] * 5, np.ones((4, 256), bool))
+    with jax.set_mesh(mesh):
+        rows, targets = shard_batch((shapes, Targets(*[np.ones((4, 256), np.float32)] * 7)), mesh)
+        one = replicate(jax.device_put(np.float32(1.0)), mesh)
+        given = (graph, params, NOTHING, rows, targets, one, one)
+        lowered = gradient.lower(*given, objective=GRPO, layout=layout_of(params))
+    text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
+    whole = f"[{config.vocab_size},{config.hidden_size}]"
+    travels = {}
+    for computation in re.split(r"\n(?=\S)", text):
+        moved = re.findall(r"= (.*?) (?:all-gather|all-reduce|reduce-scatter)\(", computation)
+        travels[computation[:5] == "ENTRY"] = travels.get(computation[:5] == "ENTRY", 0) + sum(
+            shape.count(whole) for shape in moved
+        )
+    assert travels == {True: 2, False: 0} and " while(" in text
+
+
 def test_no_program_holds_the_logits_of_a_whole_batch():
     """8,192 scored tokens, vocabulary 300: nothing in the compiled step has 8,192 x 300 numbers."""
     graph, params = policy()
