@@ -68,6 +68,12 @@ def test_what_a_user_leaves_out_is_named(name):
             load_job(load(name, rest))
 
 
+def test_shapes_that_would_cut_an_action_are_refused():
+    values = load("tiny/coda", {"shapes.steps": "55"})
+    with pytest.raises(UserError, match=r"role planner may write 56 tokens.*steps is 55.*raise"):
+        load_job(values)
+
+
 def test_a_missing_path_is_one_line_and_exit_code_2(tmp_path, capsys):
     given = [f"--config.{k}={v}" for k, v in GIVEN.items() if k != "policy"]
     workdir = f"--workdir={tmp_path / 'w'}"
