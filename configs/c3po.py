@@ -2,7 +2,8 @@
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl train --config=configs/c3po.py --workdir=runs/c3po \
-        --config.policy=FOLDER --config.data.files.corpus=corpus.jsonl ...
+        --config.policy=FOLDER --config.index.encoder=FOLDER \
+        --config.data.files.corpus=corpus.jsonl ...
 
 The policy is a warm-started Qwen2-0.5B or 1.5B in Hugging Face layout. The paper's headline is a
 mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B) over six sets against 51.35 for Standard RAG
@@ -11,20 +12,23 @@ whitening and where the KL goes are not in the paper: they are the defaults of t
 authors name.
 """
 
+import functools
+
 from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
-    path = config_dict.required_placeholder(str)
+    # One for each key: a placeholder under two keys would give both the value of the last.
+    path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
-            "policy": path,
+            "policy": path(),
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
-            "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
-            "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {
                 "kind": "openai",
                 "model": "Qwen/Qwen2-72B-Instruct",

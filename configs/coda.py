@@ -2,7 +2,8 @@
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl train --config=configs/coda.py --workdir=runs/coda \
-        --config.policy=FOLDER --config.data.files.corpus=corpus.jsonl ...
+        --config.policy=FOLDER --config.index.encoder=FOLDER \
+        --config.data.files.corpus=corpus.jsonl ...
 
 The policy is Qwen2.5-3B (base), the retriever e5-base-v2 over the Wikipedia of December 2018, top
 3. The paper's headline is a mean exact match of .407 over seven sets, against .380 for AutoRefine
@@ -11,15 +12,18 @@ with 8 rollouts each, in minibatches of 256 sequences: the number of optimizer s
 least, one for every 256 planners. Dual clip, KL in the loss and the entropy bonus are the code's.
 """
 
+import functools
+
 from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
-    path = config_dict.required_placeholder(str)
+    # One for each key: a placeholder under two keys would give both the value of the last.
+    path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
-            "policy": path,
+            "policy": path(),
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
@@ -38,8 +42,8 @@ def get_config() -> ConfigDict:
                 "refine": 0.5,
                 "together": True,
             },
-            "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
-            "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {"kind": "none"},
             "objective": {
                 "ratio": "dual_clip",

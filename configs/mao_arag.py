@@ -1,7 +1,8 @@
 """MAO-ARAG with a real planner, retriever and executors (Chen et al. 2025, tables 1 and 4).
 
     ragrl train --config=configs/mao_arag.py --workdir=runs/mao_arag \
-        --config.policy=FOLDER --config.data.files.corpus=corpus.jsonl ...
+        --config.policy=FOLDER --config.index.encoder=FOLDER \
+        --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mao_arag.py:code ...          (as the authors published it)
 
 The planner is a Qwen2.5-7B-Instruct, the executors GPT-4o-mini at temperature 0, the retriever
@@ -15,6 +16,8 @@ paper's eq. 9: the reward of the last token), in the clipping of values and of b
 coefficient of the KL and the learning rates are the code's where the paper has none. The code makes
 an update for each turn; here all turns of a batch are one.
 """
+
+import functools
 
 from ml_collections import ConfigDict, config_dict
 
@@ -31,16 +34,17 @@ KL_PLACE = {"paper": "terminal", "code": "reward"}
 
 
 def get_config(preset: str = "paper") -> ConfigDict:
-    path = config_dict.required_placeholder(str)
+    # One for each key: a placeholder under two keys would give both the value of the last.
+    path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
-            "policy": path,
+            "policy": path(),
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
-            "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
-            "index": {"encoder": path, "kind": "scann", "folder": "runs/index"},
+            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {"kind": "openai", "model": "gpt-4o-mini"},
             "system": "mao_arag",
             "recipe": {

@@ -1,7 +1,8 @@
 """MMOA-RAG with a real policy and retriever (Chen et al. 2025, tables 1, 2 and 6).
 
     ragrl train --config=configs/mmoa_rag.py --workdir=runs/mmoa_rag \
-        --config.policy=FOLDER --config.data.files.corpus=corpus.jsonl ...
+        --config.policy=FOLDER --config.index.encoder=FOLDER \
+        --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mmoa_rag.py:code ...          (as the authors published it)
 
 The policy is a Llama-3-8B-Instruct after a warm start on heuristic labels
@@ -15,6 +16,8 @@ eq. 15: the reward of the last token; the code: that of every token), and in its
 paper lets the coefficient fall from 0.2 to 0.06 without saying how; here the code's controller does
 it. Temperature and epochs are the code's where the paper has none.
 """
+
+import functools
 
 from ml_collections import ConfigDict, config_dict
 
@@ -45,16 +48,17 @@ LEARNING = {
 
 
 def get_config(preset: str = "paper") -> ConfigDict:
-    path = config_dict.required_placeholder(str)
+    # One for each key: a placeholder under two keys would give both the value of the last.
+    path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
-            "policy": path,
+            "policy": path(),
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
-            "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
-            "index": {"encoder": path, "kind": "scann", "folder": "runs/index"},
+            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "system": "mmoa_rag",
             "recipe": {
                 "system": {

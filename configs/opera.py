@@ -3,7 +3,8 @@
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl pool --config=configs/opera.py --writer openai:MODEL@URL --out pool.jsonl ...
     ragrl train --config=configs/opera.py --workdir=runs/opera \
-        --config.policy=FOLDER --config.recipe.pool=pool.jsonl ...
+        --config.policy=FOLDER --config.index.encoder=FOLDER \
+        --config.recipe.pool=pool.jsonl ...
 
 Plan and analysis are Qwen2.5-7B-Instruct, the rewriter the 3B model, the retriever BGE-M3, top 5.
 The roles are trained one after the other, 64 groups of 8 an update, each at the learning rate and
@@ -12,15 +13,18 @@ that is sure to hold the gold passages; this config has not been run at that siz
 writes and scores the actions of `pool.jsonl`; the paper has some 30,000 from DeepSeek-R1.
 """
 
+import functools
+
 from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
-    path = config_dict.required_placeholder(str)
+    # One for each key: a placeholder under two keys would give both the value of the last.
+    path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
-            "policy": path,
+            "policy": path(),
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
@@ -37,14 +41,14 @@ def get_config() -> ConfigDict:
                 "shared": False,
                 "group": 8,
                 "expert": {"when": "always", "replaces": "extra", "gradient": True},
-                "pool": path,
+                "pool": path(),
                 "gold": "steps",
                 "plan_reward": "paper",
                 "least_steps": 2,
                 "ndcg_power": 0.5,
             },
-            "data": {"files": {"corpus": path, "train": path, "dev": path, "test": path}},
-            "index": {"encoder": "lexical", "kind": "scann", "folder": "runs/index"},
+            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {"kind": "none"},
             # Equations 2 to 4: no ratio, no clip, and the log-probability of a whole action.
             "objective": {

@@ -114,6 +114,8 @@ def _run_commands(command: Command) -> None:
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
+    why = "of runs: a row for the system that each has trained, with its own policy"
+    sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=why)
     asked = sub.add_mutually_exclusive_group(required=True)
     asked.add_argument("--questions", type=pathlib.Path, help="one set: needs --corpus, --index")
     asked.add_argument(
@@ -314,12 +316,13 @@ def _index(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from jax_ragrl.compare import Setting, compare
+    from jax_ragrl.compare import RUN, Setting, compare
     from jax_ragrl.survey import parse_data, survey
 
     a = arguments
     given = {name: getattr(a, name) for name in Setting._fields}
-    setting = Setting(**given | {"systems": tuple(a.systems.split(","))})
+    systems = (*a.systems.split(","), *(f"{RUN}{folder}" for folder in a.runs))
+    setting = Setting(**given | {"systems": systems})
     if a.data:
         print(survey(setting, [parse_data(text) for text in a.data], a.workdir, a.encoder))
         return

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tqdm
 from flax import nnx
 
+from jax_ragrl.config import settled
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
@@ -21,6 +22,8 @@ from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sharding import make_mesh
+from jax_ragrl.systems.base import System
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
@@ -38,19 +41,28 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.coda import CoDA
 from jax_ragrl.systems.mao_arag import MAOARAG
-from jax_ragrl.systems.mmoa_rag import MMOARAG
+from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import load_llm, load_policy, parse_llm
+from jax_ragrl.train.assemble import (
+    Parts,
+    load_job,
+    load_llm,
+    load_policies,
+    load_policy,
+    parse_llm,
+)
+from jax_ragrl.train.loop import trained_policies
 from jax_ragrl.types import Question
 
 
 class Setting(NamedTuple):
     """What a table is made of.
 
-    `systems` are names in `SYSTEMS`, or `all`. `llm` is `tiny`, a model folder, or
-    `openai:MODEL[@URL]`, and so is the `judge`, if any; `style` is `tiny` (prompts for the model
-    that ships with the package) or `full`. `train` holds labelled questions for the systems in
+    `systems` are names in `SYSTEMS`, `all`, or `run:WORKDIR`: what `ragrl train` left there, which
+    has policies of its own. `llm` is `tiny`, a model folder, or `openai:MODEL[@URL]`, and so is the
+    `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
+    of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
     `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
     weights.
     """
@@ -76,7 +88,6 @@ class Actors(NamedTuple):
     judge: FrozenLLM | None
     policy: tuple[Any, Any]
     tokenizer: ChatTokenizer
-    shapes: Shapes
 
 
 class Bench(NamedTuple):
@@ -88,9 +99,14 @@ class Bench(NamedTuple):
     retriever: DenseRetriever
     train: Sequence[Question]
 
+    @property
+    def tiny(self) -> bool:
+        """Whether systems are built for the model in the package, as in `configs/tiny`."""
+        return self.style == "tiny"
+
     def prompts(self, system: str) -> str:
         """The name of a system's prompts in the style of the table."""
-        return f"{system}_tiny" if self.style == "tiny" else system
+        return f"{system}_tiny" if self.tiny else system
 
 
 Builder = Callable[[Bench], Any]
@@ -106,8 +122,13 @@ def _c3po(bench: Bench) -> C3PO:
 
 def _agent(bench: Bench, settings: executor.Settings) -> Any:
     style, top_k = bench.prompts("coda"), bench.top_k
-    settings = dataclasses.replace(settings, style=style, top_k=top_k, chat=True)
+    settings = dataclasses.replace(settings, style=style, top_k=top_k, chat=bench.tiny)
     return executor.recipe(settings).system
+
+
+def _mmoa_rag(bench: Bench) -> MMOARAG:
+    word = "D" if bench.tiny else DOCUMENT  # the mask needs a word of one token
+    return MMOARAG(bench.prompts("mmoa_rag"), top_k=bench.top_k, word=word)
 
 
 def _fixed(strategy: str) -> Builder:
@@ -149,12 +170,14 @@ SYSTEMS: Mapping[str, Builder] = {
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),
     "c3po_planning": _fixed(PLANNING),
-    "mmoa_rag": lambda bench: MMOARAG(bench.prompts("mmoa_rag"), top_k=bench.top_k),
-    "coda": lambda bench: CoDA(bench.prompts("coda"), bench.top_k, chat=True),
+    "mmoa_rag": _mmoa_rag,
+    "coda": lambda bench: CoDA(bench.prompts("coda"), bench.top_k, chat=bench.tiny),
     "mao_arag": lambda bench: MAOARAG(bench.prompts("mao_arag"), bench.top_k),
     "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
 }
 LEARNERS = frozenset({"skr_knn"})
+RUN = "run:"  # before the work folder of a run
+TINY_STEPS = 64  # more than any role in `configs/tiny` may write
 
 
 def compare(setting: Setting) -> dict[str, Any]:
@@ -178,12 +201,11 @@ def compare(setting: Setting) -> dict[str, Any]:
 
 def load_actors(setting: Setting) -> Actors:
     """The models that a setting names."""
-    shapes = Shapes()
     # The style is that of a rule-based reader, which no table has.
-    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
-    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
+    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", Shapes())
+    judge = load_llm(parse_llm(setting.judge), None, "", Shapes()) if setting.judge else None
     decoder, tokenizer = load_policy(setting.policy)
-    return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer, shapes)
+    return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer)
 
 
 def open_bench(setting: Setting, actors: Actors, retriever: DenseRetriever) -> Bench:
@@ -204,27 +226,53 @@ def measured(
     name: str, bench: Bench, actors: Actors, questions: Sequence[Question]
 ) -> dict[str, Any]:
     """The row of one system."""
+    if name.startswith(RUN):
+        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)), bench, actors)
+    else:
+        system, sampler = untrained(name, bench, actors)
+    environment = bench.environment._replace(sampler=sampler)
+    return row(evaluate(system, questions, environment, judge=actors.judge), questions)
+
+
+def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySampler]:
+    """A system by name, all of whose roles are played by the policy of the table."""
     system = SYSTEMS[name](bench)
     models = {role.policy: actors.policy for role in system.roles.values()}
-    policy = PolicySampler(models, actors.tokenizer, actors.shapes, greedy=True)
-    environment = bench.environment._replace(sampler=policy) if system.roles else bench.environment
-    return row(evaluate(system, questions, environment, judge=actors.judge), questions)
+    longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
+    shapes = Shapes(steps=TINY_STEPS if bench.tiny else longest)
+    return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
+
+
+def trained(workdir: pathlib.Path, bench: Bench, actors: Actors) -> tuple[System, PolicySampler]:
+    """The system and the policies of a run, as its config and its newest checkpoint have them.
+
+    Retriever and frozen language model are the table's.
+    """
+    job = load_job(settled(workdir / "config.json"))
+    policies, tokenizer = load_policies(job, make_mesh(job.mesh) if job.mesh else None)
+    parts = Parts({}, bench.retriever, actors.llm, policies, tokenizer)
+    parts = parts._replace(policies=trained_policies(job, parts, workdir))
+    system = job.recipe.inference or job.recipe.system
+    return system, PolicySampler(parts.models(), tokenizer, job.shapes, greedy=True)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:
     """The names of a table's systems; `all` leaves out what has nothing to learn from.
 
     Raises:
-      UserError: a name or a style that is not known.
+      UserError: a name or a style that is not known, or a folder that holds no run.
     """
-    unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all")]
+    runs = tuple(name for name in setting.systems if name.startswith(RUN))
+    for name in runs:
+        settled(pathlib.Path(name.removeprefix(RUN)) / "config.json")
+    unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all", *runs)]
     if unknown:
         raise UserError(f"unknown system {unknown[0]!r}: known are all, {', '.join(SYSTEMS)}")
     if setting.style not in ("tiny", "full"):
         raise UserError(f"style is {setting.style!r}: it must be tiny or full")
     if "all" not in setting.systems:
         return setting.systems
-    return tuple(name for name in SYSTEMS if setting.train or name not in LEARNERS)
+    return (*(name for name in SYSTEMS if setting.train or name not in LEARNERS), *runs)
 
 
 def row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:

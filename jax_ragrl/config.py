@@ -53,7 +53,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint is float and _is(value, int):
         return float(value)
     if hint in (int, float, str, bool):
-        _expect(_is(value, hint), where, value, f"of type {hint.__name__}")
+        unset = f" (set it with --{where}=VALUE)" if value is None else ""
+        _expect(_is(value, hint), where, value, f"of type {hint.__name__}{unset}")
     return value
 
 

@@ -107,7 +107,8 @@ def evaluate(
     answers = [leaf.answer if leaf else None for leaf in leaves]
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
-        scores["judge"] = judged(judge, questions, answers)
+        failed = np.array([leaf is None for leaf in leaves])
+        scores["judge"] = np.where(failed, np.nan, judged(judge, questions, answers))
     costs = [cost for forest in forests for cost in costs_of(forest)]
     records = [record for forest in forests for record in forest.records]
     return Result(

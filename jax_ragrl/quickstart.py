@@ -76,7 +76,7 @@ def summarise(
         "questions": len(after.scores[metric]),
         "metric": f"{METRIC_NAMES[metric]}, percent",
         "reader": parts.llm.name,
-        "accuracy": {**accuracy, "trained": round(100 * after.mean(metric), 2)},
+        "accuracy": {**accuracy, "trained": after.summary()[metric]},
         "gain": {"over": "warm_start", **gains[metric]},
         "gains": gains,
         "strategy_share": {k: round(n / total, 4) for k, n in sorted(after.strategies.items())},
@@ -89,11 +89,20 @@ def summarise(
 
 
 def gain(warm: list[float], after: Result, metric: str) -> dict[str, Any]:
-    """A metric in percent after training, and what it won over the warm start (95 % bootstrap)."""
-    mean, low, high = paired_bootstrap(after.scores[metric], np.array(warm))
+    """A metric in percent after training, and what it won over the warm start (95 % bootstrap).
+
+    Over the `pairs`: the questions on which the environment failed neither time. Without any the
+    numbers are None.
+    """
+    before, trained = np.array(warm, np.float64), after.scores[metric]
+    both = np.isfinite(before) & np.isfinite(trained)
+    pairs = int(both.sum())
+    if not pairs:
+        return {"trained": None, "mean": None, "ci95": [None, None], "pairs": 0}
+    mean, low, high = paired_bootstrap(trained[both], before[both])
     interval = [round(100 * low, 2), round(100 * high, 2)]
-    trained = round(100 * after.mean(metric), 2)
-    return {"trained": trained, "mean": round(100 * mean, 2), "ci95": interval}
+    score = round(100 * float(trained[both].mean()), 2)
+    return {"trained": score, "mean": round(100 * mean, 2), "ci95": interval, "pairs": pairs}
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
-from jax_ragrl.cli import main
-from jax_ragrl.compare import LEARNERS, SYSTEMS, Bench, Setting, chosen, row
+from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
+from jax_ragrl.compare import (
+    LEARNERS,
+    RUN,
+    SYSTEMS,
+    TINY_STEPS,
+    Actors,
+    Bench,
+    Setting,
+    chosen,
+    measured,
+    row,
+    trained,
+    untrained,
+)
+from jax_ragrl.config import settle
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
+from jax_ragrl.llm.base import NoLLM
+from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.text.prompts import template
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train import assemble
+from jax_ragrl.train.assemble import REPLY, Parts, load_job, load_policies, policy_folder
+from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.loop import begin, trained_state
 from tests.rollout.tape import ANN, BOB, Tape, passage
+from tests.tiny import policy, tokenizer
 
 NOWHERE = pathlib.Path("nowhere")
 
@@ -27,12 +55,20 @@ def setting(*systems: str, **changes) -> Setting:
     return given._replace(**changes)
 
 
+class Frozen(Tape):
+    """A tape that is asked for no more than a local model may write."""
+
+    def complete(self, requests):
+        assert all(request.sampling.max_tokens <= REPLY for request in requests)
+        return super().complete(requests)
+
+
 def bench(style: str = "tiny", train=(ANN, BOB)) -> Bench:
     corpus = Corpus(tuple(passage(i) for i in range(9)))
     encoder = LexicalEncoder.fit(corpus.passages)
     searcher = ExactSearcher(encoder.encode_passages(corpus.passages))
     retriever = DenseRetriever(corpus, encoder, searcher)
-    tape = Tape(lambda role, prompt, rng: {"classifier": "B"}.get(role, "[No Retrieval]"))
+    tape = Frozen(lambda role, prompt, rng: {"classifier": "B"}.get(role, "[No Retrieval]"))
     return Bench(style, 2, Environment(tape, retriever, tape), retriever, train)
 
 
@@ -47,6 +83,84 @@ def test_every_name_is_a_system_in_every_style(name, style):
     assert sum(result.ended.values()) == 2 and "failed" not in result.ended
 
 
+def actors() -> Actors:
+    return Actors(NoLLM(), None, policy(), tokenizer())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_action_is_cut(name):
+    """But those of the model in the package, which is trained to write no more."""
+    for style in ("tiny", "full"):
+        system, sampler = untrained(name, bench(style), actors())
+        wanted = [role.sampling.max_tokens for role in system.roles.values()]
+        assert sampler.shapes.steps == (TINY_STEPS if style == "tiny" else max(wanted, default=1))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_tiny_policy_is_trained_within_the_tokens_that_a_table_gives_it(name):
+    job = load_job(load_config(CONFIGS / "tiny" / f"{name}.py", []))
+    assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_STEPS
+
+
+@pytest.mark.parametrize("steps", [4, 2 * REPLY])
+def test_a_local_model_writes_as_much_as_systems_ask(monkeypatch, steps):
+    loaded = nnx.merge(*policy()), tokenizer()
+    monkeypatch.setattr(assemble, "load_policy", lambda *_: loaded)
+    llm = assemble.load_llm(assemble.parse_llm("tiny"), None, "", Shapes(steps=steps))
+    assert llm._shapes.steps == max(REPLY, steps)
+
+
+def test_a_table_speaks_as_the_configs_train():
+    for style, folder in (("tiny", CONFIGS / "tiny"), ("full", CONFIGS)):
+        configs = [load_config(folder / f"{name}.py", []) for name in ("coda", "mmoa_rag")]
+        coda, mmoa_rag = configs[0]["recipe"], configs[1]["recipe"]["system"]
+        table = bench(style)
+        assert SYSTEMS["coda"](table).chat == coda["chat"]
+        assert SYSTEMS["autorefine"](table).chat == coda["chat"]
+        assert SYSTEMS["mmoa_rag"](table).word == mmoa_rag["word"]
+
+
+def test_the_mask_of_the_tiny_selector_lets_it_select():
+    chat = ChatTokenizer.load(policy_folder("tiny"))
+    system = SYSTEMS["mmoa_rag"](bench())
+    allowed_V = chat.allowed(system.roles["selector"].tokens)
+    assert allowed_V[list(chat.encode(render_selection((0, 4), system.word)))].all()
+
+
+def leave_a_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
+    """What `ragrl train` would leave for OPERA's three policies, each with weights of its own."""
+    given = {"policy": folder, "recipe.shared": False, "recipe.max_steps": 2}
+    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+    values = load_config(CONFIGS / "tiny" / "opera.py", overrides)
+    settle(workdir / "config.json", values)
+    job = load_job(values)
+    policies, chat = load_policies(job, None)
+    begun = begin(job, Parts({}, Tape({}), NoLLM(), policies, chat))
+    states = {
+        name: jax.tree.map(lambda x, n=n: x * n, state)
+        for n, (name, state) in enumerate(trained_state(begun).items(), start=2)
+    }
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save(1, states, {"data": {}})
+    checkpoints.close()
+    return job
+
+
+def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    job = leave_a_run(tmp_path / "run", folder)
+    system, sampler = trained(tmp_path / "run", bench(), actors())
+    assert system == job.recipe.system != SYSTEMS["opera"](bench())
+    assert sampler.shapes == job.shapes and sampler.greedy
+    first = {n: jax.tree.leaves(params)[0] for n, (_, params) in sampler.models.items()}
+    start = jax.tree.leaves(policy()[1])[0]
+    for n, name in enumerate(first, start=2):
+        np.testing.assert_allclose(first[name], start * n, rtol=1e-6)
+    made = measured(f"{RUN}{tmp_path / 'run'}", bench(), actors(), [ANN, BOB])
+    assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
+
+
 def test_all_is_every_system_that_can_be_built():
     assert chosen(setting("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(chosen(setting("all"))) == LEARNERS
@@ -56,6 +170,8 @@ def test_all_is_every_system_that_can_be_built():
 def test_unknown_names_and_styles_are_refused():
     with pytest.raises(UserError, match=r"'nope'.*direct.*ircot.*c3po"):
         chosen(setting("direct", "nope"))
+    with pytest.raises(UserError, match="nowhere/config.json does not exist.*--workdir"):
+        chosen(setting("direct", f"{RUN}nowhere"))
     with pytest.raises(UserError, match="'c3po_tiny'.*tiny or full"):
         chosen(setting("direct", style="c3po_tiny"))
 
@@ -70,6 +186,8 @@ def test_the_command_refuses_before_it_reads_anything(capsys):
     assert main(("evaluate", *given)) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("ragrl: unknown system 'nope'") and "\n" not in line
+    assert main(("evaluate", *given[:-2], "--run", "nowhere")) == 2
+    assert "nowhere/config.json does not exist" in capsys.readouterr().err
 
 
 def test_rows_are_split_by_hops_and_kind_where_these_are_known():

@@ -6,7 +6,8 @@ import json
 import numpy as np
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.evaluate import NoSampler, evaluate, judged, table
+from jax_ragrl.evaluate import NoSampler, Result, evaluate, judged, table
+from jax_ragrl.quickstart import gain
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from tests.rollout.tape import ANN, BOB, Tape, system
@@ -39,6 +40,43 @@ def test_a_failed_environment_is_neither_right_nor_wrong():
     assert result.scores["em"][0] == 1.0 and np.isnan(result.scores["em"][1])
     assert result.mean("em") == 1.0 and result.ended == {"answered": 1, "failed": 1}
     assert np.isnan(result.costs["llm_calls"][1])
+
+
+class Yes:
+    """A judge that is pleased with every answer, and counts them."""
+
+    name = "yes"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def complete(self, requests):
+        self.asked += len(requests)
+        return ["True"] * len(requests)
+
+
+def test_no_judge_says_of_a_failed_environment_that_it_was_wrong():
+    down = {"answer": lambda r: EffectError("down") if "Bob" in r.messages[-1].content else "Ulm"}
+    judge, tape = Yes(), Tape({}, told=down)
+    environment = tape.environment()
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], environment, judge=judge)
+    np.testing.assert_array_equal(result.scores["judge"], [1.0, np.nan])
+    assert result.mean("judge") == 1.0 and judge.asked == 1
+
+
+def test_a_gain_is_over_the_questions_that_failed_neither_time():
+    """By hand: before 1 0 nan 0, after 1 nan 1 1; the pairs are the first and the last."""
+    nan = float("nan")
+    after = Result({"em": np.array([1.0, nan, 1.0, 1.0])}, {}, {}, {}, {}, ())
+    found = gain([1.0, 0.0, nan, 0.0], after, "em")
+    assert (found["trained"], found["mean"], found["pairs"]) == (100.0, 50.0, 2)
+    assert found["ci95"] == [0.0, 100.0]
+    assert gain([nan] * 4, after, "em") == {
+        "trained": None,
+        "mean": None,
+        "ci95": [None, None],
+        "pairs": 0,
+    }
 
 
 def test_a_summary_of_failures_alone_is_json():

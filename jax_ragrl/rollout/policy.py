@@ -21,7 +21,8 @@ Models = Mapping[str, tuple[Any, Any]]
 class PolicySampler:
     """Samples each role with its policy; `greedy` overrides every role's temperature with 0.
 
-    `models` are split decoders (graph, parameters) by the name of their policy.
+    `models` are split decoders (graph, parameters) by the name of their policy. No action is longer
+    than `shapes.steps`, whatever its role allows.
     """
 
     models: Models

@@ -43,6 +43,7 @@ from jax_ragrl.train.policies import Schedule
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
+REPLY = 256  # tokens of a reply: no system asks more of a frozen language model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,8 @@ class LLM:
     """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
 
     A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
-    policy in training keeps its own: what it samples has to be what is scored.
+    policy in training keeps its own: what it samples has to be what is scored. A local one writes
+    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy.
     """
 
     kind: str = "world_reader"
@@ -154,6 +156,16 @@ class Job:
     mesh: tuple[int, ...] = ()
     train_forced: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        systems = (self.recipe.system, self.recipe.inference or self.recipe.system)
+        for role in (role for system in systems for role in system.roles.values()):
+            asked, most = role.sampling.max_tokens, self.shapes.steps
+            if asked > most:
+                raise UserError(
+                    f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
+                    "its actions would be cut: raise shapes.steps, or lower the role's tokens"
+                )
 
     @property
     def policy_of(self) -> dict[str, str]:
@@ -320,6 +332,7 @@ def load_llm(
         decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
         graph, params = nnx.split(decoder, nnx.Param)
+        shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
     if llm.kind != "world_reader":
         raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local, openai or none")

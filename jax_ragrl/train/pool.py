@@ -110,6 +110,7 @@ def make_pool(
     """
     if values.get("system") != "opera":
         raise UserError(f"a pool is for system opera, but the config's is {values.get('system')!r}")
+    values = {**values, "recipe": {**values.get("recipe", {}), "pool": ""}}
     job = load_job(values)
     parts = assemble(job, out.parent)
     author: ActionSampler = (
