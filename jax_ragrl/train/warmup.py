@@ -117,7 +117,7 @@ TEACHERS: Mapping[str, type] = {
 def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, Lesson]:
     """A warm-up and its lesson from a config, whose `system` and `recipe` are as in training."""
     values = dict(values)
-    name = values.get("system")
+    name = str(values.get("system"))
     recipe = load_recipe(values)
     if name not in TEACHERS:
         raise UserError(f"config.system is {name!r}: it has no teacher, use {', '.join(TEACHERS)}")
