@@ -43,7 +43,7 @@ from jax_ragrl.train.policies import Schedule
 from jax_ragrl.types import Question
 
 TINY = "tiny"  # the warm-started policy that ships with the package
-REPLY = 256  # tokens of a reply: no system asks more of a frozen language model
+REPLY = 512  # tokens of a reply: no system asks more of a frozen language model
 
 
 @dataclasses.dataclass(frozen=True)
