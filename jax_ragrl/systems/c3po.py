@@ -45,7 +45,7 @@ MAX_QUERY_WORDS = 100
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
-# --- Grammars (systems.md 1.2): total functions from text to `Parsed` ---------------------------
+# --- Grammars: total functions from text to `Parsed` ---------------------------
 
 
 def parse_router(text: str) -> Parsed:

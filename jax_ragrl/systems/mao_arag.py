@@ -273,7 +273,7 @@ def _done(state: State) -> Done:
     return Done(None, "No Sub-Answer" if state.strategy else "No Legal Workflow")
 
 
-# --- Rewards (systems.md 4.3) ---------------------------------------------------------------------
+# --- Rewards -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

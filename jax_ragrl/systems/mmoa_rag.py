@@ -48,7 +48,7 @@ DOCUMENT = "Document"
 NUMBER = "[0-9]{1,9}"  # `int` itself refuses astronomically long numbers
 
 
-# --- Grammars (systems.md 2.1): total; what is malformed carries what is used in its place --------
+# --- Grammars: total; what is malformed carries what is used in its place --------
 
 
 def parse_queries(text: str) -> Parsed:
@@ -226,7 +226,7 @@ def allocation(queries: int, total: int) -> tuple[int, ...]:
     return tuple(n for n in (share + (i < rest) for i in range(queries)) if n)
 
 
-# --- Rewards (systems.md 2.2) ---------------------------------------------------------------------
+# --- Rewards -------------------------------------------------------------------------------------
 
 
 def many_queries(text: str) -> bool:

@@ -61,7 +61,8 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         if (step + 1) % job.run.eval_every == 0 or last:
             metrics |= dev_metrics(job, parts, policies)
         shown = step % job.run.trees_every == 0 or last
-        log.write(step + 1, metrics, trees(forest, known_N, job.run.trees) if shown else None)
+        drawn = trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
+        log.write(step + 1, metrics, drawn)
         if (step + 1) % job.run.save_every == 0 or last:
             checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
     checkpoints.close()

@@ -1,1 +1,1 @@
-"""Systems without a trained policy, for the tables of the papers."""
+"""Systems that the papers compare with: of frozen roles, and trained on the same parts."""
