@@ -108,7 +108,8 @@ def collect(
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failed])
-    return plant(questions, run.records, sorted(run.failed))
+    forest = plant(questions, run.records, sorted(run.failed))
+    return forest._replace(failure=next(reversed(run.failed.values()), ""))
 
 
 class Wanted(NamedTuple):
@@ -121,7 +122,7 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass
 class Rollout:
-    """The batch while it grows: what is fixed, and the records and failures so far."""
+    """The batch while it grows: what is fixed, the records so far, and what failed by question."""
 
     system: Any
     expander: Expander
@@ -130,7 +131,7 @@ class Rollout:
     seed: int
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
-    failed: set[int] = dataclasses.field(default_factory=set)
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
     number: int = 0
 
     def round(self, live: Sequence[Branch]) -> list[Branch]:
@@ -193,8 +194,9 @@ class Rollout:
     ) -> list[Branch]:
         """What a branch becomes once all that it waited for is there."""
         flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
-        if any(isinstance(reply, EffectError) for reply in flat):
-            self.failed.add(branch.question)
+        errors = [reply for reply in flat if isinstance(reply, EffectError)]
+        if errors:
+            self.failed[branch.question] = str(errors[-1])
             return []
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
         self._note(branch, replies)
