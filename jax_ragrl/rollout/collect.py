@@ -1,8 +1,9 @@
 """The one loop with effects: live states in, a forest out.
 
 Each round gathers what all branches of all questions wait for and makes one batched call each of
-the sampler, the retriever and the frozen language model, side by side. What a branch becomes never
-depends on which other branches are in the batch.
+the sampler, the retriever and the frozen language model, side by side. (A language model on the
+run's own devices comes after the sampler.) What a branch becomes never depends on which other
+branches are in the batch.
 
 A state that waits for several effects at once gets all replies together, in the order of its
 effects. Its actions become a line of nodes: the parent of the second is the first.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -155,9 +157,12 @@ class Rollout:
             [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
         )
         found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
-        told = self.pool.submit(self._ask, ask)
+        told: Callable[[], list[list[Any]]] = functools.partial(self._ask, ask)
+        # Programs over a mesh must start in one order: those of a model there keep to this thread.
+        if not getattr(self.environment.llm, "on_device", False):
+            told = self.pool.submit(told).result
         written = self.environment.sampler.sample([self._request(w) for w in generate])
-        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told.result())}
+        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told())}
         return [
             None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
         ]
