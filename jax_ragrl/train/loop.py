@@ -31,7 +31,6 @@ from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, w
 from jax_ragrl.train.trainer import Models, acting, prepare
 from jax_ragrl.types import Question
 
-
 OUTAGE = 5  # steps in a row in which every question failed: then a run stops
 
 
