@@ -98,7 +98,7 @@ def _data_commands(command: Command) -> None:
 
 
 def _run_commands(command: Command) -> None:
-    """What is done with a run that is there."""
+    """What is done with a run that is there, and a plan of one that is not."""
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
     sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
@@ -110,6 +110,9 @@ def _run_commands(command: Command) -> None:
     sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
     sub = command(_report, "write report.html of a run")
     sub.add_argument("workdir", type=pathlib.Path)
+    sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
+    sub.add_argument("--shape", required=True, help="of a published model, or tiny")
+    sub.add_argument("--topology", required=True, help="of a TPU, such as v5e:4x4")
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -408,6 +411,21 @@ def _report(arguments: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
 
     print(build_report(arguments.workdir))
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    import os
+
+    # Read when JAX starts: libtpu describes a TPU and must not look for one.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    from jax_ragrl.bench.train import TINY
+    from jax_ragrl.config import build
+    from jax_ragrl.models.shapes import shape
+    from jax_ragrl.plan import Plan, describe_devices, plan, plan_of
+
+    run = build(Plan, plan_of(load_config(None, arguments.config)))
+    decoder = TINY if arguments.shape == "tiny" else shape(arguments.shape)
+    print(json.dumps(plan(run, decoder, describe_devices(arguments.topology)), indent=2))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 The programs of a run (the gradient of a batch of rows, the sampling of a batch of prompts) are
 compiled ahead of time for a mesh of described devices. What stays there between them is counted
-from shapes and layouts.
+from shapes and layouts. Every policy is taken to be of one shape, and to be trained whole, without
+an adapter; a frozen language model and an index on the same devices come on top.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from jax_ragrl.models.decoder import (
 )
 from jax_ragrl.sampling.decode import Prompts, generate
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import make_mesh, to_sharding, tree_shardings, ways
+from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways
+from jax_ragrl.train.assemble import load_recipe
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.step import gradient, layout_of
@@ -44,7 +46,8 @@ MEMORY_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}
 class Plan:
     """What is planned; the fields are those of a run's config that decide about memory.
 
-    `mesh` is (data, fsdp, tensor), an entry of -1 takes what is left of the devices.
+    `mesh` is (data, fsdp, tensor), an entry of -1 takes what is left of the devices. `width` is how
+    many actions are sampled at most after one prompt, `learners` how many policies are trained.
     """
 
     objective: Objective
@@ -54,6 +57,8 @@ class Plan:
     mesh: tuple[int, ...] = (1, -1, 1)
     compute: str = "bfloat16"
     remat: str = "full"
+    width: int = 1
+    learners: int = 1
 
 
 def describe_devices(topology: str) -> list[Any]:
@@ -74,17 +79,19 @@ def describe_devices(topology: str) -> list[Any]:
 def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
     """Bytes of each device: what stays (`state`), and what each program takes beside it.
 
-    `state` holds float32 weights, both moments of Adam, and, where the objective has them, a
-    reference and a critic with moments of its own. `peak_bytes` is the larger of both programs on
-    top of it; `fits` compares it with the device's memory, None where that is not known.
+    `state` holds of each policy float32 weights, both moments of Adam, and, where the objective has
+    them, a reference and a critic with moments of its own. `peak_bytes` is the larger of both
+    programs on top of it; `fits` compares it with the device's memory, None where that is not
+    known. Policies and critics are updated one after the other, a critic by a program like its
+    policy's, so that one gradient is counted.
     """
     mesh = make_mesh(run.mesh or (1, -1, 1), devices)
     config = dataclasses.replace(
         config, dtype=run.compute, param_dtype="float32", remat=run.remat, attention_impl="xla"
     )
     net = _abstract(config, mesh)
-    update, sampling = _update(run, net, mesh), _sampling(run, net, mesh)
-    state = _state_bytes(run, net[1])
+    update, sampling = _update(run, net, mesh), _sampling(run, config, mesh)
+    state = run.learners * _state_bytes(run, net[1])
     peak = state + max(update["bytes"], sampling["bytes"])
     kind = devices[0].device_kind
     memory = MEMORY_GIB.get(kind, 0) * 2**30
@@ -93,6 +100,7 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
         "devices": len(devices),
         "mesh": dict(mesh.shape),
         "parameters": param_count(config),
+        "policies": run.learners,
         "state_bytes": state,
         "update": update,
         "sampling": sampling,
@@ -102,10 +110,10 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     }
 
 
-def _abstract(config: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
+def _abstract(config: DecoderConfig, mesh: Mesh, rules: Rules | None = None) -> tuple[Any, Any]:
     """A split decoder whose parameters are shapes with layouts."""
     shapes = abstract_params(config)
-    layouts = tree_shardings(logical_axes(config), shapes, mesh)
+    layouts = tree_shardings(logical_axes(config), shapes, mesh, rules)
 
     def placed(x: Any, layout: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
@@ -160,9 +168,15 @@ def _update(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
     return {"rows": [count, length], **facts, "bytes": facts["temporary_bytes"] + 2 * grads}
 
 
-def _sampling(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
-    """The largest batch of the longest prompts, one continuation each."""
-    graph, params = net
+def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
+    """The largest batch of the longest prompts, `run.width` continuations each.
+
+    While a rollout lasts, a copy of each policy's weights is there for it: in the dtype that it
+    computes in, and whole on the devices that share a batch.
+    """
+    acting = dataclasses.replace(config, param_dtype=run.compute)
+    graph, params = _abstract(acting, mesh, Rules(embed=None))
+    weights = run.learners * _bytes(params)
     length = max(run.shapes.lengths)
     count = -(-run.shapes.most(length) // ways(mesh)) * ways(mesh)
 
@@ -179,9 +193,10 @@ def _sampling(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
     )
     stops = _whole((2,), jnp.int32, mesh)
     with jax.set_mesh(mesh):
-        traced = generate.lower(graph, params, prompts, stops, width=1, steps=run.shapes.steps)
-    facts = _compiled(traced)
-    return {"prompts": [count, length], **facts, "bytes": facts["temporary_bytes"]}
+        fixed = {"width": run.width, "steps": run.shapes.steps}
+        traced = generate.lower(graph, params, prompts, stops, **fixed)
+    facts = {"width": run.width, "weight_bytes": weights, **_compiled(traced)}
+    return {"prompts": [count, length], **facts, "bytes": weights + facts["temporary_bytes"]}
 
 
 def _batch(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -204,6 +219,15 @@ def _compiled(traced: Any) -> dict[str, Any]:
 
 
 def plan_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a run's config that a plan reads."""
+    """The fields of a plan that a run's config has, and those that its system's recipe decides."""
     names = {field.name for field in dataclasses.fields(Plan)}
-    return {name: value for name, value in values.items() if name in names}
+    given = {name: value for name, value in values.items() if name in names}
+    return given | (_of_system(dict(values)) if "system" in values else {})
+
+
+def _of_system(values: dict[str, Any]) -> dict[str, int]:
+    # What a user has yet to name, such as a file, is None; nothing is read here.
+    named = {key: "" if x is None else x for key, x in values.get("recipe", {}).items()}
+    recipe = load_recipe(values | {"recipe": named})
+    policies = {role.policy for role in recipe.system.roles.values()}
+    return {"width": recipe.width, "learners": len(policies)}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+from typing import Any
+
 import jax
 import pytest
 
 from jax_ragrl.batch import Layout
+from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import DecoderConfig, param_count
-from jax_ragrl.plan import Plan, describe_devices, plan
+from jax_ragrl.plan import Plan, describe_devices, plan, plan_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
@@ -23,9 +29,14 @@ RUN = Plan(
 )
 
 
+@functools.cache
+def planned(**changes: int) -> dict[str, Any]:
+    return plan(dataclasses.replace(RUN, **changes), SMALL, jax.devices())
+
+
 def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     """Every matrix of this shape splits evenly; the vectors of norms lie on each device whole."""
-    found = plan(RUN, SMALL, jax.devices())
+    found = planned()
     whole = 3 * 16 + 2 * 8  # norms: a layer's two, the last one, queries' and keys'
     each = 4 * ((param_count(SMALL) - whole) // 8 + whole)
     assert found["state_bytes"] == 4 * each  # weights, two moments, the reference
@@ -36,6 +47,47 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + 2 * each
     assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
     assert found["fits"] is None and found["memory_bytes"] is None
+
+
+def test_a_rollout_takes_a_copy_of_the_weights_to_each_device_and_caches_of_all_siblings():
+    """The copies are in the compute dtype, and only tensor parallelism splits them."""
+    one, more = planned()["sampling"], planned(width=64, learners=3)["sampling"]
+    assert one["weight_bytes"] == 2 * param_count(SMALL)
+    assert more["weight_bytes"] == 3 * one["weight_bytes"]
+    for found in (one, more):
+        assert found["bytes"] == found["weight_bytes"] + found["temporary_bytes"]
+    prompts, slots = 2, 32 + 8  # of a device; bfloat16 keys and values of 2 heads of 8
+    caches = 64 * prompts * slots * 2 * 2 * 8 * 2
+    assert one["temporary_bytes"] < caches < more["temporary_bytes"]
+
+
+def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():
+    one, three = planned(), planned(width=64, learners=3)
+    assert three["state_bytes"] == 3 * one["state_bytes"]
+    assert three["update"]["bytes"] == one["update"]["bytes"]
+
+
+def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
+    pool = {"group": 6, "shared": False, "pool": None, "gold": "steps"}
+    shared = pool | {"shared": True}
+    tree = {"tree": {"width": 3}}
+    found = [
+        plan_of({"system": system, "recipe": recipe, "policy": None, "mesh": (1, 2, 4)})
+        for system, recipe in (("opera", pool), ("opera", shared), ("c3po", tree), ("coda", {}))
+    ]
+    assert [(x["width"], x["learners"]) for x in found] == [(6, 3), (6, 1), (3, 1), (1, 1)]
+    assert all(x.keys() == {"mesh", "width", "learners"} for x in found)
+    assert plan_of({"policy": None, "remat": "dots"}) == {"remat": "dots"}
+
+
+def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("jax_ragrl.plan.describe_devices", asked.append)
+    monkeypatch.setattr("jax_ragrl.plan.plan", lambda *given: {"given": repr(given)})
+    config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
+    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 0
+    given = json.loads(capsys.readouterr().out)["given"]
+    assert asked == ["v5e:4x4"] and "width=6, learners=1" in given and "num_layers=6" in given
 
 
 def test_a_topology_that_is_not_known_is_refused():

@@ -29,7 +29,8 @@ def reachable_leaves(
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
     arrays = (forest.parent_N, counted_N, reward_N, weight_N.astype(np.float32))
     count = len(forest.parent_N)
-    size = -(-count // 512) * 512  # few compiled shapes: padding nodes are roots and no leaves
+    # Few compiled shapes: padding nodes are roots and no leaves. A forest may be empty.
+    size = max(1, -(-count // 512)) * 512
     fills: tuple[Any, ...] = (-1, False, 0.0, 0.0)
     padded = [
         np.pad(x, (0, size - count), constant_values=fill)

@@ -14,6 +14,9 @@ class FrozenLLM(Protocol):
 
     `complete` returns one reply a request, in order; equal requests get equal replies. In place of
     the reply to a request that could not be served, after retries, stands an `EffectError`.
+
+    One that computes on the devices of the run has an attribute `on_device`, which is True: it is
+    asked after the sampler, from the same thread, and not beside it.
     """
 
     name: str

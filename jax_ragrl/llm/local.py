@@ -17,6 +17,8 @@ class LocalLLM:
     A prompt longer than the longest static shape gets an `EffectError` for a reply.
     """
 
+    on_device = True
+
     def __init__(
         self, graph: Any, params: Any, tokenizer: ChatTokenizer, shapes: Shapes, name: str = "local"
     ) -> None:

@@ -1,8 +1,9 @@
 """The one loop with effects: live states in, a forest out.
 
 Each round gathers what all branches of all questions wait for and makes one batched call each of
-the sampler, the retriever and the frozen language model, side by side. What a branch becomes never
-depends on which other branches are in the batch.
+the sampler, the retriever and the frozen language model, side by side. (A language model on the
+run's own devices comes after the sampler.) What a branch becomes never depends on which other
+branches are in the batch.
 
 A state that waits for several effects at once gets all replies together, in the order of its
 effects. Its actions become a line of nodes: the parent of the second is the first.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -108,7 +110,8 @@ def collect(
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failed])
-    return plant(questions, run.records, sorted(run.failed))
+    forest = plant(questions, run.records, sorted(run.failed))
+    return forest._replace(failure=next(reversed(run.failed.values()), ""))
 
 
 class Wanted(NamedTuple):
@@ -121,7 +124,7 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass
 class Rollout:
-    """The batch while it grows: what is fixed, and the records and failures so far."""
+    """The batch while it grows: what is fixed, the records so far, and what failed by question."""
 
     system: Any
     expander: Expander
@@ -130,7 +133,7 @@ class Rollout:
     seed: int
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
-    failed: set[int] = dataclasses.field(default_factory=set)
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
     number: int = 0
 
     def round(self, live: Sequence[Branch]) -> list[Branch]:
@@ -154,9 +157,12 @@ class Rollout:
             [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
         )
         found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
-        told = self.pool.submit(self._ask, ask)
+        told: Callable[[], list[list[Any]]] = functools.partial(self._ask, ask)
+        # Programs over a mesh must start in one order: those of a model there keep to this thread.
+        if not getattr(self.environment.llm, "on_device", False):
+            told = self.pool.submit(told).result
         written = self.environment.sampler.sample([self._request(w) for w in generate])
-        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told.result())}
+        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told())}
         return [
             None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
         ]
@@ -193,8 +199,9 @@ class Rollout:
     ) -> list[Branch]:
         """What a branch becomes once all that it waited for is there."""
         flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
-        if any(isinstance(reply, EffectError) for reply in flat):
-            self.failed.add(branch.question)
+        errors = [reply for reply in flat if isinstance(reply, EffectError)]
+        if errors:
+            self.failed[branch.question] = str(errors[-1])
             return []
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
         self._note(branch, replies)

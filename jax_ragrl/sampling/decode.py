@@ -54,7 +54,7 @@ class _Loop(NamedTuple):
     count_B: Array
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "width", "steps"))
+@functools.partial(jax.jit, static_argnames=("graph", "width", "steps", "nucleus", "stride"))
 def generate(
     graph: Any,
     params: Any,
@@ -64,6 +64,8 @@ def generate(
     *,
     width: int,
     steps: int,
+    nucleus: bool = True,
+    stride: int = 1,
 ) -> Sampled:
     """Samples `width` continuations of every prompt, `steps` tokens at most.
 
@@ -74,6 +76,9 @@ def generate(
       allowed_V: bool, the only tokens that may be written (a grammar); None: all.
       width: siblings a prompt; their prompt is prefilled once.
       steps: the most new tokens of any row; the loop ends when every row has ended.
+      nucleus: whether some row has a `top_p` below 1: where none has, nothing is sorted.
+      stride: tokens between two looks at whether every row has ended. It changes no result: a look
+        is free on a CPU and a TPU, and on a GPU the host waits for it.
     """
     model = nnx.merge(graph, params)
     cache, logits_BV = _prefill(model, prompts, steps)
@@ -92,8 +97,12 @@ def generate(
         logps_BT=jnp.zeros((batch, steps), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
     )
-    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S, allowed_V)
-    loop = jax.lax.while_loop(lambda s: (s.t < steps) & ~jnp.all(s.done_B), step, loop)
+    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S, allowed_V, nucleus)
+
+    def several(s: _Loop) -> _Loop:
+        return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s)
+
+    loop = jax.lax.while_loop(lambda s: (s.t < steps) & ~jnp.all(s.done_B), several, loop)
     return Sampled(loop.ids_BT, loop.logps_BT, loop.count_B)
 
 
@@ -116,12 +125,22 @@ def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
 
 
 def _decode(
-    model: Any, rows: Prompts, keys_B: Array, stop_ids_S: Array, allowed_V: Array | None, s: _Loop
+    model: Any,
+    rows: Prompts,
+    keys_B: Array,
+    stop_ids_S: Array,
+    allowed_V: Array | None,
+    nucleus: bool,
+    s: _Loop,
 ) -> _Loop:
-    """Samples token `t` of every row and reads the logits after it."""
+    """Samples token `t` of every row and reads the logits after it.
+
+    Rows that are done write nothing, and past the last step none does.
+    """
     logits_BV = s.logits_BV if allowed_V is None else only(s.logits_BV, allowed_V[None])
-    ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, rows.top_p_B, keys_B)
-    live_B = ~s.done_B
+    top_p_B = rows.top_p_B if nucleus else None
+    ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
+    live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     count_B = s.count_B + live_B.astype(jnp.int32)
     stopped_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1)
     # New tokens take the slots after the prompt, so a slot's number is its position.
@@ -140,8 +159,8 @@ def _decode(
         cache=cache,
         logits_BV=model.logits(hidden_BLD[:, 0]),
         done_B=s.done_B | stopped_B | (count_B >= rows.limit_B),
-        ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0)),
-        logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0)),
+        ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
+        logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
     )
 
@@ -158,16 +177,17 @@ def only(logits: Array, allowed: Array) -> Array:
 
 
 def choose(
-    logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array, keys_B: Array
+    logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array | None, keys_B: Array
 ) -> tuple[Array, Array]:
     """One token a row by the Gumbel-max trick, and its log-probability before any truncation.
 
-    Temperature 0 takes the likeliest token and reports its log-probability at temperature 1. Keys
-    are not consumed: the position `t` is folded in.
+    Without `top_p_B` nothing is truncated, as nothing is in a row where it is 1. Temperature 0
+    takes the likeliest token and reports its log-probability at temperature 1. Keys are not
+    consumed: the position `t` is folded in.
     """
     greedy_B1 = (temperature_B == 0)[:, None]
     scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
-    nucleus_BV = jax.lax.cond(jnp.any(top_p_B < 1), _nucleus, lambda x, p: x, scaled_BV, top_p_B)
+    nucleus_BV = scaled_BV if top_p_B is None else truncated(scaled_BV, top_p_B)
     noise_BV = jax.vmap(
         lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])
     )(keys_B)
@@ -176,11 +196,15 @@ def choose(
     return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
 
 
-def _nucleus(scaled_BV: Array, top_p_B: Array) -> Array:
-    """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020)."""
+def truncated(scaled_BV: Array, top_p_B: Array) -> Array:
+    """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020).
+
+    What is left out is minus infinity. A row whose `top_p` is 1 stays as it is.
+    """
     sorted_BV = jnp.sort(scaled_BV, axis=-1, descending=True)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
     before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
-    kept_BV = before_BV < top_p_B[:, None]
+    # The sum is rounded: before the last tokens it may already be 1.
+    kept_BV = (before_BV < top_p_B[:, None]) | (top_p_B >= 1)[:, None]
     lowest_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scaled_BV >= lowest_B1, scaled_BV, -jnp.inf)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jax_ragrl.sampling.decode import Prompts, Sampled, generate
@@ -67,6 +68,7 @@ def sample_jobs(
     mesh, in batches that divide it.
     """
     mesh = mesh_of(params)
+    stride = 16 if jax.default_backend() == "gpu" else 1
     stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
     results: list[Any] = [None] * len(jobs)
     pending = []
@@ -75,8 +77,9 @@ def sample_jobs(
         prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
         allowed = tokenizer.allowed(jobs[chunk[0]].tokens)
         given = (prompts, stops, None if allowed is None else share(allowed, mesh))
+        fixed = {"nucleus": any(jobs[i].top_p < 1 for i in chunk), "stride": stride}
         with on(mesh):
-            sampled = generate(graph, params, *given, width=width, steps=shapes.steps)
+            sampled = generate(graph, params, *given, width=width, steps=shapes.steps, **fixed)
         pending.append((chunk, sampled))
     for chunk, sampled in pending:
         rows = _rows(fetch(sampled))

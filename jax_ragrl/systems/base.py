@@ -71,6 +71,7 @@ class Recipe:
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
       metric: the headline metric of its evaluation, see `evaluate.METRICS`.
+      width: how many actions at most the expander has sampled after one prompt, for plans.
     """
 
     system: System
@@ -80,3 +81,4 @@ class Recipe:
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"
+    width: int = 1

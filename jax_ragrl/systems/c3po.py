@@ -343,6 +343,7 @@ def recipe(settings: Settings) -> Recipe:
             multiplicity=tree.multiplicity,
         ),
         expander=tree.expander,
+        width=max(tree.width, tree.free),
         inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
         metric="cover_em",
     )

@@ -320,4 +320,5 @@ def recipe(settings: Settings) -> Recipe:
         functools.partial(siblings_mean, injection=settings.expert),
         functools.partial(groups, settings=settings),
         metric="em",
+        width=settings.group,
     )

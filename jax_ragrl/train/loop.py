@@ -31,9 +31,15 @@ from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, w
 from jax_ragrl.train.trainer import Models, acting, prepare
 from jax_ragrl.types import Question
 
+OUTAGE = 5  # steps in a row in which every question failed: then a run stops
+
 
 def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
-    """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is."""
+    """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is.
+
+    Raises `UserError` where the environment has answered nothing for `OUTAGE` steps. None of them
+    is saved: started again, the run takes them as if they had not been.
+    """
     policies = begin(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     checkpoints = Checkpoints(workdir)
@@ -42,12 +48,18 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
     log = Log(workdir, start, job.run.steps)
+    lost = 0
     for step in range(start, job.run.steps):
         questions, last = next(data), step + 1 == job.run.steps
         clock = Clock()
         policies = enter(job, policies, step, first=step == start)
         roles = job.schedule.roles(step, tuple(job.policy_of))
         forest = roll_out(job, acting_in(job, parts, policies), questions, roles, step)
+        lost = lost + 1 if len(forest.failed) == len(questions) else 0
+        if lost == OUTAGE:
+            checkpoints.close()
+            log.close()
+            raise UserError(_outage(forest.failure, workdir))
         credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
         known_N = np.where(weight_N > 0, credit_N, np.nan)
         clock.lap("time/rollout_s")
@@ -63,11 +75,18 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         shown = step % job.run.trees_every == 0 or last
         drawn = trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
         log.write(step + 1, metrics, drawn)
-        if (step + 1) % job.run.save_every == 0 or last:
+        if ((step + 1) % job.run.save_every == 0 and not lost) or last:
             checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
     checkpoints.close()
     log.close()
     return policies
+
+
+def _outage(failure: str, workdir: pathlib.Path) -> str:
+    return (
+        f"every question of {OUTAGE} steps in a row failed, the last with: {failure}. See to it, "
+        f"and start again with --workdir={workdir}: the run goes on from its last checkpoint"
+    )
 
 
 def begin(job: Job, parts: Parts) -> Policies:

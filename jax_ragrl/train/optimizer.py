@@ -41,7 +41,12 @@ class Optimizer:
             )
 
     def rate(self, peak: float, updates: int) -> optax.Schedule:
-        """The learning rate of each optimizer step of a run of `updates` rollouts."""
+        """The learning rate of each optimizer step of a run of `updates` rollouts.
+
+        It counts the steps that a run may take. Those not taken (of a rollout with fewer groups
+        than minibatches or with none, or skipped for a gradient that is not finite) are not made
+        up for: the rate then ends above `final`.
+        """
         total = max(updates * self.epochs * self.minibatches, 1)
         rise = int(self.warmup * total)
         fall = max(total - rise, 1)

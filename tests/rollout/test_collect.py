@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -306,8 +307,34 @@ def test_a_language_model_that_raises_excludes_all_that_asked():
             raise EffectError("down")
 
     forest = play(Down(lambda role, prompt, rng: "[No Retrieval]"), ANN, BOB)
-    assert forest.failed == (0, 1) and len(forest.records) == 0
+    assert forest.failed == (0, 1) and len(forest.records) == 0 and forest.failure == "down"
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
+
+
+class Threads(Tape):
+    """A tape that logs which thread asked: the sampler and the language model together."""
+
+    threads: list[tuple[str, int]]
+
+    def sample(self, requests):
+        self.threads += [("sampler", threading.get_ident())] if requests else []
+        return super().sample(requests)
+
+    def complete(self, requests):
+        self.threads.append(("llm", threading.get_ident()))
+        return super().complete(requests)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_language_model_on_the_devices_is_asked_from_the_samplers_thread(on_device):
+    tape = Threads(lambda role, prompt, rng: "[No Retrieval]" if "Bob" in prompt else "[Planning]")
+    tape.on_device, tape.threads = on_device, []
+    play(tape, ANN, BOB)
+    both = [set(), set()]
+    for name, thread in tape.threads:
+        both[name == "llm"].add(thread)
+    assert both[0] == {threading.get_ident()}
+    assert (both[1] == both[0]) is on_device
 
 
 # --- Branches ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
-from jax_ragrl.sampling.decode import only
-from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.sampling.decode import generate, only, truncated
+from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
 
@@ -113,3 +113,27 @@ def test_a_row_ends_at_its_limit_or_with_a_stop_id():
             assert len(ids) == len(logps) <= job.limit
             assert len(ids) == job.limit or ids[-1] in stops
             assert not stops & set(ids[:-1])
+
+
+def test_looking_up_less_often_changes_nothing_and_writes_nothing_past_the_end():
+    """Five does not divide the twelve steps; some rows ask for more than there are."""
+    jobs = [job._replace(limit=3 + 4 * i) for i, job in enumerate(jobs_of([6, 16, 8, 9]))]
+    prompts = jax.device_put(pad_prompts(jobs, 16, 8))
+    stops = jax.device_put(np.array(tokenizer().stop_ids, np.int32))
+    fixed = {"width": 2, "steps": 12, "nucleus": False}
+    often, seldom = (
+        jax.device_get(generate(*policy(), prompts, stops, **fixed, stride=stride))
+        for stride in (1, 5)
+    )
+    for one, other in zip(often, seldom, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert often.count_B.max() == 12 and (often.count_B[8:] == 0).all()
+
+
+def test_a_row_without_a_nucleus_stays_as_it_is_among_rows_that_have_one():
+    """Probabilities fall so fast that their rounded sum is 1 before the last tokens."""
+    logits_BV = np.tile(-2.0 * np.arange(30, dtype=np.float32), (2, 1))
+    top_p_B = np.array([1.0, 0.9], np.float32)
+    whole, cut = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B))))
+    np.testing.assert_array_equal(whole, logits_BV[0])
+    assert np.isfinite(cut).sum() == 2  # 0.865 and 0.117 of the probability

@@ -45,4 +45,5 @@ def recipe(settings: Settings) -> Recipe:
         reward=functools.partial(answer_rewards, metric=f1),
         credit=reachable_leaves,
         expander=lambda roles: Groups(roles, settings.samples, Injection("off"), whole=roles),
+        width=settings.samples,
     )

@@ -89,4 +89,7 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """The agent's own recipe, with trees for rollouts."""
     made = executor.recipe(settings.agent)
-    return dataclasses.replace(made, credit=leaf_advantages, expander=lambda roles: settings.tree)
+    tree = settings.tree
+    return dataclasses.replace(
+        made, credit=leaf_advantages, expander=lambda roles: tree, width=tree.width
+    )
