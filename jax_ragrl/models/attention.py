@@ -34,8 +34,10 @@ def attention(
     what the default backend wants: name one to compile ahead of time for another.
     """
     if impl == "cudnn" or (impl == "auto" and _cudnn_fits(q_BLHF, k_BSKF)):
-        choices = {"mask": mask_BLS[:, None], "is_causal": causal, "implementation": "cudnn"}
-        return jax.nn.dot_product_attention(q_BLHF, k_BSKF, v_BSKF, **choices)
+        mask_B1LS = mask_BLS[:, None]
+        return jax.nn.dot_product_attention(
+            q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
+        )
     size = _pair(q_BLHF.shape[1])
     on_cpu = impl == "auto" and jax.default_backend() == "cpu"
     if causal and size and (on_cpu or impl == "blockwise"):
