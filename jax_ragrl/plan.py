@@ -30,7 +30,7 @@ from jax_ragrl.models.decoder import (
 )
 from jax_ragrl.sampling.decode import Prompts, generate
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import make_mesh, to_sharding, tree_shardings, ways
+from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.step import gradient, layout_of
@@ -83,7 +83,11 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
         config, dtype=run.compute, param_dtype="float32", remat=run.remat, attention_impl="xla"
     )
     net = _abstract(config, mesh)
-    update, sampling = _update(run, net, mesh), _sampling(run, net, mesh)
+    # What `sampling.weights` makes of it.
+    acting = _abstract(
+        dataclasses.replace(config, param_dtype=run.compute), mesh, Rules(embed=None)
+    )
+    update, sampling = _update(run, net, mesh), _sampling(run, net, acting, mesh)
     state = _state_bytes(run, net[1])
     peak = state + max(update["bytes"], sampling["bytes"])
     kind = devices[0].device_kind
@@ -102,10 +106,10 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     }
 
 
-def _abstract(config: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
+def _abstract(config: DecoderConfig, mesh: Mesh, rules: Rules | None = None) -> tuple[Any, Any]:
     """A split decoder whose parameters are shapes with layouts."""
     shapes = abstract_params(config)
-    layouts = tree_shardings(logical_axes(config), shapes, mesh)
+    layouts = tree_shardings(logical_axes(config), shapes, mesh, rules)
 
     def placed(x: Any, layout: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
@@ -160,9 +164,11 @@ def _update(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
     return {"rows": [count, length], **facts, "bytes": facts["temporary_bytes"] + 2 * grads}
 
 
-def _sampling(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
-    """The largest batch of the longest prompts, one continuation each."""
-    graph, params = net
+def _sampling(
+    run: Plan, net: tuple[Any, Any], acting: tuple[Any, Any], mesh: Mesh
+) -> dict[str, Any]:
+    """The largest batch of the longest prompts, one continuation each, and the weights for it."""
+    graph, params = acting
     length = max(run.shapes.lengths)
     count = -(-run.shapes.most(length) // ways(mesh)) * ways(mesh)
 
@@ -181,7 +187,14 @@ def _sampling(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         traced = generate.lower(graph, params, prompts, stops, width=1, steps=run.shapes.steps)
     facts = _compiled(traced)
-    return {"prompts": [count, length], **facts, "bytes": facts["temporary_bytes"]}
+    pairs = zip(jax.tree.leaves(net[1]), jax.tree.leaves(params), strict=True)
+    weights = _bytes([to for x, to in pairs if not _alike(x, to)])
+    taken = {"weights_bytes": weights, "bytes": facts["temporary_bytes"] + weights}
+    return {"prompts": [count, length], **facts, **taken}
+
+
+def _alike(x: Any, to: Any) -> bool:
+    return x.dtype == to.dtype and x.sharding.is_equivalent_to(to.sharding, x.ndim)
 
 
 def _batch(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:

@@ -34,6 +34,9 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     larger = max(found["update"]["bytes"], found["sampling"]["bytes"])
     assert found["peak_bytes"] == found["state_bytes"] + larger
     assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + 2 * each
+    acting = found["sampling"]["weights_bytes"]  # each device's own, whole, in bfloat16
+    assert acting == 2 * param_count(SMALL)
+    assert found["sampling"]["bytes"] == found["sampling"]["temporary_bytes"] + acting
     assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
     assert found["fits"] is None and found["memory_bytes"] is None
 
