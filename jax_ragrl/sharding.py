@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.errors import UserError
 
@@ -98,6 +98,10 @@ def to_spec(
         _place(name, size, mesh, rules) for name, size in zip(logical_axes, shape, strict=True)
     ]
     _check_used_once(logical_axes, entries)
+    return _spec(entries)
+
+
+def _spec(entries: Sequence[tuple[str, ...]]) -> PartitionSpec:
     return PartitionSpec(*[None if not e else e[0] if len(e) == 1 else e for e in entries])
 
 
@@ -149,6 +153,15 @@ def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = Non
         shapes,
         is_leaf=lambda x: isinstance(x, tuple),
     )
+
+
+def whole_along(layout: Sharding, axes: Sequence[str] = ("data", "fsdp")) -> Sharding:
+    """A layout without the split over some mesh axes; without a mesh, itself."""
+    if not isinstance(layout, NamedSharding):
+        return layout
+    entries = [(e,) if isinstance(e, str) else e or () for e in layout.spec]
+    kept = [tuple(axis for axis in entry if axis not in axes) for entry in entries]
+    return NamedSharding(layout.mesh, _spec(kept))
 
 
 def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:

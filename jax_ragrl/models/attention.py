@@ -68,10 +68,13 @@ def _in_blocks(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> 
 
 
 def _cudnn_fits(q_BLHF: Array, k_BSKF: Array) -> bool:
-    """What cuDNN takes with a mask, in training too: half precision, even lengths, narrow heads."""
+    """What cuDNN takes with a mask, in training too: half precision, even lengths, narrow heads; on
+    a mesh, key-value heads that the tensor axis splits as it splits the queries' (see `Rules`)."""
     length, keys, head_dim = q_BLHF.shape[1], k_BSKF.shape[1], q_BLHF.shape[-1]
     half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)
     fits = length % 2 == 0 and keys % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+    tensor = dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
+    fits = fits and k_BSKF.shape[2] % tensor == 0
     return half and fits and keys >= CUDNN_FROM and _on_cuda()
 
 

@@ -414,10 +414,19 @@ def _row(vector: Array, like: Array) -> Array:
 
 def _write(cache: Array, new_BLKF: Array, layer: Array, write_B: Array) -> Array:
     """Put each row's new entries at its offset in one layer; what falls past the end is dropped."""
-    batch, length = new_BLKF.shape[:2]
-    rows_B1 = jnp.arange(batch)[:, None]
-    slots_BL = write_B[:, None] + jnp.arange(length)[None, :]
-    return cache.at[layer, rows_B1, slots_BL].set(new_BLKF.astype(cache.dtype), mode="drop")
+    slots_BL = write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :]
+    places_BL2 = jnp.stack([jnp.broadcast_to(layer, slots_BL.shape), slots_BL], axis=-1)
+    # Rows are a batch dimension, not indices, so that on a mesh each device writes its own: as
+    # indices they would be gathered with every token, and what is written too.
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(2, 3),
+        inserted_window_dims=(0, 2),
+        scatter_dims_to_operand_dims=(0, 2),
+        operand_batching_dims=(1,),
+        scatter_indices_batching_dims=(0,),
+    )
+    new_BLKF = new_BLKF.astype(cache.dtype)
+    return jax.lax.scatter(cache, places_BL2, new_BLKF, numbers, mode="drop")
 
 
 def init_cache(

@@ -32,6 +32,7 @@ from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
@@ -230,8 +231,8 @@ class Parts(NamedTuple):
     tokenizer: ChatTokenizer
 
     def models(self) -> dict[str, tuple[Any, Any]]:
-        """The policies as a sampler takes them."""
-        return {name: nnx.split(policy, nnx.Param) for name, policy in self.policies.items()}
+        """The policies as a sampler takes them, see `for_sampling`."""
+        return for_sampling(self.policies)
 
     def environment(self, sampler: ActionSampler) -> Environment:
         """What a rollout acts on, with calls measured in the policy's tokens."""

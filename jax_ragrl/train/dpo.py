@@ -26,7 +26,7 @@ from jax_ragrl.losses import dpo_loss
 from jax_ragrl.rollout.tree import Forest, decisions
 from jax_ragrl.sharding import fetch, on, place, ways
 from jax_ragrl.train.policies import Policies
-from jax_ragrl.train.step import Gradient, add, apply, laid_out, layout_of, read, score
+from jax_ragrl.train.step import Gradient, add, apply, laid_out, read, score
 from jax_ragrl.train.trainer import Models, Trainer, scalar
 from jax_ragrl.types import Tensor
 
@@ -128,7 +128,6 @@ def dpo_update(
     batches = lay_out(_groups(trainer, pairs), trainer.roles, trainer.layout, ways(trainer.mesh))
     net, learner = trainer.policy, models.policy
     temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
-    layout = None if trainer.mesh is None else layout_of(learner.params)
     total: Gradient | None = None
     with on(trainer.mesh):
         for batch in batches:
@@ -140,7 +139,7 @@ def dpo_update(
                 *(rows, sides, reference, temperature, share),
                 allowed_ZV=trainer.allowed_ZV,
                 beta=beta,
-                layout=layout,
+                layout=net.layout,
             )
             total = one if total is None else add(total, one)
         assert total is not None, "there is at least one pair"

@@ -25,7 +25,6 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, evaluate
 from jax_ragrl.llm.local import LocalLLM
-from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import Environment
@@ -52,7 +51,7 @@ from jax_ragrl.train.assemble import (
 )
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, imitate
-from jax_ragrl.train.trainer import acting, prepare
+from jax_ragrl.train.trainer import acting, prepare, trained
 from jax_ragrl.types import Hits, Question
 
 METRIC = "f1"
@@ -163,10 +162,9 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         for step, batch in zip(tqdm(range(run.steps), unit="step"), drawn, strict=False):
             models, metrics = imitate(trainer, models, batch)
             file.write(json.dumps({"step": step + 1, **metrics}) + "\n")
-    trained = acting(trainer, models)
     tokenizer.save(out / "tokenizer")
-    save_decoder(_plain(trained), out / "checkpoint", out / "tokenizer", dtype="bfloat16")
-    after = _accuracy(run, trained, tokenizer, retriever, tested)
+    save_decoder(trained(trainer, models), out / "checkpoint", out / "tokenizer", dtype="bfloat16")
+    after = _accuracy(run, acting(trainer, models), tokenizer, retriever, tested)
     summary = {
         "rows": run.rows,
         "examples": len(examples),
@@ -202,11 +200,6 @@ def batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[
             epoch += 1
         yield waiting[:size]
         del waiting[:size]
-
-
-def _plain(split: tuple[Any, Any]) -> Decoder:
-    decoder: Decoder = nnx.merge(*split)
-    return decoder
 
 
 def _accuracy(

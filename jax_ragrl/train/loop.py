@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from jax_ragrl.batch import Turn, turns_of
 from jax_ragrl.corpus.questions import question_batches
@@ -21,6 +20,7 @@ from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
@@ -28,7 +28,7 @@ from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.log import Clock, Log, describe, expert_shares
 from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
-from jax_ragrl.train.trainer import Models, acting, prepare
+from jax_ragrl.train.trainer import Models, prepare, trained
 from jax_ragrl.types import Question
 
 OUTAGE = 5  # steps in a row in which every question failed: then a run stops
@@ -41,6 +41,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     is saved: started again, the run takes them as if they had not been.
     """
     policies = begin(job, parts)
+    parts = parts._replace(policies={})  # device memory: what a reference does not hold is free
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     checkpoints = Checkpoints(workdir)
     start = checkpoints.latest() or 0
@@ -150,8 +151,8 @@ def resumed(
 
 
 def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
-    """The policies as a sampler takes them."""
-    return {name: acting(trainer, models) for name, (trainer, models) in policies.items()}
+    """The policies as a sampler takes them until the next update, see `for_sampling`."""
+    return for_sampling({name: trained(*policy) for name, policy in policies.items()})
 
 
 def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str, Decoder]:
@@ -161,7 +162,7 @@ def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str,
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
     policies, _ = resumed(checkpoints, newest, begin(job, parts))
-    return {name: nnx.merge(*split) for name, split in acting_models(policies).items()}
+    return {name: trained(*policy) for name, policy in policies.items()}
 
 
 def acting_in(job: Job, parts: Parts, policies: Policies) -> Environment:

@@ -17,18 +17,21 @@ from jax_ragrl.batch import Layout
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import mesh_of, replicate, share
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.step import Learner
+from jax_ragrl.train.step import Learner, layout_of
 
 
 class Net(NamedTuple):
-    """What stays of one trained model: its graph, its frozen parameters, its optimizer."""
+    """What stays of one trained model: its graph, its frozen parameters, its optimizer, and on a
+    mesh the layout of what is trained (`step.layout_of`): one spelling of it, one compilation."""
 
     graph: Any
     frozen: Any
     optimizer: optax.GradientTransformation
+    layout: tuple[Any, ...] | None
 
 
 class Models(NamedTuple):
@@ -71,6 +74,8 @@ def prepare(
 ) -> tuple[Trainer, Models]:
     """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
 
+    Where there is a reference, it is the arrays of `policy` themselves.
+
     Args:
       policy: its weights in the storage dtype (float32 for training). The run is laid out as they
         are: over their mesh, or on one device. With an adapter, only that is trained, and a critic
@@ -91,20 +96,22 @@ def prepare(
     mesh = mesh_of(nnx.state(policy, nnx.Param))
     policy = _computing(policy, compute, remat)
     actor = ActorCritic(policy) if objective.critic == "shared" else policy
-    net, learner = _net(actor, optimizer.transform(optimizer.policy_lr, steps), mesh)
+    net, given = _net(actor, optimizer.transform(optimizer.policy_lr, steps), mesh)
+    models = Models(_learner(net, given, mesh), None, None, scalar(objective.kl.coefficient, mesh))
+    if objective.kl.where != "none":
+        models = models._replace(reference=given)
     critic = None
     if objective.critic == "own":
-        critic = _net(Critic(policy), optimizer.transform(optimizer.value_lr, steps), mesh)
-    reference = None if objective.kl.where == "none" else refresh(learner.params)
-    coefficient = scalar(objective.kl.coefficient, mesh)
-    models = Models(learner, critic and critic[1], reference, coefficient)
+        transform = optimizer.transform(optimizer.value_lr, steps)
+        critic, given = _net(Critic(policy), transform, mesh)
+        models = models._replace(critic=_learner(critic, given, mesh))
     fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
     allowed = None if allowed_ZV is None else share(allowed_ZV, mesh)
-    return Trainer(net, critic and critic[0], *fixed, allowed), models
+    return Trainer(net, critic, *fixed, allowed), models
 
 
 def refresh(params: Any) -> Any:
-    """A reference in buffers of its own, for the update donates the policy's."""
+    """The same in buffers of its own, for an update donates what it trains."""
     return jax.tree.map(jnp.copy, params)
 
 
@@ -117,17 +124,21 @@ def _computing(policy: Decoder, compute: str | None, remat: str | None) -> Decod
     return policy
 
 
-def _net(
-    model: Any, transform: optax.GradientTransformation, mesh: Mesh | None
-) -> tuple[Net, Learner]:
-    """What stays and what is trained of a model: adapters and heads where there is an adapter."""
+def _net(model: Any, transform: optax.GradientTransformation, mesh: Mesh | None) -> tuple[Net, Any]:
+    """What stays of a model, and the parameters to train, which are still its own arrays: adapters
+    and heads where there is an adapter."""
     adapted = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
     kept = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if adapted else nnx.Param
     graph, params, frozen = nnx.split(model, kept, ...)  # type: ignore[misc]
-    params = refresh(params)
-    if mesh is not None:  # a value head was made on one device
-        params = jax.tree.map(lambda x: x if x.ndim > 1 else replicate(x, mesh), params)
-    return Net(graph, frozen, transform), Learner(params, _state(transform, params, mesh))
+    if mesh is None:
+        return Net(graph, frozen, transform, None), params
+    # A value head was made on one device.
+    params = jax.tree.map(lambda x: x if x.ndim > 1 else replicate(x, mesh), params)
+    return Net(graph, frozen, transform, layout_of(params)), params
+
+
+def _learner(net: Net, params: Any, mesh: Mesh | None) -> Learner:
+    return Learner(refresh(params), _state(net.optimizer, params, mesh))
 
 
 def _state(transform: optax.GradientTransformation, params: Any, mesh: Mesh | None) -> Any:
@@ -144,11 +155,16 @@ def _state(transform: optax.GradientTransformation, params: Any, mesh: Mesh | No
     return jax.jit(transform.init, out_shardings=layout)(params)
 
 
-def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
-    """Graph and parameters of the policy as a sampler takes them."""
+def trained(trainer: Trainer, models: Models) -> Decoder:
+    """The policy around the arrays that are trained: an update donates them."""
     model = nnx.merge(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
-    decoder = model.policy if isinstance(model, ActorCritic) else model
-    return nnx.split(decoder, nnx.Param)
+    return model.policy if isinstance(model, ActorCritic) else model
+
+
+def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
+    """Graph and parameters of the policy as a sampler takes them until the next update: cast and
+    laid out once, see `for_sampling`."""
+    return for_sampling({"policy": trained(trainer, models)})["policy"]
 
 
 def scalar(value: float, mesh: Mesh | None) -> jax.Array:

@@ -26,7 +26,7 @@ from jax_ragrl.credit.kl import adapt
 from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.sharding import fetch, on, place, share, ways
-from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score
+from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, score
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
 
@@ -219,7 +219,7 @@ def _descend(
             *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,
             objective=trainer.objective,
-            layout=None if trainer.mesh is None else layout_of(learner.params),
+            layout=net.layout,
         )
         total = one if total is None else add(total, one)
     assert total is not None, "a minibatch has at least one batch"

@@ -20,8 +20,9 @@ from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.targets import Scored, credited
-from jax_ragrl.train.trainer import Models, Trainer, acting, prepare
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained
 from jax_ragrl.train.update import update
+from tests.compiled import compilations
 from tests.tiny import policy
 from tests.train import reference
 from tests.train.bigram import (
@@ -259,6 +260,30 @@ def test_a_mesh_takes_the_step_that_one_device_takes_and_resumes(tmp_path):
     found, wanted = (jax.tree.leaves(jax.device_get(m)) for m in (again, expected))
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_on_a_mesh_the_steps_of_a_run_share_one_gradient_program(caplog):
+    """What an optimizer step returns is laid out as it was, but spelled otherwise."""
+    mesh = make_mesh((1, 2, 1), jax.devices()[:2])
+    objective = dataclasses.replace(STEERED, entropy=0.03)  # no other test's program
+    trainer, models = prepared(objective, Optimizer(0.1, epochs=2), drawn(DEEP, mesh=mesh))
+    assert compilations("gradient", caplog, lambda: run(trainer, models)) == 1
+
+
+def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
+    given = bigram(3)
+    for objective, optimizer in ((PPO, PPO_ADAM), (GRPO, GRPO_ADAM)):
+        _, models = prepared(objective, optimizer, given)
+        own, others = jax.tree.leaves(given.params()), jax.tree.leaves(models.reference)
+        assert {id(x) for x in own} == {id(x) for x in others}
+        assert not {id(x) for x in own} & {id(x) for x in jax.tree.leaves(models.policy)}
+
+
+def test_what_acts_is_cast_and_what_is_exported_is_what_was_trained():
+    trainer, models = prepared(GRPO, GRPO_ADAM, compute="bfloat16")
+    acts, kept = nnx.merge(*acting(trainer, models)), trained(trainer, models)
+    assert acts.embed[...].dtype == jax.numpy.bfloat16
+    assert kept.embed[...] is models.policy.params["embed"][...]
 
 
 def test_the_policy_given_stays_as_it_is():
