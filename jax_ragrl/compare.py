@@ -22,7 +22,6 @@ from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import make_mesh
 from jax_ragrl.systems.base import System
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -50,6 +49,7 @@ from jax_ragrl.train.assemble import (
     load_llm,
     load_policies,
     load_policy,
+    mesh_for,
     parse_llm,
 )
 from jax_ragrl.train.loop import trained_policies
@@ -249,11 +249,10 @@ def trained(workdir: pathlib.Path, bench: Bench, actors: Actors) -> tuple[System
     Retriever and frozen language model are the table's.
     """
     job = load_job(settled(workdir / "config.json"))
-    policies, tokenizer = load_policies(job, make_mesh(job.mesh) if job.mesh else None)
+    policies, tokenizer = load_policies(job, mesh_for(job))
     parts = Parts({}, bench.retriever, actors.llm, policies, tokenizer)
     parts = parts._replace(policies=trained_policies(job, parts, workdir))
-    system = job.recipe.inference or job.recipe.system
-    return system, PolicySampler(parts.models(), tokenizer, job.shapes, greedy=True)
+    return job.recipe.evaluated, PolicySampler(parts.models(), tokenizer, job.shapes, greedy=True)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:

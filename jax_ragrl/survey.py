@@ -32,6 +32,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
 from jax_ragrl.train.assemble import Index, search
+from jax_ragrl.train.log import append
 from jax_ragrl.types import Question
 
 SHOWN = ("f1", "em", "cover_em")
@@ -84,7 +85,7 @@ def survey(
         for name in missing:
             bar.set_description(f"{data.name} {name}")
             cells[data.name, name] = made = _cell(name, opened, actors)
-            _append(workdir / "rows.jsonl", {"data": data.name, "system": name, **made})
+            append(workdir / "rows.jsonl", {"data": data.name, "system": name, **made})
             page = markdown(names, [d.name for d in sets], cells)
             (workdir / "table.md").write_text(page, encoding="utf-8")
             bar.update()
@@ -167,11 +168,6 @@ def kept(file: pathlib.Path) -> dict[tuple[str, str], Row]:
     if lines:  # a torn last line is dropped too
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return {(row["data"], row["system"]): row for row in rows}
-
-
-def _append(file: pathlib.Path, row: Row) -> None:
-    with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(row) + "\n")
 
 
 def markdown(

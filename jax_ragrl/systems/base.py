@@ -82,3 +82,8 @@ class Recipe:
     inference: System | None = None
     metric: str = "f1"
     width: int = 1
+
+    @property
+    def evaluated(self) -> System:
+        """The system as it is evaluated."""
+        return self.inference or self.system

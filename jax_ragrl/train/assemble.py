@@ -159,7 +159,7 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        systems = (self.recipe.system, self.recipe.inference or self.recipe.system)
+        systems = (self.recipe.system, self.recipe.evaluated)
         for role in (role for system in systems for role in system.roles.values()):
             asked, most = role.sampling.max_tokens, self.shapes.steps
             if asked > most:
@@ -242,11 +242,16 @@ class Parts(NamedTuple):
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
     corpus, questions, world = load_data(job.data)
-    mesh = make_mesh(job.mesh) if job.mesh else None
+    mesh = mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
     retriever = search(corpus, job.index, workdir)
     llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes, mesh)
     return Parts(questions, retriever, llm, policies, tokenizer)
+
+
+def mesh_for(job: Job) -> Mesh | None:
+    """The mesh that a run lies on; None: the first device."""
+    return make_mesh(job.mesh) if job.mesh else None
 
 
 def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], ChatTokenizer]:

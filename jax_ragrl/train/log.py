@@ -6,7 +6,7 @@ import collections
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,9 +137,9 @@ class Log:
     ) -> None:
         """Writes one step everywhere."""
         row = {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
-        _append(self._metrics, row)
+        append(self._metrics, row)
         if trees is not None:
-            _append(self._trees, {"step": step, "trees": trees})
+            append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
         shown = " ".join(f"{k} {metrics[k]:.3f}" for k in self.SHOWN if k in metrics)
@@ -153,7 +153,8 @@ class Log:
         self._board.close()
 
 
-def _append(file: pathlib.Path, row: dict[str, Any]) -> None:
+def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
+    """Adds a line of JSON to a file."""
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(row) + "\n")
 

@@ -21,7 +21,6 @@ from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
@@ -221,19 +220,14 @@ def evaluate_models(
     job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
 ) -> Result:
     """The inference algorithm: greedy, one path a question."""
-    return evaluate(inference(job), questions, greedy(job, parts, models))
+    return evaluate(job.recipe.evaluated, questions, greedy(job, parts, models))
 
 
 def ask(job: Job, parts: Parts, question: str) -> str:
     """The transcript of one question under a system's inference algorithm."""
     environment = greedy(job, parts, parts.models())
-    forest = collect(inference(job), once, [Question("ask", question, ())], environment)
+    forest = collect(job.recipe.evaluated, once, [Question("ask", question, ())], environment)
     return transcript(forest, 0)
-
-
-def inference(job: Job) -> System:
-    """The system as it is evaluated."""
-    return job.recipe.inference or job.recipe.system
 
 
 def greedy(job: Job, parts: Parts, models: SamplerModels) -> Environment:

@@ -189,7 +189,7 @@ def test_a_run_of_no_or_one_step_has_a_report(tmp_path):
     write_run(tmp_path)
     for rows in ("", json.dumps(metrics(0)) + "\n"):
         (tmp_path / "metrics.jsonl").write_text(rows)
-        read(tmp_path)
+        assert "Gain" in read(tmp_path).text
 
 
 def test_missing_metrics_are_named_with_the_command_that_makes_them(tmp_path):
@@ -220,9 +220,10 @@ def test_a_damaged_file_is_named(tmp_path, name, text):
 
 
 def test_a_last_line_cut_off_by_a_killed_run_is_left_out(tmp_path):
-    with (write_run(tmp_path) / "metrics.jsonl").open("a") as file:
+    whole = read(write_run(tmp_path)).text
+    with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
-    read(tmp_path)
+    assert read(tmp_path).text == whole
 
 
 def test_a_step_that_a_resumed_run_repeats_counts_once():

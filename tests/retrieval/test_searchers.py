@@ -105,9 +105,11 @@ def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
 
 def test_exact_search_copies_nothing_silently(no_transfers):
     searcher = ExactSearcher(VECTORS)
-    searcher.search(QUERIES[:3], 5)
+    expected = searcher.search(QUERIES[:3], 5)
     with no_transfers():
-        searcher.search(QUERIES[:3], 5)
+        found = searcher.search(QUERIES[:3], 5)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.fixture(scope="module")
