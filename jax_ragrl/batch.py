@@ -26,6 +26,9 @@ from jax import Array
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Tensor
 
+# Shorter rows gain too little without a mask to be worth a program of their own.
+PLAIN_FROM = 1024
+
 
 class Turn(NamedTuple):
     """What a role wrote (`ids`) after what stood before it (`prompt`, at least one id).
@@ -93,7 +96,8 @@ class Rows(NamedTuple):
 
     Fields, int32 unless said:
       ids_RL, positions_RL: tokens, and how many of its context precede each.
-      until_RL: the place in the row from which a token is no longer seen.
+      until_RL: the place in the row from which a token is no longer seen. None where every row of
+        the batch holds one context alone: all that comes after a token sees it.
       source_RM: the places that predict the scored tokens. target_RM: those tokens.
       mask_RM: bool, False on padding. M is L: a row has no more scored tokens than that.
       role_RM: whose each scored token is, where a role's grammar may forbid tokens.
@@ -271,7 +275,15 @@ def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
     owners = [(turn.node, roles.index(turn.role), *place, turn.after) for turn, *place in actions]
     for _, role, row, first, size, _ in owners:
         arrays.role_RM[row, first : first + size] = role
+    if shape[1] >= PLAIN_FROM and _plain(arrays.until_RL):
+        arrays = arrays._replace(until_RL=None)
     return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 6).T))
+
+
+def _plain(until_RL: np.ndarray) -> bool:
+    """Whether every row holds one context, or none, before its padding."""
+    after_L = np.arange(1, until_RL.shape[1] + 1)
+    return bool((until_RL == np.maximum(after_L, until_RL[:, :1])).all())
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jax_ragrl import batch as batch_module
 from jax_ragrl.batch import (
     Batch,
     Layout,
@@ -107,6 +108,26 @@ def test_siblings_hold_their_prompt_once_and_do_not_see_each_other():
     seen = jax.device_get(_mask(jax.device_put(batch.rows.until_RL)))[row]
     assert np.flatnonzero(seen[15]).tolist() == [*range(10), 13, 14, 15]
     assert np.flatnonzero(seen[20]).tolist() == [20]  # padding
+
+
+def test_long_rows_that_hold_one_context_each_need_no_mask(monkeypatch):
+    """A conversation is one context; siblings and what is packed beside another are several."""
+    monkeypatch.setattr(batch_module, "PLAIN_FROM", 64)
+    layout = Layout(lengths=(64,), tokens=128)
+    first = Turn(0, "planner", tuple(range(10, 50)), (1, 2))
+    later = Turn(1, "planner", first.context() + (3, 4), (5,), after=0)
+    sibling = Turn(2, "planner", first.prompt, (6,))
+    stranger = Turn(3, "planner", (7,) * 30, (8,))
+    short = Turn(4, "planner", (9,) * 3, (9,))
+
+    def plain(*turns: Turn) -> bool:
+        (batch,) = lay_out(grouped(turns, layout), ROLES, layout)
+        return batch.rows.until_RL is None
+
+    assert plain(first) and plain(first, later) and plain(first, later, stranger)
+    assert not plain(first, sibling) and not plain(first, stranger, short)
+    monkeypatch.setattr(batch_module, "PLAIN_FROM", 65)
+    assert not plain(first)
 
 
 def test_a_conversation_is_in_a_row_once_whatever_was_observed_between_its_turns():

@@ -21,7 +21,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.attention import attention
+from jax_ragrl.models.attention import attention, earlier
 from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
 from jax_ragrl.models.vocabulary import copied, look_up, project, sink
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
@@ -235,7 +235,7 @@ class Decoder(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        attend_BLS: Array,
+        attend_BLS: Array | None,
         cache: KVCache | None = None,
         write_B: Array | None = None,
         key_positions_BS: Array | None = None,
@@ -248,7 +248,7 @@ class Decoder(nnx.Module):
           attend_BLS: bool, whether a query may see a key; every query must see at least one.
             S is L where there are no keys but the new ones, without a cache or while an empty one
             is filled: no query may see a later key then (such pairs are not computed). Else it is
-            the cache length.
+            the cache length. None, where there are no others: all earlier ones and itself.
           cache: keys and values so far. The new ones are written at slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -274,7 +274,7 @@ class Decoder(nnx.Module):
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
             write=write_B,
-            alone=1 < ids_BL.shape[1] == attend_BLS.shape[2],
+            alone=attend_BLS is None or 1 < ids_BL.shape[1] == attend_BLS.shape[2],
         )
         x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, cache)
         return rms_norm(x_BLD, self.final_norm[...], c.rms_norm_eps), cache
@@ -311,7 +311,7 @@ class LayerCall(NamedTuple):
     config: DecoderConfig
     adapter_scale: float
     rope: tuple[Array, Array]
-    attend: Array
+    attend: Array | None
     near: Array | None
     write: Array | None
     alone: bool
@@ -357,7 +357,10 @@ def _layer(
         )
         if not call.alone:
             k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
-    mask = call.attend if call.near is None else call.attend & (call.near | ~slides)
+    mask = call.attend
+    if call.near is not None:
+        mask = earlier(*x_BLD.shape[:2]) if mask is None else mask
+        mask = mask & (call.near | ~slides)
     impl = call.config.attention_impl
     out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=call.alone)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)

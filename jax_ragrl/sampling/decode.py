@@ -110,11 +110,10 @@ def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
     """The cache of every prompt and the logits after its last token."""
     batch, length = prompts.ids_BP.shape
     positions_BP = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-    earlier_PP = jnp.tril(jnp.ones((length, length), bool))
     hidden_BPD, cache = model(
         prompts.ids_BP,
         positions_BP,
-        jnp.broadcast_to(earlier_PP[None], (batch, length, length)),
+        None,
         init_cache(model.config, batch, length + steps),
         jnp.zeros(batch, jnp.int32),
         positions_BP,

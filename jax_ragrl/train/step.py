@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from jax_ragrl.batch import Rows, prefix_mask
 from jax_ragrl.losses import (
@@ -29,13 +28,9 @@ from jax_ragrl.losses import (
 )
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
-from jax_ragrl.models.vocabulary import project
-from jax_ragrl.sampling.decode import only
 from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.scoring import score_tokens
 from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
-
-SCORED_TOKENS = 2048  # logits held at once on a device, in tokens
-SCORED_CHUNK = 128  # and of one row: rows score different numbers, and padding is skipped by chunk
 
 
 class Learner(NamedTuple):
@@ -71,113 +66,21 @@ def read(
     all.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
-    hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, prefix_mask(rows.until_RL))
+    mask_RLL = None if rows.until_RL is None else prefix_mask(rows.until_RL)
+    hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, mask_RLL)
     hidden_RMD = jax.vmap(lambda hidden_LD, at_M: hidden_LD[at_M])(hidden_RLD, rows.source_RM)
     value_RM = None
     if not isinstance(model, Decoder):
         value_RM = jnp.where(rows.mask_RM, model.head(hidden_RMD), 0.0)
     if isinstance(model, Critic):
         return Reading(None, None, None, value_RM)
-    scores = _scores(_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
-    return Reading(*scores, value_RM)
+    found = score_tokens(_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
+    logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in found[:2])
+    return Reading(logp_RM, entropy_RM, found.likeliest_RM & rows.mask_RM, value_RM)
 
 
 def _policy(model: Decoder | ActorCritic) -> Decoder:
     return model.policy if isinstance(model, ActorCritic) else model
-
-
-class _Scored(NamedTuple):
-    """Scored tokens `[R, M]`: the hidden states that predict them, and what they are."""
-
-    hidden: Array
-    target: Array
-    role: Array
-    mask: Array
-
-
-class _Head(NamedTuple):
-    """What turns hidden states into probabilities; `copy` and `sink` are those of `project`."""
-
-    copy_VD: Array
-    sink_VD: Array
-    temperature: Array
-    allowed_ZV: Array | None
-
-
-def _scores(
-    policy: Decoder,
-    hidden_RMD: Array,
-    rows: Rows,
-    temperature: Array,
-    allowed_ZV: Array | None,
-) -> tuple[Array, Array, Array]:
-    """Log-probability, entropy and likeliness at a temperature.
-
-    On a mesh each device goes through its own rows, so that the head is gathered once, and its
-    gradient summed over the devices once, not with every chunk.
-    """
-    head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
-    role_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
-    scored = _Scored(hidden_RMD, rows.target_RM, role_RM, rows.mask_RM)
-    if not (axes := _batch_axes()):
-        return _in_chunks(head, scored)
-    by_row = PartitionSpec(axes)
-    specs = (PartitionSpec(), by_row)
-    apart = jax.shard_map(
-        _in_chunks, in_specs=specs, out_specs=by_row, axis_names=set(axes), check_vma=False
-    )
-    return apart(head, scored)
-
-
-def _batch_axes() -> tuple[str, ...]:
-    """The mesh axes that share a batch, under `jax.set_mesh`."""
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    return tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
-
-
-def _in_chunks(head: _Head, scored: _Scored) -> tuple[Array, Array, Array]:
-    """`_scores` in chunks of scored tokens, along M.
-
-    A chunk's logits are computed again in the backward pass, so that those of a batch never exist
-    together; a chunk of padding is skipped.
-    """
-    count, length = scored.mask.shape
-    most = max(1, min(SCORED_CHUNK, SCORED_TOKENS // count))
-    size = next(c for c in range(min(length, most), 0, -1) if length % c == 0)
-
-    def score(chunk: _Scored) -> tuple[Array, Array, Array]:
-        logits_RCV = project(head.copy_VD, head.sink_VD, chunk.hidden) / head.temperature
-        if head.allowed_ZV is not None:
-            logits_RCV = only(logits_RCV, head.allowed_ZV[chunk.role])
-        return _of_targets(logits_RCV, chunk.target)
-
-    def skip(chunk: _Scored) -> tuple[Array, Array, Array]:
-        zero_RC = jnp.zeros(chunk.target.shape, jnp.float32)
-        return zero_RC, zero_RC, zero_RC > 0
-
-    @jax.checkpoint
-    def read_chunk(chunk: _Scored) -> tuple[Array, Array, Array]:
-        return jax.lax.cond(jnp.any(chunk.mask), score, skip, chunk)
-
-    def split(x: Array) -> Array:
-        return jnp.moveaxis(x.reshape(count, length // size, size, *x.shape[2:]), 1, 0)
-
-    parts = jax.lax.map(read_chunk, jax.tree.map(split, scored))
-    logp, entropy, likeliest = (jnp.moveaxis(x, 0, 1).reshape(count, length) for x in parts)
-    logp, entropy = (jnp.where(scored.mask, x, 0.0) for x in (logp, entropy))
-    return logp, entropy, likeliest & scored.mask
-
-
-def _of_targets(logits_RCV: Array, target_RC: Array) -> tuple[Array, Array, Array]:
-    """Of each target: its log-probability, the entropy it was drawn at, if it is the likeliest."""
-    top_RC = jnp.max(logits_RCV, axis=-1)
-    logps_RCV = jax.nn.log_softmax(logits_RCV, axis=-1)
-    # What is forbidden has no probability; its -inf must not meet that zero.
-    known_RCV = jnp.where(jnp.isfinite(logps_RCV), logps_RCV, 0.0)
-    entropy_RC = -jnp.sum(jnp.exp(logps_RCV) * known_RCV, axis=-1)
-    chosen_RC = jnp.take_along_axis(logits_RCV, target_RC[..., None], axis=-1)[..., 0]
-    logp_RC = jnp.take_along_axis(logps_RCV, target_RC[..., None], axis=-1)[..., 0]
-    return logp_RC, entropy_RC, chosen_RC >= top_RC
 
 
 @functools.partial(jax.jit, static_argnames="graph")

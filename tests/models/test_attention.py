@@ -55,3 +55,14 @@ def test_cudnn_is_not_asked_to_split_queries_without_their_keys(monkeypatch, sha
     assert module._cudnn_fits(q, k)
     with jax.set_mesh(make_mesh(shape)):
         assert module._cudnn_fits(q, k) == fits
+
+
+@pytest.mark.parametrize("impl", ["xla", "blockwise"])
+def test_causal_attention_without_a_mask_sees_everything_before(impl):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 2 * PAIR, n, 4)).astype(np.float32) for n in (4, 2, 2))
+    mask = np.tril(np.ones((2, 2 * PAIR, 2 * PAIR), bool))
+    without = jax.jit(lambda *x: attention(*x, None, impl, causal=True))
+    within = jax.jit(lambda *x: attention(*x, impl))
+    found, expected = without(*jax.device_put((q, k, v))), within(*jax.device_put((q, k, v, mask)))
+    np.testing.assert_allclose(*jax.device_get((found, expected)), rtol=1e-5, atol=2e-6)

@@ -74,6 +74,20 @@ def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
     np.testing.assert_allclose(cached, decoding.logits(decoder, ids_BL), atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("cached", [False, True])
+def test_without_a_mask_each_token_sees_itself_and_all_before_it(window, cached):
+    config = dataclasses.replace(
+        TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
+    )
+    decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
+    positions_BL = np.broadcast_to(np.arange(8, dtype=np.int32), (3, 8))
+    beside = (init_cache(config, 3, 12), np.zeros(3, np.int32)) if cached else (None, None)
+    hidden = decoding.call(decoder, ids_BL, positions_BL, None, *beside, positions_BL)[0]
+    logits = decoding.jit(decoder.logits)(hidden)
+    np.testing.assert_allclose(logits, decoding.logits(decoder, ids_BL), atol=1e-5)
+
+
 def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
     ids_BL, write_B = random_ids(1, 4), np.array([4], np.int32)
     positions_BL = np.arange(4, dtype=np.int32)[None]

@@ -16,7 +16,7 @@ from jax_ragrl.batch import Rows
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
-from jax_ragrl.train import step
+from jax_ragrl.train import scoring
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.step import Gradient, Learner, apply, gradient, layout_of, score
 from jax_ragrl.train.targets import Targets
@@ -72,10 +72,22 @@ def test_gradients_accumulated_over_batches_equal_those_of_one():
     assert_close(total_gradient(policy(), halves, GRPO), one)
 
 
+@pytest.mark.parametrize("family", [conversation, strangers])
+def test_rows_of_one_context_each_have_without_a_mask_the_gradient_they_have_with_it(family):
+    turns = family()[:3]  # of the conversation, those of one rollout
+    batches = together(turns) if family is conversation else apart(turns)
+    targets = targets_of(batches)
+    plain = [b._replace(rows=b.rows._replace(until_RL=None)) for b in batches]
+    expected = total_gradient(policy(), batches, GRPO, targets)
+    assert_close(total_gradient(policy(), plain, GRPO, targets), expected)
+
+
 def test_logits_in_chunks_give_what_all_at_once_give(monkeypatch):
     (batch,) = together(strangers())
     whole = total_gradient(policy(), [batch], GRPO)
-    monkeypatch.setattr(step, "SCORED_TOKENS", 64)  # 8 rows x 8: six chunks, some of padding alone
+    monkeypatch.setattr(
+        scoring, "SCORED_TOKENS", 64
+    )  # 8 rows x 8: six chunks, some of padding alone
     graph, params = policy()
     chunked = jax.jit(functools.partial(gradient.__wrapped__, graph, objective=GRPO))
     arguments = (batch.rows, targets_of([batch])[0], np.float32(1.0), np.float32(0.1))
@@ -157,7 +169,7 @@ def test_no_program_holds_the_logits_of_a_whole_batch():
     text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
     shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"[a-z]+\d+\[([\d,]+)\]", text)}
     of_logits = [np.prod(s) // vocab for s in shapes if vocab in s]
-    assert max(of_logits) <= step.SCORED_TOKENS < count * length
+    assert max(of_logits) <= scoring.SCORED_TOKENS < count * length
 
 
 def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():
