@@ -51,6 +51,35 @@ def attention(
     return _grouped(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
 
 
+Pair = tuple[Array, Array]  # keys and values
+
+
+def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) -> Array:
+    """`attention` of rows that begin alike, over keys `[P, S', K, F]` that come before B / P
+    adjacent rows each, and then keys `[B, S'', K, F]` of their own; S is S' + S''.
+
+    What rows share is read once, and all their queries are one product with it (Juravsky et al.
+    2024, Hydragen, arXiv 2402.05099).
+    """
+    batch, length, heads, head_dim = q_BLHF.shape
+    shared, seen, kv = before[0].shape[:3]
+    apart = shared, batch // shared
+    q_PWLKGF = q_BLHF.reshape(*apart, length, kv, heads // kv, head_dim)
+    k_PWSKF, v_PWSKF = (x.reshape(*apart, *x.shape[1:]) for x in own)
+    scores = jnp.concatenate(
+        [
+            _product("pwlkgf,pskf->pkwlgs", q_PWLKGF, before[0]),
+            _product("pwlkgf,pwskf->pkwlgs", q_PWLKGF, k_PWSKF),
+        ],
+        axis=-1,
+    )
+    mask_P1WL1S = mask_BLS.reshape(shared, 1, batch // shared, length, 1, -1)
+    probs = _probabilities(scores, mask_P1WL1S, head_dim).astype(v_PWSKF.dtype)
+    out = _product("pkwlgs,pskf->pwlkgf", probs[..., :seen], before[1])
+    out = out + _product("pkwlgs,pwskf->pwlkgf", probs[..., seen:], v_PWSKF)
+    return out.astype(q_BLHF.dtype).reshape(q_BLHF.shape)
+
+
 def earlier(batch: int, length: int) -> Array:
     """The mask of plain causal attention, bool `[B, L, L]`: each sees itself and all before it."""
     return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))
@@ -96,11 +125,17 @@ def _grouped(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Ar
     batch, length, heads, head_dim = q_BLHF.shape
     kv_heads = k_BSKF.shape[2]
     q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum(
-        "blkgf,bskf->bkgls", q_BLKGF, k_BSKF, preferred_element_type=jnp.float32
-    ) * jnp.float32(head_dim**-0.5)
-    # The lowest finite number: a query that sees nothing gets an average instead of a nan.
-    scores = jnp.where(mask_BLS[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
-    out = jnp.einsum("bkgls,bskf->blkgf", probs, v_BSKF, preferred_element_type=jnp.float32)
+    scores = _product("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
+    probs = _probabilities(scores, mask_BLS[:, None, None], head_dim).astype(v_BSKF.dtype)
+    out = _product("bkgls,bskf->blkgf", probs, v_BSKF)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
+
+
+def _product(form: str, x: Array, y: Array) -> Array:
+    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
+
+
+def _probabilities(scores: Array, mask: Array, head_dim: int) -> Array:
+    # The lowest finite number: a query that sees nothing gets an average instead of a nan.
+    scores = jnp.where(mask, scores * jnp.float32(head_dim**-0.5), jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.attention import attention, earlier
+from jax_ragrl.models.attention import Pair, attention, earlier, shared_attention
 from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
 from jax_ragrl.models.vocabulary import copied, look_up, project, sink
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
@@ -82,10 +83,15 @@ class DecoderConfig:
 
 
 class KVCache(NamedTuple):
-    """Keys and values, each `[layers, B, S, kv_heads, head_dim]`; keys are already rotated."""
+    """Keys and values of each layer, `[B, S, kv_heads, head_dim]`; keys are already rotated.
 
-    k: Array
-    v: Array
+    Layers are apart: a slice of one array for all of them would be copied with every token. What
+    siblings begin with is in `prefix` once: row `b` comes after its row `b // (B / its batch)`.
+    """
+
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+    prefix: KVCache | None = None
 
 
 class Weight(NamedTuple):
@@ -239,6 +245,9 @@ class Decoder(nnx.Module):
         cache: KVCache | None = None,
         write_B: Array | None = None,
         key_positions_BS: Array | None = None,
+        *,
+        keep: bool = False,
+        layers: Sequence[dict[str, Array]] | None = None,
     ) -> tuple[Array, KVCache | None]:
         """Hidden states after the final norm, and the updated cache.
 
@@ -246,14 +255,15 @@ class Decoder(nnx.Module):
           ids_BL: int32 token ids.
           positions_BL: int32 rotary positions.
           attend_BLS: bool, whether a query may see a key; every query must see at least one.
-            S is L where there are no keys but the new ones, without a cache or while an empty one
-            is filled: no query may see a later key then (such pairs are not computed). Else it is
-            the cache length. None, where there are no others: all earlier ones and itself.
+            Without a cache S is L, and no query may see a later key (such pairs are not computed);
+            None: all earlier ones and itself. With a cache the keys are its prefix, then itself.
           cache: keys and values so far. The new ones are written at slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
           key_positions_BS: int32 positions of the keys; required with a cache where the config has
             sliding layers, and by default `positions_BL`.
+          keep: without a cache, return one of the new keys and values.
+          layers: with a cache, what `layers_apart` gave, for a loop over tokens.
 
         Returns `[B, L, D]` in the compute dtype, and the cache (`None` without one). Raises
         `UserError` where a cache comes without what it needs.
@@ -274,9 +284,11 @@ class Decoder(nnx.Module):
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
             write=write_B,
-            alone=attend_BLS is None or 1 < ids_BL.shape[1] == attend_BLS.shape[2],
         )
-        x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, cache)
+        if cache is None:
+            x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, keep)
+        else:
+            x_BLD, cache = _each_layer(call, layers or self.layers_apart(), x_BLD, cache)
         return rms_norm(x_BLD, self.final_norm[...], c.rms_norm_eps), cache
 
     def logits(self, hidden: Array) -> Array:
@@ -287,6 +299,12 @@ class Decoder(nnx.Module):
         """The head `[V, D]` in a dtype, and where its gradient goes: what `project` takes."""
         head_VD = self.embed[...] if self.config.tie_embeddings else self.lm_head[...]
         return copied(head_VD, dtype), sink(head_VD)
+
+    def layers_apart(self) -> list[dict[str, Array]]:
+        """The arrays of each layer. Asked for before a loop they are cut out of the stack once, and
+        copied with every step inside it."""
+        stack = self._layer_arrays()
+        return [jax.tree.map(lambda w, i=i: w[i], stack) for i in range(self.config.num_layers)]
 
     def _layer_arrays(self) -> dict[str, Array]:
         parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]
@@ -305,8 +323,7 @@ class Decoder(nnx.Module):
 
 
 class LayerCall(NamedTuple):
-    """What every layer of one forward shares. `near` is the window mask, `None` without one;
-    `alone` says that the new keys are all there are."""
+    """What every layer of one forward shares. `near` is the window mask, `None` without one."""
 
     config: DecoderConfig
     adapter_scale: float
@@ -314,7 +331,6 @@ class LayerCall(NamedTuple):
     attend: Array | None
     near: Array | None
     write: Array | None
-    alone: bool
 
 
 def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
@@ -325,47 +341,64 @@ def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
 
 
 def _scan_layers(
-    call: LayerCall, layers: dict[str, Array], x_BLD: Array, cache: KVCache | None
+    call: LayerCall, layers: dict[str, Array], x_BLD: Array, keep: bool
 ) -> tuple[Array, KVCache | None]:
+    """All layers in a loop, whose program does not grow with them."""
     c = call.config
     slides = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
 
-    # The cache is carried whole and updated in place: as a scanned input it is copied every step.
-    def step(carry: tuple, layer: tuple) -> tuple[tuple, None]:
-        return _layer(call, *carry, *layer), None
+    def step(x_BLD: Array, layer: tuple) -> tuple[Array, Pair | None]:
+        x_BLD, new = _layer(call, x_BLD, *layer)
+        return x_BLD, new if keep else None
 
     if c.remat != "none":
         # Inside a rolled scan nothing merges across steps; unrolled, only barriers prevent it.
         step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1, policy=REMAT[c.remat])
-    xs = (layers, slides, jnp.arange(c.num_layers))
-    return jax.lax.scan(step, (x_BLD, cache), xs, unroll=c.scan_unroll)[0]
+    x_BLD, new = jax.lax.scan(step, x_BLD, (layers, slides), unroll=c.scan_unroll)
+    return x_BLD, None if new is None else KVCache(tuple(new[0]), tuple(new[1]))
+
+
+def _each_layer(
+    call: LayerCall, layers: Sequence[dict[str, Array]], x_BLD: Array, cache: KVCache
+) -> tuple[Array, KVCache]:
+    """Layers written out, each with a cache of its own that is updated in place."""
+    kept = []
+    for i, p in enumerate(layers):
+        slides = jnp.array(i in call.config.sliding_layers)
+        before = None if cache.prefix is None else (cache.prefix.k[i], cache.prefix.v[i])
+        x_BLD, own = _layer(call, x_BLD, p, slides, (cache.k[i], cache.v[i]), before)
+        kept.append(own)
+    k, v = zip(*kept, strict=True)
+    return x_BLD, cache._replace(k=k, v=v)
 
 
 def _layer(
     call: LayerCall,
     x_BLD: Array,
-    cache: KVCache | None,
     p: dict[str, Array],
     slides: Array,
-    index: Array,
-) -> tuple[Array, KVCache | None]:
+    cache: Pair | None = None,
+    before: Pair | None = None,
+) -> tuple[Array, Pair]:
+    """One layer, and its keys and values: with a cache all of that, else the new ones."""
     eps = call.config.rms_norm_eps
     q_BLHF, k_BSKF, v_BSKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
+    kept = k_BSKF, v_BSKF
     if cache is not None and call.write is not None:
-        cache = KVCache(
-            *(_write(c, n, index, call.write) for c, n in zip(cache, (k_BSKF, v_BSKF), strict=True))
-        )
-        if not call.alone:
-            k_BSKF, v_BSKF = (c[index].astype(x_BLD.dtype) for c in cache)
+        kept = _write(cache[0], k_BSKF, call.write), _write(cache[1], v_BSKF, call.write)
+        k_BSKF, v_BSKF = (x.astype(x_BLD.dtype) for x in kept)
     mask = call.attend
     if call.near is not None:
         mask = earlier(*x_BLD.shape[:2]) if mask is None else mask
         mask = mask & (call.near | ~slides)
-    impl = call.config.attention_impl
-    out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=call.alone)
+    if before is not None and mask is not None:
+        out_BLHF = shared_attention(q_BLHF, before, (k_BSKF, v_BSKF), mask)
+    else:
+        impl, causal = call.config.attention_impl, cache is None
+        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=causal)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
     x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
-    return constrain(x_BLD, ("batch", "length", None)), cache
+    return constrain(x_BLD, ("batch", "length", None)), kept
 
 
 def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Array, Array]:
@@ -415,30 +448,29 @@ def _row(vector: Array, like: Array) -> Array:
     return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))
 
 
-def _write(cache: Array, new_BLKF: Array, layer: Array, write_B: Array) -> Array:
-    """Put each row's new entries at its offset in one layer; what falls past the end is dropped."""
-    slots_BL = write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :]
-    places_BL2 = jnp.stack([jnp.broadcast_to(layer, slots_BL.shape), slots_BL], axis=-1)
+def _write(cache_BSKF: Array, new_BLKF: Array, write_B: Array) -> Array:
+    """Put each row's new entries at its offset; what falls past the end is dropped."""
+    slots_BL1 = (write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :])[..., None]
     # Rows are a batch dimension, not indices, so that on a mesh each device writes its own: as
     # indices they would be gathered with every token, and what is written too.
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(2, 3),
-        inserted_window_dims=(0, 2),
-        scatter_dims_to_operand_dims=(0, 2),
-        operand_batching_dims=(1,),
+        inserted_window_dims=(1,),
+        scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
     )
-    new_BLKF = new_BLKF.astype(cache.dtype)
-    return jax.lax.scatter(cache, places_BL2, new_BLKF, numbers, mode="drop")
+    new_BLKF = new_BLKF.astype(cache_BSKF.dtype)
+    return jax.lax.scatter(cache_BSKF, slots_BL1, new_BLKF, numbers, mode="drop")
 
 
 def init_cache(
-    config: DecoderConfig, batch: int, length: int, dtype: str | jnp.dtype | None = None
+    config: DecoderConfig, batch: int, length: int, prefix: KVCache | None = None
 ) -> KVCache:
-    """An empty cache for `batch` rows of `length` slots; `dtype` defaults to the compute dtype."""
-    shape = (config.num_layers, batch, length, config.num_kv_heads, config.head_dim)
-    dtype = jnp.dtype(config.dtype if dtype is None else dtype)
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    """An empty cache of `batch` rows of `length` slots, in the compute dtype."""
+    shape = (batch, length, config.num_kv_heads, config.head_dim)
+    k, v = ([jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)] for _ in "kv")
+    return KVCache(tuple(k), tuple(v), prefix)
 
 
 def causal_mask(segments_BL: Array) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jax_ragrl.models.decoder import Decoder, KVCache
+from jax_ragrl.models.decoder import Decoder
 
 
 class ValueHead(nnx.Module):
@@ -41,15 +41,9 @@ class Critic(nnx.Module):
         ids_BL: Array,
         positions_BL: Array,
         attend_BLS: Array | None,
-        cache: KVCache | None = None,
-        write_B: Array | None = None,
-        key_positions_BS: Array | None = None,
-    ) -> tuple[Array, KVCache | None]:
-        """Values, float32 `[B, L]`, and the cache; arguments as for `Decoder`."""
-        hidden_BLD, cache = self.trunk(
-            ids_BL, positions_BL, attend_BLS, cache, write_B, key_positions_BS
-        )
-        return self.head(hidden_BLD), cache
+    ) -> Array:
+        """Values, float32 `[B, L]`; arguments as for `Decoder`."""
+        return self.head(self.trunk(ids_BL, positions_BL, attend_BLS)[0])
 
 
 class ActorCritic(nnx.Module):
@@ -64,15 +58,10 @@ class ActorCritic(nnx.Module):
         ids_BL: Array,
         positions_BL: Array,
         attend_BLS: Array | None,
-        cache: KVCache | None = None,
-        write_B: Array | None = None,
-        key_positions_BS: Array | None = None,
-    ) -> tuple[Array, Array, KVCache | None]:
-        """Hidden states `[B, L, D]`, values float32 `[B, L]`, and the cache."""
-        hidden_BLD, cache = self.policy(
-            ids_BL, positions_BL, attend_BLS, cache, write_B, key_positions_BS
-        )
-        return hidden_BLD, self.head(hidden_BLD), cache
+    ) -> tuple[Array, Array]:
+        """Hidden states `[B, L, D]` and values, float32 `[B, L]`."""
+        hidden_BLD, _ = self.policy(ids_BL, positions_BL, attend_BLS)
+        return hidden_BLD, self.head(hidden_BLD)
 
 
 def copy_decoder(decoder: Decoder) -> Decoder:

@@ -81,7 +81,7 @@ def generate(
         is free on a CPU and a TPU, and on a GPU the host waits for it.
     """
     model = nnx.merge(graph, params)
-    cache, logits_BV = _prefill(model, prompts, steps)
+    prefix, logits_BV = _prefill(model, prompts)
     rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
     sibling_B = jnp.tile(jnp.arange(width), prompts.length_B.shape[0])
     keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
@@ -90,14 +90,15 @@ def generate(
     batch = rows.length_B.shape[0]
     loop = _Loop(
         t=jnp.int32(0),
-        cache=jax.tree.map(lambda x: jnp.repeat(x, width, axis=1), cache),
+        cache=init_cache(model.config, batch, steps, prefix),
         logits_BV=jnp.repeat(logits_BV, width, axis=0),
         done_B=rows.length_B == 0,
         ids_BT=jnp.zeros((batch, steps), jnp.int32),
         logps_BT=jnp.zeros((batch, steps), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
     )
-    step = functools.partial(_decode, model, rows, keys_B, stop_ids_S, allowed_V, nucleus)
+    fixed = (model, model.layers_apart(), rows, keys_B, stop_ids_S, allowed_V, nucleus)
+    step = functools.partial(_decode, *fixed)
 
     def several(s: _Loop) -> _Loop:
         return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s)
@@ -106,18 +107,13 @@ def generate(
     return Sampled(loop.ids_BT, loop.logps_BT, loop.count_B)
 
 
-def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
-    """The cache of every prompt and the logits after its last token."""
-    batch, length = prompts.ids_BP.shape
-    positions_BP = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-    hidden_BPD, cache = model(
-        prompts.ids_BP,
-        positions_BP,
-        None,
-        init_cache(model.config, batch, length + steps),
-        jnp.zeros(batch, jnp.int32),
-        positions_BP,
-    )
+def _prefill(model: Any, prompts: Prompts) -> tuple[KVCache, Array]:
+    """The cache of every prompt and the logits after its last token.
+
+    Padding comes last, so that a causal forward needs no mask.
+    """
+    positions_BP = jnp.broadcast_to(jnp.arange(prompts.ids_BP.shape[1])[None], prompts.ids_BP.shape)
+    hidden_BPD, cache = model(prompts.ids_BP, positions_BP, None, keep=True)
     last_B = jnp.maximum(prompts.length_B - 1, 0)
     last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
     return cache, model.logits(last_BD)
@@ -125,6 +121,7 @@ def _prefill(model: Any, prompts: Prompts, steps: int) -> tuple[KVCache, Array]:
 
 def _decode(
     model: Any,
+    layers: Any,
     rows: Prompts,
     keys_B: Array,
     stop_ids_S: Array,
@@ -142,16 +139,15 @@ def _decode(
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     count_B = s.count_B + live_B.astype(jnp.int32)
     stopped_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1)
-    # New tokens take the slots after the prompt, so a slot's number is its position.
-    at_B = rows.length_B + s.t
-    slots_S = jnp.arange(s.cache.k.shape[2])
+    seen_BS, positions_BS = _keys(rows, s.t, s.ids_BT.shape[1])
     hidden_BLD, cache = model(
         ids_B[:, None],
-        at_B[:, None],
-        (slots_S[None] <= at_B[:, None])[:, None],
+        (rows.length_B + s.t)[:, None],
+        seen_BS[:, None],
         s.cache,
-        at_B,
-        jnp.broadcast_to(slots_S[None], (ids_B.shape[0], slots_S.shape[0])),
+        jnp.full_like(ids_B, s.t),
+        positions_BS,
+        layers=layers,
     )
     return _Loop(
         t=s.t + 1,
@@ -162,6 +158,16 @@ def _decode(
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
     )
+
+
+def _keys(rows: Prompts, t: Array, steps: int) -> tuple[Array, Array]:
+    """Which keys token `t` sees, and their positions: its prompt's, without the padding, and those
+    of what its row wrote so far."""
+    length_B1, before_BP = rows.length_B[:, None], jnp.zeros_like(rows.ids_BP)
+    before_BP = before_BP + jnp.arange(before_BP.shape[1])[None]
+    wrote_BT = jnp.zeros_like(length_B1) + jnp.arange(steps)[None]
+    seen_BS = jnp.concatenate([before_BP < length_B1, wrote_BT <= t], axis=1)
+    return seen_BS, jnp.concatenate([before_BP, length_B1 + wrote_BT], axis=1)
 
 
 def only(logits: Array, allowed: Array) -> Array:

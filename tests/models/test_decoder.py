@@ -75,17 +75,52 @@ def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("cached", [False, True])
-def test_without_a_mask_each_token_sees_itself_and_all_before_it(window, cached):
+def test_without_a_mask_each_token_sees_itself_and_all_before_it(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
     decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
     positions_BL = np.broadcast_to(np.arange(8, dtype=np.int32), (3, 8))
-    beside = (init_cache(config, 3, 12), np.zeros(3, np.int32)) if cached else (None, None)
-    hidden = decoding.call(decoder, ids_BL, positions_BL, None, *beside, positions_BL)[0]
+    hidden = decoding.call(decoder, ids_BL, positions_BL, None)[0]
     logits = decoding.jit(decoder.logits)(hidden)
     np.testing.assert_allclose(logits, decoding.logits(decoder, ids_BL), atol=1e-5)
+
+
+@decoding.jit(static_argnums=0)
+def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P):
+    """Logits of continuations, two a prompt, whose prompts are prefilled once and padded."""
+    decoder, (count, length), (batch, steps) = (
+        nnx.merge(graphdef, state),
+        prompts_PL.shape,
+        ids_BT.shape,
+    )
+    at_PL = jnp.broadcast_to(jnp.arange(length)[None], (count, length))
+    _, prefix = decoder(prompts_PL, at_PL, None, keep=True)
+    cache = init_cache(decoder.config, batch, steps, prefix)
+    length_B1 = jnp.repeat(length_P, batch // count)[:, None]
+    before_BL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    at_BT = length_B1 + jnp.arange(steps)[None]
+    seen_BTL = jnp.broadcast_to((before_BL < length_B1)[:, None], (batch, steps, length))
+    earlier_BTT = jnp.broadcast_to(jnp.tril(jnp.ones((steps, steps), bool)), (batch, steps, steps))
+    seen_BTS = jnp.concatenate([seen_BTL, earlier_BTT], axis=2)
+    keys_BS = jnp.concatenate([before_BL, at_BT], axis=1)
+    zeros_B = jnp.zeros(batch, jnp.int32)
+    return decoder.logits(decoder(ids_BT, at_BT, seen_BTS, cache, zeros_B, keys_BS)[0])
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_siblings_after_a_shared_prefix_equal_full_forwards_of_each(window):
+    config = dataclasses.replace(
+        TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
+    )
+    decoder, ids = decoding.random_decoder(config), random_ids(4, 9)
+    prompts_PL, lengths = np.stack([ids[0, :5], ids[2, :5]]), np.array([5, 3], np.int32)
+    found = jax.device_get(_after_a_prefix(*nnx.split(decoder), prompts_PL, ids[:, 5:], lengths))
+    for b, row in enumerate(ids):
+        length = lengths[b // 2]
+        whole = np.concatenate([prompts_PL[b // 2, :length], row[5:]])[None]
+        expected = decoding.logits(decoder, np.pad(whole, ((0, 0), (0, 9 - whole.shape[1]))))
+        np.testing.assert_allclose(found[b], expected[0, length : length + 4], atol=1e-5)
 
 
 def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
@@ -96,7 +131,8 @@ def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
         # Each query sees its own slot alone, where it has one: what is dropped changes no other.
         mask = (np.arange(size) == 4 + np.arange(4)[:, None])[None]
         cache = init_cache(TINY, 1, size)
-        return jax.device_get(decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)[1].k)
+        k = decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)[1].k
+        return np.stack(jax.device_get(k))
 
     np.testing.assert_allclose(keys_after(6), keys_after(8)[:, :, :6], atol=1e-6)
     assert np.any(keys_after(6)[:, :, 5]) and not np.any(keys_after(6)[:, :, :4])

@@ -33,9 +33,8 @@ def test_a_value_is_the_inner_product_with_the_hidden_state():
 
 def test_an_untrained_critic_says_zero(policy):
     critic = Critic.from_policy(policy)
-    values, cache = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))
+    values = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))
     np.testing.assert_array_equal(values, np.zeros((2, 6)))
-    assert cache is None
 
 
 def test_a_critic_starts_as_the_policy_in_buffers_of_its_own(policy):
@@ -50,7 +49,7 @@ def test_a_shared_trunk_gives_the_policys_hidden_states_and_values_from_them(pol
     both = ActorCritic(policy)
     both.head.kernel[...] = jnp.ones((32,))
     mask = causal_mask(np.ones_like(IDS_BL))
-    hidden, values, _ = decoding.call(both, IDS_BL, POSITIONS_BL, mask)
+    hidden, values = decoding.call(both, IDS_BL, POSITIONS_BL, mask)
     np.testing.assert_allclose(values, np.sum(hidden, axis=-1), atol=1e-5)
     alone, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
     np.testing.assert_allclose(hidden, alone, atol=1e-6)
