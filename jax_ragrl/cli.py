@@ -112,7 +112,7 @@ def _run_commands(command: Command) -> None:
     sub.add_argument("workdir", type=pathlib.Path)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
     sub.add_argument("--shape", required=True, help="of a published model, or tiny")
-    sub.add_argument("--topology", required=True, help="of a TPU, such as v5e:4x4")
+    sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -160,6 +160,7 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind.set_defaults(measure=_bench_step, takes_config=True)
     kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
     kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
+    kind.add_argument("--shape", help="random policies of a published shape, or tiny")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
@@ -390,8 +391,17 @@ def _bench_step(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.train.assemble import load_job
 
     job = load_job(load_config(None, arguments.config))
+    shape = None if arguments.shape is None else _shape(arguments.shape)
     with tempfile.TemporaryDirectory() as folder:
-        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats)
+        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats, shape)
+
+
+def _shape(name: str) -> Any:
+    """A published shape, or `tiny`, that of the policy in the package."""
+    from jax_ragrl.bench.train import TINY
+    from jax_ragrl.models.shapes import shape
+
+    return TINY if name == "tiny" else shape(name)
 
 
 def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -399,12 +409,15 @@ def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
 
     names = [field.name for field in dataclasses.fields(Work)]
     work = Work(**{name: getattr(arguments, name) for name in names})
-    measured = bench_train(work, together=arguments.together, compare=arguments.compare)
-    if arguments.against:
-        from jax_ragrl.bench.peers import PEERS
+    if not arguments.against:
+        return bench_train(work, together=arguments.together, compare=arguments.compare)
+    from jax_ragrl.bench.peers import beside, measure_peer
 
-        measured[arguments.against] = PEERS[arguments.against](work)
-    return measured
+    # First, while this process has not taken the device's memory yet.
+    theirs = measure_peer(arguments.against, work)
+    measured = bench_train(work, together=arguments.together, compare=arguments.compare)
+    ours = measured["grouped" if arguments.together else "ungrouped"]
+    return measured | {arguments.against: theirs | beside(ours, theirs)}
 
 
 def _report(arguments: argparse.Namespace) -> None:
@@ -416,16 +429,16 @@ def _report(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     import os
 
-    # Read when JAX starts: libtpu describes a TPU and must not look for one.
-    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
-    from jax_ragrl.bench.train import TINY
+    # Read when JAX starts: who describes devices must not look for them.
+    quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
     from jax_ragrl.config import build
-    from jax_ragrl.models.shapes import shape
-    from jax_ragrl.plan import Plan, describe_devices, plan, plan_of
+    from jax_ragrl.plan import Plan, plan, plan_of
+    from jax_ragrl.topology import describe_devices
 
     run = build(Plan, plan_of(load_config(None, arguments.config)))
-    decoder = TINY if arguments.shape == "tiny" else shape(arguments.shape)
-    print(json.dumps(plan(run, decoder, describe_devices(arguments.topology)), indent=2))
+    devices = describe_devices(arguments.topology)
+    print(json.dumps(plan(run, _shape(arguments.shape), devices), indent=2))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_ragrl.batch import Layout, Rows
-from jax_ragrl.errors import UserError
+from jax_ragrl.models.attention import cudnn_takes
 from jax_ragrl.models.decoder import (
     Decoder,
     DecoderConfig,
@@ -32,14 +31,12 @@ from jax_ragrl.models.decoder import (
 from jax_ragrl.sampling.decode import Prompts, generate
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways
+from jax_ragrl.topology import is_gpu, memory_of
 from jax_ragrl.train.assemble import load_recipe
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.step import gradient, layout_of
 from jax_ragrl.train.targets import Targets
-
-# Memory of a device by the kind that the compiler names, in GiB.
-MEMORY_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +58,6 @@ class Plan:
     learners: int = 1
 
 
-def describe_devices(topology: str) -> list[Any]:
-    """The devices of a TPU topology such as `v5e:4x4`, without having them.
-
-    Raises `UserError` where the name is not known or libtpu is not installed.
-    """
-    try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
-    except Exception as error:
-        told = str(error).splitlines()[0]
-        raise UserError(
-            f"no topology {topology!r} ({told}): install libtpu and name one like v5e:4x4, "
-            "v5p:2x2x4 or v6e:8x8"
-        ) from error
-
-
 def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
     """Bytes of each device: what stays (`state`), and what each program takes beside it.
 
@@ -86,17 +68,13 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     policy's, so that one gradient is counted.
     """
     mesh = make_mesh(run.mesh or (1, -1, 1), devices)
-    config = dataclasses.replace(
-        config, dtype=run.compute, param_dtype="float32", remat=run.remat, attention_impl="xla"
-    )
-    net = _abstract(config, mesh)
-    update, sampling = _update(run, net, mesh), _sampling(run, config, mesh)
-    state = run.learners * _state_bytes(run, net[1])
+    config = dataclasses.replace(config, dtype=run.compute, param_dtype="float32", remat=run.remat)
+    update, sampling = _update(run, config, mesh), _sampling(run, config, mesh)
+    state = run.learners * _state_bytes(run, _abstract(config, mesh)[1])
     peak = state + max(update["bytes"], sampling["bytes"])
-    kind = devices[0].device_kind
-    memory = MEMORY_GIB.get(kind, 0) * 2**30
+    memory = memory_of(devices[0])
     return {
-        "device": kind,
+        "device": devices[0].device_kind,
         "devices": len(devices),
         "mesh": dict(mesh.shape),
         "parameters": param_count(config),
@@ -105,7 +83,7 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
         "update": update,
         "sampling": sampling,
         "peak_bytes": peak,
-        "memory_bytes": memory or None,
+        "memory_bytes": memory,
         "fits": peak < memory if memory else None,
     }
 
@@ -139,10 +117,10 @@ def _bytes(tree: Any) -> int:
     return sum(sizes)
 
 
-def _update(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
+def _update(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     """The gradient of the longest rows, every token of which may be scored."""
-    graph, params = net
     length = max(run.layout.lengths)
+    graph, params = _abstract(_attending(config, length, mesh), mesh)
     count = run.layout.count(length, ways(mesh))
 
     def rows_of(dtype: Any) -> jax.ShapeDtypeStruct:
@@ -162,7 +140,7 @@ def _update(run: Plan, net: tuple[Any, Any], mesh: Mesh) -> dict[str, Any]:
             objective=objective,
             layout=layout_of(params),
         )
-    facts = _compiled(traced)
+    facts = _compiled(traced, mesh)
     # A second batch's gradient is added to the first one's.
     grads = _bytes(params)
     return {"rows": [count, length], **facts, "bytes": facts["temporary_bytes"] + 2 * grads}
@@ -174,10 +152,10 @@ def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     While a rollout lasts, a copy of each policy's weights is there for it: in the dtype that it
     computes in, and whole on the devices that share a batch.
     """
-    acting = dataclasses.replace(config, param_dtype=run.compute)
+    length = max(run.shapes.lengths)
+    acting = dataclasses.replace(_attending(config, length, mesh), param_dtype=run.compute)
     graph, params = _abstract(acting, mesh, Rules(embed=None))
     weights = run.learners * _bytes(params)
-    length = max(run.shapes.lengths)
     count = -(-run.shapes.most(length) // ways(mesh)) * ways(mesh)
 
     def column(dtype: Any) -> jax.ShapeDtypeStruct:
@@ -195,7 +173,7 @@ def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         fixed = {"width": run.width, "steps": run.shapes.steps}
         traced = generate.lower(graph, params, prompts, stops, **fixed)
-    facts = {"width": run.width, "weight_bytes": weights, **_compiled(traced)}
+    facts = {"width": run.width, "weight_bytes": weights, **_compiled(traced, mesh)}
     return {"prompts": [count, length], **facts, "bytes": weights + facts["temporary_bytes"]}
 
 
@@ -208,10 +186,24 @@ def _whole(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStru
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
-def _compiled(traced: Any) -> dict[str, Any]:
+def _attending(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderConfig:
+    """A config with the attention that its devices choose for rows of a length."""
+    c, (device, *_) = config, mesh.devices.flat
+    q, k = (
+        jax.ShapeDtypeStruct((1, length, heads, c.head_dim), jnp.dtype(c.dtype))
+        for heads in (c.num_heads, c.num_kv_heads)
+    )
+    with jax.set_mesh(mesh):
+        impl = "cudnn" if is_gpu(device) and cudnn_takes(q, k) else "xla"
+    return dataclasses.replace(config, attention_impl=impl)
+
+
+def _compiled(traced: Any, mesh: Mesh) -> dict[str, Any]:
     """What the compiler says of a program: bytes beside its arguments, seconds to compile."""
+    # Where there is no GPU, none can be asked which of several kernels is faster.
+    options = {"xla_gpu_autotune_level": "0"} if is_gpu(mesh.devices.flat[0]) else {}
     begun = time.perf_counter()
-    memory = traced.compile().memory_analysis()
+    memory = traced.compile(options).memory_analysis()
     return {
         "temporary_bytes": int(memory.temp_size_in_bytes),
         "compile_s": round(time.perf_counter() - begun, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import types
 from typing import Any
 
 import jax
@@ -14,8 +15,9 @@ from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import DecoderConfig, param_count
-from jax_ragrl.plan import Plan, describe_devices, plan, plan_of
+from jax_ragrl.plan import Plan, plan, plan_of
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 
@@ -56,7 +58,7 @@ def test_a_rollout_takes_a_copy_of_the_weights_to_each_device_and_caches_of_all_
     assert more["weight_bytes"] == 3 * one["weight_bytes"]
     for found in (one, more):
         assert found["bytes"] == found["weight_bytes"] + found["temporary_bytes"]
-    prompts, slots = 2, 32 + 8  # of a device; bfloat16 keys and values of 2 heads of 8
+    prompts, slots = 2, 8  # of a device, and a sibling; bfloat16 keys and values of 2 heads of 8
     caches = 64 * prompts * slots * 2 * 2 * 8 * 2
     assert one["temporary_bytes"] < caches < more["temporary_bytes"]
 
@@ -82,7 +84,7 @@ def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
 
 def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr("jax_ragrl.plan.describe_devices", asked.append)
+    monkeypatch.setattr("jax_ragrl.topology.describe_devices", asked.append)
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *given: {"given": repr(given)})
     config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
     assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 0
@@ -90,6 +92,22 @@ def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
     assert asked == ["v5e:4x4"] and "width=6, learners=1" in given and "num_layers=6" in given
 
 
-def test_a_topology_that_is_not_known_is_refused():
-    with pytest.raises(UserError, match="v5e:4x4"):
-        describe_devices("v5e:banana")
+@pytest.mark.parametrize("name", ["v5e:banana", "h100:many", "b9000:8"])
+def test_a_topology_that_is_not_known_is_refused(name):
+    with pytest.raises(UserError, match=f"'{name}'.*v5e:4x4.*h100:8"):
+        describe_devices(name)
+
+
+def test_gpus_are_described_and_compiled_for_where_there_are_none():
+    pytest.importorskip("jax_cuda13_plugin", reason="describes GPUs; not in the lock for tests")
+    found = plan(RUN, SMALL, describe_devices("h100:8"))
+    assert found["device"] == "h100" and found["devices"] == 8 and found["fits"]
+    assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
+
+
+def test_of_a_gpus_memory_jax_takes_a_share(monkeypatch):
+    device = types.SimpleNamespace(device_kind="h200")
+    assert memory_of(device) == GPUS["h200"].memory * 3 // 4
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    assert memory_of(device) == GPUS["h200"].memory // 2
+    assert memory_of(types.SimpleNamespace(device_kind="cpu")) is None

@@ -6,7 +6,9 @@ imports torch and tunix, which it does not depend on.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -195,6 +197,22 @@ def _tunix_model(work: Work) -> Any:
         param_dtype=jnp.float32,
     )
     return make(config, rngs=nnx.Rngs(0))
+
+
+def measure_peer(name: str, work: Work) -> dict[str, Any]:
+    """A peer's step, in a process of its own: its peak memory is nobody else's."""
+    alone = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=alone) as pool:
+        return pool.submit(PEERS[name], work).result()
+
+
+def beside(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """How many times faster our step is, with the scoring by a reference where a peer has it, and
+    what share of a peer's peak memory it takes, where that is known."""
+    parts = [part for part in ("step_s", "reference_s") if part in theirs]
+    ratio = sum(theirs[part] for part in parts) / sum(ours[part] for part in parts)
+    share = ours["peak_bytes"] / theirs["peak_bytes"] if theirs["peak_bytes"] else None
+    return {"times_faster": round(ratio, 3), "memory_share": share and round(share, 4)}
 
 
 PEERS: dict[str, Callable[[Work], dict[str, Any]]] = {

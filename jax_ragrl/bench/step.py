@@ -3,6 +3,7 @@
 Wall time is split by who works: the sampler, the retriever and the frozen language model while a
 rollout calls them (side by side, so their seconds may add up to more), and the updates. How much of
 it an accelerator computes is read from the profiler; a CPU is its own host and has no such share.
+What is compiled in a step, for shapes that no step before it had, is counted and left out of it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from jax_ragrl.batch import turns_of
+from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.train.assemble import Job, Parts, assemble
+from jax_ragrl.train.assemble import Job, Parts, assemble, mesh_for
 from jax_ragrl.train.loop import acting_in, begin, learn, roll_out
 from jax_ragrl.train.policies import Policies
 from jax_ragrl.types import Question
@@ -48,15 +52,27 @@ class Timed:
         return timed
 
 
-def bench_step(job: Job, workdir: pathlib.Path, repeats: int = 2) -> dict[str, Any]:
+COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of JAX, its duration in seconds
+
+
+def bench_step(
+    job: Job, workdir: pathlib.Path, repeats: int = 2, shape: DecoderConfig | None = None
+) -> dict[str, Any]:
     """The cost of training steps after a first one, which compiles most of what there is.
 
-    Returns of each step the seconds of the rollout, of the calls in it and of the updates, their
-    shares of the step, the tokens of all trained contexts, and the busy share of the devices (None
-    on a CPU).
+    With a `shape` every policy has random weights of that shape: what it writes is noise, which
+    ends rollouts early, unless they are forced.
+
+    Returns of each step the seconds of the rollout, of the calls in it, of the updates and of
+    compiling, their shares of the step, the tokens of all trained contexts, and the busy share of
+    the devices in the time that nothing was compiled (None on a CPU); and peak memory.
     """
     parts = assemble(job, workdir)
+    if shape is not None:
+        names = sorted(parts.policies)
+        parts = parts._replace(policies=_random(job, shape, names))
     policies = begin(job, parts)
+    parts = parts._replace(policies={})
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     laps = []
     for step in range(1 + repeats):
@@ -67,7 +83,15 @@ def bench_step(job: Job, workdir: pathlib.Path, repeats: int = 2) -> dict[str, A
         "questions": job.run.questions,
         "first_step_s": laps[0]["step_s"],
         "steps": laps[1:],
+        "peak_bytes": peak_bytes(),
     }
+
+
+def _random(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:
+    mesh = mesh_for(job)
+    draws = [nnx.Rngs(i) for i in range(len(names))]
+    made = (Decoder(shape, rngs=r) if mesh is None else init_sharded(shape, mesh, r) for r in draws)
+    return dict(zip(names, made, strict=True))
 
 
 def _profiled(
@@ -80,7 +104,7 @@ def _profiled(
         with jax.profiler.trace(folder):
             policies, lap = _lap(job, parts, policies, questions, step)
         busy = busy_seconds(pathlib.Path(folder))
-    return policies, lap | {"busy_share": round(busy / lap["step_s"], 4)}
+    return policies, lap | {"busy_share": round(busy / (lap["step_s"] - lap["compile_s"]), 4)}
 
 
 def _lap(
@@ -88,6 +112,7 @@ def _lap(
 ) -> tuple[Policies, dict[str, Any]]:
     """One step as `train.loop` takes it, without what it logs, saves and evaluates."""
     seconds: dict[str, float] = {"sampler": 0.0, "retriever": 0.0, "llm": 0.0}
+    compiling = _Compiling()
     roles = job.schedule.roles(step, tuple(job.policy_of))
     begun = time.perf_counter()
     environment = _timed(acting_in(job, parts, policies), seconds)
@@ -103,11 +128,27 @@ def _lap(
         "rollout_s": rolled - begun,
         **{f"rollout/{name}_s": x for name, x in seconds.items()},
         "update_s": ended - rolled,
+        "compile_s": compiling.stop(),
     }
     shares = {k.replace("_s", "_share"): x / lap["step_s"] for k, x in lap.items() if k != "step_s"}
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
     rounded = {name: round(x, 4) for name, x in (lap | shares).items()}
     return updated, rounded | {"turns": len(turns), "tokens": tokens}
+
+
+class _Compiling:
+    """The seconds that JAX compiles for until `stop`."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self._seconds += duration_secs if event == COMPILED else 0.0
+
+    def stop(self) -> float:
+        jax.monitoring.unregister_event_duration_listener(self._hear)
+        return self._seconds
 
 
 def _timed(environment: Environment, seconds: dict[str, float]) -> Environment:

@@ -82,7 +82,8 @@ def bench_train(work: Work, *, together: bool = True, compare: bool = False) -> 
 
     Of each way: seconds of a step (`step_s`), of the first one and of scoring by a reference;
     tokens that the rows hold (`tokens`) and both counts of them a second; operations over the
-    ceiling (`utilisation`); peak memory. Of the device: the ceiling, in 1e12 operations a second.
+    ceiling (`utilisation`); what others report, six operations a parameter and token of the rows
+    (`tflops_6n`, 1e12 a second); peak memory. Of the device: the ceiling, in 1e12 a second.
     `compare` measures the other way too: `ratio` is how many times faster shared rows are. Peak
     memory is that of the process so far, so it is of the first way measured.
     """
@@ -128,6 +129,7 @@ def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
         "tokens_per_s": round(processed / seconds, 1),
         "ungrouped_tokens_per_s": round(plain / seconds, 1),
         "utilisation": round(used / seconds / ceiling, 4),
+        "tflops_6n": round(6 * param_count(work.config()) * processed / seconds / 1e12, 3),
         "peak_bytes": peak_bytes(),
     }
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
+from jax_ragrl.types import Tensor
 
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
 CUDNN_FROM = 1024
@@ -34,7 +35,7 @@ def attention(
     cuDNN where it exists and fits, `blockwise` on a CPU, else `xla`. What `auto` takes is what the
     default backend wants: name one to compile ahead of time for another.
     """
-    if impl == "cudnn" or (impl == "auto" and _cudnn_fits(q_BLHF, k_BSKF)):
+    if impl == "cudnn" or (impl == "auto" and _on_cuda() and cudnn_takes(q_BLHF, k_BSKF)):
         mask_B1LS = None if mask_BLS is None else mask_BLS[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
@@ -104,15 +105,16 @@ def _in_blocks(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> 
     return jnp.concatenate(parts, axis=1)
 
 
-def _cudnn_fits(q_BLHF: Array, k_BSKF: Array) -> bool:
-    """What cuDNN takes with a mask, in training too: half precision, even lengths, narrow heads; on
-    a mesh, key-value heads that the tensor axis splits as it splits the queries' (see `Rules`)."""
+def cudnn_takes(q_BLHF: Tensor, k_BSKF: Tensor) -> bool:
+    """What cuDNN takes with a mask, in training too, and does faster: half precision, even lengths,
+    many keys, narrow heads; on a mesh, key-value heads that the tensor axis splits as it splits the
+    queries' (see `Rules`)."""
     length, keys, head_dim = q_BLHF.shape[1], k_BSKF.shape[1], q_BLHF.shape[-1]
     half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)
     fits = length % 2 == 0 and keys % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
     tensor = dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
     fits = fits and k_BSKF.shape[2] % tensor == 0
-    return half and fits and keys >= CUDNN_FROM and _on_cuda()
+    return half and fits and keys >= CUDNN_FROM
 
 
 def _on_cuda() -> bool:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jax_ragrl.bench.peers import tunix_step
+from jax_ragrl.bench.peers import beside, tunix_step
 from jax_ragrl.bench.train import Work, bench_train, train_flops
 from jax_ragrl.cli import main
 from jax_ragrl.errors import UserError
@@ -46,3 +46,11 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tunix", None)
     with pytest.raises(UserError, match="install google-tunix"):
         tunix_step(SMALL)
+
+
+def test_a_peer_is_compared_by_what_both_did_and_memory_where_both_know_it():
+    ours = {"step_s": 1.0, "reference_s": 0.5, "peak_bytes": 100}
+    theirs = {"step_s": 6.0, "reference_s": 1.5, "peak_bytes": 400}
+    assert beside(ours, theirs) == {"times_faster": 5.0, "memory_share": 0.25}
+    alone = {"step_s": 6.0, "peak_bytes": None}
+    assert beside(ours, alone) == {"times_faster": 6.0, "memory_share": None}

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.models import attention as module
-from jax_ragrl.models.attention import BLOCK, CUDNN_FROM, PAIR, attention
+from jax_ragrl.models.attention import BLOCK, CUDNN_FROM, PAIR, attention, cudnn_takes
 from jax_ragrl.sharding import make_mesh
 
 
@@ -48,13 +47,12 @@ def test_only_a_cpu_chooses_blockwise_and_only_where_nothing_else_is_named():
 
 
 @pytest.mark.parametrize(("shape", "fits"), [((2, 2, 2), True), ((1, 2, 4), False)])
-def test_cudnn_is_not_asked_to_split_queries_without_their_keys(monkeypatch, shape, fits):
+def test_cudnn_is_not_asked_to_split_queries_without_their_keys(shape, fits):
     """Its partitioner raises where the tensor axis splits four heads but not two of keys."""
-    monkeypatch.setattr(module, "_on_cuda", lambda: True)
     q, k = (jax.ShapeDtypeStruct((8, CUDNN_FROM, n, 64), jnp.bfloat16) for n in (4, 2))
-    assert module._cudnn_fits(q, k)
+    assert cudnn_takes(q, k)
     with jax.set_mesh(make_mesh(shape)):
-        assert module._cudnn_fits(q, k) == fits
+        assert cudnn_takes(q, k) == fits
 
 
 @pytest.mark.parametrize("impl", ["xla", "blockwise"])
