@@ -1,0 +1,219 @@
+"""A trained system behind HTTP: what is asked while a rollout runs is answered in the next one.
+
+  POST /answer                {"question": ...} or {"questions": [...]}; with "trace": true, steps
+  POST /v1/chat/completions   the OpenAI form, in which the last user message is the question
+  GET  /v1/models, /health    what is served; not healthy until its programs are compiled
+
+Answers are those of `evaluate` and `ask`: greedy, one path a question, whatever is asked beside it.
+(Where a system samples a language model, seeds are folded from the text, as `ask` does it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.trace import end, failure, steps
+from jax_ragrl.serve import bodies
+from jax_ragrl.serve.batcher import Batcher
+from jax_ragrl.systems.base import System
+from jax_ragrl.train.loop import answered
+
+
+class Served(NamedTuple):
+    """A system under its inference algorithm, and what it acts on.
+
+    `name` is the model's name in the OpenAI form, `policy` says where the weights are from, and
+    `warm` is a question that is asked before any other, to compile what most questions need.
+    """
+
+    name: str
+    policy: str
+    system: System
+    environment: Environment
+    warm: str
+
+
+class Limits(NamedTuple):
+    """How many questions a rollout (and a request) holds at most, and how many may wait."""
+
+    batch: int = 64
+    waiting: int = 256
+
+
+DEFAULT = Limits()
+
+
+class Reply(NamedTuple):
+    """What became of a question. `answer` is None where the rollout ended without one: `why`."""
+
+    answer: str | None
+    why: str
+    steps: list[dict[str, Any]]
+    tokens: tuple[int, int]  # of the question and of the answer
+
+
+def serve(served: Served, host: str, port: int, limits: Limits = DEFAULT) -> None:
+    """Answers until SIGTERM or SIGINT; then what is queued is finished, and the process exits 0.
+
+    Raises `UserError` for limits that hold nothing and for an address that cannot be listened on.
+    """
+    if not 1 <= limits.batch <= limits.waiting:
+        raise UserError(f"{limits}: a batch is at least 1 question, and the queue at least a batch")
+    try:
+        listener = socket.create_server((host, port))
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host}:{port} ({error}): give another --port") from error
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Uvicorn takes the signals while it runs, and raises them again when it has finished.
+        signal.signal(number, lambda *_: sys.exit(0))
+    print(f"ragrl: {served.name} answers at http://{host}:{listener.getsockname()[1]}", flush=True)
+    config = uvicorn.Config(application(served, limits), log_level="warning", lifespan="on")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def application(served: Served, limits: Limits = DEFAULT) -> Starlette:
+    """The ASGI application; its lifespan ends when all that was asked is answered."""
+    service = Service(served, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.answers.close)
+
+    routes = [
+        Route("/answer", service.answer, methods=["POST"]),
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/models", service.models),
+        Route("/health", service.health),
+    ]
+    handlers: Mapping[Any, Any] = {HTTPException: _refusal}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+async def _refusal(request: Request, error: HTTPException) -> JSONResponse:
+    body = {"error": {"message": error.detail, "code": error.status_code}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+class Service:
+    """The endpoints, over one thread that rolls questions out."""
+
+    def __init__(self, served: Served, limits: Limits) -> None:
+        self.served, self.limits = served, limits
+        self.answers: Batcher[str, Reply] = Batcher(lambda t: replies(served, t), *limits)
+        (self.warm,) = self.answers.submit([served.warm])
+
+    async def answer(self, request: Request) -> JSONResponse:
+        """What became of a question; of several, each by itself."""
+        body = await bodies.read(request)
+        texts, trace = bodies.asked(body, self.limits.batch)
+        found = await _results(self.answers, texts)
+        if "question" in body:
+            return JSONResponse(_told(texts[0], _certain(found[0]), trace))
+        told = [_told(text, reply, trace) for text, reply in zip(texts, found, strict=True)]
+        return JSONResponse({"answers": told})
+
+    async def chat(self, request: Request) -> JSONResponse:
+        """A chat completion; `why` beside its message says how the rollout ended."""
+        text = bodies.chatted(await bodies.read(request))
+        reply = _certain((await _results(self.answers, [text]))[0])
+        message = {"role": "assistant", "content": reply.answer or ""}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "why": reply.why}
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = dict(zip(names, (*reply.tokens, sum(reply.tokens)), strict=True))
+        now = time.time_ns()
+        head = {"id": f"chatcmpl-{now:x}", "object": "chat.completion", "created": now // 10**9}
+        return JSONResponse(head | {"model": self.served.name, "choices": [choice], "usage": usage})
+
+    async def models(self, request: Request) -> JSONResponse:
+        """The one model there is."""
+        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "jax_ragrl"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> JSONResponse:
+        """Whether the first question was answered, with 503 until then, and what is served."""
+        retriever = self.served.environment.retriever
+        corpus = getattr(retriever, "corpus", None)
+        body = {
+            "ready": _succeeded(self.warm),
+            "system": self.served.name,
+            "policy": self.served.policy,
+            "corpus": retriever.fingerprint,
+            "passages": None if corpus is None else len(corpus),
+            "waiting": len(self.answers),
+        }
+        if self.warm.done() and self.warm.exception():
+            body["failure"] = _reason(self.warm.exception())
+            with contextlib.suppress(queue.Full):
+                (self.warm,) = self.answers.submit([self.served.warm])
+        return JSONResponse(body, 200 if body["ready"] else 503)
+
+
+def replies(served: Served, texts: Sequence[str]) -> list[Reply | Exception]:
+    """A reply a text, in order, or what failed of its environment."""
+    forest = answered(served.system, served.environment, texts)
+    number = {question.text: i for i, question in enumerate(forest.questions)}
+
+    def reply(text: str) -> Reply | Exception:
+        i, count = number[text], served.environment.count
+        if i in forest.failed:
+            return EffectError(failure(forest, i))
+        leaf = end(forest, i)
+        tokens = (count(text), count(leaf.answer or ""))
+        return Reply(leaf.answer, leaf.why, steps(forest, i), tokens)
+
+    return [reply(text) for text in texts]
+
+
+async def _results(batcher: Batcher[Any, Any], items: Sequence[Any]) -> list[Any]:
+    """What became of each item; an exception in place of what failed."""
+    try:
+        futures = batcher.submit(items)
+    except queue.Full:
+        later = {"Retry-After": str(max(1, math.ceil(batcher.seconds)))}
+        raise HTTPException(503, "the queue is full: ask again later", later) from None
+    return await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None
+
+
+def _certain(reply: Any) -> Reply:
+    """A reply; for a failure the response 502, or 500 where it is no failure of the environment."""
+    if isinstance(reply, BaseException):
+        status = 502 if isinstance(reply, EffectError) else 500
+        raise HTTPException(status, f"this question failed: {_reason(reply)}")
+    return reply
+
+
+def _told(text: str, reply: Reply | BaseException, trace: bool) -> dict[str, Any]:
+    if isinstance(reply, BaseException):
+        return {"question": text, "answer": None, "error": _reason(reply)}
+    told = {"question": text, "answer": reply.answer, "why": reply.why}
+    return told | ({"steps": reply.steps} if trace else {})
+
+
+def _reason(error: BaseException | None) -> str:
+    """The message of an expected error; any other is named."""
+    expected = isinstance(error, EffectError | UserError)
+    return str(error) if expected else f"{type(error).__name__}: {error}"
