@@ -373,7 +373,8 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from jax_ragrl.serve.app import Limits, Served, serve
+    from jax_ragrl.serve.app import Limits, serve
+    from jax_ragrl.serve.replies import Served
     from jax_ragrl.train.loop import greedy
 
     a = arguments

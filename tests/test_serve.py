@@ -17,7 +17,6 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-import uvicorn
 from starlette.testclient import TestClient
 
 from jax_ragrl.cli import main
@@ -25,9 +24,11 @@ from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluate import evaluate
 from jax_ragrl.serve import app, bodies
-from jax_ragrl.serve.app import Limits, Served, application
+from jax_ragrl.serve.app import Limits, application
+from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.types import Question
+from tests.listening import listening
 from tests.rollout.tape import Tape, improvise, passage, system
 
 REPO = pathlib.Path(__file__).parent.parent
@@ -251,6 +252,13 @@ USER = {"role": "user", "content": "q"}
         ("/v1/chat/completions", {"messages": [{**USER, "content": [{}]}]}, 400, "is [{}]"),
         ("/v1/chat/completions", {"messages": [USER], "stream": True}, 400, "stream"),
         ("/v1/chat/completions", {"messages": [USER], "n": 2}, 400, "n is 2"),
+        ("/retrieve", {}, 400, "queries is null"),
+        ("/retrieve", {"queries": ["q", 1]}, 400, "a list of texts"),
+        ("/retrieve", {"queries": ["q"] * (bodies.QUERIES + 1)}, 413, "at most"),
+        ("/retrieve", {"queries": ["q"], "topk": 0}, 400, "topk is 0"),
+        ("/retrieve", {"queries": ["q"], "topk": True}, 400, "topk is true"),
+        ("/retrieve", {"queries": ["q"], "topk": bodies.TOP_K + 1}, 400, "from 1 to"),
+        ("/retrieve", {"queries": ["q"], "return_scores": 1}, 400, "return_scores is 1"),
         ("/nowhere", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -269,10 +277,27 @@ def http() -> Iterator[TestClient]:
         yield http
 
 
+def test_the_index_alone_answers_with_documents_and_scores_if_asked_for(http: TestClient):
+    documents = [
+        {"id": f"p{i}", "title": f"title {i}", "text": f"text {i}"}
+        | {"contents": f'"title {i}"\ntext {i}'}
+        for i in (1, 2, 3)
+    ]
+    given = {"queries": ["a", ""], "topk": 3}
+    assert http.post("/retrieve", json=given).json() == {"result": [documents] * 2}
+    scored = http.post("/retrieve", json=given | {"return_scores": True}).json()["result"]
+    assert scored == [[{"document": d, "score": 1.0} for d in documents]] * 2
+    assert http.post("/retrieve", json={"queries": []}).json() == {"result": []}
+    usual = http.post("/retrieve", json={"queries": ["a"]}).json()  # as many as the system asks for
+    assert usual == {"result": [documents[:2]]}
+
+
 STUB = """
 import pathlib, sys, time
-from jax_ragrl.serve.app import Limits, Served, serve
+from jax_ragrl.serve.app import Limits, serve
+from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
+from tests.listening import listening
 from tests.rollout.tape import Tape
 
 def reply(request):
@@ -333,20 +358,6 @@ def test_without_its_extra_the_command_says_how_to_install_it(monkeypatch, capsy
     assert main(["serve"]) == 2
     line = capsys.readouterr().err
     assert "pip install starlette uvicorn" in line and line.count("\n") == 1
-
-
-@contextlib.contextmanager
-def listening(application: Any) -> Iterator[str]:
-    """The address of an application behind a socket."""
-    config = uvicorn.Config(application, log_level="warning", lifespan="on")
-    server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def test_the_tiny_policy_behind_a_socket_answers_as_it_does_under_evaluation(monkeypatch):

@@ -2,6 +2,7 @@
 
   POST /answer                {"question": ...} or {"questions": [...]}; with "trace": true, steps
   POST /v1/chat/completions   the OpenAI form, in which the last user message is the question
+  POST /retrieve              the index alone, in the form of `retrieval/remote.py`
   GET  /v1/models, /health    what is served; not healthy until its programs are compiled
 
 Answers are those of `evaluate` and `ask`: greedy, one path a question, whatever is asked beside it.
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,26 +31,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.trace import end, failure, steps
+from jax_ragrl.retrieval.base import search_pages
+from jax_ragrl.retrieval.remote import to_document
 from jax_ragrl.serve import bodies
 from jax_ragrl.serve.batcher import Batcher
-from jax_ragrl.systems.base import System
-from jax_ragrl.train.loop import answered
-
-
-class Served(NamedTuple):
-    """A system under its inference algorithm, and what it acts on.
-
-    `name` is the model's name in the OpenAI form, `policy` says where the weights are from, and
-    `warm` is a question that is asked before any other, to compile what most questions need.
-    """
-
-    name: str
-    policy: str
-    system: System
-    environment: Environment
-    warm: str
+from jax_ragrl.serve.replies import Reply, Served, reason, replies, told
+from jax_ragrl.types import Hits
 
 
 class Limits(NamedTuple):
@@ -60,15 +47,8 @@ class Limits(NamedTuple):
 
 
 DEFAULT = Limits()
-
-
-class Reply(NamedTuple):
-    """What became of a question. `answer` is None where the rollout ended without one: `why`."""
-
-    answer: str | None
-    why: str
-    steps: list[dict[str, Any]]
-    tokens: tuple[int, int]  # of the question and of the answer
+SEARCHES = Limits(256, 2 * bodies.QUERIES)  # of queries
+T, R = TypeVar("T"), TypeVar("R")
 
 
 def serve(served: Served, host: str, port: int, limits: Limits = DEFAULT) -> None:
@@ -97,11 +77,12 @@ def application(served: Served, limits: Limits = DEFAULT) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.answers.close)
+        await asyncio.to_thread(service.close)
 
     routes = [
         Route("/answer", service.answer, methods=["POST"]),
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/retrieve", service.retrieve, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/health", service.health),
     ]
@@ -115,12 +96,22 @@ async def _refusal(request: Request, error: HTTPException) -> JSONResponse:
 
 
 class Service:
-    """The endpoints, over one thread that rolls questions out."""
+    """The endpoints, over one thread that rolls questions out, and one that searches beside it."""
 
     def __init__(self, served: Served, limits: Limits) -> None:
         self.served, self.limits = served, limits
         self.answers: Batcher[str, Reply] = Batcher(lambda t: replies(served, t), *limits)
+        self.searches: Batcher[tuple[str, int], Hits] = Batcher(self._search, *SEARCHES)
         (self.warm,) = self.answers.submit([served.warm])
+
+    def close(self) -> None:
+        """Returns when all that was asked is answered."""
+        self.answers.close()
+        self.searches.close()
+
+    def _search(self, requests: Sequence[tuple[str, int]]) -> list[Hits | Exception]:
+        pages = [(query, k, 0) for query, k in requests]
+        return [*search_pages(self.served.environment.retriever, pages)]
 
     async def answer(self, request: Request) -> JSONResponse:
         """What became of a question; of several, each by itself."""
@@ -128,9 +119,9 @@ class Service:
         texts, trace = bodies.asked(body, self.limits.batch)
         found = await _results(self.answers, texts)
         if "question" in body:
-            return JSONResponse(_told(texts[0], _certain(found[0]), trace))
-        told = [_told(text, reply, trace) for text, reply in zip(texts, found, strict=True)]
-        return JSONResponse({"answers": told})
+            return JSONResponse(told(texts[0], _certain(found[0]), trace))
+        each = [told(text, reply, trace) for text, reply in zip(texts, found, strict=True)]
+        return JSONResponse({"answers": each})
 
     async def chat(self, request: Request) -> JSONResponse:
         """A chat completion; `why` beside its message says how the rollout ended."""
@@ -143,6 +134,19 @@ class Service:
         now = time.time_ns()
         head = {"id": f"chatcmpl-{now:x}", "object": "chat.completion", "created": now // 10**9}
         return JSONResponse(head | {"model": self.served.name, "choices": [choice], "usage": usage})
+
+    async def retrieve(self, request: Request) -> JSONResponse:
+        """The documents of each query, best first, with their scores if asked for."""
+        body = await bodies.read(request)
+        requests, scored = bodies.searched(body, max(self.served.system.top_k, 1))
+        found = [_certain(hits) for hits in await _results(self.searches, requests)]
+        result: list[list[Any]] = [[to_document(p) for p in hits.passages] for hits in found]
+        if scored:
+            result = [
+                [{"document": d, "score": s} for d, s in zip(documents, hits.scores, strict=True)]
+                for documents, hits in zip(result, found, strict=True)
+            ]
+        return JSONResponse({"result": result})
 
     async def models(self, request: Request) -> JSONResponse:
         """The one model there is."""
@@ -162,29 +166,13 @@ class Service:
             "waiting": len(self.answers),
         }
         if self.warm.done() and self.warm.exception():
-            body["failure"] = _reason(self.warm.exception())
+            body["failure"] = reason(self.warm.exception())
             with contextlib.suppress(queue.Full):
                 (self.warm,) = self.answers.submit([self.served.warm])
         return JSONResponse(body, 200 if body["ready"] else 503)
 
 
-def replies(served: Served, texts: Sequence[str]) -> list[Reply | Exception]:
-    """A reply a text, in order, or what failed of its environment."""
-    forest = answered(served.system, served.environment, texts)
-    number = {question.text: i for i, question in enumerate(forest.questions)}
-
-    def reply(text: str) -> Reply | Exception:
-        i, count = number[text], served.environment.count
-        if i in forest.failed:
-            return EffectError(failure(forest, i))
-        leaf = end(forest, i)
-        tokens = (count(text), count(leaf.answer or ""))
-        return Reply(leaf.answer, leaf.why, steps(forest, i), tokens)
-
-    return [reply(text) for text in texts]
-
-
-async def _results(batcher: Batcher[Any, Any], items: Sequence[Any]) -> list[Any]:
+async def _results(batcher: Batcher[T, R], items: Sequence[T]) -> list[R | BaseException]:
     """What became of each item; an exception in place of what failed."""
     try:
         futures = batcher.submit(items)
@@ -198,22 +186,9 @@ def _succeeded(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None
 
 
-def _certain(reply: Any) -> Reply:
-    """A reply; for a failure the response 502, or 500 where it is no failure of the environment."""
-    if isinstance(reply, BaseException):
-        status = 502 if isinstance(reply, EffectError) else 500
-        raise HTTPException(status, f"this question failed: {_reason(reply)}")
-    return reply
-
-
-def _told(text: str, reply: Reply | BaseException, trace: bool) -> dict[str, Any]:
-    if isinstance(reply, BaseException):
-        return {"question": text, "answer": None, "error": _reason(reply)}
-    told = {"question": text, "answer": reply.answer, "why": reply.why}
-    return told | ({"steps": reply.steps} if trace else {})
-
-
-def _reason(error: BaseException | None) -> str:
-    """The message of an expected error; any other is named."""
-    expected = isinstance(error, EffectError | UserError)
-    return str(error) if expected else f"{type(error).__name__}: {error}"
+def _certain(result: R | BaseException) -> R:
+    """A result; for a failure the response 502, or 500 where it is none of the environment."""
+    if isinstance(result, BaseException):
+        status = 502 if isinstance(result, EffectError) else 500
+        raise HTTPException(status, f"this failed: {reason(result)}")
+    return result

@@ -8,8 +8,10 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-BYTES = 1 << 22  # of a request
+BYTES = 1 << 24  # of a request
 CHARACTERS = 1 << 13  # of a question
+QUERIES = 1 << 12  # of a request
+TOP_K = 1000  # passages of a query
 
 
 def wrong(why: str, status: int = 400) -> HTTPException:
@@ -74,6 +76,24 @@ def asked(body: dict[str, Any], most: int) -> tuple[list[str], bool]:
         raise wrong(f"trace is {shown(trace)}: give true or false")
     one = [question(body["question"])] if "question" in body else []
     return one or questions(body, "questions", most), trace
+
+
+def searched(body: dict[str, Any], top_k: int) -> tuple[list[tuple[str, int]], bool]:
+    """The queries of a request with how many passages each wants, and whether with their scores.
+
+    A query may be anything: what a policy writes is not refused.
+    """
+    queries, k, scored = body.get("queries"), body.get("topk"), body.get("return_scores", False)
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise wrong(f"queries is {shown(queries)}: give a list of texts")
+    if len(queries) > QUERIES:
+        raise wrong(f"queries holds {len(queries)} texts: give {QUERIES} at most", 413)
+    k = top_k if k is None else k
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= TOP_K:
+        raise wrong(f"topk is {shown(k)}: give a number from 1 to {TOP_K}")
+    if not isinstance(scored, bool):
+        raise wrong(f"return_scores is {shown(scored)}: give true or false")
+    return [(query, k) for query in queries], scored
 
 
 def chatted(body: dict[str, Any]) -> str:
