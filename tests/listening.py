@@ -14,7 +14,7 @@ import uvicorn
 @contextlib.contextmanager
 def listening(application: Any) -> Iterator[str]:
     """The address of an application behind a socket."""
-    config = uvicorn.Config(application, log_level="warning", lifespan="on")
+    config = uvicorn.Config(application, log_level="warning", log_config=None, lifespan="on")
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -66,7 +66,9 @@ def serve(served: Served, host: str, port: int, limits: Limits = DEFAULT) -> Non
         # Uvicorn takes the signals while it runs, and raises them again when it has finished.
         signal.signal(number, lambda *_: sys.exit(0))
     print(f"ragrl: {served.name} answers at http://{host}:{listener.getsockname()[1]}", flush=True)
-    config = uvicorn.Config(application(served, limits), log_level="warning", lifespan="on")
+    # No logging of its own: to set that up would close the streams of absl's handlers.
+    options: dict[str, Any] = {"log_config": None, "log_level": "warning", "lifespan": "on"}
+    config = uvicorn.Config(application(served, limits), **options)
     uvicorn.Server(config).run(sockets=[listener])
 
 
