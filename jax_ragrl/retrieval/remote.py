@@ -48,7 +48,11 @@ class RemoteRetriever:
         timeout: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
+        try:
+            whole = httpx2.URL(url).host and url.startswith(("http://", "https://"))
+        except httpx2.InvalidURL:
+            whole = False
+        if not whole:
             raise UserError(f"{url!r} is no address of a retriever: give http://HOST:PORT")
         self.fingerprint = url.rstrip("/").removesuffix(PATH)
         self._batch, self._retries, self._pause = batch, retries, pause
@@ -85,7 +89,7 @@ class RemoteRetriever:
                 headers = {"Content-Type": "application/json"}
                 url = f"{self.fingerprint}{PATH}"
                 reply = self._client.post(url, content=body, headers=headers)
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 why = f"{type(error).__name__}: {error}"
                 continue
             if reply.status_code < 500 and reply.status_code != BUSY:

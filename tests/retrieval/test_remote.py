@@ -234,8 +234,12 @@ def test_half_a_remote_index_is_refused(given: dict[str, str], told: str):
         build(Index, given)
 
 
-def test_an_address_without_a_scheme_is_refused():
+@pytest.mark.parametrize("url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host"])
+def test_what_is_no_address_is_refused(url: str):
     with pytest.raises(UserError, match="http://HOST:PORT"):
-        RemoteRetriever("localhost:8000")
+        RemoteRetriever(url)
+
+
+def test_no_passages_are_not_asked_for():
     with pytest.raises(UserError, match="k=0"):
         RemoteRetriever("http://localhost:8000").search(["q"], 0)
