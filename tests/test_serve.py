@@ -255,6 +255,7 @@ USER = {"role": "user", "content": "q"}
         ("/retrieve", {}, 400, "queries is null"),
         ("/retrieve", {"queries": ["q", 1]}, 400, "a list of texts"),
         ("/retrieve", {"queries": ["q"] * (bodies.QUERIES + 1)}, 413, "at most"),
+        ("/retrieve", {"queries": ["q"] * 300, "topk": 900}, 413, "too many passages"),
         ("/retrieve", {"queries": ["q"], "topk": 0}, 400, "topk is 0"),
         ("/retrieve", {"queries": ["q"], "topk": True}, 400, "topk is true"),
         ("/retrieve", {"queries": ["q"], "topk": bodies.TOP_K + 1}, 400, "from 1 to"),

@@ -48,7 +48,8 @@ class Limits(NamedTuple):
 
 DEFAULT = Limits()
 SEARCHES = Limits(256, 2 * bodies.QUERIES)  # of queries
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def serve(served: Served, host: str, port: int, limits: Limits = DEFAULT) -> None:

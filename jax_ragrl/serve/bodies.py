@@ -12,6 +12,7 @@ BYTES = 1 << 24  # of a request
 CHARACTERS = 1 << 13  # of a question
 QUERIES = 1 << 12  # of a request
 TOP_K = 1000  # passages of a query
+PASSAGES = 1 << 18  # of a reply
 
 
 def wrong(why: str, status: int = 400) -> HTTPException:
@@ -91,6 +92,9 @@ def searched(body: dict[str, Any], top_k: int) -> tuple[list[tuple[str, int]], b
     k = top_k if k is None else k
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= TOP_K:
         raise wrong(f"topk is {shown(k)}: give a number from 1 to {TOP_K}")
+    if len(queries) * k > PASSAGES:
+        raise wrong(f"{len(queries)} queries with topk {k} ask for too many passages: ask for "
+                    f"{PASSAGES} at most", 413)  # fmt: skip
     if not isinstance(scored, bool):
         raise wrong(f"return_scores is {shown(scored)}: give true or false")
     return [(query, k) for query in queries], scored
