@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
             "compute": "bfloat16",
             "remat": "full",
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
             "llm": {
                 "kind": "openai",
                 "model": "Qwen/Qwen2-72B-Instruct",

@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
                 "together": True,
             },
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
             "llm": {"kind": "none"},
             "objective": {
                 "ratio": "dual_clip",

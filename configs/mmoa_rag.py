@@ -58,7 +58,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "compute": "bfloat16",
             "remat": "full",
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
             "system": "mmoa_rag",
             "recipe": {
                 "system": {

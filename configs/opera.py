@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
                 "ndcg_power": 0.5,
             },
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
             "llm": {"kind": "none"},
             # Equations 2 to 4: no ratio, no clip, and the log-probability of a whole action.
             "objective": {

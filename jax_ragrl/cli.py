@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -102,6 +103,12 @@ def _run_commands(command: Command) -> None:
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
     sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub = command(_serve, "answer questions over HTTP with a system, in batches as they come", True)
+    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network of the machine")
+    sub.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    sub.add_argument("--batch", type=int, default=64, help="questions of a rollout, or a request")
+    sub.add_argument("--waiting", type=int, default=256, help="questions; above, requests get 503")
     sub = command(_export, "write the trained policy of a run in Hugging Face layout")
     sub.add_argument("workdir", type=pathlib.Path)
     sub.add_argument("--out", type=pathlib.Path, required=True)
@@ -129,6 +136,7 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--corpus", type=pathlib.Path)
     sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
+    sub.add_argument("--index-url", default="", help="of a server to search, instead of both")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
@@ -337,22 +345,48 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _ask(arguments: argparse.Namespace) -> None:
+    from jax_ragrl.train.loop import ask
+
+    with _acting(arguments) as (_, job, parts):
+        print(ask(job, parts, arguments.question))
+
+
+@contextlib.contextmanager
+def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+    """The config, job and parts of --workdir as it has trained, or of --config as it begins."""
     import tempfile
 
     from jax_ragrl.config import settled
     from jax_ragrl.train.assemble import assemble, load_job
-    from jax_ragrl.train.loop import ask, trained_policies
+    from jax_ragrl.train.loop import trained_policies
+
+    def parts(folder: pathlib.Path) -> Any:
+        made = assemble(job, folder)
+        return made._replace(policies=trained_policies(job, made, folder)) if run else made
 
     run = arguments.workdir
     if run and arguments.config:
-        raise UserError("ask --workdir uses the config of the run: leave --config out")
+        raise UserError("--workdir uses the config of its run: leave --config out")
     default = CONFIGS / "tiny" / "c3po.py"
-    job = load_job(settled(run / "config.json") if run else load_config(default, arguments.config))
+    values = settled(run / "config.json") if run else load_config(default, arguments.config)
+    job = load_job(values)
     with tempfile.TemporaryDirectory() as folder:
-        parts = assemble(job, run or pathlib.Path(folder))
-        if run:
-            parts = parts._replace(policies=trained_policies(job, parts, run))
-        print(ask(job, parts, arguments.question))
+        yield values, job, parts(run or pathlib.Path(folder))
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    from jax_ragrl.serve.app import Limits, serve
+    from jax_ragrl.serve.replies import Served
+    from jax_ragrl.train.loop import greedy
+
+    a = arguments
+    with _acting(a) as (values, job, parts):
+        environment = greedy(job, parts, parts.models())
+        warm = parts.questions["dev"][0].text
+        names = (str(values["system"]), str(a.workdir or job.policy))
+        served = Served(*names, job.recipe.evaluated, environment, warm)
+        del parts  # what the environment does not hold is free
+        serve(served, a.host, a.port, Limits(a.batch, a.waiting))
 
 
 def _export(arguments: argparse.Namespace) -> None:

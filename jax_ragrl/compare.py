@@ -16,9 +16,11 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
@@ -64,7 +66,7 @@ class Setting(NamedTuple):
     `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
     of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
     `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
-    weights.
+    weights. `index_url` is a server to ask instead of a corpus and its index.
     """
 
     corpus: pathlib.Path | None
@@ -79,6 +81,7 @@ class Setting(NamedTuple):
     train: pathlib.Path | None = None
     judge: str = ""
     int8: bool = False
+    index_url: str = ""
 
 
 class Actors(NamedTuple):
@@ -96,7 +99,7 @@ class Bench(NamedTuple):
     style: str
     top_k: int
     environment: Environment
-    retriever: DenseRetriever
+    retriever: Retriever
     train: Sequence[Question]
 
     @property
@@ -139,6 +142,8 @@ def _skr(bench: Bench) -> SKR:
     """Learns from what direct answering and Standard RAG score on the training questions."""
     if not bench.train:
         raise UserError("skr_knn learns from questions with answers: give them with --train FILE")
+    if not isinstance(bench.retriever, DenseRetriever):
+        raise UserError("skr_knn compares questions by an encoder: give --index, not --index-url")
     alone, retrieved = (
         evaluate(SYSTEMS[name](bench), bench.train, bench.environment).scores["cover_em"]
         for name in ("direct", "standard_rag")
@@ -182,12 +187,8 @@ TINY_STEPS = 64  # more than any role in `configs/tiny` may write
 
 def compare(setting: Setting) -> dict[str, Any]:
     """Every system on every question, and the recall of the retriever where gold is known."""
-    names = chosen(setting)
-    if not (setting.corpus and setting.index_folder):
-        raise UserError("--questions needs --corpus and --index; --data makes its own indexes")
-    corpus = load_corpus(setting.corpus)
+    names, retriever = chosen(setting), retriever_of(setting)
     questions = questions_of(setting)
-    retriever = open_index(setting.index_folder, corpus)
     actors = load_actors(setting)
     bench = open_bench(setting, actors, retriever)
     rows: dict[str, Any] = {"questions": len(questions), "llm": actors.llm.name}
@@ -199,6 +200,18 @@ def compare(setting: Setting) -> dict[str, Any]:
     return rows
 
 
+def retriever_of(setting: Setting) -> Retriever:
+    """A server, or an index that is there."""
+    corpus, folder, url = setting.corpus, setting.index_folder, setting.index_url
+    if url and not (corpus or folder):
+        return RemoteRetriever(url)
+    if url or not (corpus and folder):
+        raise UserError(
+            "--questions needs --corpus and --index, or --index-url alone; --data makes its own"
+        )
+    return open_index(folder, load_corpus(corpus))
+
+
 def load_actors(setting: Setting) -> Actors:
     """The models that a setting names."""
     # The style is that of a rule-based reader, which no table has.
@@ -208,7 +221,7 @@ def load_actors(setting: Setting) -> Actors:
     return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer)
 
 
-def open_bench(setting: Setting, actors: Actors, retriever: DenseRetriever) -> Bench:
+def open_bench(setting: Setting, actors: Actors, retriever: Retriever) -> Bench:
     """What the systems are built from, over one index."""
     train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
     frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -27,6 +28,7 @@ from jax_ragrl.compare import (
     untrained,
 )
 from jax_ragrl.config import settle
+from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
@@ -37,6 +39,9 @@ from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.serve.app import application
+from jax_ragrl.serve.replies import Served
+from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -44,6 +49,9 @@ from jax_ragrl.train import assemble
 from jax_ragrl.train.assemble import REPLY, Parts, load_job, load_policies, policy_folder
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.loop import begin, trained_state
+from jax_ragrl.types import Question
+from tests.listening import listening
+from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape, passage
 from tests.tiny import policy, tokenizer
 
@@ -199,3 +207,33 @@ def test_rows_are_split_by_hops_and_kind_where_these_are_known():
     split = row(result, mixed)
     assert set(split["hops"]) == {"1", "2"} and set(split["kinds"]) == {"chain", ""}
     assert split["hops"]["1"]["em"][0] == 100.0 and split["hops"]["2"]["em"][0] == 0.0
+
+
+def test_a_server_stands_for_the_corpus_and_index_of_one_set(tmp_path, capsys):
+    file = tmp_path / "q.jsonl"
+    save_questions([ANN, BOB], file)
+    for given, told in (
+        (["--questions", str(file), "--corpus", str(file)], "--index-url alone"),
+        (
+            ["--questions", str(file), "--systems", "skr_knn", "--train", str(file)],
+            "not --index-url",
+        ),
+        (["--data", f"{file}@{file}"], "--index-url goes with --questions"),
+    ):
+        assert main(["evaluate", "--index-url", "http://localhost:1", *given]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_systems_are_compared_over_a_served_index(tmp_path, capsys, monkeypatch):
+    """A reader that repeats its prompt knows what is in the first five passages, and no more."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    file, tape = tmp_path / "q.jsonl", Tape({}, told={"answer": "x"})
+    save_questions([Question(text, text, (text,)) for text in ("text 5", "text 6")], file)
+    made = StandardRAG("c3po_tiny", 2)
+    served = application(Served("tape", "a stub", made, tape.environment(), ANN.text))
+    prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
+    with listening(served) as index, prompt as (llm, _):
+        given = ["--questions", str(file), "--index-url", index, "--llm", f"openai:m@{llm}"]
+        assert main(["evaluate", "--systems", "standard_rag", *given]) == 0
+    row = json.loads(capsys.readouterr().out)["standard_rag"]
+    assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0

@@ -17,18 +17,8 @@ PACKAGE = "jax_ragrl"
 ORDER = [
     *("errors", "types", "config", "draws", "sharding", "text", "corpus", "models", "retrieval"),
     *("sampling", "llm", "rollout", "credit", "batch", "losses", "systems", "evaluate", "train"),
-    *(
-        "compare",
-        "report",
-        "survey",
-        "quickstart",
-        "trials",
-        "export",
-        "topology",
-        "plan",
-        "bench",
-        "cli",
-    ),
+    *("compare", "report", "survey", "quickstart", "trials", "serve", "export", "topology"),
+    *("plan", "bench", "cli"),
 ]
 
 FORBIDDEN = {"torch", "tensorflow"}

@@ -12,7 +12,8 @@ from jax_ragrl.types import Hits
 class Retriever(Protocol):
     """Finds passages. A longer search extends a shorter one: the first of `k + 1` hits are the `k`.
 
-    `fingerprint` is that of the corpus it searches (`Corpus.fingerprint`).
+    `fingerprint` is that of the corpus it searches (`Corpus.fingerprint`), or the address of a
+    server whose corpus is not known here.
     """
 
     @property

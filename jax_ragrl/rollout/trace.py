@@ -77,7 +77,7 @@ def _node(record: Record, credit: float | None) -> dict[str, Any]:
     return {
         "role": record.role,
         "depth": record.depth,
-        "text": action.text if action else "",
+        "text": _text(record),
         "prompt": "",
         "forced": record.forced,
         "multiplicity": record.multiplicity,
@@ -110,15 +110,60 @@ def _written(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
 
 def transcript(forest: Forest, question: int) -> str:
     """An unbranched rollout of one question as text: each action, search and reply in order."""
+    text = forest.questions[question].text
+    if question in forest.failed:
+        return f"{text}\n(the environment failed: {failure(forest, question)})"
+    lines = [
+        _line(e.purpose, _told(e)) if isinstance(e, Call) else _line(e.role, _text(e))
+        for e in _events(forest, question)
+    ]
+    leaf = end(forest, question)
+    return "\n".join([text, *lines, _line("=>", f"{leaf.answer} ({leaf.why})")])
+
+
+def steps(forest: Forest, question: int) -> list[dict[str, Any]]:
+    """An unbranched rollout of one question in order, as values that `json.dumps` takes.
+
+    Each step has its `round` and a `role`: that of an action, `search`, or the purpose of a call to
+    the frozen language model.
+    """
+    return [
+        {"round": e.round, **(_called(e) if isinstance(e, Call) else _acted(e))}
+        for e in _events(forest, question)
+    ]
+
+
+def end(forest: Forest, question: int) -> Record:
+    """The leaf of an unbranched rollout of a question whose environment did not fail."""
+    return forest.records[forest.nodes_of(question)[-1]]
+
+
+def failure(forest: Forest, question: int) -> str:
+    """What the environment said of a question that failed."""
+    return forest.failures[forest.failed.index(question)]
+
+
+def _events(forest: Forest, question: int) -> list[Record | Call]:
+    """The actions and calls of an unbranched rollout; in a round, the actions come first."""
     records = [forest.records[n] for n in forest.nodes_of(question)]
-    if not records:
-        return f"{forest.questions[question].text}\n(the environment failed)"
-    leaf = records[-1]
-    events = [(r.round, 0, r.role, r.action.text) for r in records if r.action is not None]
-    events += [(call.round, 1, call.purpose, _told(call)) for call in leaf.calls]
-    lines = [_line(name, text) for _, _, name, text in sorted(events, key=lambda e: e[:2])]
-    lines.append(_line("=>", f"{leaf.answer} ({leaf.why})"))
-    return "\n".join([forest.questions[question].text, *lines])
+    events: list[Record | Call] = [r for r in records if r.action is not None]
+    return sorted([*events, *end(forest, question).calls], key=lambda event: event.round)
+
+
+def _acted(record: Record) -> dict[str, Any]:
+    action = record.parsed.action if record.parsed else ""
+    return {"role": record.role, "action": action, "text": _text(record), "fault": record.fault}
+
+
+def _called(call: Call) -> dict[str, Any]:
+    if call.purpose == "search":
+        passages = [{"id": p.id, "title": p.title} for p in call.found]
+        return {"role": "search", "query": call.asked, "passages": passages}
+    return {"role": call.purpose, "prompt": call.asked, "reply": call.told}
+
+
+def _text(record: Record) -> str:
+    return record.action.text if record.action else ""
 
 
 def _told(call: Call) -> str:

@@ -96,7 +96,7 @@ class Forest(NamedTuple):
       multiplicity_N: int32, how many identical siblings were merged into the node.
       records: host side of every node.
       failed: questions whose effects failed; they have no nodes here and no reward.
-      failure: what the environment said of the last of them.
+      failures: what the environment said of each of them.
     """
 
     questions: tuple[Question, ...]
@@ -109,7 +109,7 @@ class Forest(NamedTuple):
     multiplicity_N: np.ndarray
     records: tuple[Record, ...]
     failed: tuple[int, ...] = ()
-    failure: str = ""
+    failures: tuple[str, ...] = ()
 
     def nodes_of(self, question: int) -> np.ndarray:
         """The node numbers of one question, ascending."""

@@ -30,6 +30,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
+from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
@@ -43,6 +44,7 @@ from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
 from jax_ragrl.types import Question
 
+REMOTE = "remote"  # the kind of an index that another machine holds
 TINY = "tiny"  # the warm-started policy that ships with the package
 REPLY = 512  # tokens of a reply: no system asks more of a frozen language model
 
@@ -59,7 +61,10 @@ class WorldData:
 
 @dataclasses.dataclass(frozen=True)
 class FileData:
-    """Files in any known format; `dev` and `test` may be the same file as `train`."""
+    """Files in any known format; `dev` and `test` may be the same file as `train`.
+
+    `corpus` may be empty where the index is remote.
+    """
 
     corpus: str
     train: str
@@ -77,11 +82,22 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """How the corpus is searched. `folder` is opened where it exists, else made there."""
+    """How the corpus is searched. `folder` is opened where it exists, else made there.
+
+    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else.
+    """
 
     encoder: str = "lexical"
     kind: str = "scann"
     folder: str = ""
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.kind == REMOTE) != bool(self.url):
+            raise UserError(
+                f"index.kind is {self.kind!r} and index.url is {self.url!r}: give kind remote and "
+                "an address, or neither"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +299,8 @@ def load_data(
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
         splits = {split: tuple(load_questions(path)) for split, path in paths.items()}
-        return load_corpus(files.corpus), splits, None
+        corpus = load_corpus(files.corpus) if files.corpus else Corpus(())
+        return corpus, splits, None
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
     chosen = data.world
@@ -291,7 +308,19 @@ def load_data(
     return Corpus(world.passages), world.questions, world
 
 
-def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
+def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
+    """The retriever of a run: a server asked, or an index of its corpus."""
+    if index.kind == REMOTE:
+        return RemoteRetriever(index.url)
+    if not len(corpus):
+        raise UserError(
+            f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
+            "set index.kind to remote and index.url"
+        )
+    return search_index(corpus, index, workdir)
+
+
+def search_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
     """The retriever of a corpus: an index opened, or made first."""
     folder = pathlib.Path(index.folder or workdir / "index")
     if (folder / INDEX_FILE).exists():

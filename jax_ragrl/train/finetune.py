@@ -115,6 +115,8 @@ def _vanilla(run: Finetune, source: Source) -> list[Row]:
 def _robust(run: Finetune, source: Source) -> list[Row]:
     found, rng = source.found(DEEPER * run.top_k), random.Random(run.seed)
     passages = source.corpus.passages
+    if not passages:
+        raise UserError("rows robust draws passages to mislead with: name data.files.corpus")
     return robust_rows(run.style, source.questions, found, passages, run.top_k, rng)
 
 

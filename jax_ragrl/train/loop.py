@@ -21,6 +21,7 @@ from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
@@ -59,7 +60,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
         if lost == OUTAGE:
             checkpoints.close()
             log.close()
-            raise UserError(_outage(forest.failure, workdir))
+            raise UserError(_outage(forest.failures[-1], workdir))
         credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
         known_N = np.where(weight_N > 0, credit_N, np.nan)
         clock.lap("time/rollout_s")
@@ -226,8 +227,16 @@ def evaluate_models(
 def ask(job: Job, parts: Parts, question: str) -> str:
     """The transcript of one question under a system's inference algorithm."""
     environment = greedy(job, parts, parts.models())
-    forest = collect(job.recipe.evaluated, once, [Question("ask", question, ())], environment)
-    return transcript(forest, 0)
+    return transcript(answered(job.recipe.evaluated, environment, [question]), 0)
+
+
+def answered(system: System, environment: Environment, texts: Sequence[str]) -> Forest:
+    """One rollout of each distinct text, in order, which it gets beside any others too.
+
+    A text is its own id: seeds are folded from ids, and one that is there again would get others.
+    """
+    questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
+    return collect(system, once, questions, environment)
 
 
 def greedy(job: Job, parts: Parts, models: SamplerModels) -> Environment:

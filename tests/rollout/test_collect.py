@@ -307,7 +307,7 @@ def test_a_language_model_that_raises_excludes_all_that_asked():
             raise EffectError("down")
 
     forest = play(Down(lambda role, prompt, rng: "[No Retrieval]"), ANN, BOB)
-    assert forest.failed == (0, 1) and len(forest.records) == 0 and forest.failure == "down"
+    assert forest.failed == (0, 1) and len(forest.records) == 0 and forest.failures == ("down",) * 2
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
 
 

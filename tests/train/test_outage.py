@@ -56,7 +56,8 @@ def test_an_outage_stops_the_run_before_it_is_saved_and_the_run_goes_on_after_it
     def roll_out(job, environment, questions, roles, step):
         asked.append((step, [question.id for question in questions]))
         failed = range(len(questions)) if step in down else ()
-        return plant(questions, [], failed)._replace(failure="no route to the server")
+        reasons = ("no route to the server",) * len(failed)
+        return plant(questions, [], failed)._replace(failures=reasons)
 
     monkeypatch.setattr(loop, "roll_out", roll_out)
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})

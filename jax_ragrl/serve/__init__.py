@@ -1,0 +1,11 @@
+"""The trained system behind HTTP. Needs the extra `serve`."""
+
+from jax_ragrl.errors import UserError
+
+try:
+    import starlette  # noqa: F401
+    import uvicorn  # noqa: F401
+except ImportError as error:
+    raise UserError(
+        f"ragrl serve needs {error.name}: 'pip install starlette uvicorn', the extra 'serve'"
+    ) from error

@@ -1,0 +1,25 @@
+"""An application behind a socket, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+
+@contextlib.contextmanager
+def listening(application: Any) -> Iterator[str]:
+    """The address of an application behind a socket."""
+    config = uvicorn.Config(application, log_level="warning", log_config=None, lifespan="on")
+    server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

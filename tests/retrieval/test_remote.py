@@ -1,0 +1,245 @@
+"""A retriever behind HTTP finds what the one behind it finds, or says what came instead."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import pathlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jax_ragrl.config import build
+from jax_ragrl.corpus.formats import save_questions
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.retrieval.base import search_pages
+from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.remote import RemoteRetriever
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.serve.app import application
+from jax_ragrl.serve.replies import Served
+from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.train.assemble import Data, FileData, Index, load_data, search
+from jax_ragrl.types import Passage
+from tests.listening import listening
+from tests.rollout.tape import ANN, BOB, Tape
+
+Reply = Callable[[dict[str, Any]], tuple[int, Any]]
+PASSAGES = (
+    Passage("1", "Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
+    Passage("2", '"Adela" Brandt', "Adela Brandt was born in Thornby.\nShe\tdirected.  "),
+    Passage("3", "", "Thornby is a city in Estoria run by mayor Otto Novak."),
+    Passage(
+        "4",
+        "Golden\nRiver",
+        "Golden River starred Bruno Castell of Harbor. \u00e9\U0001f600",
+    ),
+)
+QUERIES = ["who directed Silent Harbor", "Thornby", "nothing known", "", "Harbor Brandt"]
+
+
+@contextlib.contextmanager
+def answering(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]], list[Any]]]:
+    """The address of a server, what it was asked, and who connected to ask it."""
+    seen, connected = [], []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            connected.append(self.client_address)
+            super().setup()
+
+        def do_POST(self) -> None:  # noqa: N802
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append({"path": self.path, **body})
+            status, value = reply(body)
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            with contextlib.suppress(OSError):  # the client may have gone
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen, connected
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def documents(body: dict[str, Any]) -> tuple[int, Any]:
+    """As a dense retriever over wiki-18 replies: the title is in the contents alone."""
+
+    def hit(query: str, n: int) -> dict[str, Any]:
+        document = {"id": n, "contents": f'"{query} {n}"\nText {n} of\n{query}.'}
+        return {"document": document, "score": 1 - n / 8}
+
+    return 200, {"result": [[hit(q, n) for n in range(body["topk"])] for q in body["queries"]]}
+
+
+def test_a_served_index_is_searched_as_it_is_at_home(tmp_path: pathlib.Path):
+    encoder = LexicalEncoder.fit(PASSAGES, 512)
+    local = build_index(Corpus(PASSAGES), encoder, "exact", tmp_path / "index")
+    tape = Tape({}, told={"answer": "Ulm"})
+    environment = Environment(tape, local, tape)
+    served = Served("tape", "a stub", StandardRAG("c3po_tiny", 2), environment, ANN.text)
+    with listening(application(served)) as address:
+        remote = RemoteRetriever(address, batch=2)
+        for k in (1, 3, 9):
+            assert remote.search(QUERIES, k) == local.search(QUERIES, k)
+        pages = [(query, 2, page) for page in (1, 0, 2) for query in QUERIES]
+        assert search_pages(remote, pages) == search_pages(local, pages)
+        assert remote.search([], 1) == [] and remote.fingerprint == address
+        with pytest.raises(UserError, match="status 400.*from 1 to"):
+            remote.search(["q"], 10**6)
+
+
+@pytest.mark.parametrize("end", ["", "/", "/retrieve", "/retrieve/"])
+def test_the_servers_of_search_r1_are_read(end: str):
+    with answering(documents) as (address, seen, _):
+        remote = RemoteRetriever(address + end)
+        (ann, bob) = remote.search(["Ann", "Bob"], 2)
+    asked = {"queries": ["Ann", "Bob"], "topk": 2, "return_scores": True}
+    assert seen == [{"path": "/retrieve"} | asked]
+    assert ann.passages[0] == Passage("0", "Ann 0", "Text 0 of\nAnn.")
+    assert bob.passages[1] == Passage("1", "Bob 1", "Text 1 of\nBob.")
+    assert ann.scores == (1.0, 0.875)
+
+
+def test_queries_go_in_batches_over_one_connection_and_come_back_in_order():
+    with answering(documents) as (address, seen, connected):
+        remote = RemoteRetriever(address, batch=2)
+        found = [hits for _ in range(2) for hits in remote.search(list("abcde"), 1)]
+    assert [hits.passages[0].title for hits in found] == [f"{q} 0" for q in "abcde" * 2]
+    assert [len(body["queries"]) for body in seen] == [2, 2, 1] * 2 and len(connected) == 1
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again():
+    states = iter([503, 429, 500, 200])
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        status = next(states)
+        return documents(body) if status == 200 else (status, {})
+
+    with answering(reply) as (address, seen, _):
+        (hits,) = RemoteRetriever(address, pause=0.01).search(["a"], 1)
+    assert hits.passages[0].title == "a 0" and len(seen) == 4
+
+
+def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+    monkeypatch.setattr("jax_ragrl.retrieval.remote.time.sleep", slept.append)
+    failed = pytest.raises(EffectError, match="failed 4 times.*502.*no memory")
+    with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _), failed:
+        RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
+    assert [s for s in slept if s] == [0.5, 1.0, 2.0]
+
+
+def test_a_server_that_does_not_answer_in_time_has_failed():
+    done = threading.Event()
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        done.wait(60)
+        return documents(body)
+
+    with answering(reply) as (address, seen, _):
+        remote = RemoteRetriever(address, retries=1, timeout=0.2, pause=0.01)
+        with pytest.raises(EffectError, match="failed 2 times.*Timeout"):
+            remote.search(["a"], 1)
+        done.set()
+    assert len(seen) == 2
+
+
+def test_a_server_that_is_not_there_excludes_its_questions_and_is_no_reward():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    remote = RemoteRetriever(f"http://127.0.0.1:{port}", retries=1, pause=0.01)
+    tape = Tape({}, told={"answer": "Ulm"})
+    environment = Environment(tape, remote, tape)
+    forest = collect(StandardRAG("c3po_tiny", 2), once, [ANN, BOB], environment)
+    assert forest.failed == (0, 1) and f":{port} failed 2 times" in forest.failures[1]
+
+
+def test_what_a_server_refuses_is_not_asked_again():
+    refused = pytest.raises(UserError, match="2 queries.*422.*topk too large")
+    with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen, _), refused:
+        RemoteRetriever(address).search(["a", "b"], 1)
+    assert len(seen) == 1
+
+
+GOOD = {"document": {"id": 1, "contents": "t\nx"}, "score": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"<html>hello", "<html>hello"),
+        ([[GOOD]], "contents"),
+        ({"results": [[GOOD]]}, '"results"'),
+        ({"result": [[GOOD], [GOOD]]}, "for 1 queries"),
+        ({"result": [GOOD]}, "a list of hits for each"),
+        ({"result": [["text"]]}, "query 1, hit 1: 'text'"),
+        ({"result": [[GOOD, {"id": 1, "contents": "x"}]]}, "hit 2: field 'document' is missing"),
+        ({"result": [[{"document": "x", "score": 1}]]}, "'document' holds str"),
+        ({"result": [[{"document": {"contents": "x"}, "score": 1}]]}, "field 'id' is missing"),
+        ({"result": [[{"document": {"id": 1, "text": "x"}, "score": 1}]]}, "field 'contents'"),
+        ({"result": [[{**GOOD, "score": "high"}]]}, "score 'high' is no number"),
+        ({"result": [[{**GOOD, "score": None}]]}, "score 'None' is no number"),
+        ({"result": [[{"document": GOOD["document"]}]]}, "field 'score' is missing"),
+        (b'{"result": [[{"document": {"id": 1, "contents": "x"}, "score": NaN}]]}', "score 'nan'"),
+    ],
+)
+def test_a_reply_of_another_form_is_shown(value: Any, told: str):
+    refused = pytest.raises(UserError)
+    with answering(lambda body: (200, value)) as (address, _, _), refused as wrong:
+        RemoteRetriever(address).search(["a"], 3)
+    assert told in str(wrong.value) and address in str(wrong.value)
+
+
+def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
+    file = tmp_path / "questions.jsonl"
+    save_questions([ANN, BOB], file)
+    files = FileData("", str(file), str(file), str(file))
+    corpus, questions, _ = load_data(Data(files=files))
+    with answering(documents) as (address, _, _):
+        index = build(Index, {"kind": "remote", "url": address})
+        (hits,) = search(corpus, index, tmp_path).search([questions["dev"][1].text], 1)
+    assert hits.passages[0].title == f"{BOB.text} 0" and [*tmp_path.iterdir()] == [file]
+    with pytest.raises(UserError, match="no corpus.*index.kind to remote"):
+        search(corpus, Index(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kind": "remote"}, "give kind remote and an address"),
+        ({"url": "http://localhost:8000"}, "give kind remote and an address"),
+    ],
+)
+def test_half_a_remote_index_is_refused(given: dict[str, str], told: str):
+    with pytest.raises(UserError, match=told):
+        build(Index, given)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host"])
+def test_what_is_no_address_is_refused(url: str):
+    with pytest.raises(UserError, match="http://HOST:PORT"):
+        RemoteRetriever(url)
+
+
+def test_no_passages_are_not_asked_for():
+    with pytest.raises(UserError, match="k=0"):
+        RemoteRetriever("http://localhost:8000").search(["q"], 0)
