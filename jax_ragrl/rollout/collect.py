@@ -111,7 +111,7 @@ def collect(
         while live:
             live = run.round([b for b in live if b.question not in run.failed])
     forest = plant(questions, run.records, sorted(run.failed))
-    return forest._replace(failure=next(reversed(run.failed.values()), ""))
+    return forest._replace(failure=run.failed[max(run.failed)] if run.failed else "")
 
 
 class Wanted(NamedTuple):
