@@ -217,23 +217,28 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
 
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
-    """The job of a config; a work folder belongs to one config."""
+    """The job of a config; a work folder belongs to one config, and to all hosts of a run."""
     from jax_ragrl.config import settle
+    from jax_ragrl.hosts import check_shared, in_turn
     from jax_ragrl.train.assemble import load_job
 
     job = load_job(values)
-    settle(workdir / "config.json", values)
+    check_shared(workdir)
+    in_turn(lambda: settle(workdir / "config.json", values))
     return job
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:
     workdir = arguments.workdir or pathlib.Path("runs") / f"quickstart-{arguments.seed}"
-    job = _seeded_job(
-        load_config(CONFIGS / "tiny" / "c3po.py", arguments.config), arguments.seed, workdir
-    )
+    values = load_config(CONFIGS / "tiny" / "c3po.py", arguments.config)
+    from jax_ragrl.hosts import first, join
+
+    join()  # before anything asks for a device
     from jax_ragrl.quickstart import quickstart
 
-    print(json.dumps(quickstart(job, workdir), indent=2))
+    summary = quickstart(_seeded_job(values, arguments.seed, workdir), workdir)
+    if first():
+        print(json.dumps(summary, indent=2))
 
 
 def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any:
@@ -275,6 +280,9 @@ def _numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
 
 def _train(arguments: argparse.Namespace) -> None:
     values = load_config(None, arguments.config)
+    from jax_ragrl.hosts import join
+
+    join()  # before anything asks for a device
     from jax_ragrl.train.assemble import assemble
     from jax_ragrl.train.loop import train
 

@@ -105,6 +105,7 @@ def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:
                 f"{file.parent} holds a run with another config ({changed[0][0]} differs): "
                 "use the same config to resume, or another --workdir"
             )
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text + "\n", encoding="utf-8")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
+from jax_ragrl.hosts import by_first
 from jax_ragrl.report.build import build_report
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
@@ -32,17 +33,23 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     after = evaluate_models(job, parts, models, questions)
     summary = summarise(job, parts, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - begun, 1)
+    by_first(lambda: finish(workdir, summary))
+    return summary
+
+
+def finish(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
+    """Writes what a job ends with."""
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
-    return summary
 
 
 def baselines(
     job: Job, parts: Parts, questions: tuple[Question, ...], file: pathlib.Path
 ) -> dict[str, Any]:
     """Scores of what needs no training, kept in `file`: a resumed run reads them."""
-    if file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))
+    known = by_first(lambda: json.loads(file.read_text("utf-8")) if file.exists() else None)
+    if known is not None:
+        return known
     style = job.run.baselines
     standard, alone = StandardRAG(style, job.recipe.system.top_k), direct(style)
     environment = parts.environment(NoSampler())
@@ -52,7 +59,7 @@ def baselines(
         "warm_start": evaluate_models(job, parts, parts.models(), questions),
     }
     rows = {name: row(result) for name, result in results.items()}
-    write_json(file, rows)
+    by_first(lambda: write_json(file, rows))
     return rows
 
 

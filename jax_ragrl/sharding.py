@@ -70,6 +70,10 @@ def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None)
             f"there are {len(devices)}: choose three factors of {len(devices)}"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
+    if sizes[-1] > 1 and len({d.process_index for d in devices}) > 1:
+        # Each host samples with its own devices, so they have to hold whole rows of a tensor axis.
+        by_host = sorted(devices, key=lambda d: (d.process_index, d.id))
+        return Mesh(np.array(by_host).reshape(sizes), MESH_AXES, axis_types=auto)
     return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=devices)
 
 
@@ -179,7 +183,18 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Every leaf, a key or a small array, whole on every device of the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    whole = NamedSharding(mesh, PartitionSpec())
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, whole)
+    return jax.tree.map(lambda x: _everywhere(x, whole), tree)
+
+
+def _everywhere(x: Any, whole: NamedSharding) -> jax.Array:
+    """A key cannot be put on the devices of other processes, but its numbers can."""
+    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(x, whole)
+    data = jax.device_put(jax.random.key_data(x), whole)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
 
 def shard_batch(tree: Any, mesh: Mesh) -> Any:
@@ -193,6 +208,39 @@ def shard_batch(tree: Any, mesh: Mesh) -> Any:
         return jax.device_put(x, to_sharding(names, x.shape, mesh))
 
     return jax.tree.map(place, tree)
+
+
+# --- Several hosts --------------------------------------------------------------------------------
+
+
+def own_mesh(mesh: Mesh | None) -> Mesh | None:
+    """This process's part of a mesh, `(1, rows, tensor)`; of one process's mesh, itself.
+
+    Raises `UserError` where a tensor axis crosses processes, alike on all of them.
+    """
+    if mesh is None or not mesh.is_multi_process:
+        return mesh
+    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    if any(len({d.process_index for d in row}) > 1 for row in rows):
+        raise UserError(
+            f"mesh {tuple(mesh.shape.values())} splits weights over {mesh.shape['tensor']} devices "
+            f"of several hosts, but each samples with its own {len(mesh.local_devices)}: choose a "
+            "tensor axis (the last) that divides these"
+        )
+    own = [row for row in rows if row[0].process_index == jax.process_index()]
+    return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def own_part(x: jax.Array) -> jax.Array:
+    """An array that is whole along data and fsdp, on this process's devices; without a copy."""
+    mesh = own_mesh(mesh_of(x))
+    if mesh is None or x.is_fully_addressable:
+        return x
+    whole = whole_along(x.sharding)
+    assert isinstance(whole, NamedSharding), "a mesh has been found"
+    layout = NamedSharding(mesh, whole.spec)
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, layout, shards)
 
 
 # --- With a mesh or without: None is the first device --------------------------------------------

@@ -15,10 +15,20 @@ PACKAGE = "jax_ragrl"
 
 # An entry is a module or a package. In a package siblings may import each other, but not in cycles.
 ORDER = [
-    *("errors", "types", "config", "draws", "sharding", "text", "corpus", "models", "retrieval"),
-    *("sampling", "llm", "rollout", "credit", "batch", "losses", "systems", "evaluate", "train"),
-    *("compare", "report", "survey", "quickstart", "trials", "serve", "export", "topology"),
-    *("plan", "bench", "cli"),
+    *("errors", "types", "config", "draws", "sharding", "hosts", "text", "corpus", "models"),
+    *("retrieval", "sampling", "llm", "rollout", "credit", "batch", "losses", "systems"),
+    *(
+        "evaluate",
+        "train",
+        "compare",
+        "report",
+        "survey",
+        "quickstart",
+        "trials",
+        "serve",
+        "export",
+    ),
+    *("topology", "plan", "bench", "cli"),
 ]
 
 FORBIDDEN = {"torch", "tensorflow"}

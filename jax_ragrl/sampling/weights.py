@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Sharding
 
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import whole_along
+from jax_ragrl.sharding import own_part, whole_along
 
 Form = tuple[jnp.dtype, Sharding]
 
@@ -27,7 +27,8 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
     They compute what the decoders compute. On a mesh without a tensor axis every device holds them
     whole in the compute dtype, for as long as they are kept (2 bytes a parameter in bfloat16: 16 GB
     at 8 billion); where that is too much, give the mesh a wider tensor axis. What is in that form
-    already is not copied, and what decoders share (a base below their adapters) is copied once.
+    already is not copied, and what decoders share (a base below their adapters) is copied once. On
+    several hosts each gets them on its own devices: all take part, and then sample by themselves.
     """
     split = {name: nnx.split(decoder, nnx.Param) for name, decoder in decoders.items()}
     # By identity: the arrays to copy, and the forms of their copies.
@@ -39,10 +40,11 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
             if not _has(x, form):
                 arrays[id(x)], forms[id(x)] = x, form
     copies = dict(zip(arrays, _copied([*arrays.values()], [*forms.values()]), strict=True))
-    return {
-        name: (graph, jax.tree.map(lambda x: copies.get(id(x), x), params))
-        for name, (graph, params) in split.items()
-    }
+
+    def own(x: Array) -> Array:
+        return own_part(copies.get(id(x), x))
+
+    return {name: (graph, jax.tree.map(own, params)) for name, (graph, params) in split.items()}
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:

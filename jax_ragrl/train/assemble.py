@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -18,6 +19,7 @@ from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.hosts import in_turn
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
@@ -34,7 +36,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -260,13 +262,18 @@ def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     corpus, questions, world = load_data(job.data)
     mesh = mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
-    retriever = search(corpus, job.index, workdir)
-    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes, mesh)
+    retriever = in_turn(lambda: search(corpus, job.index, workdir))
+    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes, own_mesh(mesh))
     return Parts(questions, retriever, llm, policies, tokenizer)
 
 
 def mesh_for(job: Job) -> Mesh | None:
-    """The mesh that a run lies on; None: the first device."""
+    """The mesh that a run lies on; None: the first device. Several hosts need one."""
+    if not job.mesh and jax.process_count() > 1:
+        raise UserError(
+            f"{jax.process_count()} processes train one policy, but this config has no mesh: give "
+            'one over all devices, such as --config.mesh="(1,-1,1)"'
+        )
     return make_mesh(job.mesh) if job.mesh else None
 
 
@@ -276,7 +283,7 @@ def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], Chat
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
         raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
-    loaded = {folder: load_policy(folder, mesh) for folder in set(folders.values())}
+    loaded = {folder: load_policy(folder, mesh) for folder in sorted(set(folders.values()))}
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
     if len(tokenizers) > 1:
         raise UserError(
@@ -358,7 +365,7 @@ def load_llm(
     shapes: Shapes,
     mesh: Mesh | None = None,
 ) -> FrozenLLM:
-    """The frozen language model of a run; a local one lies on the mesh of the policies."""
+    """The frozen language model of a run; a local one lies on a mesh of this process's devices."""
     if llm.kind == "none":
         return NoLLM()
     if llm.kind == "openai":

@@ -13,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.hosts import by_first
 
 
 class Checkpoints:
@@ -25,7 +26,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The newest complete step; None where there is none."""
-        return self._manager.latest_step()
+        return by_first(self._manager.latest_step)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves in the background; an unfinished checkpoint is never seen by `latest`."""

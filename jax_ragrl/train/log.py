@@ -13,6 +13,7 @@ import numpy as np
 import tensorboardX
 from tqdm import tqdm
 
+from jax_ragrl.hosts import first
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
 
@@ -151,6 +152,21 @@ class Log:
         """Closes the files."""
         self._bar.close()
         self._board.close()
+
+
+class Silent:
+    """The log of a process that is not the first: nothing."""
+
+    def write(self, *_: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def open_log(workdir: pathlib.Path, start: int, steps: int) -> Log | Silent:
+    """The log of a run from the step `start`; of several processes the first one writes it."""
+    return Log(workdir, start, steps) if first() else Silent()
 
 
 def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.shares import collect_shared
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sampling.weights import for_sampling
@@ -26,7 +27,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.dpo import pairs_of, prefer_all
-from jax_ragrl.train.log import Clock, Log, describe, expert_shares
+from jax_ragrl.train.log import Clock, describe, expert_shares, open_log
 from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
 from jax_ragrl.train.trainer import Models, prepare, trained
 from jax_ragrl.types import Question
@@ -48,7 +49,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     if start:
         policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
-    log = Log(workdir, start, job.run.steps)
+    log = open_log(workdir, start, job.run.steps)
     lost = 0
     for step in range(start, job.run.steps):
         questions, last = next(data), step + 1 == job.run.steps
@@ -179,7 +180,7 @@ def roll_out(
 ) -> Forest:
     """The rollouts of a batch of questions, with what each node earned."""
     recipe = job.recipe
-    forest = collect(
+    forest = collect_shared(
         recipe.system,
         recipe.expander(frozenset(roles)),
         questions,

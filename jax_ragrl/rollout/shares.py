@@ -1,0 +1,72 @@
+"""A batch rolled out by all hosts: each takes its share of the questions, all get the forest.
+
+A rollout depends on its question alone, and nodes are recorded round by round, in the order of the
+questions. So the parts, put together in that order, are the forest of one host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_ragrl.hosts import gathered
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, plant
+from jax_ragrl.types import Question
+
+
+def collect_shared(
+    system: Any,
+    expander: Expander,
+    questions: Sequence[Question],
+    environment: Environment,
+    *,
+    seed: int = 0,
+    rollouts: int = 1,
+) -> Forest:
+    """`collect`, each process with its share, in an environment on its own devices.
+
+    All processes call it together and get the same forest. On one process it is `collect` itself.
+    """
+    if jax.process_count() == 1:
+        return collect(system, expander, questions, environment, seed=seed, rollouts=rollouts)
+    shares = split(questions, jax.process_count())
+    own = [questions[i] for i in shares[jax.process_index()]]
+    parts = gathered(
+        lambda: collect(system, expander, own, environment, seed=seed, rollouts=rollouts)
+    )
+    return merge(questions, shares, parts)
+
+
+def split(questions: Sequence[Question], count: int) -> list[list[int]]:
+    """The numbers of the questions that each of `count` hosts rolls out, ascending.
+
+    A question that is there several times stays in one share: `collect` tells its copies apart by
+    their order.
+    """
+    host = {name: k % count for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
+    return [[i for i, q in enumerate(questions) if host[q.id] == h] for h in range(count)]
+
+
+def merge(
+    questions: Sequence[Question], shares: Sequence[Sequence[int]], parts: Sequence[Forest]
+) -> Forest:
+    """The forest of all questions from those of its shares, node for node that of one `collect`."""
+    rows, failures = list[Record](), dict[int, str]()
+    for share, part in zip(shares, parts, strict=True):
+        before = len(rows)
+        for record in part.records:
+            parent = record.parent if record.parent == NO_PARENT else before + record.parent
+            number = share[record.question]
+            rows.append(dataclasses.replace(record, parent=parent, question=number))
+        told = zip(part.failed, part.failures, strict=True)
+        failures |= {share[i]: failure for i, failure in told}
+    order = sorted(range(len(rows)), key=lambda n: (rows[n].round, rows[n].question))
+    node = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
+    records = [dataclasses.replace(rows[n], parent=node[rows[n].parent]) for n in order]
+    forest = plant(questions, records, sorted(failures))
+    return forest._replace(failures=tuple(failures[i] for i in forest.failed))
