@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -111,8 +112,14 @@ def play(tape: Tape, *questions: Question, expander: Expander = once, **changes:
     forest = collect(
         system(**changes), expander, questions or (ANN,), tape.environment(), seed=seed
     )
+    assert_told(forest)
     reward_N = answer_rewards(forest, lambda answer, gold: float(answer in gold))
     return forest._replace(reward_N=reward_N)
+
+
+def assert_told(forest: Forest) -> None:
+    """Hosts tell each other their rollouts: every system's records pickle."""
+    assert pickle.loads(pickle.dumps(forest.records)) == forest.records
 
 
 def improvise(role: str, prompt: str, rng: random.Random) -> str:

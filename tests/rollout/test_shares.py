@@ -25,7 +25,7 @@ def reply(request: LLMRequest) -> str | EffectError:
     """Bob is never answered, Dee only where her question is answered from documents."""
     asked = request.messages[-1].content
     if "Bob" in asked or ("Dee" in asked and request.purpose != "answer"):
-        return EffectError(f"no answer to {request.purpose} {asked[-30:]}")
+        return EffectError(f"no answer to {request.purpose} of seed {request.seed}")
     return f"answer {request.seed}"
 
 
@@ -48,7 +48,7 @@ def assert_equal(one: Forest, other: Forest) -> None:
 def test_merged_shares_are_the_forest_of_the_whole_batch_node_for_node(count: int, rollouts: int):
     """Copies of a question have keys of their own, failures are kept, some hosts have nothing."""
     whole = rolled(BATCH, rollouts)
-    assert len(whole.records) > 60 and set(whole.failed) >= {1, 5} and "Bob" in whole.failure
+    assert len(whole.records) > 60 and set(whole.failed) >= {1, 5}
     shares = split(BATCH, count)
     parts = [rolled(tuple(BATCH[i] for i in share), rollouts) for share in shares]
     parts = pickle.loads(pickle.dumps(parts))

@@ -11,7 +11,7 @@ from jax_ragrl.rollout.effects import Said
 from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.types import Question
-from tests.rollout.tape import ANN, Tape
+from tests.rollout.tape import ANN, Tape, assert_told
 
 
 @dataclasses.dataclass
@@ -45,6 +45,7 @@ def talk(
     played = Talk(texts, **tape)
     environment = played.environment()
     forest = collect(system, expander, questions or (ANN,), environment, rollouts=rollouts)
+    assert_told(forest)
     return forest, played
 
 
