@@ -18,7 +18,7 @@ from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
 
 CY, DEE, EVE = (Question(f"q-{n}", f"Where was {n} born?", ("Ulm",)) for n in ("Cy", "Dee", "Eve"))
 # A batch across two epochs: some questions are there again.
-BATCH = (ANN, BOB, CY, ANN, DEE, BOB, EVE, ANN)
+BATCH = (ANN, BOB, CY, ANN, BOB, DEE, EVE, ANN)
 
 
 def reply(request: LLMRequest) -> str | EffectError:
@@ -48,7 +48,7 @@ def assert_equal(one: Forest, other: Forest) -> None:
 def test_merged_shares_are_the_forest_of_the_whole_batch_node_for_node(count: int, rollouts: int):
     """Copies of a question have keys of their own, failures are kept, some hosts have nothing."""
     whole = rolled(BATCH, rollouts)
-    assert len(whole.records) > 60 and set(whole.failed) >= {1, 5}
+    assert len(whole.records) > 60 and set(whole.failed) >= {1, 4, 5}
     shares = split(BATCH, count)
     parts = [rolled(tuple(BATCH[i] for i in share), rollouts) for share in shares]
     parts = pickle.loads(pickle.dumps(parts))
