@@ -24,6 +24,13 @@ NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}
 SLURM = dict.fromkeys(hosts.SLURM, "3") | {"SLURM_NTASKS": "8"}
 ALL = dict(zip(hosts.NAMES, ("10.0.0.1:8476", "4", "3"), strict=True))
 
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
 # --- Joining --------------------------------------------------------------------------------------
 
 
@@ -93,9 +100,7 @@ def test_one_process_joins_nobody(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_that_nobody_joins_says_what_to_see_to(number: int):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = free_address()
     told = dict(zip(hosts.NAMES, (address, "2", str(number)), strict=True))
     program = [sys.executable, "-c", "from jax_ragrl.hosts import join; join(2)"]
     run = subprocess.run(
@@ -116,6 +121,26 @@ def test_one_process_only_calls(tmp_path: pathlib.Path):
     assert by_first(lambda: thing) is thing and in_turn(lambda: thing) is thing
     check_shared(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_processes_tell_each_other_what_they_made_and_what_went_wrong(tmp_path: pathlib.Path):
+    told = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.telling", str(tmp_path)],
+            cwd=REPO,
+            env=os.environ | told | flags | {"JAX_PROCESS_ID": str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert all(text.count("as it should") == 1 for text in said), said
 
 
 # --- Whose devices --------------------------------------------------------------------------------

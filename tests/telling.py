@@ -1,0 +1,90 @@
+"""One process of two that join, tell each other what they made, and sample by themselves.
+
+`python -m tests.telling FOLDER`, in an environment that `hosts.join` reads.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl import hosts
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder, logical_axes
+from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.sharding import fetch, make_mesh, mesh_of, own_mesh, tree_shardings
+from tests.tiny import policy, tokenizer
+
+MESHES = ((4, 1, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
+
+
+def fail(number: int) -> int:
+    if jax.process_index() == number:
+        raise ValueError("oops")
+    return number
+
+
+def tell(folder: pathlib.Path) -> None:
+    me = jax.process_index()
+    # Of different sizes, one of them empty.
+    assert hosts.gathered(lambda: "x" * 1000 * me) == ["", "x" * 1000]
+    assert hosts.by_first(lambda: 10 + me) == 10
+    assert hosts.first() == (me == 0)
+    for number in range(2):
+        mine = number == me
+        error, message = (ValueError, "oops") if mine else (UserError, f"process {number}.*oops")
+        with pytest.raises(error, match=message):
+            hosts.gathered(lambda number=number: fail(number))
+
+    def make() -> str:
+        if me == 0:
+            (folder / "made").write_text("by the first")
+        return (folder / "made").read_text() + str(me)
+
+    assert hosts.in_turn(make) == f"by the first{me}"
+
+
+def see(folder: pathlib.Path) -> None:
+    hosts.check_shared(folder / "new")
+    assert list((folder / "new").iterdir()) == []
+    hosts.SIGHT = 0
+    with pytest.raises(UserError, match="all hosts share|process 1 stopped with UserError"):
+        hosts.check_shared(folder / str(jax.process_index()))
+
+
+def sample() -> None:
+    """Each process with its own prompt, and a different number of calls."""
+    graph, params = policy()
+    whole, axes = nnx.merge(graph, params), logical_axes(nnx.merge(graph, params).config)
+    shapes = Shapes((16,), (4,), 4)
+    jobs = [[Job((5, 6, 7 + i), i, 1.0, 1.0, 4)] for i in range(2)]
+    expected = [sample_jobs(graph, params, tokenizer(), job, 3, shapes) for job in jobs]
+    for shape in MESHES:
+        mesh = make_mesh(shape)
+        assert own_mesh(mesh).shape == {"data": 1, "fsdp": 2 // shape[2], "tensor": shape[2]}
+        host = jax.device_get(whole.params())
+        spread = jax.device_put(host, tree_shardings(axes, host, mesh))
+        acting = for_sampling({"policy": Decoder.from_params(whole.config, spread)})["policy"]
+        assert mesh_of(acting[1]) == own_mesh(mesh)
+        for _ in range(1 + jax.process_index()):
+            found = sample_jobs(*acting, tokenizer(), jobs[jax.process_index()], 3, shapes)
+            for (ids, logps), (wanted, near) in zip(
+                found[0], expected[jax.process_index()][0], strict=True
+            ):
+                assert ids == wanted
+                np.testing.assert_allclose(logps, near, atol=1e-4)
+        jax.tree.map(np.testing.assert_array_equal, fetch(spread), host)
+
+
+if __name__ == "__main__":
+    hosts.join(60)
+    tell(pathlib.Path(sys.argv[1]))
+    see(pathlib.Path(sys.argv[1]))
+    sample()
+    print("as it should")
