@@ -170,13 +170,14 @@ def gathered(work: Callable[[], T]) -> list[T]:
     try:
         told = pickle.dumps(("", work()))
     except Exception as error:
-        raised, told = error, pickle.dumps((f"{type(error).__name__}: {error}", None))
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raised, told = error, pickle.dumps((f"{kind}{error}", None))
     outcomes = [pickle.loads(zlib.decompress(x)) for x in _exchanged(zlib.compress(told, 1))]
     if raised is not None:
         raise raised
     for number, (error, _) in enumerate(outcomes):
         if error:
-            raise UserError(f"process {number} of {len(outcomes)} stopped with {error}")
+            raise UserError(f"process {number} of {len(outcomes)} stopped: {error}")
     return [value for _, value in outcomes]
 
 

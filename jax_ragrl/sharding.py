@@ -183,7 +183,18 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Every leaf, a key or a small array, whole on every device of the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    whole = NamedSharding(mesh, PartitionSpec())
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, whole)
+    return jax.tree.map(lambda x: _everywhere(x, whole), tree)
+
+
+def _everywhere(x: Any, whole: NamedSharding) -> jax.Array:
+    """A key cannot be put on the devices of other processes, but its numbers can."""
+    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(x, whole)
+    data = jax.device_put(jax.random.key_data(x), whole)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
 
 def shard_batch(tree: Any, mesh: Mesh) -> Any:
