@@ -211,6 +211,11 @@ def _exchanged(data: bytes) -> list[bytes]:
     """The bytes of every process."""
     from orbax.checkpoint import multihost
 
+    if not jax.distributed.is_initialized():  # a TPU knows its other hosts by itself
+        raise UserError(
+            f"{jax.process_count()} processes share these devices but have not joined: set "
+            f"{', '.join(NAMES)} on every host"
+        )
     # Not on the devices, where those that wait would time out, and nobody would say for whom.
     wait = multihost.get_barrier_sync_fn()
     wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * PATIENCE)
