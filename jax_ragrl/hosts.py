@@ -70,8 +70,8 @@ def join(patience: int = 300) -> None:
         raise UserError(f"{count} processes could not join{where}: {error}") from error
     finally:
         alarm.cancel()
-    here, all_ = jax.local_device_count(), jax.device_count()
-    _say(f"process {jax.process_index()} of {count}, {here} devices here, {all_} in all")
+    me, here, every = jax.process_index(), jax.local_device_count(), jax.device_count()
+    _say(f"process {me} of {jax.process_count()}, {here} devices here, {every} in all")
 
 
 ADVICE = (
@@ -166,7 +166,7 @@ def gathered(work: Callable[[], T]) -> list[T]:
     """
     if jax.process_count() == 1:
         return [work()]
-    raised, told = None, b""
+    raised: Exception | None = None
     try:
         told = pickle.dumps(("", work()))
     except Exception as error:
@@ -175,9 +175,9 @@ def gathered(work: Callable[[], T]) -> list[T]:
     outcomes = [pickle.loads(zlib.decompress(x)) for x in _exchanged(zlib.compress(told, 1))]
     if raised is not None:
         raise raised
-    for number, (error, _) in enumerate(outcomes):
-        if error:
-            raise UserError(f"process {number} of {len(outcomes)} stopped: {error}")
+    for number, (why, _) in enumerate(outcomes):
+        if why:
+            raise UserError(f"process {number} of {len(outcomes)} stopped: {why}")
     return [value for _, value in outcomes]
 
 

@@ -236,7 +236,9 @@ def own_part(x: jax.Array) -> jax.Array:
     mesh = own_mesh(mesh_of(x))
     if mesh is None or x.is_fully_addressable:
         return x
-    layout = NamedSharding(mesh, whole_along(x.sharding).spec)
+    whole = whole_along(x.sharding)
+    assert isinstance(whole, NamedSharding), "a mesh has been found"
+    layout = NamedSharding(mesh, whole.spec)
     shards = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, layout, shards)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 
@@ -37,10 +38,10 @@ def tell(folder: pathlib.Path) -> None:
     assert hosts.by_first(lambda: 10 + me) == 10
     assert hosts.first() == (me == 0)
     for number in range(2):
-        mine = number == me
-        error, message = (ValueError, "oops") if mine else (UserError, f"process {number} of 2 stopped: ValueError: oops")
+        error = ValueError if number == me else UserError
+        message = "oops" if number == me else f"process {number} of 2 stopped: ValueError: oops"
         with pytest.raises(error, match=message):
-            hosts.gathered(lambda number=number: fail(number))
+            hosts.gathered(functools.partial(fail, number))
 
     def make() -> str:
         if me == 0:
@@ -52,7 +53,7 @@ def tell(folder: pathlib.Path) -> None:
 
 def see(folder: pathlib.Path) -> None:
     hosts.check_shared(folder / "new")
-    assert list((folder / "new").iterdir()) == []
+    assert hosts.by_first(lambda: [*(folder / "new").iterdir()]) == []
     hosts.SIGHT = 0
     with pytest.raises(UserError, match="all hosts share|process 1 of 2 stopped"):
         hosts.check_shared(folder / str(jax.process_index()))

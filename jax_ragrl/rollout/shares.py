@@ -15,7 +15,7 @@ import jax
 from jax_ragrl.hosts import gathered
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import Expander
-from jax_ragrl.rollout.tree import NO_PARENT, Forest, plant
+from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, plant
 from jax_ragrl.types import Question
 
 
@@ -56,7 +56,7 @@ def merge(
     questions: Sequence[Question], shares: Sequence[Sequence[int]], parts: Sequence[Forest]
 ) -> Forest:
     """The forest of all questions from those of its shares, node for node that of one `collect`."""
-    rows, failures = [], dict[int, str]()
+    rows, failures = list[Record](), dict[int, str]()
     for share, part in zip(shares, parts, strict=True):
         before = len(rows)
         for record in part.records:

@@ -40,10 +40,11 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
             if not _has(x, form):
                 arrays[id(x)], forms[id(x)] = x, form
     copies = dict(zip(arrays, _copied([*arrays.values()], [*forms.values()]), strict=True))
-    return {
-        name: (graph, jax.tree.map(lambda x: own_part(copies.get(id(x), x)), params))
-        for name, (graph, params) in split.items()
-    }
+
+    def own(x: Array) -> Array:
+        return own_part(copies.get(id(x), x))
+
+    return {name: (graph, jax.tree.map(own, params)) for name, (graph, params) in split.items()}
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:
