@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -184,17 +185,9 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Every leaf, a key or a small array, whole on every device of the mesh."""
     whole = NamedSharding(mesh, PartitionSpec())
-    if not mesh.is_multi_process:
-        return jax.device_put(tree, whole)
-    return jax.tree.map(lambda x: _everywhere(x, whole), tree)
-
-
-def _everywhere(x: Any, whole: NamedSharding) -> jax.Array:
-    """A key cannot be put on the devices of other processes, but its numbers can."""
-    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.device_put(x, whole)
-    data = jax.device_put(jax.random.key_data(x), whole)
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if mesh.is_multi_process:
+        return _from_all(tree, lambda _: whole)
+    return jax.device_put(tree, whole)
 
 
 def shard_batch(tree: Any, mesh: Mesh) -> Any:
@@ -203,14 +196,41 @@ def shard_batch(tree: Any, mesh: Mesh) -> Any:
     Leaves are NumPy arrays `[batch, ...]`; the batch must divide the data-parallel devices.
     """
 
-    def place(x: np.ndarray) -> jax.Array:
+    def layout(x: np.ndarray) -> NamedSharding:
         names = ("batch",) + (None,) * (x.ndim - 1)
-        return jax.device_put(x, to_sharding(names, x.shape, mesh))
+        return to_sharding(names, x.shape, mesh)
 
-    return jax.tree.map(place, tree)
+    if mesh.is_multi_process:
+        return _from_all(tree, layout)
+    return jax.tree.map(lambda x: jax.device_put(x, layout(x)), tree)
 
 
 # --- Several hosts --------------------------------------------------------------------------------
+
+
+def _from_all(tree: Any, layout: Callable[[Any], NamedSharding]) -> Any:
+    """What all processes have alike, of which each puts its part on its own devices.
+
+    They compare a checksum: hosts that came to different numbers must not train on without a word.
+    (`jax.device_put` compares whole arrays, those of all hosts on every device.)
+    """
+    seen: list[int] = []
+
+    def put(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.device_put(x, layout(x))
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
+        host = np.asarray(jax.device_get(x))
+        seen.append(zlib.crc32(host.tobytes()))
+        return jax.make_array_from_callback(host.shape, layout(host), lambda index: host[index])
+
+    placed = jax.tree.map(put, tree)
+    total = np.uint32(zlib.crc32(repr(seen).encode()))
+    multihost_utils.assert_equal(total, "the processes of this run came to different numbers")
+    return placed
 
 
 def own_mesh(mesh: Mesh | None) -> Mesh | None:

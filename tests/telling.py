@@ -19,7 +19,15 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, logical_axes
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import fetch, make_mesh, mesh_of, own_mesh, tree_shardings
+from jax_ragrl.sharding import (
+    fetch,
+    make_mesh,
+    mesh_of,
+    own_mesh,
+    replicate,
+    shard_batch,
+    tree_shardings,
+)
 from tests.tiny import policy, tokenizer
 
 MESHES = ((4, 1, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
@@ -59,6 +67,22 @@ def see(folder: pathlib.Path) -> None:
         hosts.check_shared(folder / str(jax.process_index()))
 
 
+def place() -> None:
+    """Batches, numbers and keys that are equal, and those that are not."""
+    mesh = make_mesh((2, 2, 1))
+    x = np.arange(24, dtype=np.float32).reshape(8, 3)
+    for placed in (shard_batch({"x": x}, mesh), replicate({"x": x}, mesh)):
+        np.testing.assert_array_equal(fetch(placed)["x"], x)
+    again = replicate(shard_batch(x, mesh), mesh)
+    assert again.is_fully_replicated and not again.is_fully_addressable
+    key = replicate(jax.random.key(3), mesh)
+    drawn = jax.jit(lambda k: jax.random.normal(k, (4,)))(key)
+    np.testing.assert_allclose(fetch(drawn), jax.random.normal(jax.random.key(3), (4,)), rtol=1e-6)
+    for put in (shard_batch, replicate):
+        with pytest.raises(AssertionError, match="different numbers"):
+            put(x + jax.process_index(), mesh)
+
+
 def sample() -> None:
     """Each process with its own prompt, and a different number of calls."""
     graph, params = policy()
@@ -87,5 +111,6 @@ if __name__ == "__main__":
     hosts.join(60)
     tell(pathlib.Path(sys.argv[1]))
     see(pathlib.Path(sys.argv[1]))
+    place()
     sample()
     print("as it should")
