@@ -57,6 +57,7 @@ def get_config() -> ConfigDict:
             },
             "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6},
             # About 1,024 actions an update (table 6): a tree of the paper has some 20.
+            "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 700,
                 "questions": 48,

@@ -63,6 +63,7 @@ def get_config() -> ConfigDict:
                 "epochs": 1,
                 "minibatches": 8,
             },
+            "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 300,
                 "questions": 256,

@@ -69,6 +69,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "optimizer": {"policy_lr": 1e-6, "value_lr": 1e-5, "schedule": "constant"},
             # One epoch of the 7,200 questions.
+            "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 75,
                 "questions": 96,

@@ -87,6 +87,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "optimizer": {"schedule": "cosine", "epochs": 2, **LEARNING[preset]},
             # One epoch of HotpotQA, a buffer of 128 questions.
+            "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 700,
                 "questions": 128,

@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
                     {"steps": 94, "roles": ("rewrite",), "policy_lr": 2e-5, "kl": 0.04},
                 ),
             },
+            "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 329,
                 "questions": 64,

@@ -7,6 +7,7 @@ object that goes into checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import grain
 
@@ -14,11 +15,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
 EPOCHS = 10**9  # endless: Grain's own endless repetition overflows at a batch size of one
+Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
 
-def question_batches(
-    questions: Sequence[Question], batch_size: int, seed: int
-) -> grain.DatasetIterator[list[Question]]:
+def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:
     """An endless iterator over lists of `batch_size` questions.
 
     Every epoch is a new permutation and shows every question once. Batches have equal size, so a

@@ -44,6 +44,7 @@ from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
+from jax_ragrl.train.watch import Guard
 from jax_ragrl.types import Question
 
 REMOTE = "remote"  # the kind of an index that another machine holds
@@ -170,6 +171,7 @@ class Job:
     lora: LoRAConfig | None = None
     schedule: Schedule = Schedule()
     preference: Preference | None = None
+    guard: Guard = Guard()
     compute: str = "float32"
     remat: str = "none"
     mesh: tuple[int, ...] = ()

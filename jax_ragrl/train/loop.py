@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_ragrl.batch import Turn, turns_of
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
@@ -27,68 +28,72 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.dpo import pairs_of, prefer_all
-from jax_ragrl.train.log import Clock, describe, expert_shares, open_log
+from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
 from jax_ragrl.train.trainer import Models, prepare, trained
+from jax_ragrl.train.watch import Watch
 from jax_ragrl.types import Question
-
-OUTAGE = 5  # steps in a row in which every question failed: then a run stops
 
 
 def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is.
 
-    Raises `UserError` where the environment has answered nothing for `OUTAGE` steps. None of them
-    is saved: started again, the run takes them as if they had not been.
+    Raises `UserError` where the environment answers nothing any more, or a metric leaves its bounds
+    (see `train.watch`). Such steps are not saved: started again, the run takes them once more.
     """
+    with _kept(job, workdir) as (checkpoints, log, watch):
+        start = checkpoints.latest() or 0
+        policies, data = _begun(job, parts, checkpoints, start)
+        parts = parts._replace(policies={})  # device memory: what a reference does not hold is free
+        for step in range(start, job.run.steps):
+            questions, last = next(data), step + 1 == job.run.steps
+            clock = Clock()
+            policies = enter(job, policies, step, first=step == start)
+            roles = job.schedule.roles(step, tuple(job.policy_of))
+            forest = roll_out(job, acting_in(job, parts, policies), questions, roles, step)
+            watch.rollout(forest)
+            credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
+            known_N = np.where(weight_N > 0, credit_N, np.nan)
+            clock.lap("time/rollout_s")
+            turns = turns_of(forest, weight_N, forced=job.train_forced)
+            policies, metrics = learn(job, policies, forest, credit_N, turns, roles, step)
+            clock.lap("time/train_s")
+            metrics |= describe(forest, known_N) | clock.laps
+            metrics |= expert_shares(forest, job.recipe.expander(frozenset(roles)), roles)
+            tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+            metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
+            if (step + 1) % job.run.eval_every == 0 or last:
+                metrics |= dev_metrics(job, parts, policies)
+            shown = step % job.run.trees_every == 0 or last
+            drawn = (
+                trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
+            )
+            log.write(step + 1, metrics, drawn)
+            watch.update(metrics)
+            if ((step + 1) % job.run.save_every == 0 and watch.well) or last:
+                checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
+        return policies
+
+
+@contextlib.contextmanager
+def _kept(job: Job, workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, Log | Silent, Watch]]:
+    """What a run keeps, which is closed however it ends, and who looks after it."""
+    with contextlib.closing(Checkpoints(workdir)) as checkpoints:
+        log = open_log(workdir, checkpoints.latest() or 0, job.run.steps)
+        with contextlib.closing(log):
+            yield checkpoints, log, Watch(job.guard, workdir)
+
+
+def _begun(
+    job: Job, parts: Parts, checkpoints: Checkpoints, start: int
+) -> tuple[Policies, Batches]:
+    """The policies and the questions where a run starts, or goes on."""
     policies = begin(job, parts)
-    parts = parts._replace(policies={})  # device memory: what a reference does not hold is free
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
-    checkpoints = Checkpoints(workdir)
-    start = checkpoints.latest() or 0
     if start:
         policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
-    log = open_log(workdir, start, job.run.steps)
-    lost = 0
-    for step in range(start, job.run.steps):
-        questions, last = next(data), step + 1 == job.run.steps
-        clock = Clock()
-        policies = enter(job, policies, step, first=step == start)
-        roles = job.schedule.roles(step, tuple(job.policy_of))
-        forest = roll_out(job, acting_in(job, parts, policies), questions, roles, step)
-        lost = lost + 1 if len(forest.failed) == len(questions) else 0
-        if lost == OUTAGE:
-            checkpoints.close()
-            log.close()
-            raise UserError(_outage(forest.failures[-1], workdir))
-        credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
-        known_N = np.where(weight_N > 0, credit_N, np.nan)
-        clock.lap("time/rollout_s")
-        turns = turns_of(forest, weight_N, forced=job.train_forced)
-        policies, metrics = learn(job, policies, forest, credit_N, turns, roles, step)
-        clock.lap("time/train_s")
-        metrics |= describe(forest, known_N) | clock.laps
-        metrics |= expert_shares(forest, job.recipe.expander(frozenset(roles)), roles)
-        tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
-        metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
-        if (step + 1) % job.run.eval_every == 0 or last:
-            metrics |= dev_metrics(job, parts, policies)
-        shown = step % job.run.trees_every == 0 or last
-        drawn = trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
-        log.write(step + 1, metrics, drawn)
-        if ((step + 1) % job.run.save_every == 0 and not lost) or last:
-            checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
-    checkpoints.close()
-    log.close()
-    return policies
-
-
-def _outage(failure: str, workdir: pathlib.Path) -> str:
-    return (
-        f"every question of {OUTAGE} steps in a row failed, the last with: {failure}. See to it, "
-        f"and start again with --workdir={workdir}: the run goes on from its last checkpoint"
-    )
+    return policies, data
 
 
 def begin(job: Job, parts: Parts) -> Policies:

@@ -1,0 +1,74 @@
+"""What stops a run: an environment that answers nothing, and training that leaves its bounds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.tree import Forest
+
+OUTAGE = 5  # steps in a row in which every question failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """Bounds of metrics, each (name, lowest, highest): where one is outside for `patience` steps in
+    a row, or nan, the run stops. A metric that a step does not have is not looked at.
+
+    Collapse shows early in `kl/mean`, `entropy`, `valid_frac/<role>` and `zero_variance_frac`.
+    """
+
+    bounds: tuple[tuple[str, float, float], ...] = ()
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        wrong = [bound for bound in self.bounds if not bound[1] < bound[2]]
+        if wrong or self.patience < 1:
+            raise UserError(
+                f"guard.bounds {wrong} and guard.patience {self.patience}: a bound is (metric, "
+                "lowest, highest), and patience at least 1 step"
+            )
+
+
+class Watch:
+    """Looks at each step of a run. A step after which `well` is False is not to be saved: started
+    again, a run that stopped takes it once more."""
+
+    def __init__(self, guard: Guard, workdir: pathlib.Path):
+        self._guard, self._workdir = guard, workdir
+        self._lost = 0
+        self._outside = collections.Counter[str]()
+
+    @property
+    def well(self) -> bool:
+        """Whether the environment answered and every metric was within its bounds."""
+        return not self._lost and not self._outside
+
+    def rollout(self, forest: Forest) -> None:
+        """Raises `UserError` where the environment has answered nothing for `OUTAGE` steps."""
+        self._lost = self._lost + 1 if len(forest.failed) == len(forest.questions) else 0
+        if self._lost == OUTAGE:
+            raise UserError(
+                f"every question of {OUTAGE} steps in a row failed, the last with: "
+                f"{forest.failures[-1]}. See to it, and start again with --workdir={self._workdir}:"
+                " the run goes on from its last checkpoint"
+            )
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Raises `UserError` where a metric has been outside its bounds for too long."""
+        for name, lowest, highest in self._guard.bounds:
+            if name in metrics and not lowest <= metrics[name] <= highest:
+                self._outside[name] += 1
+            elif name in metrics:
+                del self._outside[name]
+            if self._outside[name] == self._guard.patience:
+                raise UserError(
+                    f"{name} is {metrics[name]:.4g}, and was outside {lowest:g} to {highest:g} for "
+                    f"{self._guard.patience} steps in a row: training has left its bounds. The "
+                    f"newest checkpoint of {self._workdir} is from before; 'ragrl export' makes a "
+                    "policy of it, from which a run with a lower rate or a higher KL can start"
+                )
+        self._outside += collections.Counter()  # what counts nothing is not outside

@@ -1,0 +1,45 @@
+"""Training that leaves its bounds stops, and what it did there is not saved."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.train.watch import Guard, Watch
+
+BOUNDS = (("kl/mean", -1.0, 0.5), ("entropy", 0.01, 9.0))
+
+
+def watched(*steps: dict[str, float]) -> list[bool]:
+    """Whether the run was well after each step."""
+    watch, well = Watch(Guard(BOUNDS, patience=2), pathlib.Path("runs/x")), []
+    for metrics in steps:
+        watch.update(metrics)
+        well.append(watch.well)
+    return well
+
+
+def test_a_metric_outside_its_bounds_for_long_enough_stops_the_run_and_is_named():
+    with pytest.raises(UserError, match=r"kl/mean is 0.9, .* -1 to 0.5 for 2 steps.*runs/x"):
+        watched({"kl/mean": 0.6}, {"kl/mean": 0.9, "entropy": 1.0})
+    with pytest.raises(UserError, match="entropy is nan"):
+        watched({"entropy": 0.001}, {"entropy": float("nan")})
+
+
+def test_only_steps_in_a_row_count_and_one_that_is_outside_is_not_saved():
+    high, fine = {"kl/mean": 0.6, "entropy": 1.0}, {"kl/mean": 0.1, "entropy": 1.0}
+    assert watched(high, fine, high, fine) == [False, True, False, True]
+
+
+def test_a_metric_that_a_step_does_not_have_changes_nothing():
+    high = {"kl/mean": 0.6}
+    assert watched({}, high, {}, {"kl/mean": 0.0}) == [True, False, False, True]
+    assert watched({"loss": 99.0}) == [True]
+
+
+@pytest.mark.parametrize("wrong", [Guard, lambda **k: Guard((("kl/mean", 1.0, 0.0),), **k)])
+def test_bounds_that_hold_nothing_are_refused(wrong):
+    with pytest.raises(UserError, match="lowest, highest"):
+        wrong(patience=0) if wrong is Guard else wrong()
