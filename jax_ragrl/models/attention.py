@@ -30,10 +30,10 @@ def attention(
 
     The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. Every query must see at
     least one key. `causal` promises that L is S and that the mask hides every later key: what is
-    not computed then is not looked at. Without a mask it hides nothing else, which cuDNN does much
-    faster than what a mask says. `impl` is `xla`, `cudnn`, `blockwise` (causal only), or `auto`:
-    cuDNN where it exists and fits, `blockwise` on a CPU, else `xla`. What `auto` takes is what the
-    default backend wants: name one to compile ahead of time for another.
+    not computed then is not looked at. Without a mask nothing else is hidden, and cuDNN reads no
+    bias. `impl` is `xla`, `cudnn`, `blockwise` (causal only), or `auto`: cuDNN where it exists and
+    fits, `blockwise` on a CPU, else `xla`. What `auto` takes is what the default backend wants:
+    name one to compile ahead of time for another.
     """
     if impl == "cudnn" or (impl == "auto" and _on_cuda() and cudnn_takes(q_BLHF, k_BSKF)):
         mask_B1LS = None if mask_BLS is None else mask_BLS[:, None]
