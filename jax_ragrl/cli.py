@@ -188,6 +188,7 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
         kind.add_argument(f"--{name}", type=int, default=default, help=text)
     kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
+    kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "xla"))
     rows = kind.add_mutually_exclusive_group()
     rows.add_argument("--grouped", dest="together", action="store_true", default=True)
     rows.add_argument("--ungrouped", dest="together", action="store_false")

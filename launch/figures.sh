@@ -34,6 +34,8 @@ against=()
 # A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 after each.
 measure grpo train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   ${against[@]+"${against[@]}"}
+measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
+  --attention xla
 # Forward and backward of 32 x 1,024 tokens, every one scored.
 for size in 0.5b 1.5b; do
   for remat in full dots; do

@@ -16,6 +16,8 @@ def get_config() -> ConfigDict:
             "seed": 0,
             "policy": "tiny",
             "mesh": (),
+            "compute": "float32",
+            "remat": "none",
             "system": "coda",
             "recipe": {
                 "style": "coda_tiny",

@@ -18,6 +18,8 @@ def get_config() -> ConfigDict:
             "seed": 0,
             "policy": "tiny",
             "mesh": (),
+            "compute": "float32",
+            "remat": "none",
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "llm": {"kind": "world_reader", "documents": 5, "noise": 0.1, "confusion": 0.35},

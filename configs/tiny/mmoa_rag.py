@@ -19,6 +19,8 @@ def get_config() -> ConfigDict:
             "seed": 0,
             "policy": "tiny",
             "mesh": (),
+            "compute": "float32",
+            "remat": "none",
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3, "hops": (1,)}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "system": "mmoa_rag",

@@ -18,6 +18,8 @@ def get_config() -> ConfigDict:
             "seed": 0,
             "policy": "tiny",
             "mesh": (),
+            "compute": "float32",
+            "remat": "none",
             "system": "jax_ragrl.systems.baselines.tree_grpo",
             "recipe": {
                 "agent": {

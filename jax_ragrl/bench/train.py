@@ -51,6 +51,7 @@ class Work:
     vocabulary: int = 0
     dtype: str = "bfloat16"
     remat: str = "full"
+    attention: str = "auto"
     tokens: int = 32768
     repeats: int = 3
 
@@ -63,6 +64,7 @@ class Work:
             vocab_size=self.vocabulary or config.vocab_size,
             dtype=self.dtype,
             remat=self.remat,
+            attention_impl=self.attention,
         )
 
     def turns(self) -> list[Turn]:
