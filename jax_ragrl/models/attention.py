@@ -41,7 +41,7 @@ def attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
         )
     if mask_BLS is None:
-        mask_BLS = earlier(*q_BLHF.shape[:2])
+        mask_BLS = earlier(q_BLHF.shape[1])
     size = _pair(q_BLHF.shape[1])
     on_cpu = impl == "auto" and jax.default_backend() == "cpu"
     if causal and size and (on_cpu or impl == "blockwise"):
@@ -81,9 +81,9 @@ def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) ->
     return out.astype(q_BLHF.dtype).reshape(q_BLHF.shape)
 
 
-def earlier(batch: int, length: int) -> Array:
-    """The mask of plain causal attention, bool `[B, L, L]`: each sees itself and all before it."""
-    return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))
+def earlier(length: int) -> Array:
+    """The mask of plain causal attention, bool `[1, L, L]`: each sees itself and all before it."""
+    return jnp.tril(jnp.ones((length, length), bool))[None]
 
 
 def _pair(length: int) -> int:

@@ -389,7 +389,7 @@ def _layer(
         k_BSKF, v_BSKF = (x.astype(x_BLD.dtype) for x in kept)
     mask = call.attend
     if call.near is not None:
-        mask = earlier(*x_BLD.shape[:2]) if mask is None else mask
+        mask = earlier(x_BLD.shape[1]) if mask is None else mask
         mask = mask & (call.near | ~slides)
     if before is not None and mask is not None:
         out_BLHF = shared_attention(q_BLHF, before, (k_BSKF, v_BSKF), mask)
