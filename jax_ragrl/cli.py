@@ -136,7 +136,7 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--corpus", type=pathlib.Path)
     sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
-    sub.add_argument("--index-url", default="", help="of a server to search, instead of both")
+    sub.add_argument("--retriever", default="", help="of a server to search, instead of both")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")

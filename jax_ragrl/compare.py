@@ -66,7 +66,7 @@ class Setting(NamedTuple):
     `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
     of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
     `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
-    weights. `index_url` is a server to ask instead of a corpus and its index.
+    weights. `retriever` is a server to ask instead of a corpus and its index.
     """
 
     corpus: pathlib.Path | None
@@ -81,7 +81,7 @@ class Setting(NamedTuple):
     train: pathlib.Path | None = None
     judge: str = ""
     int8: bool = False
-    index_url: str = ""
+    retriever: str = ""
 
 
 class Actors(NamedTuple):
@@ -143,7 +143,7 @@ def _skr(bench: Bench) -> SKR:
     if not bench.train:
         raise UserError("skr_knn learns from questions with answers: give them with --train FILE")
     if not isinstance(bench.retriever, DenseRetriever):
-        raise UserError("skr_knn compares questions by an encoder: give --index, not --index-url")
+        raise UserError("skr_knn compares questions by an encoder: give --index, not --retriever")
     alone, retrieved = (
         evaluate(SYSTEMS[name](bench), bench.train, bench.environment).scores["cover_em"]
         for name in ("direct", "standard_rag")
@@ -202,12 +202,12 @@ def compare(setting: Setting) -> dict[str, Any]:
 
 def retriever_of(setting: Setting) -> Retriever:
     """A server, or an index that is there."""
-    corpus, folder, url = setting.corpus, setting.index_folder, setting.index_url
+    corpus, folder, url = setting.corpus, setting.index_folder, setting.retriever
     if url and not (corpus or folder):
         return RemoteRetriever(url)
     if url or not (corpus and folder):
         raise UserError(
-            "--questions needs --corpus and --index, or --index-url alone; --data makes its own"
+            "--questions needs --corpus and --index, or --retriever alone; --data makes its own"
         )
     return open_index(folder, load_corpus(corpus))
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
-from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.shares import collect_shared
+from jax_ragrl.rollout.shares import in_shares
 from jax_ragrl.rollout.tree import Forest, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
@@ -103,7 +103,9 @@ def evaluate(
       batch: questions rolled out together; results do not depend on it.
     """
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    forests = [collect_shared(system, once, chunk, environment) for chunk in chunks]
+    forests = [
+        in_shares(chunk, lambda own: collect(system, once, own, environment)) for chunk in chunks
+    ]
     leaves = [leaf for forest in forests for leaf in _leaves(forest)]
     answers = [leaf.answer if leaf else None for leaf in leaves]
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}

@@ -72,8 +72,8 @@ def survey(
       workdir: holds one table, and the indexes that were made for it.
       encoder: of these indexes.
     """
-    if setting.index_url:
-        raise UserError("--index-url goes with --questions: with --data, indexes are made")
+    if setting.retriever:
+        raise UserError("--retriever goes with --questions: with --data, indexes are made")
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     settle(workdir / "table.json", {k: getattr(setting, k) for k in fixed} | {"encoder": encoder})

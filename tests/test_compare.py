@@ -213,14 +213,14 @@ def test_a_server_stands_for_the_corpus_and_index_of_one_set(tmp_path, capsys):
     file = tmp_path / "q.jsonl"
     save_questions([ANN, BOB], file)
     for given, told in (
-        (["--questions", str(file), "--corpus", str(file)], "--index-url alone"),
+        (["--questions", str(file), "--corpus", str(file)], "--retriever alone"),
         (
             ["--questions", str(file), "--systems", "skr_knn", "--train", str(file)],
-            "not --index-url",
+            "not --retriever",
         ),
-        (["--data", f"{file}@{file}"], "--index-url goes with --questions"),
+        (["--data", f"{file}@{file}"], "--retriever goes with --questions"),
     ):
-        assert main(["evaluate", "--index-url", "http://localhost:1", *given]) == 2
+        assert main(["evaluate", "--retriever", "http://localhost:1", *given]) == 2
         assert told in capsys.readouterr().err
 
 
@@ -233,7 +233,7 @@ def test_systems_are_compared_over_a_served_index(tmp_path, capsys, monkeypatch)
     served = application(Served("tape", "a stub", made, tape.environment(), ANN.text))
     prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with listening(served) as index, prompt as (llm, _):
-        given = ["--questions", str(file), "--index-url", index, "--llm", f"openai:m@{llm}"]
+        given = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
         assert main(["evaluate", "--systems", "standard_rag", *given]) == 0
     row = json.loads(capsys.readouterr().out)["standard_rag"]
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
+from jax_ragrl.models.product import product
 from jax_ragrl.types import Tensor
 
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
@@ -69,15 +70,15 @@ def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) ->
     k_PWSKF, v_PWSKF = (x.reshape(*apart, *x.shape[1:]) for x in own)
     scores = jnp.concatenate(
         [
-            _product("pwlkgf,pskf->pkwlgs", q_PWLKGF, before[0]),
-            _product("pwlkgf,pwskf->pkwlgs", q_PWLKGF, k_PWSKF),
+            product("pwlkgf,pskf->pkwlgs", q_PWLKGF, before[0]),
+            product("pwlkgf,pwskf->pkwlgs", q_PWLKGF, k_PWSKF),
         ],
         axis=-1,
     )
     mask_P1WL1S = mask_BLS.reshape(shared, 1, batch // shared, length, 1, -1)
     probs = _probabilities(scores, mask_P1WL1S, head_dim).astype(v_PWSKF.dtype)
-    out = _product("pkwlgs,pskf->pwlkgf", probs[..., :seen], before[1])
-    out = out + _product("pkwlgs,pwskf->pwlkgf", probs[..., seen:], v_PWSKF)
+    out = product("pkwlgs,pskf->pwlkgf", probs[..., :seen], before[1])
+    out = out + product("pkwlgs,pwskf->pwlkgf", probs[..., seen:], v_PWSKF)
     return out.astype(q_BLHF.dtype).reshape(q_BLHF.shape)
 
 
@@ -127,14 +128,10 @@ def _grouped(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Ar
     batch, length, heads, head_dim = q_BLHF.shape
     kv_heads = k_BSKF.shape[2]
     q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
-    scores = _product("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
+    scores = product("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
     probs = _probabilities(scores, mask_BLS[:, None, None], head_dim).astype(v_BSKF.dtype)
-    out = _product("bkgls,bskf->blkgf", probs, v_BSKF)
+    out = product("bkgls,bskf->blkgf", probs, v_BSKF)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
-
-
-def _product(form: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
 
 
 def _probabilities(scores: Array, mask: Array, head_dim: int) -> Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.models.product import product
 from jax_ragrl.sharding import constrain
 
 
@@ -56,7 +57,7 @@ def project(copy_VD: Array, sink_VD: Array, hidden: Array) -> Array:
 
     The backward pass multiplies in that dtype too, and sums in float32.
     """
-    return _product("...d,vd->...v", hidden, copy_VD)
+    return product("...d,vd->...v", hidden, copy_VD)
 
 
 def _project_forward(
@@ -69,12 +70,8 @@ def _project_backward(kept: tuple[Array, Array], grad: Array) -> tuple[None, Arr
     copy_VD, hidden = kept
     grad_NV = grad.astype(hidden.dtype).reshape(-1, grad.shape[-1])
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    back_ND = _product("nv,vd->nd", grad_NV, copy_VD).astype(hidden.dtype)
-    return None, _product("nv,nd->vd", grad_NV, hidden_ND), back_ND.reshape(hidden.shape)
-
-
-def _product(form: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
+    back_ND = product("nv,vd->nd", grad_NV, copy_VD).astype(hidden.dtype)
+    return None, product("nv,nd->vd", grad_NV, hidden_ND), back_ND.reshape(hidden.shape)
 
 
 project.defvjp(_project_forward, _project_backward)

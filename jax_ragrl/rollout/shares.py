@@ -7,39 +7,27 @@ questions. So the parts, put together in that order, are the forest of one host.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 
 from jax_ragrl.hosts import gathered
-from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, plant
 from jax_ragrl.types import Question
 
 
-def collect_shared(
-    system: Any,
-    expander: Expander,
-    questions: Sequence[Question],
-    environment: Environment,
-    *,
-    seed: int = 0,
-    rollouts: int = 1,
+def in_shares(
+    questions: Sequence[Question], roll_out: Callable[[Sequence[Question]], Forest]
 ) -> Forest:
-    """`collect`, each process with its share, in an environment on its own devices.
+    """`roll_out(questions)`, each process with its share, in an environment on its own devices.
 
-    All processes call it together and get the same forest. On one process it is `collect` itself.
+    All processes call it together and get the same forest. On one process it is a plain call.
     """
     if jax.process_count() == 1:
-        return collect(system, expander, questions, environment, seed=seed, rollouts=rollouts)
+        return roll_out(questions)
     shares = split(questions, jax.process_count())
     own = [questions[i] for i in shares[jax.process_index()]]
-    parts = gathered(
-        lambda: collect(system, expander, own, environment, seed=seed, rollouts=rollouts)
-    )
-    return merge(questions, shares, parts)
+    return merge(questions, shares, gathered(lambda: roll_out(own)))
 
 
 def split(questions: Sequence[Question], count: int) -> list[list[int]]:

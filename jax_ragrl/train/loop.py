@@ -19,7 +19,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.shares import collect_shared
+from jax_ragrl.rollout.shares import in_shares
 from jax_ragrl.rollout.trace import transcript, trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sampling.weights import for_sampling
@@ -185,13 +185,10 @@ def roll_out(
 ) -> Forest:
     """The rollouts of a batch of questions, with what each node earned."""
     recipe = job.recipe
-    forest = collect_shared(
-        recipe.system,
-        recipe.expander(frozenset(roles)),
-        questions,
-        environment,
-        seed=job.seed * 1_000_003 + step,
-        rollouts=recipe.rollouts,
+    expander = recipe.expander(frozenset(roles))
+    fixed = {"seed": job.seed * 1_000_003 + step, "rollouts": recipe.rollouts}
+    forest = in_shares(
+        questions, lambda own: collect(recipe.system, expander, own, environment, **fixed)
     )
     return forest._replace(reward_N=recipe.reward(forest))
 

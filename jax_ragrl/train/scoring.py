@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jax_ragrl.batch import Rows
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.product import product
 from jax_ragrl.sampling.decode import only
 
 SCORED_TOKENS = 2048  # logits held at once on a device, in tokens
@@ -135,8 +136,8 @@ def _backward(kept: _Kept, pushed: Scores) -> tuple[_Head, _Tokens]:
         onehot_RCV = _one_hot(chunk, logp_RCV).astype(jnp.float32)
         grad_RCV = (logp_push * (onehot_RCV - p_RCV) - entropy_push * spread_RCV) / head.temperature
         grad_RCV = grad_RCV.astype(head.copy_VD.dtype)
-        back_RCD = _product("rcv,vd->rcd", grad_RCV, head.copy_VD).astype(hidden_RMD.dtype)
-        head_VD = head_VD + _product("rcv,rcd->vd", grad_RCV, chunk.hidden_RMD)
+        back_RCD = product("rcv,vd->rcd", grad_RCV, head.copy_VD).astype(hidden_RMD.dtype)
+        head_VD = head_VD + product("rcv,rcd->vd", grad_RCV, chunk.hidden_RMD)
         return _put(hidden_RMD, back_RCD, c), head_VD
 
     none = (jnp.zeros_like(tokens.hidden_RMD), jnp.zeros_like(head.sink_VD))
@@ -166,7 +167,7 @@ def _put(x_RM: Array, part_RC: Array, chunk: Array) -> Array:
 
 def _logits(head: _Head, chunk: _Tokens) -> Array:
     """At the temperature, float32; of what a grammar forbids minus infinity."""
-    logits_RCV = _product("rcd,vd->rcv", chunk.hidden_RMD, head.copy_VD) / head.temperature
+    logits_RCV = product("rcd,vd->rcv", chunk.hidden_RMD, head.copy_VD) / head.temperature
     if head.allowed_ZV is None:
         return logits_RCV
     return only(logits_RCV, head.allowed_ZV[chunk.role_RM])
@@ -175,7 +176,3 @@ def _logits(head: _Head, chunk: _Tokens) -> Array:
 def _one_hot(chunk: _Tokens, like_RCV: Array) -> Array:
     place_RCV = jax.lax.broadcasted_iota(chunk.target_RM.dtype, like_RCV.shape, 2)
     return place_RCV == chunk.target_RM[..., None]
-
-
-def _product(form: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
