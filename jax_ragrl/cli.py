@@ -209,12 +209,15 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     )
     try:
         values(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        config: ml_collections.ConfigDict | None = values.config
+        given = None if config is None else config.to_dict()  # says whether the file was read
+    except OSError as error:  # the file itself, of which the last line speaks
+        raise UserError(f"config: {str(error).splitlines()[-1].strip()}") from error
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"config: {' '.join(str(error).split())}") from error
-    if values.config is None:
+    if given is None:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
-    config: ml_collections.ConfigDict = values.config
-    return config.to_dict()
+    return given
 
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:

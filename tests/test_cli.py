@@ -68,6 +68,11 @@ def test_an_unknown_config_key_is_named(tmp_path, capsys):
     assert "polcy_lr" in refused(capsys, *given, "--config.optimizer.polcy_lr=1.0")
 
 
+def test_a_config_file_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["train", "--config=configs/none.py", f"--workdir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith("ragrl: config: [Errno 2] No such file")
+
+
 def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
     file = tmp_path / "c.py"
     source = "from ml_collections import ConfigDict\ndef get_config():\n"
