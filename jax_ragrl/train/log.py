@@ -122,7 +122,7 @@ class Log:
     hold each step once.
     """
 
-    SHOWN = ("reward/mean", "kl/mean", "entropy", "clip_frac", "eval/accuracy")
+    SHOWN = ("reward/mean", "kl/mean", "entropy", "clip_frac", "mfu", "eval/accuracy")
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"

@@ -30,6 +30,7 @@ from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
+from jax_ragrl.train.speed import speed
 from jax_ragrl.train.trainer import Models, prepare, trained
 from jax_ragrl.train.watch import Watch
 from jax_ragrl.types import Question
@@ -61,7 +62,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             metrics |= describe(forest, known_N) | clock.laps
             metrics |= expert_shares(forest, job.recipe.expander(frozenset(roles)), roles)
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
-            metrics["tokens_per_sec"] = tokens / clock.laps["time/train_s"]
+            metrics |= speed(metrics, tokens, clock.laps["time/train_s"], meshed=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies)
             shown = step % job.run.trees_every == 0 or last

@@ -26,6 +26,7 @@ from jax_ragrl.credit.kl import adapt
 from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.sharding import fetch, on, place, share, ways
+from jax_ragrl.train.speed import operations
 from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, score
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
@@ -64,6 +65,7 @@ def update(
                 models, sums = optimize(trainer, models, part, chosen)
                 seen.append(sums)
     metrics = _means(fetch(seen)) | describe(trainer.roles, joined(flat), scored, advantage_AT)
+    metrics["flops"] = operations(trainer, models, sum(group.tokens for group in groups))
     return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
 
 

@@ -145,6 +145,15 @@ def test_minibatches_are_disjoint_and_each_is_a_step():
     assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(parts) == 2
 
 
+def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
+    trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3))
+    models, metrics = run(trainer, models)
+    weights = sum(x.size for x in named(models.policy.params).values())
+    weights += sum(x.size for x in named(models.critic.params).values())
+    tokens = sum(group.tokens for group in grouped(turns(), LAYOUT))
+    assert metrics["flops"] == 3 * 6 * weights * tokens
+
+
 def test_without_groups_nothing_changes():
     trainer, models = prepared(GRPO, GRPO_ADAM)
     same, metrics = update(trainer, models, [], number_of(), {}, random.Random(0))
