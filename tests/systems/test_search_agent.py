@@ -94,6 +94,15 @@ def test_search_r1_pays_an_exact_match():
     assert search_r1_reward("old Ulm", ("Ulm",), []) == 0.0
 
 
+@pytest.mark.parametrize("kind", executor.KINDS)
+def test_no_answer_is_never_right(kind):
+    """TriviaQA has the alias "A" of a vitamin: without its article nothing is left of it."""
+    forest, _ = talk(dataclasses.replace(SYSTEM, max_turns=1), {AGENT: ["hm"]})
+    vitamin = dataclasses.replace(forest.questions[0], answers=("Vitamin A", "A"))
+    reward_N = executor.reward(forest._replace(questions=(vitamin,)), kind)
+    assert reward_N[-1] == (-2.0 if kind == "r1_searcher" else 0.0)
+
+
 @pytest.mark.parametrize(
     ("texts", "answer", "reward"),
     [

@@ -54,6 +54,7 @@ from jax_ragrl.types import Hits, Passage, Question, Sampling
 
 AGENT = "agent"
 MAX_ANSWER_WORDS = 10
+Metric = Callable[[str, Sequence[str]], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +119,13 @@ def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[Parse
     """F1 of the answer; where that is 0, 0.1 if a gold answer stands in what was refined."""
     refined = " ".join(contents(turn.text, REFINE) for turn in turns)
     hit = bool(refined.strip()) and cover_match(refined, answers) > 0
-    return f1(answer, answers) or 0.1 * hit
+    return _scored(f1, answer, answers) or 0.1 * hit
 
 
 def search_r1_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
     """Exact match of the answer."""
     del turns
-    return exact_match(answer, answers)
+    return _scored(exact_match, answer, answers)
 
 
 def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
@@ -136,7 +137,12 @@ def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[Pars
         and well_formed(text, (THINK, ANSWER) + ((SEARCH,) if searched else ()))
         and len(answer.split()) <= MAX_ANSWER_WORDS
     )
-    return f1(answer, answers) - 2.0 * (not right)
+    return _scored(f1, answer, answers) - 2.0 * (not right)
+
+
+def _scored(metric: Metric, answer: str, answers: Sequence[str]) -> float:
+    """The score of an answer; of none 0, also where a gold one is an article and says as little."""
+    return metric(answer, answers) if answer else 0.0
 
 
 class Kind(NamedTuple):
