@@ -11,7 +11,7 @@ from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
-FULL = (*PAPERS, "mao_arag:code", "mmoa_rag:code")
+FULL = (*PAPERS, "coda:code", "mao_arag:code", "mmoa_rag:code", "opera:code")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -25,7 +25,7 @@ POOL = {"recipe.pool": "pool.jsonl"}
 
 def given_to(name: str) -> dict[str, str]:
     """What a user has to name in a config of full size."""
-    return GIVEN | (POOL if name == "opera" else {})
+    return GIVEN | (POOL if name.startswith("opera") else {})
 
 
 def load(name: str, given: dict[str, str]) -> dict:
@@ -57,7 +57,8 @@ def test_what_a_user_names_lands_under_its_own_key(name):
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
     assert job.data.files == FileData("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
-    assert values["recipe"].get("pool") == ("pool.jsonl" if name == "opera" else None)
+    pool = "pool.jsonl" if name.startswith("opera") else None
+    assert values["recipe"].get("pool") == pool
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -300,6 +300,11 @@ def test_the_recipe_is_the_table_of_the_paper():
     assert {role.policy for role in recipe.system.roles.values()} == {"policy"}
 
 
+def test_the_config_holds_the_published_code_too():
+    config = runpy.run_path(str(REPO / "configs/coda.py"))["get_config"]("code")
+    assert build(coda.Settings, config.recipe.to_dict()) == CODE != PAPER
+
+
 @pytest.mark.parametrize("file", ["configs/coda.py", "configs/tiny/coda.py"])
 def test_the_configs_hold_settings_of_the_recipe(file):
     config = runpy.run_path(str(REPO / file))["get_config"]()

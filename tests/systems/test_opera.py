@@ -225,6 +225,12 @@ def test_unknown_choices_are_refused(changes, message):
         Settings(**changes)
 
 
+def test_the_config_holds_the_published_code_too():
+    config = runpy.run_path(str(REPO / "configs/opera.py"))["get_config"]("code")
+    config.recipe.pool = ""
+    assert build(Settings, config.recipe.to_dict()) == opera.code() != opera.paper()
+
+
 @pytest.mark.parametrize("file", ["configs/opera.py", "configs/tiny/opera.py"])
 def test_the_configs_hold_settings_of_the_recipe(file):
     config = runpy.run_path(str(REPO / file))["get_config"]()
