@@ -314,11 +314,13 @@ def recipe(settings: Settings) -> Recipe:
         settings.max_tokens,
         settings.shared,
     )
+    credit = functools.partial(siblings_mean, injection=settings.expert)
     return Recipe(
         system,
         functools.partial(reward, settings=settings),
-        functools.partial(siblings_mean, injection=settings.expert),
+        credit,
         functools.partial(groups, settings=settings),
         metric="em",
         width=settings.group,
+        advantages={"group_centred": credit},
     )

@@ -274,6 +274,18 @@ def test_the_advantage_is_normalised_over_the_rollouts_of_a_question():
     assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
 
 
+def test_the_objective_may_name_another_comparison_of_the_rollouts():
+    forest = group()
+    reward_N = coda.reward(forest, PAPER)
+    made = coda.recipe(PAPER).advantages
+    found = {name: credit(forest, reward_N)[0] for name, credit in made.items()}
+    assert found["group_normalised"].tolist() == rollout_advantages(forest, reward_N)[0].tolist()
+    leaf_N = forest.leaf_N & (forest.question_N == 0)
+    centred = reward_N[leaf_N] - reward_N[leaf_N].mean()
+    np.testing.assert_allclose(found["group_centred"][leaf_N], centred, rtol=1e-5)
+    np.testing.assert_allclose(found["leave_one_out"][leaf_N], centred * 6 / 5, rtol=1e-5)
+
+
 def test_duplicated_executor_turns_change_no_advantage():
     forest = group()
     reward_N = coda.reward(forest, PAPER)

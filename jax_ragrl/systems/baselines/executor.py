@@ -33,6 +33,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Recipe, Reply, path_to
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
+    ROLLOUT_ADVANTAGES,
     observation,
     parse_executor,
     rollout_advantages,
@@ -229,4 +230,5 @@ def recipe(settings: Settings) -> Recipe:
         rollout_advantages,
         rollouts=settings.rollouts,
         metric="em",
+        advantages=ROLLOUT_ADVANTAGES,
     )
