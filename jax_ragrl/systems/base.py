@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.roles import Parsed, Role
@@ -56,6 +57,14 @@ def everywhere_once(roles: frozenset[str]) -> Expander:
     """One sampled action everywhere, whatever is trained."""
     del roles
     return once
+
+
+def two_or_more(key: str, count: int) -> None:
+    """`UserError` where a group is too small for a comparison: nothing would be learnt."""
+    if count < 2:
+        raise UserError(
+            f"recipe has {key} {count}, and one alone is compared with itself: use 2 or more"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Recipe, Reply, path_to, two_or_more
 from jax_ragrl.systems.tags import (
     ANSWER,
     REFINE,
@@ -229,6 +229,9 @@ class Settings:
     formats: float = 1.0
     refine: float = 0.5
     together: bool = True
+
+    def __post_init__(self) -> None:
+        two_or_more("rollouts", self.rollouts)
 
 
 def paper() -> Settings:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.config import build
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Parsed, malformed
 from jax_ragrl.rollout.tree import plant
 from jax_ragrl.systems import coda
@@ -302,6 +303,11 @@ def test_a_rollout_without_peers_or_among_equals_learns_nothing():
     assert not rollout_advantages(alone, coda.reward(alone, PAPER))[0].any()
     equal, _ = talk(SYSTEM, lambda role, prompt, rng: FINAL, rollouts=4)
     assert not rollout_advantages(equal, coda.reward(equal, PAPER))[0].any()
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
+        coda.Settings(rollouts=1)
 
 
 def test_the_recipe_is_the_table_of_the_paper():

@@ -30,7 +30,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Recipe, Reply, path_to, two_or_more
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
     ROLLOUT_ADVANTAGES,
@@ -181,6 +181,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"recipe.kind is {self.kind!r}: use one of {', '.join(KINDS)}")
+        two_or_more("rollouts", self.rollouts)
 
 
 def autorefine() -> Settings:
