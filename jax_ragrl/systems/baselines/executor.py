@@ -1,14 +1,15 @@
 """One agent that thinks, searches and answers by itself: CoDA without its hierarchy.
 
-Four published agents are this loop with another prompt and another reward:
+Five published agents are this loop with another prompt and another reward:
   AutoRefine   refines what it found; the answer's F1, or 0.1 where a gold answer was refined
   Search-R1    does not refine; exact match (Jin et al. 2025)
   R1-Searcher  does not refine; F1, less 2 where the form is violated (Song et al. 2025)
+  ReSearch     does not refine; F1, or 0.1 where that is 0, of the right form (Chen et al. 2025)
   Auto-RAG     refines what it found; supervised, on its teacher's traces that end right (Yu et al.
                2024): stages of a warm-up with `only_correct`. Its reward here is exact match.
 
 Departures from their published code: turns are cut by ids (see CoDA's first departure), and all
-four use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
+five use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
 search in the last turn is never made: its two turns and the last one are `max_turns=3`. R1-Searcher
 is its second stage; a violation is a turn without an action, no answer, tags that do not match, or
 an answer of more than ten words. It subtracts a baseline only; here its groups are normalised like
@@ -131,14 +132,21 @@ def search_r1_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed
 
 def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
     """F1 of the answer, less 2 where the form is violated."""
+    right = right_form(turns) and len(answer.split()) <= MAX_ANSWER_WORDS
+    return _scored(f1, answer, answers) - 2.0 * (not right)
+
+
+def research_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
+    """0 where the form is violated; else F1 of the answer, or 0.1 where that is 0."""
+    return (_scored(f1, answer, answers) or 0.1) if right_form(turns) else 0.0
+
+
+def right_form(turns: Sequence[Parsed]) -> bool:
+    """Whether every turn acts, an answer and thoughts are there, and all tags match."""
     text = "".join(turn.text for turn in turns)
     searched = f"<{SEARCH}>" in text or f"</{SEARCH}>" in text
-    right = (
-        all(turn.valid for turn in turns)
-        and well_formed(text, (THINK, ANSWER) + ((SEARCH,) if searched else ()))
-        and len(answer.split()) <= MAX_ANSWER_WORDS
-    )
-    return _scored(f1, answer, answers) - 2.0 * (not right)
+    tags = (THINK, ANSWER) + ((SEARCH,) if searched else ())
+    return all(turn.valid for turn in turns) and well_formed(text, tags)
 
 
 def _scored(metric: Metric, answer: str, answers: Sequence[str]) -> float:
@@ -157,6 +165,7 @@ KINDS: Mapping[str, Kind] = {
     "autorefine": Kind("executor", autorefine_reward),
     "search_r1": Kind("search", search_r1_reward),
     "r1_searcher": Kind("search", r1_searcher_reward),
+    "research": Kind("search", research_reward),
     "auto_rag": Kind("executor", search_r1_reward),
 }
 
@@ -197,6 +206,11 @@ def search_r1() -> Settings:
 def r1_searcher() -> Settings:
     """R1-Searcher: groups of sixteen."""
     return Settings("r1_searcher", rollouts=16)
+
+
+def research() -> Settings:
+    """ReSearch: groups of five."""
+    return Settings("research")
 
 
 def auto_rag() -> Settings:
