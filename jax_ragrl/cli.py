@@ -78,7 +78,7 @@ def _training_commands(command: Command) -> None:
     sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
     sub.add_argument("--out", type=pathlib.Path, required=True, help="for recipe.pool")
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
-    sub.add_argument("--temperatures", default="0.3,0.7,1.0")
+    sub.add_argument("--temperatures", default="0.3,0.5,0.7,0.9")
     sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
 
 

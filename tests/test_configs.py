@@ -8,10 +8,11 @@ from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.train.assemble import FileData, load_job
 from jax_ragrl.train.finetune import load_finetune
+from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
-FULL = (*PAPERS, "mao_arag:code", "mmoa_rag:code")
+FULL = (*PAPERS, "coda:code", "mao_arag:code", "mmoa_rag:code", "opera:code")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -25,7 +26,7 @@ POOL = {"recipe.pool": "pool.jsonl"}
 
 def given_to(name: str) -> dict[str, str]:
     """What a user has to name in a config of full size."""
-    return GIVEN | (POOL if name == "opera" else {})
+    return GIVEN | (POOL if name.startswith("opera") else {})
 
 
 def load(name: str, given: dict[str, str]) -> dict:
@@ -57,7 +58,8 @@ def test_what_a_user_names_lands_under_its_own_key(name):
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
     assert job.data.files == FileData("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
-    assert values["recipe"].get("pool") == ("pool.jsonl" if name == "opera" else None)
+    pool = "pool.jsonl" if name.startswith("opera") else None
+    assert values["recipe"].get("pool") == pool
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -90,3 +92,26 @@ def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
     assert main(["pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
     line = capsys.readouterr().err.strip()
     assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
+
+
+@pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/tree_grpo"])
+def test_a_group_rule_is_applied_or_refused(name):
+    known = load_job(load(name, {})).recipe.advantages
+    for rule in GROUPED:
+        values = load(name, {"objective.advantage": rule})
+        if rule in known:
+            job = load_job(values)
+            assert job.credit is job.recipe.advantages[rule]
+            continue
+        with pytest.raises(UserError, match=rf"advantage is '{rule}'.*use {' or '.join(known)}"):
+            load_job(values)
+
+
+@pytest.mark.parametrize("name", ["tiny/c3po", "tiny/mmoa_rag", "tiny/mao_arag"])
+def test_a_return_is_no_advantage(name):
+    values = load(name, {"objective.critic": "none", "objective.advantage": "group_normalised"})
+    with pytest.raises(UserError, match="use gae or whitened_gae"):
+        load_job(values)
+    critic = {"objective.critic": "own", "objective.advantage": "gae"}
+    with pytest.raises(UserError, match="advantage is 'gae'"):
+        load_job(load("tiny/coda", critic))

@@ -117,7 +117,7 @@ def _lap(
     begun = time.perf_counter()
     environment = _timed(acting_in(job, parts, policies), seconds)
     forest = roll_out(job, environment, questions, roles, step)
-    credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
+    credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_of(forest, weight_N, forced=job.train_forced)
     rolled = time.perf_counter()
     updated, _ = learn(job, policies, forest, credit_N, turns, roles, step)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.roles import Parsed, Role
@@ -15,6 +16,7 @@ from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
 from jax_ragrl.types import Hits, Question
 
 Reply = Parsed | Hits | str
+Credit = Callable[[Forest, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class System(Protocol):
@@ -57,6 +59,14 @@ def everywhere_once(roles: frozenset[str]) -> Expander:
     return once
 
 
+def two_or_more(key: str, count: int) -> None:
+    """`UserError` where a group is too small for a comparison: nothing would be learnt."""
+    if count < 2:
+        raise UserError(
+            f"recipe has {key} {count}, and one alone is compared with itself: use 2 or more"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """A paper as a table of choices over the shared parts.
@@ -65,8 +75,11 @@ class Recipe:
       system: the state machine that is rolled out.
       reward: what each node of a forest earned itself, float32 `[N]`: the answer's reward on
         leaves, a role's own terms on its actions.
-      credit: from a forest and those rewards, what the update learns from, float32 `[N]` (a return
-        or an advantage, as the objective says), and a weight that is positive on nodes to train.
+      credit: from a forest and those rewards, what the update learns from, float32 `[N]`, and a
+        weight that is positive on nodes to train. A return, which a critic's GAE spreads over an
+        action's tokens, unless there are `advantages`.
+      advantages: the credits that are advantages already, by their name in `Objective.advantage`;
+        with any, the objective names one of them and has no critic. `credit` is the paper's.
       expander: from the roles in training, which actions a state tries.
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
@@ -76,12 +89,13 @@ class Recipe:
 
     system: System
     reward: Callable[[Forest], np.ndarray]
-    credit: Callable[[Forest, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    credit: Credit
     expander: Callable[[frozenset[str]], Expander] = everywhere_once
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"
     width: int = 1
+    advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
 
     @property
     def evaluated(self) -> System:

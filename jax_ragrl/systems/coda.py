@@ -28,12 +28,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jax_ragrl.credit.advantages import group_normalised
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Recipe, Reply, path_to, two_or_more
 from jax_ragrl.systems.tags import (
     ANSWER,
     REFINE,
@@ -199,6 +199,11 @@ def refine_reward(executors: Sequence[str], answers: Sequence[str], together: bo
 # A_i = (R_i - mean_j R_j) / std_j R_j over the rollouts j of the same question (eq. 2), the same
 # number for every turn of planner and executors: how many tasks a rollout hands out cannot weigh.
 rollout_advantages = functools.partial(over_rollouts, rule=group_normalised)
+# What `Objective.advantage` may name instead: without the division, or against the others alone.
+ROLLOUT_ADVANTAGES = {"group_normalised": rollout_advantages} | {
+    rule.__name__: functools.partial(over_rollouts, rule=rule)
+    for rule in (group_centred, leave_one_out)
+}
 
 
 # --- The recipe ---------------------------------------------------------------------------------
@@ -224,6 +229,9 @@ class Settings:
     formats: float = 1.0
     refine: float = 0.5
     together: bool = True
+
+    def __post_init__(self) -> None:
+        two_or_more("rollouts", self.rollouts)
 
 
 def paper() -> Settings:
@@ -268,4 +276,5 @@ def recipe(settings: Settings) -> Recipe:
         rollout_advantages,
         rollouts=settings.rollouts,
         metric="em",
+        advantages=ROLLOUT_ADVANTAGES,
     )

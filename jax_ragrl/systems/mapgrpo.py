@@ -51,6 +51,8 @@ class Injection:
                 raise UserError(
                     f"recipe.expert.{name} is {getattr(self, name)!r}: use {' or '.join(choices)}"
                 )
+        if self.period < 1:
+            raise UserError(f"recipe.expert.period is {self.period}: it counts questions, from 1")
 
     def due(self, role: str, question: str) -> bool:
         """Whether the groups of a role have an expert in the rollouts of a question."""

@@ -38,7 +38,7 @@ from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply
+from jax_ragrl.systems.base import Recipe, Reply, two_or_more
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.mapgrpo import Expert, Groups, Injection, siblings_mean
 from jax_ragrl.systems.opera_grammar import (
@@ -202,6 +202,7 @@ def _over(state: State, answer: str, why: str) -> State:
 
 PLAN_REWARDS = {"paper": plan_reward, "code": plan_reward_code}
 GOLD: Mapping[str, GoldOf] = {"steps": steps_gold, "world": world_gold}
+ROLES = (PLAN, ANALYSIS, REWRITE)
 WORLD = "world"
 
 
@@ -235,6 +236,9 @@ class Settings:
             if getattr(self, name) not in choices:
                 given, known = getattr(self, name), " or ".join(choices)
                 raise UserError(f"recipe.{name} is {given!r}: use {known}")
+        if unknown := sorted(set(self.expert.roles) - set(ROLES)):
+            raise UserError(f"recipe.expert.roles names {unknown[0]!r}: use {', '.join(ROLES)}")
+        two_or_more("group", self.group)
 
 
 def paper() -> Settings:
@@ -314,11 +318,13 @@ def recipe(settings: Settings) -> Recipe:
         settings.max_tokens,
         settings.shared,
     )
+    credit = functools.partial(siblings_mean, injection=settings.expert)
     return Recipe(
         system,
         functools.partial(reward, settings=settings),
-        functools.partial(siblings_mean, injection=settings.expert),
+        credit,
         functools.partial(groups, settings=settings),
         metric="em",
         width=settings.group,
+        advantages={"group_centred": credit},
     )

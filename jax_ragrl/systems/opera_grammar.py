@@ -30,7 +30,11 @@ _PLACEHOLDER = re.compile(
 _STATUS = re.compile(r"\"?\bstatus\"?\s*[:=]\s*\"?(yes|no)\b", re.IGNORECASE)
 _ANSWER = re.compile(r"\"?\banswer\"?\s*[:=]\s*\"?([^\"\n]*)", re.IGNORECASE)
 _VERDICT = re.compile(r"^(yes|no)\b[ :,.]*(.*)$", re.MULTILINE | re.IGNORECASE)
-_QUOTED = re.compile(r"\"([^\"]+)\"")
+# A quote ends a value before a comma, a brace or the line's end only: values may hold quotes.
+_QUERY = re.compile(
+    r"\brewritten_query[\"']?\s*:\s*([\"'])(?P<query>.*?)(?:\1\s*(?:[,}]|$)|$)", re.MULTILINE
+)
+_QUOTED = re.compile(r"\"(?P<query>[^\"]+)\"")
 
 
 class Step(NamedTuple):
@@ -158,7 +162,8 @@ def render_analysis(analysis: str, answer: str = "") -> str:
 def parse_rewrite(text: str) -> Parsed:
     """`{"rewritten_query", "strategy", "keywords"}`, or one line `strategy: query`.
 
-    Else the first quoted string, else the first line, is the query. The strategy is the thought.
+    Else what stands after that name, as in JSON with a mistake, the first quoted string or the
+    first line is the query. The strategy is the thought.
     """
     for value in json_values(text):
         if isinstance(value, Mapping) and "rewritten_query" in value:
@@ -168,8 +173,8 @@ def parse_rewrite(text: str) -> Parsed:
     name, colon, rest = text.strip().partition(":")
     if colon and name.strip().lower() in STRATEGIES:
         return _rewritten(rest.strip().split("\n")[0], name.strip().lower(), 0)
-    quoted = _QUOTED.search(text)
-    query = quoted[1] if quoted else text.strip().split("\n")[0]
+    found = _QUERY.search(text) or _QUOTED.search(text)
+    query = found["query"] if found else text.strip().split("\n")[0]
     return _rewritten(query.strip(), "", 2, "No JSON")
 
 

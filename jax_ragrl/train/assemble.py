@@ -38,10 +38,10 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.base import Credit, Recipe
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.dpo import Preference
-from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.objective import ESTIMATED, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
 from jax_ragrl.train.watch import Guard
@@ -187,11 +187,22 @@ class Job:
                     f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
                     "its actions would be cut: raise shapes.steps, or lower the role's tokens"
                 )
+        wanted = tuple(self.recipe.advantages) or ESTIMATED
+        if self.preference is None and self.objective.advantage not in wanted:
+            raise UserError(
+                f"objective.advantage is {self.objective.advantage!r}, which the credit of this "
+                f"system cannot be made into: use {' or '.join(wanted)}"
+            )
 
     @property
     def policy_of(self) -> dict[str, str]:
         """The policy of each role."""
         return {name: role.policy for name, role in self.recipe.system.roles.items()}
+
+    @property
+    def credit(self) -> Credit:
+        """The recipe's credit, as the objective wants it."""
+        return self.recipe.advantages.get(self.objective.advantage, self.recipe.credit)
 
     @property
     def temperature(self) -> float:

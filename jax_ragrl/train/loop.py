@@ -53,7 +53,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             roles = job.schedule.roles(step, tuple(job.policy_of))
             forest = roll_out(job, acting_in(job, parts, policies), questions, roles, step)
             watch.rollout(forest)
-            credit_N, weight_N = job.recipe.credit(forest, forest.reward_N)
+            credit_N, weight_N = job.credit(forest, forest.reward_N)
             known_N = np.where(weight_N > 0, credit_N, np.nan)
             clock.lap("time/rollout_s")
             turns = turns_of(forest, weight_N, forced=job.train_forced)

@@ -65,8 +65,8 @@ class Objective:
       critic: a model of its `own`, a head on the policy's trunk (`shared`, its loss weighing
         `value_coefficient`), or `none`.
       advantage: `gae` or `whitened_gae`, where a node's number is a reward that the critic spreads
-        over its tokens; or the name of the group rule that made the numbers, which then are the
-        advantages of all of a node's tokens.
+        over its tokens; or the group rule that makes the numbers (one of the recipe's, see
+        `systems.base.Recipe`), which then are the advantages of all of a node's tokens.
       span: what GAE runs over: a `turn`, whose number is all that it will ever earn, or the
         `conversation` of turns that continue each other, whose numbers are what each earned itself
         (`credit.assign.earned`); what is observed between turns is passed over.

@@ -1,7 +1,8 @@
 """`ragrl pool`: OPERA's D_scored, actions written and scored before training.
 
 The writer is a language model behind the interface of a frozen one, as the paper's is, or the
-policy that will be trained. Every action is scored as in training, by carrying it out.
+policy that will be trained. Every action is scored as in training, by carrying it out; the paper
+scores plans by another rubric (eq. 14), which is `recipe.plan_reward=code`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import assemble, load_job, load_llm, parse_llm
 from jax_ragrl.types import LLMRequest, Message, Question
 
-GROUP = 2  # candidates a decision and temperature
+GROUP = 3  # candidates a decision and temperature: twelve at the four of the paper
 
 
 class Ghostwriter:

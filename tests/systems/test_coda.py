@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.config import build
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Parsed, malformed
 from jax_ragrl.rollout.tree import plant
 from jax_ragrl.systems import coda
@@ -274,6 +275,18 @@ def test_the_advantage_is_normalised_over_the_rollouts_of_a_question():
     assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
 
 
+def test_the_objective_may_name_another_comparison_of_the_rollouts():
+    forest = group()
+    reward_N = coda.reward(forest, PAPER)
+    made = coda.recipe(PAPER).advantages
+    found = {name: credit(forest, reward_N)[0] for name, credit in made.items()}
+    assert found["group_normalised"].tolist() == rollout_advantages(forest, reward_N)[0].tolist()
+    leaf_N = forest.leaf_N & (forest.question_N == 0)
+    centred = reward_N[leaf_N] - reward_N[leaf_N].mean()
+    np.testing.assert_allclose(found["group_centred"][leaf_N], centred, rtol=1e-5)
+    np.testing.assert_allclose(found["leave_one_out"][leaf_N], centred * 6 / 5, rtol=1e-5)
+
+
 def test_duplicated_executor_turns_change_no_advantage():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
@@ -292,12 +305,22 @@ def test_a_rollout_without_peers_or_among_equals_learns_nothing():
     assert not rollout_advantages(equal, coda.reward(equal, PAPER))[0].any()
 
 
+def test_a_group_of_one_is_refused():
+    with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
+        coda.Settings(rollouts=1)
+
+
 def test_the_recipe_is_the_table_of_the_paper():
     recipe = coda.recipe(PAPER)
     assert recipe.rollouts == 8 and recipe.metric == "em"
     assert (recipe.system.max_turns, recipe.system.executor_turns, recipe.system.top_k) == (6, 6, 3)
     assert dataclasses.replace(CODE, top_p=1.0, together=True) == PAPER
     assert {role.policy for role in recipe.system.roles.values()} == {"policy"}
+
+
+def test_the_config_holds_the_published_code_too():
+    config = runpy.run_path(str(REPO / "configs/coda.py"))["get_config"]("code")
+    assert build(coda.Settings, config.recipe.to_dict()) == CODE != PAPER
 
 
 @pytest.mark.parametrize("file", ["configs/coda.py", "configs/tiny/coda.py"])

@@ -89,7 +89,7 @@ def test_now_and_then_is_a_fixed_share_of_the_questions():
     assert 0.2 < np.mean(due) < 0.3
 
 
-@pytest.mark.parametrize("changes", [{"when": "never"}, {"replaces": "best"}])
+@pytest.mark.parametrize("changes", [{"when": "never"}, {"replaces": "best"}, {"period": 0}])
 def test_unknown_injections_are_refused(changes):
     with pytest.raises(UserError, match="recipe.expert"):
         Injection(**changes)

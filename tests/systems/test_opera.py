@@ -218,11 +218,19 @@ def test_an_expert_that_is_wanted_and_not_there_is_an_error_when_training_starts
     [
         ({"gold": "x"}, "recipe.gold is 'x': use steps or world"),
         ({"plan_reward": "x"}, "recipe.plan_reward is 'x': use paper or code"),
+        ({"group": 1}, "group 1.*use 2 or more"),
+        ({"expert": opera.Injection(roles=("planner",))}, "names 'planner': use plan, analysis"),
     ],
 )
 def test_unknown_choices_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         Settings(**changes)
+
+
+def test_the_config_holds_the_published_code_too():
+    config = runpy.run_path(str(REPO / "configs/opera.py"))["get_config"]("code")
+    config.recipe.pool = ""
+    assert build(Settings, config.recipe.to_dict()) == opera.code() != opera.paper()
 
 
 @pytest.mark.parametrize("file", ["configs/opera.py", "configs/tiny/opera.py"])

@@ -13,6 +13,7 @@ from jax_ragrl.systems.baselines.executor import (
     SearchAgent,
     autorefine_reward,
     r1_searcher_reward,
+    research_reward,
     search_r1_reward,
 )
 from jax_ragrl.systems.coda import parse_executor
@@ -54,7 +55,10 @@ def test_a_search_in_the_last_turn_is_not_made(last):
 
 def test_the_agents_differ_in_prompt_and_reward_alone():
     starts = {}
-    agents = (executor.autorefine, executor.search_r1, executor.r1_searcher, executor.auto_rag)
+    agents = (
+        *(executor.autorefine, executor.search_r1, executor.r1_searcher),
+        *(executor.research, executor.auto_rag),
+    )
     for settings in (agent() for agent in agents):
         settings = dataclasses.replace(settings, style="coda_tiny", chat=True)
         recipe = executor.recipe(settings)
@@ -64,6 +68,7 @@ def test_the_agents_differ_in_prompt_and_reward_alone():
         "autorefine": ("search", pytest.approx(0.1)),
         "search_r1": ("look", 0.0),
         "r1_searcher": ("look", 0.0),
+        "research": ("look", pytest.approx(0.1)),
         "auto_rag": ("search", 0.0),
     }
 
@@ -92,6 +97,22 @@ def test_autorefine_pays_the_f1_or_else_a_tenth_for_a_refined_gold_answer():
 def test_search_r1_pays_an_exact_match():
     assert search_r1_reward("the Ulm!", ("Ulm",), []) == 1.0
     assert search_r1_reward("old Ulm", ("Ulm",), []) == 0.0
+
+
+@pytest.mark.parametrize("kind", executor.KINDS)
+def test_no_answer_is_never_right(kind):
+    """TriviaQA has the alias "A" of a vitamin: without its article nothing is left of it."""
+    forest, _ = talk(dataclasses.replace(SYSTEM, max_turns=1), {AGENT: ["hm"]})
+    vitamin = dataclasses.replace(forest.questions[0], answers=("Vitamin A", "A"))
+    reward_N = executor.reward(forest._replace(questions=(vitamin,)), kind)
+    assert reward_N[-1] == (-2.0 if kind == "r1_searcher" else 0.0)
+
+
+def test_research_pays_f1_or_a_tenth_for_the_right_form():
+    assert research_reward("Ulm", ("Ulm",), turns(SEARCH, FINAL)) == 1.0
+    assert research_reward("Rom", ("Ulm",), turns(SEARCH, FINAL)) == 0.1
+    assert research_reward("Ulm", ("Ulm",), turns(SEARCH, "hm", FINAL)) == 0.0
+    assert research_reward("", ("Ulm",), turns(SEARCH)) == 0.0
 
 
 @pytest.mark.parametrize(

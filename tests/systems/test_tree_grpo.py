@@ -78,5 +78,5 @@ def test_a_share_of_the_turns_branches_and_a_turn_repeats_its_choice():
 
 
 def test_one_tree_a_question_is_refused():
-    with pytest.raises(UserError, match="rollouts is 1.*2 or more"):
+    with pytest.raises(UserError, match="rollouts 1.*2 or more"):
         Settings(agent(rollouts=1))

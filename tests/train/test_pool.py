@@ -89,6 +89,7 @@ def test_every_temperature_gives_candidates_and_failures_give_none():
     heats = (0.3, 1.5)
     pool = scored_pool(settings, questions, [writer], retriever, WorldReader(made), heats)
     assert {r.sampling.temperature for r in clerk.asked} == set(heats)
+    assert sum(r.purpose == PLAN for r in clerk.asked) == 3 * len(heats) * len(questions)
     plans = [c for c in pool if c.role == PLAN]
     assert len(plans) == len(questions) and all(plan.score > 0.5 for plan in plans)
 

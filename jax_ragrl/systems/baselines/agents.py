@@ -39,7 +39,9 @@ SEARCH, FINISH = "Search", "Finish"
 BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
 _REACT = re.compile(r"\b(Search|Finish)\[([^\]\n]*)\]")
 _MARKED = re.compile(re.escape(BEGIN) + r"(.*?)(?:" + re.escape(END) + r"|$)", re.DOTALL)
-_ANSWER = re.compile(r"\\boxed\{(.*)\}|^\W*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
+# What a box holds ends with its own brace; as `\text{...}` it is what that holds.
+_BOX = re.compile(r"\\boxed\{\s*(?:\\text\w*\{([^{}]*)\}|((?:[^{}]|\{[^{}]*\})*))\s*\}")
+_ANSWER = re.compile(r"(\\boxed\{.*)|^\W*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
 
 
 def parse_react(text: str) -> Parsed:
@@ -63,6 +65,8 @@ def parse_marked(text: str) -> Parsed:
         return Parsed(SEARCH, (query,), upto) if query else malformed("Empty Action")
     marked = _ANSWER.findall(text)
     said = "".join(marked[-1]) if marked else text.strip().rpartition("\n")[2]
+    if boxed := _BOX.search(said):
+        said = boxed[1] or boxed[2] or ""
     said = said.strip().strip("*").strip()  # emphasis around the label or the answer
     return Parsed(FINISH, (said,), text) if said else malformed("No Action")
 

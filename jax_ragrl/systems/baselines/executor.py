@@ -1,14 +1,15 @@
 """One agent that thinks, searches and answers by itself: CoDA without its hierarchy.
 
-Four published agents are this loop with another prompt and another reward:
+Five published agents are this loop with another prompt and another reward:
   AutoRefine   refines what it found; the answer's F1, or 0.1 where a gold answer was refined
   Search-R1    does not refine; exact match (Jin et al. 2025)
   R1-Searcher  does not refine; F1, less 2 where the form is violated (Song et al. 2025)
+  ReSearch     does not refine; F1, or 0.1 where that is 0, of the right form (Chen et al. 2025)
   Auto-RAG     refines what it found; supervised, on its teacher's traces that end right (Yu et al.
                2024): stages of a warm-up with `only_correct`. Its reward here is exact match.
 
 Departures from their published code: turns are cut by ids (see CoDA's first departure), and all
-four use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
+five use one set of tags. Where Search-R1 appends a last turn in which a search is ignored, here a
 search in the last turn is never made: its two turns and the last one are `max_turns=3`. R1-Searcher
 is its second stage; a violation is a turn without an action, no answer, tags that do not match, or
 an answer of more than ten words. It subtracts a baseline only; here its groups are normalised like
@@ -30,9 +31,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Recipe, Reply, path_to, two_or_more
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
+    ROLLOUT_ADVANTAGES,
     observation,
     parse_executor,
     rollout_advantages,
@@ -54,6 +56,7 @@ from jax_ragrl.types import Hits, Passage, Question, Sampling
 
 AGENT = "agent"
 MAX_ANSWER_WORDS = 10
+Metric = Callable[[str, Sequence[str]], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,25 +121,37 @@ def autorefine_reward(answer: str, answers: Sequence[str], turns: Sequence[Parse
     """F1 of the answer; where that is 0, 0.1 if a gold answer stands in what was refined."""
     refined = " ".join(contents(turn.text, REFINE) for turn in turns)
     hit = bool(refined.strip()) and cover_match(refined, answers) > 0
-    return f1(answer, answers) or 0.1 * hit
+    return _scored(f1, answer, answers) or 0.1 * hit
 
 
 def search_r1_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
     """Exact match of the answer."""
     del turns
-    return exact_match(answer, answers)
+    return _scored(exact_match, answer, answers)
 
 
 def r1_searcher_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
     """F1 of the answer, less 2 where the form is violated."""
+    right = right_form(turns) and len(answer.split()) <= MAX_ANSWER_WORDS
+    return _scored(f1, answer, answers) - 2.0 * (not right)
+
+
+def research_reward(answer: str, answers: Sequence[str], turns: Sequence[Parsed]) -> float:
+    """0 where the form is violated; else F1 of the answer, or 0.1 where that is 0."""
+    return (_scored(f1, answer, answers) or 0.1) if right_form(turns) else 0.0
+
+
+def right_form(turns: Sequence[Parsed]) -> bool:
+    """Whether every turn acts, an answer and thoughts are there, and all tags match."""
     text = "".join(turn.text for turn in turns)
     searched = f"<{SEARCH}>" in text or f"</{SEARCH}>" in text
-    right = (
-        all(turn.valid for turn in turns)
-        and well_formed(text, (THINK, ANSWER) + ((SEARCH,) if searched else ()))
-        and len(answer.split()) <= MAX_ANSWER_WORDS
-    )
-    return f1(answer, answers) - 2.0 * (not right)
+    tags = (THINK, ANSWER) + ((SEARCH,) if searched else ())
+    return all(turn.valid for turn in turns) and well_formed(text, tags)
+
+
+def _scored(metric: Metric, answer: str, answers: Sequence[str]) -> float:
+    """The score of an answer; of none 0, also where a gold one is an article and says as little."""
+    return metric(answer, answers) if answer else 0.0
 
 
 class Kind(NamedTuple):
@@ -150,6 +165,7 @@ KINDS: Mapping[str, Kind] = {
     "autorefine": Kind("executor", autorefine_reward),
     "search_r1": Kind("search", search_r1_reward),
     "r1_searcher": Kind("search", r1_searcher_reward),
+    "research": Kind("search", research_reward),
     "auto_rag": Kind("executor", search_r1_reward),
 }
 
@@ -174,6 +190,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"recipe.kind is {self.kind!r}: use one of {', '.join(KINDS)}")
+        two_or_more("rollouts", self.rollouts)
 
 
 def autorefine() -> Settings:
@@ -189,6 +206,11 @@ def search_r1() -> Settings:
 def r1_searcher() -> Settings:
     """R1-Searcher: groups of sixteen."""
     return Settings("r1_searcher", rollouts=16)
+
+
+def research() -> Settings:
+    """ReSearch: groups of five."""
+    return Settings("research")
 
 
 def auto_rag() -> Settings:
@@ -223,4 +245,5 @@ def recipe(settings: Settings) -> Recipe:
         rollout_advantages,
         rollouts=settings.rollouts,
         metric="em",
+        advantages=ROLLOUT_ADVANTAGES,
     )

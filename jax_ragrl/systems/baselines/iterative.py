@@ -33,7 +33,9 @@ from jax_ragrl.text.prompts import numbered
 from jax_ragrl.types import Question
 
 THOUGHT, ANSWER = "Thought", "Answer"
-_SENTENCE = re.compile(r".*?[.?!](?=\s|$)")
+# A full stop after an initial, a letter of "U.S." or a title ends no sentence.
+_STOP = r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|Sr))(?<!\bMrs)\."
+_SENTENCE = re.compile(rf".*?(?:[?!]|{_STOP})(?=\s|$)")
 ANSWER_IS = re.compile(r"\banswer is:?\s*", re.IGNORECASE)
 
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from jax_ragrl.credit.advantages import tree_group
 from jax_ragrl.credit.assign import reachable_leaves
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Forest
@@ -78,18 +77,15 @@ class Settings:
     agent: executor.Settings = executor.Settings("search_r1", max_turns=3, rollouts=4)
     tree: RandomTree = RandomTree()
 
-    def __post_init__(self) -> None:
-        if self.agent.rollouts < 2:
-            raise UserError(
-                f"recipe.agent.rollouts is {self.agent.rollouts}: it is how many trees a question "
-                "has, and one alone is compared with itself: use 2 or more"
-            )
-
 
 def recipe(settings: Settings) -> Recipe:
     """The agent's own recipe, with trees for rollouts."""
     made = executor.recipe(settings.agent)
     tree = settings.tree
     return dataclasses.replace(
-        made, credit=leaf_advantages, expander=lambda roles: tree, width=tree.width
+        made,
+        credit=leaf_advantages,
+        expander=lambda roles: tree,
+        width=tree.width,
+        advantages={"tree_group": leaf_advantages},
     )
