@@ -1,4 +1,4 @@
-"""C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025, tables 6 to 8).
+"""C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025, tables 1, 7, 8).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl train --config=configs/c3po.py --workdir=runs/c3po \
@@ -56,7 +56,7 @@ def get_config() -> ConfigDict:
                 "aggregation": "role_sum",
             },
             "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6},
-            # About 1,024 actions an update (table 6): a tree of the paper has some 20.
+            # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 700,

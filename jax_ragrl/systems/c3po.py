@@ -293,7 +293,7 @@ def _dead(state: State, why: str) -> State:
 
 @dataclasses.dataclass(frozen=True)
 class TreeShape:
-    """The rollout (section 5.2) and its credit.
+    """The rollout (section 5.1) and its credit.
 
     `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
     paper) or by `text` (the question is the query, as in the code), and beside its forced actions
