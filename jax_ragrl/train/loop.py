@@ -99,9 +99,10 @@ def _begun(
 def begin(job: Job, parts: Parts) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles = tuple(job.policy_of)
-    policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
+    policies = {}
     for name, decoder in parts.policies.items():
         updates = updates_of(job, name)
+        allowed_ZV = allowed_tokens(job, parts.tokenizer, decoder.config.vocab_size)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
         policies[name] = prepare(
             decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
@@ -134,13 +135,18 @@ def enter(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
     return policies
 
 
-def allowed_tokens(job: Job, tokenizer: ChatTokenizer) -> np.ndarray | None:
-    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask."""
+def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray | None:
+    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask.
+
+    `size` is that of the model's vocabulary. Beyond its tokenizer's are ids that a role without a
+    mask is as free to write here as in sampling.
+    """
     patterns = [role.tokens for role in job.recipe.system.roles.values()]
     if not any(patterns):
         return None
     masks = [tokenizer.allowed(pattern) for pattern in patterns]
-    return np.stack([np.ones(len(tokenizer), bool) if mask is None else mask for mask in masks])
+    every_V = np.ones(size, bool)
+    return np.stack([every_V if m is None else np.pad(m, (0, size - len(m))) for m in masks])
 
 
 def trained_state(policies: Policies) -> dict[str, Models]:
