@@ -291,14 +291,23 @@ def _dead(state: State, why: str) -> State:
 # --- The recipe ---------------------------------------------------------------------------------
 
 
+SEARCHES = {
+    "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
+    "text": Forced(f"[{RETRIEVAL}] $question"),
+}
+SAMPLED = "sampled"
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeShape:
     """The rollout (section 5.1) and its credit.
 
     `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
     paper) or by `text` (the question is the query, as in the code), and beside its forced actions
-    the router samples `free` of its own. `dead_leaf` is `zero` or `ignore`, and `multiplicity`
-    weighs merged siblings by their number.
+    the router samples `free` of its own. With `sampled` nothing is forced, and the router tries as
+    many actions as any role: with a width of 1 that is the single trajectory of the paper's
+    ablation (section 6.4). `dead_leaf` is `zero` or `ignore`, and `multiplicity` weighs merged
+    siblings by their number.
     """
 
     width: int = 2
@@ -308,16 +317,22 @@ class TreeShape:
     dead_leaf: str = "zero"
     multiplicity: bool = False
 
+    def __post_init__(self) -> None:
+        if self.retrieval not in (*SEARCHES, SAMPLED):
+            known = ", ".join((*SEARCHES, SAMPLED))
+            raise UserError(f"tree.retrieval is {self.retrieval!r}: use one of {known}")
+        if self.dead_leaf not in ("zero", "ignore"):
+            raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
+        if self.free and self.retrieval == SAMPLED:
+            raise UserError("tree.free is for a forced router, and tree.retrieval forces nothing")
+
     def expander(self, roles: frozenset[str] = frozenset()) -> Tree:
-        """The tree with the router's three strategies forced."""
+        """The tree, with the router's three strategies forced unless it is `sampled`."""
         del roles
-        searches = {
-            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
-            "text": Forced(f"[{RETRIEVAL}] $question"),
-        }
-        if self.retrieval not in searches:
-            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
-        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
+        if self.retrieval == SAMPLED:
+            return Tree(self.width, self.until)
+        search = SEARCHES[self.retrieval]
+        forced = (Forced(f"[{NO_RETRIEVAL}]"), search, Forced(f"[{PLANNING}]"))
         return Tree(self.width, self.until, {ROUTER: forced}, self.free)
 
 
@@ -332,8 +347,6 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """Tree rollouts, the leaf's accuracy, Monte Carlo credit over reachable leaves."""
     tree = settings.tree
-    if tree.dead_leaf not in ("zero", "ignore"):
-        raise UserError(f"tree.dead_leaf is {tree.dead_leaf!r}: it must be zero or ignore")
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match),
