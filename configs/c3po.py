@@ -8,8 +8,8 @@
 The policy is a warm-started Qwen2-0.5B or 1.5B in Hugging Face layout. The paper's headline is a
 mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B) over six sets against 51.35 for Standard RAG
 with Qwen2-72B-Instruct; this config has not been run at that size here. Clip, gamma, lambda,
-whitening and where the KL goes are not in the paper: they are the defaults of the trainer that its
-authors name.
+whitening, where the KL goes and where the cosine ends are not in the paper: they are the defaults
+of the trainer that its authors name.
 """
 
 import functools
@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
                 "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
                 "aggregation": "role_sum",
             },
-            "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6},
+            "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6, "schedule": "cosine", "final": 0.1},
             # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "guard": {"bounds": (), "patience": 3},
             "run": {
