@@ -34,6 +34,12 @@ def get_config() -> ConfigDict:
                 "model": "Qwen/Qwen2-72B-Instruct",
                 "base_url": "http://localhost:8000/v1",
             },
+            # The paper measures by a judge's verdict; kind none: the answer holds a gold one.
+            "judge": {
+                "kind": "openai",
+                "model": "Qwen/Qwen2-72B-Instruct",
+                "base_url": "http://localhost:8000/v1",
+            },
             "system": "c3po",
             "recipe": {
                 "system": {

@@ -79,6 +79,12 @@ def test_what_a_user_leaves_out_is_named(name):
             load_job(load(name, rest))
 
 
+def test_a_judge_that_no_reward_would_hear_is_refused():
+    values = load("tiny/coda", {}) | {"judge": {"kind": "local"}}
+    with pytest.raises(UserError, match=r"judge.kind is 'local'.*takes no judge's verdict"):
+        load_job(values)
+
+
 def test_shapes_that_would_cut_an_action_are_refused():
     values = load("tiny/coda", {"shapes.steps": "55"})
     with pytest.raises(UserError, match=r"role planner may write 56 tokens.*steps is 55.*raise"):

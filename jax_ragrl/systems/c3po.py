@@ -17,6 +17,8 @@ Departures from the paper and its published code
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not given; they are the
      defaults of the trainer that the authors name.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
+  7. What is a right answer in training is not said. Here it is one that holds a gold answer, or,
+     with a `judge` in the config, one that a language model says is right: the paper's measure.
 """
 
 from __future__ import annotations
@@ -359,4 +361,5 @@ def recipe(settings: Settings) -> Recipe:
         width=max(tree.width, tree.free),
         inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
         metric="cover_em",
+        judged=True,
     )

@@ -380,4 +380,5 @@ def recipe(settings: Settings) -> Recipe:
         reward=functools.partial(reward, costs=settings.costs),
         credit=shared,
         metric="f1",
+        judged=True,
     )

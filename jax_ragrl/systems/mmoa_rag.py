@@ -313,4 +313,5 @@ def recipe(settings: Settings) -> Recipe:
         reward=functools.partial(reward, penalties=settings.penalties),
         credit=shared,
         metric="f1",
+        judged=True,
     )

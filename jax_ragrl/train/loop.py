@@ -230,7 +230,8 @@ def evaluate_models(
     job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
 ) -> Result:
     """The inference algorithm: greedy, one path a question."""
-    return evaluate(job.recipe.evaluated, questions, greedy(job, parts, models))
+    acting = greedy(job, parts, models)
+    return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
 
 
 def ask(job: Job, parts: Parts, question: str) -> str:
@@ -249,8 +250,9 @@ def answered(system: System, environment: Environment, texts: Sequence[str]) -> 
 
 
 def greedy(job: Job, parts: Parts, models: SamplerModels) -> Environment:
-    """What an evaluation acts on."""
-    return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes, greedy=True))
+    """What an evaluation acts on; its answers are graded all at once, or by nobody."""
+    sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
+    return parts.environment(sampler)._replace(judge=None)
 
 
 def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
@@ -258,4 +260,5 @@ def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
     questions = parts.questions["dev"][: job.run.dev_questions]
     result = evaluate_models(job, parts, acting_models(policies), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
-    return {"eval/accuracy": result.mean(job.recipe.metric), **shares}
+    metric = "judge" if parts.judge is not None else job.recipe.metric
+    return {"eval/accuracy": result.mean(metric), **shares}
