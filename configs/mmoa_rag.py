@@ -14,7 +14,8 @@ are `--config.recipe.system.modules=S+G` and `QR+G`.
 Paper and code differ in the penalties (`systems/mmoa_rag.py`), in where the KL goes (the paper's
 eq. 15: the reward of the last token; the code: that of every token), and in its controller. The
 paper lets the coefficient fall from 0.2 to 0.06 without saying how; here the code's controller does
-it. Temperature and epochs are the code's where the paper has none.
+it. Temperature and epochs are the code's where the paper has none; the rate falls to zero, as a
+cosine does in the framework that its authors name.
 """
 
 import functools
@@ -85,7 +86,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "kl": {"estimator": "k1", "coefficient": 0.2, "target": 6.0, **KL[preset]},
                 "aggregation": "token_mean",
             },
-            "optimizer": {"schedule": "cosine", "epochs": 2, **LEARNING[preset]},
+            "optimizer": {"schedule": "cosine", "final": 0.0, "epochs": 2, **LEARNING[preset]},
             # One epoch of HotpotQA, a buffer of 128 questions.
             "guard": {"bounds": (), "patience": 3},
             "run": {

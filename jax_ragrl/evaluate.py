@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.judge import judged
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.shares import in_shares
@@ -22,8 +22,7 @@ from jax_ragrl.text.metrics import (
     exact_match,
     f1,
 )
-from jax_ragrl.text.prompts import user_turn
-from jax_ragrl.types import LLMRequest, Question
+from jax_ragrl.types import Question
 
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "cover_em": cover_match,
@@ -190,28 +189,6 @@ def _cost(leaf: Record | None, actions: Sequence[Any]) -> dict[str, float]:
         "rounds": leaf.round if leaf else 0,
     }
     return {name: float(x) if leaf else float("nan") for name, x in cost.items()}
-
-
-def judged(
-    judge: FrozenLLM, questions: Sequence[Question], answers: Sequence[str | None]
-) -> np.ndarray:
-    """A language model's verdicts, float64 `[Q]`: 1 where its reply holds "true", in any case.
-
-    No answer is wrong without asking; nan where the judge failed.
-    """
-    verdicts = np.zeros(len(questions))
-    asked = [i for i, answer in enumerate(answers) if answer]
-    requests = [_verdict(questions[i], str(answers[i])) for i in asked]
-    for i, reply in zip(asked, judge.complete(requests) if requests else [], strict=True):
-        failed = isinstance(reply, EffectError)
-        verdicts[i] = np.nan if failed else float("true" in str(reply).lower())
-    return verdicts
-
-
-def _verdict(question: Question, prediction: str) -> LLMRequest:
-    gold = " | ".join(question.answers)
-    values = {"question": question.text, "answers": gold, "prediction": prediction}
-    return LLMRequest("judge", user_turn("judge", "judge", **values))
 
 
 def _leaves(forest: Forest) -> list[Record | None]:

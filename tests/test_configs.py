@@ -62,12 +62,29 @@ def test_what_a_user_names_lands_under_its_own_key(name):
     assert values["recipe"].get("pool") == pool
 
 
+@pytest.mark.parametrize(
+    ("name", "end"), [("c3po", 0.1), ("mmoa_rag", 0.0), ("mmoa_rag:code", 0.0), ("mao_arag", 1.0)]
+)
+def test_a_papers_rate_ends_where_that_of_its_framework_does(name, end):
+    job = load_job(load(name, given_to(name)))
+    choices = job.optimizer
+    taken = job.run.steps * choices.epochs * choices.minibatches
+    rate = choices.rate(choices.policy_lr, job.run.steps)(taken)
+    assert float(rate) == pytest.approx(end * choices.policy_lr)
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_what_a_user_leaves_out_is_named(name):
     for key in given_to(name):
         rest = {k: v for k, v in given_to(name).items() if k != key}
         with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
             load_job(load(name, rest))
+
+
+def test_a_judge_that_no_reward_would_hear_is_refused():
+    values = load("tiny/coda", {}) | {"judge": {"kind": "local"}}
+    with pytest.raises(UserError, match=r"judge.kind is 'local'.*takes no judge's verdict"):
+        load_job(values)
 
 
 def test_shapes_that_would_cut_an_action_are_refused():

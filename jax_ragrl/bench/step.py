@@ -152,11 +152,13 @@ class _Compiling:
 
 
 def _timed(environment: Environment, seconds: dict[str, float]) -> Environment:
+    judge = environment.judge
     return Environment(
         Timed(environment.sampler, "sampler", seconds),
         Timed(environment.retriever, "retriever", seconds),
         Timed(environment.llm, "llm", seconds),
         environment.count,
+        judge and Timed(judge, "llm", seconds),
     )
 
 

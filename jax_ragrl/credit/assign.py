@@ -72,7 +72,7 @@ def over_rollouts(
     """A rollout's reward against the other rollouts of its question, to each of its actions.
 
     One number a rollout enters the statistics, so the number of its actions cannot weigh (CoDA,
-    section 3.4). `rule` is one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+    section 3.3.2). `rule` is one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
     """
     root_N = forest.roots()
     roots, member_N = np.unique(root_N, return_inverse=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.judge import judged
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
@@ -51,12 +53,14 @@ class ActionSampler(Protocol):
 
 
 class Environment(NamedTuple):
-    """What a system's effects act on. `count` measures text, for the costs of calls."""
+    """What a system's effects act on. `count` measures text, for the costs of calls; a `judge`
+    grades the answers of leaves."""
 
     sampler: ActionSampler
     retriever: Retriever
     llm: FrozenLLM
     count: Callable[[str], int] = words
+    judge: FrozenLLM | None = None
 
 
 class Branch(NamedTuple):
@@ -110,6 +114,8 @@ def collect(
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failed])
+    if environment.judge is not None:
+        run.grade(environment.judge)
     forest = plant(questions, run.records, sorted(run.failed))
     return forest._replace(failures=tuple(run.failed[i] for i in forest.failed))
 
@@ -150,6 +156,17 @@ class Rollout:
             after += self._step(branch, several, [next(replies) for _ in several])
         self.number += 1
         return after
+
+    def grade(self, judge: FrozenLLM) -> None:
+        """The verdict on every answer; a question about which the judge failed has failed."""
+        leaves = [r for r in self.records if r.answer is not None]
+        leaves = [r for r in leaves if r.question not in self.failed]
+        asked = [self.questions[r.question] for r in leaves]
+        verdicts = judged(judge, asked, [r.answer for r in leaves])
+        for record, verdict in zip(leaves, verdicts.tolist(), strict=True):
+            record.verdict = verdict
+            if math.isnan(verdict):
+                self.failed[record.question] = f"{judge.name} failed to judge an answer"
 
     def _perform(self, wanted: Sequence[Wanted]) -> list[Any]:
         """A reply an effect, in order: actions, hits, or samples of the language model."""

@@ -45,7 +45,7 @@ def once(effect: Generate, question: str) -> Branching:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """C-3PO's tree (section 5.2): forced actions at some roles, then K(t) samples.
+    """C-3PO's tree (section 5.1): forced actions at some roles, then K(t) samples.
 
     `width` samples are drawn down to depth `until`, one below. `forced` maps a role to the texts
     it is made to write instead, beside `free` samples of its own; `$question` in them stands for

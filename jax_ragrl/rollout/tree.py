@@ -55,7 +55,8 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass
 class Record:
-    """One node on the host. `answer`, `why` and `calls` belong to leaves, the rest to actions.
+    """One node on the host. `answer`, `verdict` (of a judge, where there is one), `why` and `calls`
+    belong to leaves, the rest to actions.
 
     `round` counts the batched calls before the node: what runs side by side shares a round.
     `state` is what the action led to, `found` what was searched right after it returned.
@@ -73,6 +74,7 @@ class Record:
     round: int = 0
     calls: tuple[Call, ...] = ()
     answer: str | None = None
+    verdict: float | None = None
     why: str = ""
     state: Any = None
     found: tuple[Passage, ...] = ()

@@ -84,6 +84,7 @@ class Recipe:
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
       metric: the headline metric of its evaluation, see `evaluate.METRICS`.
+      judged: whether a judge's verdict may take the place of the metric in `reward`.
       width: how many actions at most the expander has sampled after one prompt, for plans.
     """
 
@@ -94,6 +95,7 @@ class Recipe:
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"
+    judged: bool = False
     width: int = 1
     advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
 

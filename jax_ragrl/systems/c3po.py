@@ -17,6 +17,8 @@ Departures from the paper and its published code
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not given; they are the
      defaults of the trainer that the authors name.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
+  7. What is a right answer in training is not said. Here it is one that holds a gold answer, or,
+     with a `judge` in the config, one that a language model says is right: the paper's measure.
 """
 
 from __future__ import annotations
@@ -291,14 +293,23 @@ def _dead(state: State, why: str) -> State:
 # --- The recipe ---------------------------------------------------------------------------------
 
 
+SEARCHES = {
+    "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
+    "text": Forced(f"[{RETRIEVAL}] $question"),
+}
+SAMPLED = "sampled"
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeShape:
-    """The rollout (section 5.2) and its credit.
+    """The rollout (section 5.1) and its credit.
 
     `retrieval` forces the router's search by `prefix` (the policy writes the query, as in the
     paper) or by `text` (the question is the query, as in the code), and beside its forced actions
-    the router samples `free` of its own. `dead_leaf` is `zero` or `ignore`, and `multiplicity`
-    weighs merged siblings by their number.
+    the router samples `free` of its own. With `sampled` nothing is forced, and the router tries as
+    many actions as any role: with a width of 1 that is the single trajectory of the paper's
+    ablation (section 6.4). `dead_leaf` is `zero` or `ignore`, and `multiplicity` weighs merged
+    siblings by their number.
     """
 
     width: int = 2
@@ -308,16 +319,22 @@ class TreeShape:
     dead_leaf: str = "zero"
     multiplicity: bool = False
 
+    def __post_init__(self) -> None:
+        if self.retrieval not in (*SEARCHES, SAMPLED):
+            known = ", ".join((*SEARCHES, SAMPLED))
+            raise UserError(f"tree.retrieval is {self.retrieval!r}: use one of {known}")
+        if self.dead_leaf not in ("zero", "ignore"):
+            raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
+        if self.free and self.retrieval == SAMPLED:
+            raise UserError("tree.free is for a forced router, and tree.retrieval forces nothing")
+
     def expander(self, roles: frozenset[str] = frozenset()) -> Tree:
-        """The tree with the router's three strategies forced."""
+        """The tree, with the router's three strategies forced unless it is `sampled`."""
         del roles
-        searches = {
-            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
-            "text": Forced(f"[{RETRIEVAL}] $question"),
-        }
-        if self.retrieval not in searches:
-            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
-        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
+        if self.retrieval == SAMPLED:
+            return Tree(self.width, self.until)
+        search = SEARCHES[self.retrieval]
+        forced = (Forced(f"[{NO_RETRIEVAL}]"), search, Forced(f"[{PLANNING}]"))
         return Tree(self.width, self.until, {ROUTER: forced}, self.free)
 
 
@@ -332,8 +349,6 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """Tree rollouts, the leaf's accuracy, Monte Carlo credit over reachable leaves."""
     tree = settings.tree
-    if tree.dead_leaf not in ("zero", "ignore"):
-        raise UserError(f"tree.dead_leaf is {tree.dead_leaf!r}: it must be zero or ignore")
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match),
@@ -346,4 +361,5 @@ def recipe(settings: Settings) -> Recipe:
         width=max(tree.width, tree.free),
         inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
         metric="cover_em",
+        judged=True,
     )

@@ -62,9 +62,10 @@ MAX_PARTS = 4
 
 
 def sub_questions(reply: str) -> tuple[str, ...]:
-    """One a line, numbering stripped."""
-    lines = (re.sub(r"^\s*(\d+[.):]|[-*])\s*", "", line).strip() for line in reply.split("\n"))
-    return tuple(line for line in lines if line)
+    """One a line, without what numbers or stresses it: not the number that begins a title."""
+    lines = (line.replace("**", "").strip() for line in reply.split("\n"))
+    bare = (re.sub(r"^(\d{1,2}[.):](?!\d)|[-*](?=\s|$))\s*", "", line) for line in lines)
+    return tuple(line for line in bare if line)
 
 
 def selected(reply: str, documents: tuple[Passage, ...]) -> tuple[Passage, ...]:
@@ -379,4 +380,5 @@ def recipe(settings: Settings) -> Recipe:
         reward=functools.partial(reward, costs=settings.costs),
         credit=shared,
         metric="f1",
+        judged=True,
     )

@@ -9,7 +9,7 @@ Departures from the paper and its published code
   1. Penalties read the raw text. The code counts sub-questions after cutting them to four, so that
      its penalty never fires; what works there is a limit on their characters (`code()`).
   2. The selector's mask holds in scoring too; the code samples with a mask and scores without.
-     The mask admits tokens made of several permitted pieces, as tokenizers merge them.
+     The mask admits tokens that join pieces of a selection, as tokenizers merge them.
   3. An empty line is no query; the code searches with it.
   4. The reward is the best F1 over all gold answers, with the guard on yes and no that the code has
      in evaluation only; the code knows one gold answer a question.
@@ -145,8 +145,10 @@ class MMOARAG:
         """The roles of the modules that are on; one shared policy."""
         sampling = functools.partial(Sampling, self.temperature, self.top_p)
         selection = functools.partial(parse_selection, word=self.word)
-        # A token may join permitted pieces: some tokenizers have one for `,Document`.
-        spelled = f"(?:{re.escape(self.word)}|[0-9]|,)+"
+        # Digits of no more places than the documents' numbers have. A token may join what stands
+        # side by side in a selection: some tokenizers have one for `,Document`.
+        digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
+        spelled = f",|,?{re.escape(self.word)}(?:{digits})?|{digits},?"
         roles = {
             "QR": Role(REWRITER, parse_queries, sampling(self.rewriter_tokens)),
             "S": Role(SELECTOR, selection, sampling(self.selector_tokens), tokens=spelled),
@@ -311,4 +313,5 @@ def recipe(settings: Settings) -> Recipe:
         reward=functools.partial(reward, penalties=settings.penalties),
         credit=shared,
         metric="f1",
+        judged=True,
     )

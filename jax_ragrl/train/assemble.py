@@ -150,7 +150,9 @@ class Job:
 
     `policy` is the folder that every policy of the system starts from, except those that `policies`
     names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
-    keeps actions that were forced in the update, scored under the current policy. With `preference`
+    keeps actions that were forced in the update, scored under the current policy. A `judge` is a
+    language model that grades answers in the place of the system's own metric, as the reward and on
+    dev questions; kind `none` is none. With `preference`
     the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
     `remat` are the dtype of forward and backward passes and what the latter computes again. `mesh`
     is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without it a run
@@ -164,6 +166,7 @@ class Job:
     data: Data = Data()
     index: Index = Index()
     llm: LLM = LLM()
+    judge: LLM = LLM("none")
     shapes: Shapes = Shapes()
     layout: Layout = Layout()
     policy: str = TINY
@@ -179,6 +182,11 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.judge.kind != "none" and not self.recipe.judged:
+            raise UserError(
+                f"judge.kind is {self.judge.kind!r}, but this system's reward takes no judge's "
+                "verdict: set it to none"
+            )
         systems = (self.recipe.system, self.recipe.evaluated)
         for role in (role for system in systems for role in system.roles.values()):
             asked, most = role.sampling.max_tokens, self.shapes.steps
@@ -260,6 +268,7 @@ class Parts(NamedTuple):
     llm: FrozenLLM
     policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
+    judge: FrozenLLM | None = None
 
     def models(self) -> dict[str, tuple[Any, Any]]:
         """The policies as a sampler takes them, see `for_sampling`."""
@@ -267,7 +276,7 @@ class Parts(NamedTuple):
 
     def environment(self, sampler: ActionSampler) -> Environment:
         """What a rollout acts on, with calls measured in the policy's tokens."""
-        return Environment(sampler, self.retriever, self.llm, self.tokenizer.count)
+        return Environment(sampler, self.retriever, self.llm, self.tokenizer.count, self.judge)
 
 
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
@@ -276,8 +285,9 @@ def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     mesh = mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
     retriever = in_turn(lambda: search(corpus, job.index, workdir))
-    llm = load_llm(job.llm, world, job.recipe.system.style, job.shapes, own_mesh(mesh))
-    return Parts(questions, retriever, llm, policies, tokenizer)
+    on = (world, job.recipe.system.style, job.shapes, own_mesh(mesh))
+    judge = load_llm(job.judge, *on) if job.judge.kind != "none" else None
+    return Parts(questions, retriever, load_llm(job.llm, *on), policies, tokenizer, judge)
 
 
 def mesh_for(job: Job) -> Mesh | None:

@@ -100,9 +100,10 @@ def _begun(
 def begin(job: Job, parts: Parts) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles = tuple(job.policy_of)
-    policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
+    policies = {}
     for name, decoder in parts.policies.items():
         updates = updates_of(job, name)
+        allowed_ZV = allowed_tokens(job, parts.tokenizer, decoder.config.vocab_size)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
         policies[name] = prepare(
             decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
@@ -135,13 +136,18 @@ def enter(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
     return policies
 
 
-def allowed_tokens(job: Job, tokenizer: ChatTokenizer) -> np.ndarray | None:
-    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask."""
+def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray | None:
+    """What each role's grammar lets it write, bool `[Z, V]`; None where no role has a mask.
+
+    `size` is that of the model's vocabulary. Beyond its tokenizer's are ids that a role without a
+    mask is as free to write here as in sampling.
+    """
     patterns = [role.tokens for role in job.recipe.system.roles.values()]
     if not any(patterns):
         return None
     masks = [tokenizer.allowed(pattern) for pattern in patterns]
-    return np.stack([np.ones(len(tokenizer), bool) if mask is None else mask for mask in masks])
+    every_V = np.ones(size, bool)
+    return np.stack([every_V if m is None else np.pad(m, (0, size - len(m))) for m in masks])
 
 
 def trained_state(policies: Policies) -> dict[str, Models]:
@@ -225,7 +231,8 @@ def evaluate_models(
     job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
 ) -> Result:
     """The inference algorithm: greedy, one path a question."""
-    return evaluate(job.recipe.evaluated, questions, greedy(job, parts, models))
+    acting = greedy(job, parts, models)
+    return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
 
 
 def ask(job: Job, parts: Parts, question: str) -> str:
@@ -244,8 +251,9 @@ def answered(system: System, environment: Environment, texts: Sequence[str]) -> 
 
 
 def greedy(job: Job, parts: Parts, models: SamplerModels) -> Environment:
-    """What an evaluation acts on."""
-    return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes, greedy=True))
+    """What an evaluation acts on; its answers are graded all at once, or by nobody."""
+    sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
+    return parts.environment(sampler)._replace(judge=None)
 
 
 def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
@@ -253,4 +261,5 @@ def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
     questions = parts.questions["dev"][: job.run.dev_questions]
     result = evaluate_models(job, parts, acting_models(policies), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
-    return {"eval/accuracy": result.mean(job.recipe.metric), **shares}
+    metric = "judge" if parts.judge is not None else job.recipe.metric
+    return {"eval/accuracy": result.mean(metric), **shares}

@@ -107,7 +107,11 @@ class Objective:
                 f"objective.advantage is {self.advantage!r} with critic {self.critic!r}: a critic "
                 f"is for {' or '.join(ESTIMATED)}; with this one use {' or '.join(wanted)}"
             )
-
+        if self.role_weights and self.aggregation != "role_sum":
+            raise UserError(
+                "objective.role_weights weigh the roles of aggregation 'role_sum', but this is "
+                f"{self.aggregation!r}, which knows no roles: choose role_sum, or leave them out"
+            )
         if self.span == "conversation" and self.critic == "none":
             raise UserError(
                 "objective.span is 'conversation' without a critic, whose values GAE carries from "

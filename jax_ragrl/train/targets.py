@@ -59,7 +59,7 @@ def credited(
 
     A token's reward is its share of the KL penalty, and at its action's last token the action's
     number. With a critic the advantage is GAE of those rewards, and the return is `A + V` with the
-    advantage before whitening (Chen et al. 2025, section 5.3). Without one it is the reward to go,
+    advantage before whitening (Chen et al. 2025, app. A.1). Without one it is the reward to go,
     which is the action's number at every token where the reward holds no KL.
     """
     o, mask_AT = objective, scored.mask_AT

@@ -3,7 +3,7 @@
 It stands where the paper has a 72B model with few-shot prompts: it reads the text of a prompt,
 writes a legal action, and is imperfect in the ways such a teacher is. It chooses strategies without
 regard to the question, it keeps passages that merely share a name, and it sometimes stops early.
-Rejection sampling keeps what led to a right answer all the same (Chen et al. 2025, section 5.3).
+Rejection sampling keeps what led to a right answer all the same (Chen et al. 2025, section 5.2).
 """
 
 from __future__ import annotations

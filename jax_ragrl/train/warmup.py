@@ -1,7 +1,7 @@
 """The warm start: a tiny decoder learns its roles from a teacher, by supervised fine-tuning.
 
 Two kinds of stages on one code path. *Skills*: the teacher's careful rollouts in many generated
-worlds, with few passages a search at first. *Rejection sampling* (Chen et al. 2025, section 5.3):
+worlds, with few passages a search at first. *Rejection sampling* (Chen et al. 2025, section 5.2):
 the careless teacher's trees, of which only actions on the way to a right answer are kept.
 
 Beside the proxy's roles the decoder learns those of a frozen language model (`train/reading.py`):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.rollout.collect import Branch
+from jax_ragrl.rollout.collect import Branch, collect
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rollout.tree import NO_PARENT, Action
-from jax_ragrl.types import Question
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest
+from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import (
     ANN,
     BOB,
@@ -21,6 +22,7 @@ from tests.rollout.tape import (
     leaves_of,
     passage,
     play,
+    system,
 )
 
 KEEP_1, KEEP_NONE = "Thought: t\nAction: [1]", "Thought: t\nAction: []"
@@ -458,3 +460,31 @@ def test_hits_reach_the_branch_that_searched():
     forest = play(Tape(by_name, {"Ann": [passage(31)], "Bob": [passage(32)]}), ANN, BOB)
     read = {r.question: r.state.documents for r in forest.records if r.role == "filter"}
     assert read == {0: (passage(31),), 1: (passage(32),)}
+
+
+def judged_forest(told: dict) -> tuple[Forest, Tape]:
+    """The paper's tree of two questions in an environment with a judge."""
+    texts = {"filter": "Thought: t\nAction: [1]", "decision": "Thought: t\nAction: [LLM]"}
+    tape = Tape(lambda role, *_: texts[role], told=told)
+    environment = tape.environment()._replace(judge=tape)
+    return collect(system(), PAPER, (ANN, BOB), environment), tape
+
+
+def test_a_judges_verdict_on_each_distinct_answer_is_the_reward():
+    def verdict(request: LLMRequest) -> str:
+        return str("Answer: in Ulm" in request.messages[-1].content)
+
+    forest, tape = judged_forest({"answer": "in Ulm", "answer_direct": "Wien", "judge": verdict})
+    reward_N = answer_rewards(forest, lambda *_: pytest.fail("the judge stands in its place"))
+    ends = [(r.answer, reward) for r, reward in zip(forest.records, reward_N, strict=True)]
+    assert {end for end in ends if end[0]} == {("in Ulm", 1.0), ("Wien", 0.0)}
+    assert tape.log.count(("judge",)) == 4 < int(forest.leaf_N.sum())
+
+
+def test_a_question_whose_judge_failed_has_failed():
+    def verdict(request: LLMRequest) -> str | EffectError:
+        return EffectError("down") if "Ann" in request.messages[-1].content else "True"
+
+    forest, _ = judged_forest({"judge": verdict})
+    assert forest.failed == (0,) and forest.failures == ("tape failed to judge an answer",)
+    assert set(forest.question_N.tolist()) == {1}

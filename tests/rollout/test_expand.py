@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Forced, Tree, once
+from jax_ragrl.systems.c3po import TreeShape
 from tests.rollout.tape import PAPER, Tape, improvise, play
 from tests.rollout.test_collect import QUESTIONS
 
@@ -71,3 +73,25 @@ def test_two_roadmaps_give_eleven_leaves():
     tape = Tape(distinct, told={"roadmap": lambda request: str(request.seed)})
     forest = play(tape, QUESTIONS[0], expander=PAPER, roadmaps=2)
     assert int(forest.leaf_N.sum()) == 11
+
+
+def test_a_tree_of_width_one_whose_router_is_sampled_is_a_single_trajectory():
+    """The paper's ablation without trees: one leaf, whose reward each action gets (section 6.4)."""
+    tree = TreeShape(width=1, retrieval="sampled").expander()
+    texts = {"router": "[Planning]", "decision": "Thought: t\nAction: [LLM]"}
+    forest = play(Tape(lambda role, *_: texts[role]), QUESTIONS[0], expander=tree)
+    assert [r.role for r in forest.records] == ["router", "decision", "leaf"]
+    assert forest.parent_N.tolist() == [-1, 0, 1] and not forest.forced_N.any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"retrieval": "x"}, "tree.retrieval is 'x': use one of prefix, text, sampled"),
+        ({"retrieval": "sampled", "free": 1}, "tree.free is for a forced router"),
+        ({"dead_leaf": "x"}, "tree.dead_leaf is 'x': it must be zero or ignore"),
+    ],
+)
+def test_a_tree_that_cannot_be_grown_is_refused_before_a_run(shape, message):
+    with pytest.raises(UserError, match=message):
+        TreeShape(**shape)

@@ -139,7 +139,10 @@ def test_selecting_may_need_a_search_before():
 def test_sub_questions_are_lines_without_their_numbers():
     assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?", "e?")
     assert sub_questions("In 1999, who?") == ("In 1999, who?",)
-    assert sub_questions(" \n") == ()
+    assert sub_questions(" \n1.\n-") == ()
+    assert sub_questions("**1. Who?**\n2.When?") == ("Who?", "When?")
+    titles = ("2001: A Space Odyssey was whose?", "3:10 to Yuma was whose?", "*NSYNC sang what?")
+    assert sub_questions("\n".join(titles)) == titles
 
 
 def test_a_selection_is_numbers_of_documents():

@@ -164,6 +164,18 @@ def test_the_mask_lets_a_selection_through_and_little_else(tokenizer):
     assert re.fullmatch(real, ",Document") and not re.fullmatch(real, "Doc")
 
 
+def test_the_mask_holds_numbers_to_the_places_that_the_documents_numbers_have():
+    """Llama 3 has a token for every number up to 999, and for several commas (eq. 5)."""
+    pieces = ["0", "9", "12", "99", "201", ",", ",,", "Document", "DocumentDocument"]
+
+    def legal(top_k: int) -> list[str]:
+        mask = MMOARAG(top_k=top_k).roles["selector"].tokens
+        return [piece for piece in pieces if re.fullmatch(mask, piece)]
+
+    assert legal(10) == ["0", "9", ",", "Document"]
+    assert legal(11) == ["0", "9", "12", "99", ",", "Document"]
+
+
 # --- The line of modules -------------------------------------------------------------------------
 
 

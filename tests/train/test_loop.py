@@ -47,3 +47,11 @@ def test_a_run_keeps_the_policies_it_was_given_only_as_references(
     monkeypatch.setattr(loop, "roll_out", roll_out)
     with pytest.raises(FirstRolloutError):
         loop.train(job, assemble(job, tmp_path), tmp_path)
+
+
+def test_a_role_without_a_grammar_may_write_what_its_sampler_may():
+    """A model's vocabulary is often padded beyond its tokenizer's; the sampler knows no edge."""
+    job, size = load_job(load_config(CONFIGS / "tiny" / "mmoa_rag.py", [])), len(tokenizer()) + 4
+    allowed_ZV = loop.allowed_tokens(job, tokenizer(), size)
+    assert allowed_ZV.shape == (3, size)
+    assert allowed_ZV[[0, 2]].all() and not allowed_ZV[1, -4:].any()

@@ -357,6 +357,7 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: Objective(advantage="group_centred"), "with critic 'own'"),
         (lambda: Objective(critic="none"), "with critic 'none'"),
         (lambda: Objective(span="game"), "span is 'game'"),
+        (lambda: Objective(role_weights=(("planner", 2.0),)), "this is 'token_mean', which knows"),
         (lambda: dataclasses.replace(GRPO, span="conversation"), "without a critic"),
         (lambda: KL("everywhere"), "kl.where is 'everywhere'"),
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
