@@ -109,9 +109,8 @@ def collect(
     with ThreadPoolExecutor(max_workers=2) as pool:
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
-            live = run.round([b for b in live if b.question not in run.failed])
-    forest = plant(questions, run.records, sorted(run.failed))
-    return forest._replace(failures=tuple(run.failed[i] for i in forest.failed))
+            live = run.round([b for b in live if b.question not in run.failures])
+    return plant(questions, run.records, run.failures)
 
 
 class Wanted(NamedTuple):
@@ -133,7 +132,7 @@ class Rollout:
     seed: int
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
-    failed: dict[int, str] = dataclasses.field(default_factory=dict)
+    failures: dict[int, str] = dataclasses.field(default_factory=dict)
     number: int = 0
 
     def round(self, live: Sequence[Branch]) -> list[Branch]:
@@ -201,7 +200,7 @@ class Rollout:
         flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
         errors = [reply for reply in flat if isinstance(reply, EffectError)]
         if errors:
-            self.failed[branch.question] = str(errors[-1])
+            self.failures[branch.question] = str(errors[-1])
             return []
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
         self._note(branch, replies)

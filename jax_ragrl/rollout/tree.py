@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,11 +125,18 @@ class Forest(NamedTuple):
 
 
 def plant(
-    questions: Sequence[Question], records: Sequence[Record], failed: Sequence[int] = ()
+    questions: Sequence[Question],
+    records: Sequence[Record],
+    failures: Mapping[int, str] | None = None,
 ) -> Forest:
-    """The arrays of recorded nodes; nodes of failed questions are left out."""
-    lost = set(failed)
-    kept = [i for i, r in enumerate(records) if r.question not in lost]
+    """The arrays of recorded nodes.
+
+    `failures` tells, by question, what the environment said where it failed: the nodes of these
+    questions are left out.
+    """
+    failures = failures or {}
+    failed = tuple(sorted(failures))
+    kept = [i for i, r in enumerate(records) if r.question not in failures]
     number = {old: new for new, old in enumerate(kept)} | {NO_PARENT: NO_PARENT}
     rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in kept]
     leaf = np.array([r.role == LEAF for r in rows], bool)
@@ -143,7 +150,8 @@ def plant(
         reward_N=np.zeros(len(rows), np.float32),
         multiplicity_N=np.array([r.multiplicity for r in rows], np.int32),
         records=tuple(rows),
-        failed=tuple(sorted(lost)),
+        failed=failed,
+        failures=tuple(failures[i] for i in failed),
     )
 
 
