@@ -53,8 +53,8 @@ from jax_ragrl.text.training import train_tokenizer
 from jax_ragrl.train.assemble import load_policy, load_recipe
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
-from jax_ragrl.train.teacher import Teacher, TeacherSampler, Writer
-from jax_ragrl.train.teachers import coda, mao_arag, mmoa_rag, opera
+from jax_ragrl.train.teacher import TeacherSampler, Writer
+from jax_ragrl.train.teachers import c3po, coda, mao_arag, mmoa_rag, opera
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Lesson(NamedTuple):
 
 
 TEACHERS: Mapping[str, type] = {
-    "c3po": Teacher,
+    "c3po": c3po.Teacher,
     "coda": coda.Teacher,
     "jax_ragrl.systems.baselines.executor": coda.Teacher,
     "mao_arag": mao_arag.Teacher,
