@@ -47,7 +47,7 @@ from jax_ragrl.train.assemble import (
     load_data,
     load_llm,
     load_policy,
-    search,
+    load_retriever,
 )
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, example, imitate
@@ -150,7 +150,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
     out.mkdir(parents=True, exist_ok=True)
     corpus, questions, world = load_data(run.data)
-    retriever = search(corpus, run.index, out)
+    retriever = load_retriever(corpus, run.index, out)
     policy, tokenizer = load_policy(run.policy)
     rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))
     examples = [example(tokenizer, *row) for row in rows]

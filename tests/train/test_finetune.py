@@ -14,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.train.assemble import Index, load_data, load_policy, search
+from jax_ragrl.train.assemble import Index, load_data, load_policy, load_retriever
 from jax_ragrl.train.finetune import (
     ROWS,
     Source,
@@ -86,7 +86,7 @@ def test_a_model_is_tried_by_the_prompt_that_it_was_taught(tmp_path, kind, first
     values = {"rows": kind, "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": data, "top_k": 2}
     run = load_finetune(values)
     corpus, questions, world = load_data(run.data)
-    retriever = search(corpus, Index(kind="exact"), tmp_path)
+    retriever = load_retriever(corpus, Index(kind="exact"), tmp_path)
     rows = ROWS[kind].rows(run, Source(questions["train"][:40], retriever, corpus, world))
     tape = Tape({})
     evaluate(ROWS[kind].system(run.style, run.top_k), [ANN], tape.environment())
