@@ -291,6 +291,12 @@ def _dead(state: State, why: str) -> State:
 # --- The recipe ---------------------------------------------------------------------------------
 
 
+SEARCHES = {
+    "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
+    "text": Forced(f"[{RETRIEVAL}] $question"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeShape:
     """The rollout (section 5.2) and its credit.
@@ -308,16 +314,16 @@ class TreeShape:
     dead_leaf: str = "zero"
     multiplicity: bool = False
 
+    def __post_init__(self) -> None:
+        for name, choices in (("retrieval", SEARCHES), ("dead_leaf", ("zero", "ignore"))):
+            if getattr(self, name) not in choices:
+                given = getattr(self, name)
+                raise UserError(f"tree.{name} is {given!r}: it must be {' or '.join(choices)}")
+
     def expander(self, roles: frozenset[str] = frozenset()) -> Tree:
         """The tree with the router's three strategies forced."""
         del roles
-        searches = {
-            "prefix": Forced(f"[{RETRIEVAL}]", complete=False),
-            "text": Forced(f"[{RETRIEVAL}] $question"),
-        }
-        if self.retrieval not in searches:
-            raise UserError(f"tree.retrieval is {self.retrieval!r}: it must be prefix or text")
-        forced = (Forced(f"[{NO_RETRIEVAL}]"), searches[self.retrieval], Forced(f"[{PLANNING}]"))
+        forced = (Forced(f"[{NO_RETRIEVAL}]"), SEARCHES[self.retrieval], Forced(f"[{PLANNING}]"))
         return Tree(self.width, self.until, {ROUTER: forced}, self.free)
 
 
@@ -332,8 +338,6 @@ class Settings:
 def recipe(settings: Settings) -> Recipe:
     """Tree rollouts, the leaf's accuracy, Monte Carlo credit over reachable leaves."""
     tree = settings.tree
-    if tree.dead_leaf not in ("zero", "ignore"):
-        raise UserError(f"tree.dead_leaf is {tree.dead_leaf!r}: it must be zero or ignore")
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match),
