@@ -92,7 +92,7 @@ class Forest(NamedTuple):
       parent_N: int32, smaller than the node's own number; `NO_PARENT` at roots.
       question_N: int32, index into `questions`.
       leaf_N, dead_N, forced_N: bool. A dead leaf has no answer.
-      reward_N: float32, zero except on leaves.
+      reward_N: float32, what each node earned itself (`Recipe.reward`); 0 until that is known.
       multiplicity_N: int32, how many identical siblings were merged into the node.
       records: host side of every node.
       failed: questions whose effects failed; they have no nodes here and no reward.
