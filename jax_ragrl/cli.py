@@ -389,11 +389,11 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 def _serve(arguments: argparse.Namespace) -> None:
     from jax_ragrl.serve.app import Limits, serve
     from jax_ragrl.serve.replies import Served
-    from jax_ragrl.train.loop import greedy
+    from jax_ragrl.train.loop import greedy_environment
 
     a = arguments
     with _acting(a) as (values, job, parts):
-        environment = greedy(job, parts, parts.models())
+        environment = greedy_environment(job, parts, parts.models())
         warm = parts.questions["dev"][0].text
         names = (str(values["system"]), str(a.workdir or job.policy))
         served = Served(*names, job.recipe.evaluated, environment, warm)

@@ -17,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, causal_mask
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.lora import load_lora, merge_lora, save_lora
-from jax_ragrl.sharding import replicate
+from jax_ragrl.sharding import beside, mesh_of
 
 PROBE = (2, 16)  # rows and tokens of the random ids that both models are asked about
 TOLERANCE = 1e-4  # two layouts of the same numbers may add them in another order
@@ -45,7 +45,7 @@ def export(
     """
     plain = decoder if decoder.adapter is None else merge_lora(decoder)
     folder = save_decoder(plain, folder, tokenizer_folder, dtype=dtype)
-    back = load_decoder(folder, _mesh(plain), "float32", param_dtype=dtype)
+    back = load_decoder(folder, mesh_of(plain.embed[...]), "float32", param_dtype=dtype)
     return _verified(folder, _rounded(plain, dtype), back)
 
 
@@ -56,7 +56,7 @@ def export_adapter(decoder: Decoder, folder: str | Path, base_model: str | None 
     """
     folder = save_lora(decoder, folder, base_model)
     plain = Decoder.from_params(decoder.config, decoder.params())
-    return _verified(folder, decoder, load_lora(plain, folder, _mesh(decoder)))
+    return _verified(folder, decoder, load_lora(plain, folder, mesh_of(plain.embed[...])))
 
 
 def _verified(folder: Path, wanted: Decoder, back: Decoder) -> Exported:
@@ -77,7 +77,7 @@ def max_logit_difference(one: Decoder, other: Decoder) -> float:
 def _probe(decoder: Decoder) -> Array:
     graphdef, state = nnx.split(decoder)
     ids_BL = np.random.default_rng(0).integers(0, decoder.config.vocab_size, PROBE, np.int32)
-    return _logits(graphdef, state, _beside(ids_BL, decoder))
+    return _logits(graphdef, state, beside(ids_BL, decoder.embed[...]))
 
 
 @jax.jit(static_argnums=0)
@@ -85,17 +85,6 @@ def _logits(graphdef: nnx.GraphDef, state: nnx.State, ids_BL: Array) -> Array:
     decoder = nnx.merge(graphdef, state)
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
     return decoder.logits(decoder(ids_BL, positions_BL, causal_mask(jnp.ones_like(ids_BL)))[0])
-
-
-def _beside(x: np.ndarray, decoder: Decoder) -> Array:
-    """`x` on every device that holds the decoder."""
-    mesh = _mesh(decoder)
-    return jax.device_put(x, decoder.embed[...].sharding) if mesh is None else replicate(x, mesh)
-
-
-def _mesh(decoder: Decoder) -> jax.sharding.Mesh | None:
-    mesh = getattr(decoder.embed[...].sharding, "mesh", None)
-    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
 
 
 def _rounded(decoder: Decoder, dtype: str) -> Decoder:

@@ -292,6 +292,12 @@ def share(tree: Any, mesh: Mesh | None) -> Any:
     return jax.device_put(tree) if mesh is None else replicate(tree, mesh)
 
 
+def beside(x: Any, placed: jax.Array) -> jax.Array:
+    """A small host array whole on every device that holds the array `placed`."""
+    mesh = mesh_of(placed)
+    return jax.device_put(x, placed.sharding) if mesh is None else replicate(x, mesh)
+
+
 def fetch(tree: Any) -> Any:
     """Arrays on the host, whole, wherever they are."""
     if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):

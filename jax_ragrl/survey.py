@@ -31,7 +31,7 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
-from jax_ragrl.train.assemble import Index, search_index
+from jax_ragrl.train.assemble import Index, open_or_build_index
 from jax_ragrl.train.log import append
 from jax_ragrl.types import Question
 
@@ -137,7 +137,7 @@ def _opened(
         corpus = load_corpus(data.corpus)
         given = setting.index_folder if data.corpus == setting.corpus else None
         folder = given or workdir / "indexes" / corpus.fingerprint
-        retriever = search_index(corpus, Index(encoder, folder=str(folder)), workdir)
+        retriever = open_or_build_index(corpus, Index(encoder, folder=str(folder)), workdir)
         bench = open_bench(setting, actors, retriever)
         return Opened(bench, questions_of(setting._replace(questions=data.questions)))
     except Exception as error:  # whatever it is, the other sets are not lost

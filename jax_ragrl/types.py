@@ -2,11 +2,12 @@
 
 Axes, worn as suffixes (`logits_BxLxV` is written `logits_BLV`):
   B questions or prompts   N nodes of a forest        A actions             Z roles, or groups
-  R rows of a batch        L places in a row          M scored tokens of a row
+  R rows, or rollouts      L places in a row, leaves  M scored tokens of a row
   P tokens of a prompt     T tokens of an action      V vocabulary          S key positions
   Q questions or queries   X passages of a corpus     K passages or siblings, in a model KV heads
-  D width                  H heads                    G heads of a KV head  F features of a head
-  C conversations          1 an axis of that size, to broadcast
+  D width                  H heads, or hosts          G heads of a KV head  F features of a head
+  C conversations, or tokens of a chunk               W rows after a shared prefix
+  I, J blocks of queries, of keys                     1 an axis of that size, to broadcast
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train import assemble
 from jax_ragrl.train.assemble import REPLY, Parts, load_job, load_policies, policy_folder
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.loop import begin, trained_state
+from jax_ragrl.train.loop import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.llm.server import serving
@@ -143,7 +143,7 @@ def leave_a_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     settle(workdir / "config.json", values)
     job = load_job(values)
     policies, chat = load_policies(job, None)
-    begun = begin(job, Parts({}, Tape({}), NoLLM(), policies, chat))
+    begun = prepare_policies(job, Parts({}, Tape({}), NoLLM(), policies, chat))
     states = {
         name: jax.tree.map(lambda x, n=n: x * n, state)
         for n, (name, state) in enumerate(trained_state(begun).items(), start=2)

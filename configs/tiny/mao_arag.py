@@ -3,7 +3,7 @@
     ragrl train --config=configs/tiny/mao_arag.py --workdir=runs/mao_arag
 
 Chen et al. 2025, "MAO-ARAG: Multi-Agent Orchestration for Adaptive Retrieval-Augmented Generation".
-The executors are the world's rule-based reader in their offices. Rewards, the limit of turns and
+The world's rule-based reader plays the executors. Rewards, the limit of turns and
 the equal weights of costs are the paper's; learning rates, lengths and batch are scaled to the
 model. The unit of token costs is, as in the paper, what the dearest workflow costs: rewriter,
 selector and answer take 5.1e-5 dollars here, a summary 1.4e-5 to 2.1e-5.

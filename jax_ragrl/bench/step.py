@@ -23,7 +23,7 @@ from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.train.assemble import Job, Parts, assemble, mesh_for
-from jax_ragrl.train.loop import acting_in, begin, learn, roll_out
+from jax_ragrl.train.loop import acting_environment, learn, prepare_policies, roll_out
 from jax_ragrl.train.policies import Policies
 from jax_ragrl.types import Question
 
@@ -71,7 +71,7 @@ def bench_step(
     if shape is not None:
         names = sorted(parts.policies)
         parts = parts._replace(policies=_random(job, shape, names))
-    policies = begin(job, parts)
+    policies = prepare_policies(job, parts)
     parts = parts._replace(policies={})
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     laps = []
@@ -115,7 +115,7 @@ def _lap(
     compiling = _Compiling()
     roles = job.schedule.roles(step, tuple(job.policy_of))
     begun = time.perf_counter()
-    environment = _timed(acting_in(job, parts, policies), seconds)
+    environment = _timed(acting_environment(job, parts, policies), seconds)
     forest = roll_out(job, environment, questions, roles, step)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_of(forest, weight_N, forced=job.train_forced)

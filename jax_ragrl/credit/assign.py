@@ -27,17 +27,17 @@ def reachable_leaves(
     """
     counted_N = forest.leaf_N & ~(forest.dead_N & ignore_dead)
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
-    arrays = (forest.parent_N, counted_N, reward_N, weight_N.astype(np.float32))
+    parent_N = padded(forest.parent_N, 512, -1)  # padding nodes are roots and no leaves
+    rest = [padded(x, 512) for x in (counted_N, reward_N, weight_N.astype(np.float32))]
+    value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put([parent_N, *rest])))
     count = len(forest.parent_N)
-    # Few compiled shapes: padding nodes are roots and no leaves. A forest may be empty.
-    size = max(1, -(-count // 512)) * 512
-    fills: tuple[Any, ...] = (-1, False, 0.0, 0.0)
-    padded = [
-        np.pad(x, (0, size - count), constant_values=fill)
-        for x, fill in zip(arrays, fills, strict=True)
-    ]
-    value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put(padded)))
     return value_N[:count], leaves_N[:count]
+
+
+def padded(x: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
+    """As many rows as a multiple, at least one of it, so that few shapes are compiled."""
+    missing = -len(x) % multiple if len(x) else multiple
+    return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
 
 
 def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,10 +78,8 @@ def over_rollouts(
     roots, member_N = np.unique(root_N, return_inverse=True)
     total_R = np.zeros(len(roots), np.float32)
     np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
-    missing = -len(roots) % 64  # few compiled shapes: padding is in no group
-    reward_R = np.pad(total_R, (0, missing))
-    group_R = np.pad(forest.question_N[roots], (0, missing), constant_values=-1)
-    arrays = jax.device_put((reward_R, group_R, group_R >= 0))
+    group_R = padded(forest.question_N[roots], 64, -1)  # padding is in no group
+    arrays = jax.device_put((padded(total_R, 64), group_R, group_R >= 0))
     advantage_R = jax.device_get(_compared(rule, *arrays, len(forest.questions)))
     return advantage_R[member_N], np.ones(len(root_N), np.float32)
 

@@ -1,4 +1,4 @@
-"""The world's reader in the offices of a workflow: decompose, rewrite, select, summarise, explain.
+"""The world's reader as executors of a workflow: decompose, rewrite, select, summarise, explain.
 
 What MAO-ARAG asks of its frozen executors, and InstructRAG of the writer of its rationales, by rule
 and on the text of the prompt alone. A chain of relations comes apart into steps that need each
@@ -26,7 +26,7 @@ from jax_ragrl.types import LLMRequest
 
 
 class WorldExecutors(WorldReader):
-    """A `WorldReader` that also serves the purposes in `OFFICES`; all others it answers as before.
+    """A `WorldReader` that also serves the purposes in `EXECUTORS`; all others as before.
 
     Sub-questions with their answers are read in the prompt style's form `pair`.
     """
@@ -36,10 +36,10 @@ class WorldExecutors(WorldReader):
         return [self._serve(r) for r in requests]
 
     def _serve(self, request: LLMRequest) -> str:
-        office = OFFICES.get(request.purpose)
-        if office is None:
+        executor = EXECUTORS.get(request.purpose)
+        if executor is None:
             return super().complete([request])[0]
-        return office(self._style, request.messages[-1].content)
+        return executor(self._style, request.messages[-1].content)
 
 
 def decompose_serial(style: str, prompt: str) -> str:
@@ -119,7 +119,7 @@ def explain(style: str, prompt: str) -> str:
     return " ".join(facts + verdict)
 
 
-OFFICES: Mapping[str, Callable[[str, str], str]] = {
+EXECUTORS: Mapping[str, Callable[[str, str], str]] = {
     "decompose_serial": decompose_serial,
     "decompose_parallel": decompose_parallel,
     "rewrite": rewrite,

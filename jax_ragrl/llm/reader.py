@@ -150,26 +150,14 @@ class WorldReader:
 
     def _answer(self, question: str, plan: Plan, documents: Sequence[Passage]) -> str:
         told = [facts_of(d.text) for d in documents]
+        steps = resolve(plan, [self._known, *told])
+        pairs, values = [pair for pair, _ in steps], [value or None for _, value in steps]
         read = {pair: value for facts in told for pair, value in facts.items()}
-        pairs, values = self._resolve(plan, read)
         wrong = [v for pair, v in read.items() if any(_alike(pair, p) for p in pairs)]
         idle = sum(not any(pair in facts for pair in pairs) for facts in told)
         if self._distracted(question, documents, idle, len(wrong)):
             values = [*values[:-1], wrong[0] if wrong else None]
         return conclude(plan, values)
-
-    def _resolve(
-        self, plan: Plan, read: Mapping[tuple[str, str], str]
-    ) -> tuple[list[tuple[str, str]], list[str | None]]:
-        """The facts that the plan asks for, and their values from the page or from memory."""
-        pairs, values = [], []
-        value: str | None = None
-        for relation, entity in plan.hops:
-            pair = (entity or value or "", relation)
-            value = read.get(pair) or self._known.get(pair)
-            pairs.append(pair)
-            values.append(value)
-        return pairs, values
 
     def _distracted(
         self, question: str, documents: Sequence[Passage], idle: int, alike: int

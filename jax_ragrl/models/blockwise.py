@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.models.product import product
+
 LOWEST = jnp.finfo(jnp.float32).min
 
 
@@ -54,7 +56,7 @@ def _scores(q: Array, k: Array, mask_BLL: Array, i: Array, j: Array) -> Array:
     """Scaled scores of a pair of blocks, float32 `[B, K, G, l, s]`, the lowest where hidden."""
     size = q.shape[1]
     mask = _part(_part(mask_BLL, i, size), j, size, 2)[:, None, None]
-    scores = jnp.einsum("blkgf,bskf->bkgls", q, k, preferred_element_type=jnp.float32)
+    scores = product("blkgf,bskf->bkgls", q, k)
     return jnp.where(mask, scores * jnp.float32(q.shape[-1] ** -0.5), LOWEST)
 
 
@@ -73,9 +75,7 @@ def _forward(
             top = jnp.maximum(highest, jnp.max(scores, axis=-1))
             probs, before = jnp.exp(scores - top[..., None]), jnp.exp(highest - top)
             v = _part(v_BLKF, j, size)
-            more = jnp.einsum(
-                "bkgls,bskf->bkglf", probs.astype(v.dtype), v, preferred_element_type=jnp.float32
-            )
+            more = product("bkgls,bskf->bkglf", probs.astype(v.dtype), v)
             total = total * before + jnp.sum(probs, axis=-1)
             return top, total, out * before[..., None] + more
 
@@ -99,7 +99,6 @@ def _backward(size: int, kept: _Kept, dout_BLKGF: Array) -> tuple[Array, Array, 
     q_BLKGF, k_BLKF, v_BLKF, mask_BLL, out_BLKGF, lse_BKGL = kept
     count, scale = q_BLKGF.shape[1] // size, jnp.float32(q_BLKGF.shape[-1] ** -0.5)
     visible_IJ = _visible(mask_BLL, size)
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     along_BKGL = product("blkgf,blkgf->bkgl", dout_BLKGF, out_BLKGF)
 
     def keys(j: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

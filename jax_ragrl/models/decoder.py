@@ -481,9 +481,8 @@ def causal_mask(segments_BL: Array) -> Array:
     length = segments_BL.shape[1]
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
     real_B1L = (segments_BL != 0)[:, None, :]
-    earlier_1LL = jnp.tril(jnp.ones((length, length), bool))[None]
     itself_1LL = jnp.eye(length, dtype=bool)[None]
-    return (same_BLL & real_B1L & earlier_1LL) | itself_1LL
+    return (same_BLL & real_B1L & earlier(length)) | itself_1LL
 
 
 def init_sharded(

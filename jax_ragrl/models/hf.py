@@ -23,7 +23,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights, weights
-from jax_ragrl.sharding import Rules, replicate, to_sharding
+from jax_ragrl.sharding import Rules, beside, fetch, to_sharding
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -270,23 +270,22 @@ def save_decoder(
         raise UserError("this decoder's weights are int8: save the one it was made from")
     dtype = dtype or decoder.config.param_dtype
     raw = hf_config.to_hf(decoder.config, dtype) | _special_ids(tokenizer_folder)
-    fetch = fetcher(decoder)
     return write_checkpoint(
-        decoder.config, raw, fetch, folder, dtype, tokenizer_folder, max_shard_bytes
+        decoder.config, raw, fetcher(decoder), folder, dtype, tokenizer_folder, max_shard_bytes
     )
 
 
 def write_checkpoint(
     config: DecoderConfig,
     raw: dict[str, Any],
-    fetch: Callable[[str, int | None], np.ndarray],
+    parameter: Callable[[str, int | None], np.ndarray],
     folder: str | Path,
     dtype: str,
     tokenizer_folder: str | Path | None,
     max_shard_bytes: int,
 ) -> Path:
-    """`fetch(name, layer)` gives one parameter of one layer as we hold it, when its turn comes."""
-    entries = _entries(config, fetch, dtype)
+    """`parameter(name, layer)` gives one of a layer, or of the model, when its turn comes."""
+    entries = _entries(config, parameter, dtype)
     folder = check_new(folder)
     if jax.process_index() != 0:
         # Fetching gathers over hosts: every host must come along, and only the first one writes.
@@ -306,48 +305,33 @@ def write_checkpoint(
 
 
 def _entries(
-    config: DecoderConfig, fetch: Callable[[str, int | None], np.ndarray], dtype: str
+    config: DecoderConfig, parameter: Callable[[str, int | None], np.ndarray], dtype: str
 ) -> list[safetensors_io.Entry]:
     def entry(stored: str, name: str, layer: int | None, layout: Layout) -> safetensors_io.Entry:
         return safetensors_io.Entry(
-            stored, layout.stored_shape, dtype, lambda: layout.to_stored(fetch(name, layer))
+            stored, layout.stored_shape, dtype, lambda: layout.to_stored(parameter(name, layer))
         )
 
     return [entry(*row) for row in stored_tensors(config)]
 
 
 def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
-    """`fetch(name, layer)`: one parameter of one layer, on the host."""
+    """What gives one parameter of a layer, or of the model (layer None), on the host."""
     params = decoder.params()
 
-    def fetch(name: str, layer: int | None) -> np.ndarray:
+    def parameter(name: str, layer: int | None) -> np.ndarray:
         if layer is None:
-            return to_host(params[name])
+            return fetch(params[name])
         stack = params["layers"][name]
-        return to_host(_layer_of(stack, _beside(stack, np.int32(layer))))
+        return fetch(_layer_of(stack, beside(np.int32(layer), stack)))
 
-    return fetch
+    return parameter
 
 
 @jax.jit
 def _layer_of(stack: Array, layer: Array) -> Array:
     """The index is an argument, so that one compilation serves every layer."""
     return jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
-
-
-def _beside(x: Array, scalar: np.int32) -> Array:
-    """`scalar` on the devices that hold `x`."""
-    mesh = getattr(x.sharding, "mesh", None)
-    return replicate(scalar, mesh) if mesh is not None else jax.device_put(scalar, x.sharding)
-
-
-def to_host(x: Array) -> np.ndarray:
-    """The whole array on this host, wherever its shards are."""
-    if x.is_fully_addressable:
-        return jax.device_get(x)
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def check_new(folder: str | Path) -> Path:

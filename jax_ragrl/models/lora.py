@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights
-from jax_ragrl.sharding import Rules, mesh_of, replicate, tree_shardings
+from jax_ragrl.sharding import Rules, fetch, mesh_of, replicate, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -179,7 +179,7 @@ def save_lora(decoder: Decoder, folder: str | Path, base_model: str | None = Non
     """Write the adapter alone, in PEFT's layout; `base_model` is the base's folder or name."""
     lora, arrays = lora_config(decoder), adapter_arrays(decoder)
     folder = hf.check_new(folder)
-    values = {name: hf.to_host(x) for name, x in arrays.items()}
+    values = fetch(arrays)
     if jax.process_index() != 0:
         return folder
     folder.mkdir(parents=True, exist_ok=True)

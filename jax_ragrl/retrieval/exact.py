@@ -27,8 +27,8 @@ def nearest(queries_QD: Array, passages_XD: Array, k: int) -> tuple[Array, Array
     Returns:
       scores_QK float32, descending; index_QK int32. Of equal scores the lower index comes first.
     """
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    scores_QX = product("qd,xd->qx", queries_QD, passages_XD)
+    exactly = jax.lax.Precision.HIGHEST
+    scores_QX = jnp.einsum("qd,xd->qx", queries_QD, passages_XD, precision=exactly)
     return jax.lax.top_k(jnp.round(scores_QX * GRID) / GRID, k)
 
 

@@ -113,11 +113,10 @@ def collect(
     with ThreadPoolExecutor(max_workers=2) as pool:
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
-            live = run.round([b for b in live if b.question not in run.failed])
+            live = run.round([b for b in live if b.question not in run.failures])
     if environment.judge is not None:
         run.grade(environment.judge)
-    forest = plant(questions, run.records, sorted(run.failed))
-    return forest._replace(failures=tuple(run.failed[i] for i in forest.failed))
+    return plant(questions, run.records, run.failures)
 
 
 class Wanted(NamedTuple):
@@ -139,7 +138,7 @@ class Rollout:
     seed: int
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
-    failed: dict[int, str] = dataclasses.field(default_factory=dict)
+    failures: dict[int, str] = dataclasses.field(default_factory=dict)
     number: int = 0
 
     def round(self, live: Sequence[Branch]) -> list[Branch]:
@@ -160,13 +159,13 @@ class Rollout:
     def grade(self, judge: FrozenLLM) -> None:
         """The verdict on every answer; a question about which the judge failed has failed."""
         leaves = [r for r in self.records if r.answer is not None]
-        leaves = [r for r in leaves if r.question not in self.failed]
+        leaves = [r for r in leaves if r.question not in self.failures]
         asked = [self.questions[r.question] for r in leaves]
         verdicts = judged(judge, asked, [r.answer for r in leaves])
         for record, verdict in zip(leaves, verdicts.tolist(), strict=True):
             record.verdict = verdict
             if math.isnan(verdict):
-                self.failed[record.question] = f"{judge.name} failed to judge an answer"
+                self.failures[record.question] = f"{judge.name} failed to judge an answer"
 
     def _perform(self, wanted: Sequence[Wanted]) -> list[Any]:
         """A reply an effect, in order: actions, hits, or samples of the language model."""
@@ -218,7 +217,7 @@ class Rollout:
         flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
         errors = [reply for reply in flat if isinstance(reply, EffectError)]
         if errors:
-            self.failed[branch.question] = str(errors[-1])
+            self.failures[branch.question] = str(errors[-1])
             return []
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
         self._note(branch, replies)

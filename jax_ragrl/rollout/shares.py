@@ -56,5 +56,4 @@ def merge(
     order = sorted(range(len(rows)), key=lambda n: (rows[n].round, rows[n].question))
     node = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
     records = [dataclasses.replace(rows[n], parent=node[rows[n].parent]) for n in order]
-    forest = plant(questions, records, sorted(failures))
-    return forest._replace(failures=tuple(failures[i] for i in forest.failed))
+    return plant(questions, records, failures)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ class Forest(NamedTuple):
       parent_N: int32, smaller than the node's own number; `NO_PARENT` at roots.
       question_N: int32, index into `questions`.
       leaf_N, dead_N, forced_N: bool. A dead leaf has no answer.
-      reward_N: float32, zero except on leaves.
+      reward_N: float32, what each node earned itself (`Recipe.reward`); 0 until that is known.
       multiplicity_N: int32, how many identical siblings were merged into the node.
       records: host side of every node.
       failed: questions whose effects failed; they have no nodes here and no reward.
@@ -127,11 +127,18 @@ class Forest(NamedTuple):
 
 
 def plant(
-    questions: Sequence[Question], records: Sequence[Record], failed: Sequence[int] = ()
+    questions: Sequence[Question],
+    records: Sequence[Record],
+    failures: Mapping[int, str] | None = None,
 ) -> Forest:
-    """The arrays of recorded nodes; nodes of failed questions are left out."""
-    lost = set(failed)
-    kept = [i for i, r in enumerate(records) if r.question not in lost]
+    """The arrays of recorded nodes.
+
+    `failures` tells, by question, what the environment said where it failed: the nodes of these
+    questions are left out.
+    """
+    failures = failures or {}
+    failed = tuple(sorted(failures))
+    kept = [i for i, r in enumerate(records) if r.question not in failures]
     number = {old: new for new, old in enumerate(kept)} | {NO_PARENT: NO_PARENT}
     rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in kept]
     leaf = np.array([r.role == LEAF for r in rows], bool)
@@ -145,7 +152,8 @@ def plant(
         reward_N=np.zeros(len(rows), np.float32),
         multiplicity_N=np.array([r.multiplicity for r in rows], np.int32),
         records=tuple(rows),
-        failed=tuple(sorted(lost)),
+        failed=failed,
+        failures=tuple(failures[i] for i in failed),
     )
 
 

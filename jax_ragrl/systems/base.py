@@ -44,13 +44,18 @@ class System(Protocol):
     def advance(self, state: Any, reply: Any) -> Any: ...
 
 
-def path_to(forest: Forest, node: int) -> list[Record]:
-    """The records from a node's root down to the node itself."""
+def nodes_to(forest: Forest, node: int) -> list[int]:
+    """The numbers of the nodes from a node's root down to the node itself."""
     path = []
     while node != NO_PARENT:
-        path.append(forest.records[node])
+        path.append(node)
         node = int(forest.parent_N[node])
     return path[::-1]
+
+
+def path_to(forest: Forest, node: int) -> list[Record]:
+    """The records of `nodes_to`."""
+    return [forest.records[n] for n in nodes_to(forest, node)]
 
 
 def everywhere_once(roles: frozenset[str]) -> Expander:

@@ -37,8 +37,8 @@ from jax_ragrl.credit.assign import shared
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
-from jax_ragrl.rollout.tree import NO_PARENT, Call, Forest
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.rollout.tree import Call, Forest
+from jax_ragrl.systems.base import Recipe, nodes_to
 from jax_ragrl.systems.workflows import AG, DS, QDP, QDS, QR, R, parse_plan, render_plan
 from jax_ragrl.text.metrics import f1
 from jax_ragrl.text.prompts import numbered, user_turn
@@ -334,22 +334,12 @@ def reward(forest: Forest, costs: Costs) -> np.ndarray:
     reward_N = answer_rewards(forest, f1)
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         end = forest.records[leaf]
-        for turn, node in enumerate(_above(forest, leaf)):
+        for turn, node in enumerate(nodes_to(forest, leaf)[:-1]):
             parsed = forest.records[node].parsed
             assert parsed is not None, "what stands above a leaf is an action"
             calls = [call for call in end.calls if call.turn == turn]
             reward_N[node] = own_reward(parsed, calls, len(end.state.parts), costs)
     return reward_N
-
-
-def _above(forest: Forest, leaf: int) -> list[int]:
-    """The actions that led to a leaf, first to last."""
-    nodes: list[int] = []
-    node = int(forest.parent_N[leaf])
-    while node != NO_PARENT:
-        nodes.insert(0, node)
-        node = int(forest.parent_N[node])
-    return nodes
 
 
 # --- The recipe -----------------------------------------------------------------------------------

@@ -258,6 +258,12 @@ class Penalties:
     generator: float = -0.5
     words: int = 30
 
+    def __post_init__(self) -> None:
+        if self.queries not in QUERY_RULES:
+            raise UserError(
+                f"penalties.queries is {self.queries!r}: use {' or '.join(QUERY_RULES)}"
+            )
+
 
 def penalty(record: Record, penalties: Penalties) -> float:
     """What an action is penalised with, by its raw text; 0 for most."""
@@ -304,10 +310,6 @@ def code() -> Settings:
 
 def recipe(settings: Settings) -> Recipe:
     """One rollout a question; to each role the answer's F1 and its own penalty."""
-    if settings.penalties.queries not in QUERY_RULES:
-        raise UserError(
-            f"penalties.queries is {settings.penalties.queries!r}: use {' or '.join(QUERY_RULES)}"
-        )
     return Recipe(
         system=settings.system,
         reward=functools.partial(reward, penalties=settings.penalties),

@@ -149,9 +149,8 @@ class Opera:
     def advance(self, state: State, reply: Reply) -> State:
         """The state after a reply."""
         if isinstance(reply, Hits):
-            judged = SubGoal(state.goal, len(state.answers), len(state.steps))
             return dataclasses.replace(
-                state, phase="analyse", candidates=reply.passages, judged=judged
+                state, phase="analyse", candidates=reply.passages, judged=_subgoal(state)
             )
         assert isinstance(reply, Parsed)
         state = dataclasses.replace(state, depth=state.depth + 1)
@@ -192,6 +191,11 @@ def next_step(state: State) -> State:
             return dataclasses.replace(state, phase="search", goal=goal, query=goal, rewrites=0)
         state = _over(state, "", "Missing Answer")
     return dataclasses.replace(state, phase="done", answer=state.answers[-1] or None)
+
+
+def _subgoal(state: State) -> SubGoal:
+    """The sub-goal in work."""
+    return SubGoal(state.goal, len(state.answers), len(state.steps))
 
 
 def _over(state: State, answer: str, why: str) -> State:
@@ -274,11 +278,11 @@ def _role_reward(forest: Forest, record: Record, success: float, settings: Setti
         return plan(question.text, parsed, success, settings.least_steps)
     if record.role == ANALYSIS:
         return analysis_reward(parsed, gold_of(question, state.judged, state.candidates))
-    goal = SubGoal(state.goal, len(state.answers), len(state.steps))
-    gold = gold_of(question, goal, record.found)
+    gold = gold_of(question, _subgoal(state), record.found)
     return rewrite_reward(parsed, gold, settings.ndcg_power)
 
 
+@functools.cache
 def expert_of(settings: Settings) -> Expert | None:
     """The expert that the settings name; None where none is wanted.
 
@@ -300,11 +304,7 @@ def expert_of(settings: Settings) -> Expert | None:
 def groups(trained: frozenset[str], settings: Settings) -> Expander:
     """The groups of the roles in training. Plans are all carried out, queries all searched."""
     whole, peeked = frozenset((PLAN,)), frozenset((REWRITE,))
-    expert = _expert_once(settings)
-    return Groups(trained, settings.group, settings.expert, expert, whole, peeked)
-
-
-_expert_once = functools.cache(expert_of)
+    return Groups(trained, settings.group, settings.expert, expert_of(settings), whole, peeked)
 
 
 def recipe(settings: Settings) -> Recipe:

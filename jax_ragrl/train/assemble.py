@@ -284,7 +284,7 @@ def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     corpus, questions, world = load_data(job.data)
     mesh = mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
-    retriever = in_turn(lambda: search(corpus, job.index, workdir))
+    retriever = in_turn(lambda: load_retriever(corpus, job.index, workdir))
     on = (world, job.recipe.system.style, job.shapes, own_mesh(mesh))
     judge = load_llm(job.judge, *on) if job.judge.kind != "none" else None
     return Parts(questions, retriever, load_llm(job.llm, *on), policies, tokenizer, judge)
@@ -338,7 +338,7 @@ def load_data(
     return Corpus(world.passages), world.questions, world
 
 
-def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
+def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
     """The retriever of a run: a server asked, or an index of its corpus."""
     if index.kind == REMOTE:
         return RemoteRetriever(index.url)
@@ -347,10 +347,10 @@ def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
             "set index.kind to remote and index.url"
         )
-    return search_index(corpus, index, workdir)
+    return open_or_build_index(corpus, index, workdir)
 
 
-def search_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
+def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
     """The retriever of a corpus: an index opened, or made first."""
     folder = pathlib.Path(index.folder or workdir / "index")
     if (folder / INDEX_FILE).exists():

@@ -47,10 +47,10 @@ from jax_ragrl.train.assemble import (
     load_data,
     load_llm,
     load_policy,
-    search,
+    load_retriever,
 )
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.sft import IMITATION, Example, imitate
+from jax_ragrl.train.sft import IMITATION, Example, example, imitate
 from jax_ragrl.train.trainer import acting, prepare, trained
 from jax_ragrl.types import Hits, Question
 
@@ -150,10 +150,10 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
     out.mkdir(parents=True, exist_ok=True)
     corpus, questions, world = load_data(run.data)
-    retriever = search(corpus, run.index, out)
+    retriever = load_retriever(corpus, run.index, out)
     policy, tokenizer = load_policy(run.policy)
     rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))
-    examples = [example_of(row, tokenizer) for row in rows]
+    examples = [example(tokenizer, *row) for row in rows]
     tested = questions["test"][: run.test_questions]
     before = _accuracy(run, nnx.split(policy, nnx.Param), tokenizer, retriever, tested)
     choices = (IMITATION, run.optimizer, run.layout, (ANSWER,), 1.0, run.steps)
@@ -179,12 +179,6 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
-
-
-def example_of(row: Row, tokenizer: ChatTokenizer) -> Example:
-    """The ids of a row; the target ends with the stop token."""
-    target = (*tokenizer.encode(row.target), tokenizer.stop_ids[0])
-    return Example(tuple(tokenizer.chat(row.messages)), target, row.role)
 
 
 def batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:

@@ -29,7 +29,13 @@ from jax_ragrl.train.assemble import Job, Parts
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
-from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
+from jax_ragrl.train.policies import (
+    Policies,
+    update_all,
+    with_kl,
+    with_new_references,
+    with_phase_rate,
+)
 from jax_ragrl.train.speed import speed
 from jax_ragrl.train.trainer import Models, prepare, trained
 from jax_ragrl.train.watch import Watch
@@ -44,14 +50,14 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """
     with _kept(job, workdir) as (checkpoints, log, watch):
         start = checkpoints.latest() or 0
-        policies, data = _begun(job, parts, checkpoints, start)
+        policies, data = _begun_or_resumed(job, parts, checkpoints, start)
         parts = parts._replace(policies={})  # device memory: what a reference does not hold is free
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
-            policies = enter(job, policies, step, first=step == start)
+            policies = enter_phase(job, policies, step, first=step == start)
             roles = job.schedule.roles(step, tuple(job.policy_of))
-            forest = roll_out(job, acting_in(job, parts, policies), questions, roles, step)
+            forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
             watch.rollout(forest)
             credit_N, weight_N = job.credit(forest, forest.reward_N)
             known_N = np.where(weight_N > 0, credit_N, np.nan)
@@ -85,11 +91,11 @@ def _kept(job: Job, workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, Log | 
             yield checkpoints, log, Watch(job.guard, workdir)
 
 
-def _begun(
+def _begun_or_resumed(
     job: Job, parts: Parts, checkpoints: Checkpoints, start: int
 ) -> tuple[Policies, Batches]:
     """The policies and the questions where a run starts, or goes on."""
-    policies = begin(job, parts)
+    policies = prepare_policies(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     if start:
         policies, meta = resumed(checkpoints, start, policies)
@@ -97,7 +103,7 @@ def _begun(
     return policies, data
 
 
-def begin(job: Job, parts: Parts) -> Policies:
+def prepare_policies(job: Job, parts: Parts) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles = tuple(job.policy_of)
     policies = {}
@@ -117,20 +123,20 @@ def updates_of(job: Job, policy: str) -> int:
     return job.schedule.updates(job.run.steps, tuple(job.policy_of), own)
 
 
-def enter(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
+def enter_phase(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
     """The policies as the phase of a step trains them.
 
     Where one begins they get its rate and its KL, and themselves as they are for a reference; the
     `first` step of a process sets the rate too, which no checkpoint holds.
     """
-    begins, phase = job.schedule.begins(step), job.schedule.at(step)
+    begins, phase = job.schedule.begins_phase(step), job.schedule.phase(step)
     if begins:
-        policies = refreshed(policies)
+        policies = with_new_references(policies)
     if phase is None or not (first or begins):
         return policies
     if any(p.policy_lr for p in job.schedule.phases):
         updates = {name: updates_of(job, name) for name in policies}
-        policies = entered(policies, phase, job.optimizer, updates)
+        policies = with_phase_rate(policies, phase, job.optimizer, updates)
     if any(p.kl for p in job.schedule.phases) and (step == 0 or begins):
         policies = with_kl(policies, phase.kl or job.objective.kl.coefficient)
     return policies
@@ -174,11 +180,11 @@ def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str,
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    policies, _ = resumed(checkpoints, newest, begin(job, parts))
+    policies, _ = resumed(checkpoints, newest, prepare_policies(job, parts))
     return {name: trained(*policy) for name, policy in policies.items()}
 
 
-def acting_in(job: Job, parts: Parts, policies: Policies) -> Environment:
+def acting_environment(job: Job, parts: Parts, policies: Policies) -> Environment:
     """What a rollout of the current policies acts on."""
     return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
 
@@ -231,13 +237,13 @@ def evaluate_models(
     job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
 ) -> Result:
     """The inference algorithm: greedy, one path a question."""
-    acting = greedy(job, parts, models)
+    acting = greedy_environment(job, parts, models)
     return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
 
 
 def ask(job: Job, parts: Parts, question: str) -> str:
     """The transcript of one question under a system's inference algorithm."""
-    environment = greedy(job, parts, parts.models())
+    environment = greedy_environment(job, parts, parts.models())
     return transcript(answered(job.recipe.evaluated, environment, [question]), 0)
 
 
@@ -250,7 +256,7 @@ def answered(system: System, environment: Environment, texts: Sequence[str]) -> 
     return collect(system, once, questions, environment)
 
 
-def greedy(job: Job, parts: Parts, models: SamplerModels) -> Environment:
+def greedy_environment(job: Job, parts: Parts, models: SamplerModels) -> Environment:
     """What an evaluation acts on; its answers are graded all at once, or by nobody."""
     sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
     return parts.environment(sampler)._replace(judge=None)

@@ -54,7 +54,7 @@ class Schedule:
         if any(phase.steps < 1 for phase in self.phases) or any(n < 1 for _, n in self.every):
             raise UserError("schedule has a phase or a period below 1: leave it out instead")
 
-    def phase(self, step: int) -> int:
+    def number(self, step: int) -> int:
         """The number of the phase of a step; 0 without phases."""
         ends = list(itertools.accumulate(phase.steps for phase in self.phases))
         return min(bisect.bisect_right(ends, step), max(len(ends) - 1, 0))
@@ -68,18 +68,18 @@ class Schedule:
         if unknown := sorted(named - set(roles)):
             raise UserError(f"schedule names role {unknown[0]!r}: use some of {', '.join(roles)}")
         if self.phases:
-            return tuple(r for r in roles if r in self.phases[self.phase(step)].roles)
+            return tuple(r for r in roles if r in self.phases[self.number(step)].roles)
         period = dict(self.every)
         early = step < self.together
         return tuple(r for r in roles if early or step % period.get(r, 1) == 0)
 
-    def at(self, step: int) -> Phase | None:
+    def phase(self, step: int) -> Phase | None:
         """The phase of a step; None without phases."""
-        return self.phases[self.phase(step)] if self.phases else None
+        return self.phases[self.number(step)] if self.phases else None
 
-    def begins(self, step: int) -> bool:
+    def begins_phase(self, step: int) -> bool:
         """Whether another phase begins with a step: references are refreshed before it."""
-        return step > 0 and self.phase(step) != self.phase(step - 1)
+        return step > 0 and self.number(step) != self.number(step - 1)
 
     def updates(self, steps: int, roles: Sequence[str], own: Sequence[str]) -> int:
         """In how many of `steps` some role of `own`, a policy's, is trained."""
@@ -113,7 +113,7 @@ def update_all(
     return after, metrics
 
 
-def entered(
+def with_phase_rate(
     policies: Policies, phase: Phase, optimizer: Optimizer, updates: Mapping[str, int]
 ) -> dict[str, tuple[Trainer, Models]]:
     """The policies at a phase's learning rate; `updates` are those of each in the whole run.
@@ -139,12 +139,14 @@ def with_kl(policies: Policies, coefficient: float) -> dict[str, tuple[Trainer, 
     }
 
 
-def refreshed(policies: Policies) -> dict[str, tuple[Trainer, Models]]:
+def with_new_references(policies: Policies) -> dict[str, tuple[Trainer, Models]]:
     """The policies, each with itself as it is now for a reference where it has one."""
-    return {name: (trainer, _refreshed(models)) for name, (trainer, models) in policies.items()}
+    return {
+        name: (trainer, _with_new_reference(models)) for name, (trainer, models) in policies.items()
+    }
 
 
-def _refreshed(models: Models) -> Models:
+def _with_new_reference(models: Models) -> Models:
     if models.reference is None:
         return models
     return models._replace(reference=refresh(models.policy.params))

@@ -16,7 +16,7 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.sft import Example
+from jax_ragrl.train.sft import Example, example
 from jax_ragrl.types import LLMRequest
 
 # The share of a rollout's requests that become rows, by purpose.
@@ -72,12 +72,7 @@ def examples(
     requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer
 ) -> list[Example]:
     """One supervised row a request; its role is the request's purpose."""
-    stop = tokenizer.stop_ids[0]
     return [
-        Example(
-            tuple(tokenizer.chat(request.messages)),
-            (*tokenizer.encode(str(reply)), stop),
-            request.purpose,
-        )
+        example(tokenizer, request.messages, str(reply), request.purpose)
         for request, reply in zip(requests, reader.complete(requests), strict=True)
     ]

@@ -19,12 +19,13 @@ from jax import Array
 
 from jax_ragrl.batch import Rows, Turn, grouped, lay_out
 from jax_ragrl.sharding import fetch, on, ways
+from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.step import read
 from jax_ragrl.train.targets import Targets
 from jax_ragrl.train.trainer import Models, Trainer
 from jax_ragrl.train.update import optimize
-from jax_ragrl.types import Tensor
+from jax_ragrl.types import Message, Tensor
 
 
 class Example(NamedTuple):
@@ -33,6 +34,14 @@ class Example(NamedTuple):
     prompt: tuple[int, ...]
     target: tuple[int, ...]
     role: str
+
+
+def example(
+    tokenizer: ChatTokenizer, messages: Sequence[Message], target: str, role: str
+) -> Example:
+    """A conversation and what `role` is to write next, which ends with the stop token."""
+    ids = (*tokenizer.encode(target), tokenizer.stop_ids[0])
+    return Example(tuple(tokenizer.chat(messages)), ids, role)
 
 
 class Packed(NamedTuple):

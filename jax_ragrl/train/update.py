@@ -22,6 +22,7 @@ from jax_ragrl.batch import (
     masks,
     width_of,
 )
+from jax_ragrl.credit.assign import padded
 from jax_ragrl.credit.kl import adapt
 from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
@@ -153,28 +154,22 @@ def fix_targets(
     trainer: Trainer, models: Models, parts: Sequence[Sequence[Batch]], scored: Scored
 ) -> tuple[list[list[Targets]], np.ndarray]:
     """The targets of every batch, and all advantages `[A, T]`, whitened together if at all."""
-    padded = jax.tree.map(_padded, scored)
-    padded = padded._replace(path_CS=_padded(scored.path_CS, fill=-1))
-    padded = share(padded, trainer.mesh)
-    credit = fetch(credited(trainer.objective, padded, models.kl_coefficient))
+    whole = jax.tree.map(lambda x: padded(x, 256), scored)
+    whole = whole._replace(path_CS=padded(scored.path_CS, 256, -1))
+    whole = share(whole, trainer.mesh)
+    credit = fetch(credited(trainer.objective, whole, models.kl_coefficient))
     advantage_AT, return_AT, importance_AT = (x[: len(scored.mask_AT)] for x in credit)
     weights = [token_weights(trainer, part, scored.mask_AT.shape[1]) for part in parts]
     weight_AT, value_weight_AT = (np.concatenate(w) for w in zip(*weights, strict=True))
-    whole = Targets(advantage_AT, weight_AT * importance_AT, scored.logp_AT, scored.ref_logp_AT)
+    fixed = Targets(advantage_AT, weight_AT * importance_AT, scored.logp_AT, scored.ref_logp_AT)
     if scored.value_AT is not None:
-        whole = whole._replace(
+        fixed = fixed._replace(
             old_value=scored.value_AT, returns=return_AT, value_weight=value_weight_AT
         )
     flat = [batch for part in parts for batch in part]
-    fields = [[None] * len(flat) if x is None else by_row(flat, x) for x in whole]
+    fields = [[None] * len(flat) if x is None else by_row(flat, x) for x in fixed]
     dealt = iter([Targets(*of_one) for of_one in zip(*fields, strict=True)])
     return [[next(dealt) for _ in part] for part in parts], advantage_AT
-
-
-def _padded(x: np.ndarray, multiple: int = 256, fill: int = 0) -> np.ndarray:
-    """Rows of a number up to a multiple, so that few shapes are compiled."""
-    missing = -len(x) % multiple
-    return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
 
 
 def token_weights(

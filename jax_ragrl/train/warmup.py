@@ -31,7 +31,7 @@ from flax import nnx
 from jax_ragrl.config import build
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World, generate
-from jax_ragrl.credit.returns import monte_carlo
+from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors, query_of
@@ -53,8 +53,8 @@ from jax_ragrl.text.training import train_tokenizer
 from jax_ragrl.train.assemble import load_policy, load_recipe
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
-from jax_ragrl.train.teacher import Teacher, TeacherSampler, Writer
-from jax_ragrl.train.teachers import coda, mao_arag, mmoa_rag, opera
+from jax_ragrl.train.teacher import TeacherSampler, Writer
+from jax_ragrl.train.teachers import c3po, coda, mao_arag, mmoa_rag, opera
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Lesson(NamedTuple):
 
 
 TEACHERS: Mapping[str, type] = {
-    "c3po": Teacher,
+    "c3po": c3po.Teacher,
     "coda": coda.Teacher,
     "jax_ragrl.systems.baselines.executor": coda.Teacher,
     "mao_arag": mao_arag.Teacher,
@@ -177,7 +177,7 @@ def rows(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example
     """The actions of a forest as supervised rows; of the router's, the short ones are thinned."""
     useful_N = np.ones(len(forest.records), bool)
     if only_correct:
-        useful_N = correct_paths(forest)
+        useful_N = reachable_leaves(forest, forest.reward_N)[0] > 0  # some leaf below was right
     examples = []
     for record, useful in zip(forest.records, useful_N, strict=True):
         if record.action is None or not useful:
@@ -186,14 +186,6 @@ def rows(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example
         if only_correct or not trivial or rng.random() < 0.3:
             examples.append(Example(record.action.prompt_ids, record.action.ids, record.role))
     return examples
-
-
-def correct_paths(forest: Forest) -> np.ndarray:
-    """bool [N]: the nodes below which some leaf has a positive reward."""
-    ones_N = np.ones(len(forest.records), np.float32)
-    arrays = (forest.parent_N, forest.leaf_N, forest.reward_N, ones_N)
-    values_N, _ = jax.jit(monte_carlo)(*jax.device_put(arrays))
-    return jax.device_get(values_N) > 0
 
 
 def world_rows(

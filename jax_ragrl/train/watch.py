@@ -71,4 +71,3 @@ class Watch:
                     f"newest checkpoint of {self._workdir} is from before; 'ragrl export' makes a "
                     "policy of it, from which a run with a lower rate or a higher KL can start"
                 )
-        self._outside += collections.Counter()  # what counts nothing is not outside

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
-from jax_ragrl.llm.executors import OFFICES, WorldExecutors
+from jax_ragrl.llm.executors import EXECUTORS, WorldExecutors
 from jax_ragrl.llm.reader import UNKNOWN, WorldReader, understand
 from jax_ragrl.text.prompts import numbered, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage
@@ -128,7 +128,7 @@ def test_an_explanation_is_the_facts_in_order_and_what_a_comparison_yields(style
 
 @pytest.mark.parametrize("prompt", ["", "Question: ", "Question: Who are you?", "1. a Answer: "])
 def test_any_prompt_gets_a_reply(prompt):
-    requests = [LLMRequest(purpose, (Message("user", prompt),)) for purpose in OFFICES]
+    requests = [LLMRequest(purpose, (Message("user", prompt),)) for purpose in EXECUTORS]
     assert all(
         isinstance(r, str) for r in WorldExecutors(world(), style=STYLES[0]).complete(requests)
     )

@@ -26,7 +26,7 @@ from jax_ragrl.rollout.expand import once
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from jax_ragrl.train.assemble import Data, FileData, Index, load_data, search
+from jax_ragrl.train.assemble import Data, FileData, Index, load_data, load_retriever
 from jax_ragrl.types import Passage
 from tests.listening import listening
 from tests.rollout.tape import ANN, BOB, Tape
@@ -216,10 +216,10 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
     corpus, questions, _ = load_data(Data(files=files))
     with answering(documents) as (address, _, _):
         index = build(Index, {"kind": "remote", "url": address})
-        (hits,) = search(corpus, index, tmp_path).search([questions["dev"][1].text], 1)
+        (hits,) = load_retriever(corpus, index, tmp_path).search([questions["dev"][1].text], 1)
     assert hits.passages[0].title == f"{BOB.text} 0" and [*tmp_path.iterdir()] == [file]
     with pytest.raises(UserError, match="no corpus.*index.kind to remote"):
-        search(corpus, Index(), tmp_path)
+        load_retriever(corpus, Index(), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,11 @@ def test_planting_without_a_failed_question_renumbers_the_parents():
         record(1, 1, multiplicity=3, forced=True),
         record(3, 1, LEAF),
     ]
-    forest = plant((ANN, BOB), rows, [0])
+    forest = plant((ANN, BOB), rows, {0: "away"})
     assert forest.parent_N.tolist() == [NO_PARENT, 0, 1]
     assert [r.parent for r in forest.records] == [NO_PARENT, 0, 1]
     assert forest.question_N.tolist() == [1, 1, 1] and forest.failed == (0,)
+    assert forest.failures == ("away",)
     assert forest.leaf_N.tolist() == forest.dead_N.tolist() == [False, False, True]
     assert forest.forced_N.tolist() == [False, True, False]
     assert forest.multiplicity_N.tolist() == [1, 3, 1]

@@ -10,7 +10,7 @@ import pytest
 
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.evaluate import Result, evaluate
-from jax_ragrl.llm.reader import UNKNOWN, WorldReader, facts_of, understand
+from jax_ragrl.llm.reader import UNKNOWN, WorldReader, facts_of, resolve, understand
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
@@ -28,7 +28,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.train.reading import careful_reader
-from jax_ragrl.train.teacher import Teacher, resolve
+from jax_ragrl.train.teachers.c3po import Teacher
 from jax_ragrl.train.warmup import search_world
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import Tape

@@ -14,30 +14,29 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.train.assemble import Index, load_data, load_policy, search
+from jax_ragrl.train.assemble import Index, load_data, load_policy, load_retriever
 from jax_ragrl.train.finetune import (
     ROWS,
     Source,
     batches,
-    example_of,
     fine_tune,
     load_finetune,
 )
-from jax_ragrl.train.sft import Example
+from jax_ragrl.train.sft import Example, example
 from jax_ragrl.types import Message
 from tests.rollout.tape import ANN, Tape
 from tests.tiny import policy, tokenizer
 
 
-def example(i: int) -> Example:
+def nth(i: int) -> Example:
     return Example((i,), (i,), "answer")
 
 
 def test_every_example_is_seen_once_before_any_is_seen_twice():
-    drawn = list(itertools.islice(batches([example(i) for i in range(5)], 2, seed=0), 5))
+    drawn = list(itertools.islice(batches([nth(i) for i in range(5)], 2, seed=0), 5))
     seen = [e.prompt[0] for batch in drawn for e in batch]
     assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4] and seen[:5] != seen[5:]
-    again = itertools.islice(batches([example(i) for i in range(5)], 2, seed=0), 5)
+    again = itertools.islice(batches([nth(i) for i in range(5)], 2, seed=0), 5)
     assert drawn == list(again)
 
 
@@ -47,7 +46,7 @@ def test_no_example_at_all_is_refused():
 
 
 def test_a_target_ends_with_the_stop_token():
-    made = example_of(Row((Message("user", "who"),), "film", "answer"), tokenizer())
+    made = example(tokenizer(), *Row((Message("user", "who"),), "film", "answer"))
     assert tokenizer().decode(made.target[:-1]) == "film"
     assert made.target[-1] == tokenizer().stop_ids[0]
     assert made.prompt == tuple(tokenizer().chat([Message("user", "who")]))
@@ -87,7 +86,7 @@ def test_a_model_is_tried_by_the_prompt_that_it_was_taught(tmp_path, kind, first
     values = {"rows": kind, "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": data, "top_k": 2}
     run = load_finetune(values)
     corpus, questions, world = load_data(run.data)
-    retriever = search(corpus, Index(kind="exact"), tmp_path)
+    retriever = load_retriever(corpus, Index(kind="exact"), tmp_path)
     rows = ROWS[kind].rows(run, Source(questions["train"][:40], retriever, corpus, world))
     tape = Tape({})
     evaluate(ROWS[kind].system(run.style, run.top_k), [ANN], tape.environment())

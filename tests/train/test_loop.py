@@ -42,8 +42,8 @@ def test_a_run_keeps_the_policies_it_was_given_only_as_references(
         assert {ref() is not None for ref in alive} == {kept}
         raise FirstRolloutError
 
-    begun = loop.begin
-    monkeypatch.setattr(loop, "begin", begin)
+    begun = loop.prepare_policies
+    monkeypatch.setattr(loop, "prepare_policies", begin)
     monkeypatch.setattr(loop, "roll_out", roll_out)
     with pytest.raises(FirstRolloutError):
         loop.train(job, assemble(job, tmp_path), tmp_path)

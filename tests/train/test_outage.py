@@ -31,7 +31,7 @@ SMALL = {"data.world.size": 40, "index.kind": "exact", "run.questions": 2, "run.
 def test_a_step_whose_questions_all_failed_has_numbers_and_nothing_to_train(system: str):
     recipe = load_recipe(load_config(CONFIGS / "tiny" / f"{system}.py", []))
     roles = tuple(recipe.system.roles)
-    forest = plant([ANN, BOB], [], [0, 1])
+    forest = plant([ANN, BOB], [], {0: "away", 1: "away"})
     forest = forest._replace(reward_N=recipe.reward(forest))
     credit_N, weight_N = recipe.credit(forest, forest.reward_N)
     assert credit_N.shape == weight_N.shape == (0,)
@@ -56,8 +56,7 @@ def test_an_outage_stops_the_run_before_it_is_saved_and_the_run_goes_on_after_it
     def roll_out(job, environment, questions, roles, step):
         asked.append((step, [question.id for question in questions]))
         failed = range(len(questions)) if step in down else ()
-        reasons = ("no route to the server",) * len(failed)
-        return plant(questions, [], failed)._replace(failures=reasons)
+        return plant(questions, [], dict.fromkeys(failed, "no route to the server"))
 
     monkeypatch.setattr(loop, "roll_out", roll_out)
     monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})

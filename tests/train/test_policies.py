@@ -12,7 +12,14 @@ import pytest
 from jax_ragrl.batch import Turn
 from jax_ragrl.errors import UserError
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.policies import Phase, Schedule, entered, refreshed, update_all, with_kl
+from jax_ragrl.train.policies import (
+    Phase,
+    Schedule,
+    update_all,
+    with_kl,
+    with_new_references,
+    with_phase_rate,
+)
 from jax_ragrl.train.step import apply
 from tests.train.bigram import ROLES, STEERED, deep, named, prepared
 
@@ -36,8 +43,8 @@ def test_a_schedule_says_which_roles_train_at_a_step(schedule, expected):
 
 
 def test_references_are_refreshed_where_another_phase_begins_and_nowhere_else():
-    assert [step for step in range(8) if STAGED.begins(step)] == [3]
-    assert not any(s.begins(step) for s in (Schedule(), EVERY) for step in range(8))
+    assert [step for step in range(8) if STAGED.begins_phase(step)] == [3]
+    assert not any(s.begins_phase(step) for s in (Schedule(), EVERY) for step in range(8))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
     policies = two_policies()
     arguments = (turns(), np.ones(4, np.float32), {}, random.Random(0))
     policies, _ = update_all(policies, dict(zip(ROLES, "ab", strict=True)), ROLES, *arguments)
-    for _, models in refreshed(policies).values():
+    for _, models in with_new_references(policies).values():
         jax.tree.map(
             np.testing.assert_array_equal,
             jax.device_get(models.reference),
@@ -116,7 +123,7 @@ def test_a_phase_trains_at_its_own_rate_and_without_one_at_the_runs():
 
     def step(phase: Phase, name: str) -> float:
         """How far Adam's first step goes on gradients of one."""
-        trainer, models = entered(two_policies(), phase, adam, updates)[name]
+        trainer, models = with_phase_rate(two_policies(), phase, adam, updates)[name]
         before = named(models.policy.params)["embed"]
         ones = jax.tree.map(jnp.ones_like, models.policy.params)
         learner, _ = apply(trainer.policy.optimizer, models.policy, ones)

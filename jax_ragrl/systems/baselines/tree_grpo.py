@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jax_ragrl.credit.advantages import tree_group
-from jax_ragrl.credit.assign import reachable_leaves
+from jax_ragrl.credit.assign import padded, reachable_leaves
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Forest
@@ -54,16 +54,13 @@ def leaf_advantages(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, n
     """
     leaves = np.flatnonzero(forest.leaf_N)
     _, tree_L = np.unique(forest.roots()[leaves], return_inverse=True)
-    missing = -len(leaves) % 64  # few compiled shapes: padding is in no group
-    fills = (0, -1, -1, False)
-    rows = (reward_N[leaves], forest.question_N[leaves], tree_L.astype(np.int32), leaves >= 0)
-    padded = [
-        np.pad(row, (0, missing), constant_values=fill)
-        for row, fill in zip(rows, fills, strict=True)
-    ]
-    counts = (len(forest.questions), len(padded[0]))
+    # Padding is in no group.
+    question_L = padded(forest.question_N[leaves], 64, -1)
+    tree_L = padded(tree_L.astype(np.int32), 64, -1)
+    arrays = jax.device_put((padded(reward_N[leaves], 64), question_L, tree_L, question_L >= 0))
+    counts = (len(forest.questions), len(tree_L))
     advantage_N = np.zeros(len(forest.records), np.float32)
-    advantage_N[leaves] = jax.device_get(_compared(*jax.device_put(padded), *counts))[: len(leaves)]
+    advantage_N[leaves] = jax.device_get(_compared(*arrays, *counts))[: len(leaves)]
     return reachable_leaves(forest, advantage_N)
 
 

@@ -30,7 +30,7 @@ from jax_ragrl.systems.mmoa_rag import (
 from jax_ragrl.text.metrics import CLOSED, normalise
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.sft import Example
+from jax_ragrl.train.sft import Example, example
 from jax_ragrl.types import Message, Passage, Question
 
 # Words that say nothing about what a text is about.
@@ -101,7 +101,9 @@ def heuristic_examples(
         rewriting = (rewritings or {}).get(question.id, "")
         for role, state, text in _labelled(system, question, passages, chosen, rewriting):
             if role in system.roles:
-                examples.append(_example(system.wants(state), text, tokenizer))
+                effect = system.wants(state)
+                assert isinstance(effect, Generate), "a role that is on is what its phase waits for"
+                examples.append(example(tokenizer, effect.messages, text, role))
     return examples
 
 
@@ -120,12 +122,6 @@ def _labelled(
     yield SELECTOR, selecting, render_selection(chosen, system.word)
     generating = State(question, "generate", documents=tuple(passages[i] for i in chosen))
     yield GENERATOR, generating, render_answer(question.answers[0])
-
-
-def _example(effect: object, text: str, tokenizer: ChatTokenizer) -> Example:
-    assert isinstance(effect, Generate), "a role that is on is what its phase waits for"
-    target = (*tokenizer.encode(text), tokenizer.stop_ids[0])
-    return Example(tuple(tokenizer.chat(effect.messages)), target, effect.role)
 
 
 # --- A script for the generated encyclopedia ------------------------------------------------------
