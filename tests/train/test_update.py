@@ -20,7 +20,8 @@ from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.targets import Scored, credited
-from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, refresh, trained
+
 from jax_ragrl.train.update import update
 from tests.compiled import compilations
 from tests.tiny import policy
@@ -268,6 +269,20 @@ def test_on_a_mesh_the_steps_of_a_run_share_one_gradient_program(caplog):
     objective = dataclasses.replace(STEERED, entropy=0.03)  # no other test's program
     trainer, models = prepared(objective, Optimizer(0.1, epochs=2), drawn(DEEP, mesh=mesh))
     assert compilations("gradient", caplog, lambda: run(trainer, models)) == 1
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_weights_put_on_a_device_are_compiled_for_once(adapted: bool, caplog):
+    """The weights of a folder are; what is made beside them (a value head, moments, an adapter) was
+    not, and became so with the first step: a second program of each kind, the gradient's too."""
+    base = Decoder.from_params(DEEP, jax.device_put(deep().params(), jax.devices()[0]))
+    lora = LoRAConfig(2, 4.0, ("q_proj",))
+    decoder = add_lora(base, lora, rngs=nnx.Rngs(1)) if adapted else base
+    objective = dataclasses.replace(PPO, entropy=0.04)  # no other test's program
+    trainer, models = prepared(objective, Optimizer(0.1, 0.2), decoder)
+    models, _ = run(trainer, models)
+    for name in ("score", "gradient", "apply"):
+        assert compilations(name, caplog, lambda: run(trainer, refresh(models))) == 0, name
 
 
 def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
