@@ -142,6 +142,7 @@ def dpo_update(
                 layout=net.layout,
             )
             total = one if total is None else add(total, one)
+            del one  # as in `update`
         assert total is not None, "there is at least one pair"
         learner, stepped = apply(net.optimizer, learner, total.grads)
     metrics = {name: float(x) for name, x in fetch(total.sums | stepped).items()}

@@ -222,6 +222,7 @@ def _descend(
             layout=net.layout,
         )
         total = one if total is None else add(total, one)
+        del one  # beside the sum there is only the gradient that is made next
     assert total is not None, "a minibatch has at least one batch"
     learner, stepped = apply(net.optimizer, learner, total.grads)
     return learner, total.sums | stepped

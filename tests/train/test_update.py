@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import weakref
 
 import jax
 import numpy as np
@@ -21,7 +22,6 @@ from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.targets import Scored, credited
 from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, refresh, trained
-
 from jax_ragrl.train.update import update
 from tests.compiled import compilations
 from tests.tiny import policy
@@ -144,6 +144,22 @@ def test_minibatches_are_disjoint_and_each_is_a_step():
     parts = module._split(grouped(turns(), LAYOUT), trainer, random.Random(1))
     nodes = [b.actions.node_A.tolist() for part in parts for b in part]
     assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(parts) == 2
+
+
+def test_beside_the_sum_of_gradients_there_is_one_of_them_at_a_time(monkeypatch):
+    made, alive = [], []
+
+    def gradient(*args, **kwargs):
+        alive.append(sum(ref() is not None and not ref().is_deleted() for ref in made))
+        one = step_gradient(*args, **kwargs)
+        made.append(weakref.ref(jax.tree.leaves(one.grads)[0]))
+        return one
+
+    step_gradient = module.gradient
+    monkeypatch.setattr(module, "gradient", gradient)
+    trainer, models = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
+    run(trainer._replace(layout=Layout((16,), 16)), models)
+    assert len(alive) > 2 and alive == [0, 1] + [0] * (len(alive) - 2)  # the first one is the sum
 
 
 def test_without_groups_nothing_changes():
