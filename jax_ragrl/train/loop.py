@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import random
 from collections.abc import Iterator, Sequence
@@ -26,11 +27,11 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
-from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.checkpoint import Checkpoints, abstract
 from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.train.policies import Policies, entered, refreshed, update_all, with_kl
-from jax_ragrl.train.trainer import Models, prepare, trained
+from jax_ragrl.train.trainer import Models, prepare, saved, trained
 from jax_ragrl.train.watch import Watch
 from jax_ragrl.types import Question
 
@@ -91,6 +92,10 @@ def _begun(
     policies = begin(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     if start:
+        # Device memory: what is read takes the place of these arrays.
+        policies = {
+            name: (trainer, abstract(models)) for name, (trainer, models) in policies.items()
+        }
         policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
     return policies, data
@@ -167,8 +172,8 @@ def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str,
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    policies, _ = resumed(checkpoints, newest, begin(job, parts))
-    return {name: trained(*policy) for name, policy in policies.items()}
+    read = functools.partial(checkpoints.restore_part, newest)
+    return saved(parts.policies, job.objective, read, compute=job.compute, remat=job.remat)
 
 
 def acting_in(job: Job, parts: Parts, policies: Policies) -> Environment:

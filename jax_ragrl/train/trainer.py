@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,8 +96,9 @@ def prepare(
     weights = nnx.state(policy, nnx.Param)
     mesh, whole = mesh_of(weights), _whole(weights)
     policy = _computing(policy, compute, remat)
-    actor = ActorCritic(policy) if objective.critic == "shared" else policy
-    net, given = _net(actor, optimizer.transform(optimizer.policy_lr, steps), whole)
+    net, given = _net(
+        _actor(policy, objective), optimizer.transform(optimizer.policy_lr, steps), whole
+    )
     models = Models(_learner(net, given, whole), None, None, scalar(objective.kl.coefficient, mesh))
     if objective.kl.where != "none":
         models = models._replace(reference=given)
@@ -137,16 +138,26 @@ def _whole(weights: Any) -> Sharding | None:
 def _net(
     model: Any, transform: optax.GradientTransformation, whole: Sharding | None
 ) -> tuple[Net, Any]:
-    """What stays of a model, and the parameters to train, which are still its own arrays: adapters
-    and heads where there is an adapter."""
+    """What stays of a model, and the parameters to train."""
+    graph, params, frozen = _split(model, whole)
+    layout = layout_of(params) if isinstance(whole, NamedSharding) else None
+    return Net(graph, frozen, transform, layout), params
+
+
+def _actor(policy: Decoder, objective: Objective) -> Decoder | ActorCritic:
+    return ActorCritic(policy) if objective.critic == "shared" else policy
+
+
+def _split(model: Any, whole: Sharding | None) -> tuple[Any, Any, Any]:
+    """Graph, parameters to train and frozen ones, which are still the model's own arrays. With an
+    adapter, it and heads are trained."""
     adapted = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
     kept = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if adapted else nnx.Param
     graph, params, frozen = nnx.split(model, kept, ...)  # type: ignore[misc]
     if whole is not None:
         # A value head, and an adapter without a mesh, were made on no device in particular.
         params = jax.tree.map(lambda x: x if x.committed else _put(x, whole), params)
-    layout = layout_of(params) if isinstance(whole, NamedSharding) else None
-    return Net(graph, frozen, transform, layout), params
+    return graph, params, frozen
 
 
 def _put(x: jax.Array, whole: Sharding) -> Any:
@@ -174,8 +185,34 @@ def _state(transform: optax.GradientTransformation, params: Any, whole: Sharding
 
 def trained(trainer: Trainer, models: Models) -> Decoder:
     """The policy around the arrays that are trained: an update donates them."""
-    model = nnx.merge(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+    return _merged(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+
+
+def _merged(graph: Any, params: Any, frozen: Any) -> Decoder:
+    model = nnx.merge(graph, params, frozen)
     return model.policy if isinstance(model, ActorCritic) else model
+
+
+def saved(
+    policies: Mapping[str, Decoder],
+    objective: Objective,
+    read: Callable[[Any], Any],
+    *,
+    compute: str | None = None,
+    remat: str | None = None,
+) -> dict[str, Decoder]:
+    """The policies as a checkpoint of their run has them, without the rest of it: no optimizer, no
+    critic, no reference. Policies and choices are those that `prepare` got; `read` gives a part of
+    the state of a run in the tree of its argument (`Checkpoints.restore_part`)."""
+    parts = {}
+    for name, policy in policies.items():
+        actor = _actor(_computing(policy, compute, remat), objective)
+        parts[name] = _split(actor, _whole(nnx.state(policy, nnx.Param)))
+    found = read({name: {"policy": {"params": part[1]}} for name, part in parts.items()})
+    return {
+        name: _merged(graph, found[name]["policy"]["params"], frozen)
+        for name, (graph, _, frozen) in parts.items()
+    }
 
 
 def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
