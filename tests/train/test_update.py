@@ -384,6 +384,11 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
         (lambda: KL("loss", "k1"), "pulls nowhere: use k2 or k3"),
         (lambda: Optimizer(0.1, schedule="step"), "schedule is 'step'"),
+        (lambda: Optimizer(0.1, moments="half"), "moments is 'half': use one of float32"),
+        (lambda: Optimizer(0.1, minibatches=0), "minibatches is 0: nothing would be trained"),
+        (lambda: Optimizer(0.1, epochs=0), "epochs is 0: nothing would be trained"),
+        (lambda: Optimizer(0.1, warmup=100.0), "warmup is 100: it is a share of all steps"),
+        (lambda: Layout((1024, 512)), r"lengths is \(1024, 512\) .* lengths ascend"),
         (lambda: prepared(PPO, Optimizer(0.1)), "value_lr is 0"),
         (lambda: prepared(PPO, PPO_ADAM, remat="some"), "remat is 'some'"),
         (
