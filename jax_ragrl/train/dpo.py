@@ -56,13 +56,17 @@ def pairs_of(
 ) -> list[Pair]:
     """The best and the worst action of every decision of `roles`, where they differ enough.
 
-    `credit_N` float32: what each action led to. Of equal ones the first is taken.
+    `credit_N` float32: what each action led to, nan where that is not known: it is in no pair. Of
+    equal ones the first is taken.
     """
     pairs = []
-    for nodes in decisions(forest):
-        record = forest.records[nodes[0]]
+    for tried in decisions(forest):
+        record = forest.records[tried[0]]
+        nodes = [n for n in tried if np.isfinite(credit_N[n])]
+        if record.role not in roles or not nodes:
+            continue
         best, worst = (pick(nodes, key=lambda n: credit_N[n]) for pick in (max, min))
-        if record.role in roles and credit_N[best] - credit_N[worst] > margin:
+        if credit_N[best] - credit_N[worst] > margin:
             chosen, rejected = (forest.records[n].action for n in (best, worst))
             assert chosen is not None and rejected is not None
             pairs.append(Pair(chosen.prompt_ids, chosen.ids, rejected.ids, record.role))

@@ -210,7 +210,10 @@ def learn(
     """The policies after the updates of a step, and their metrics: on its turns or its pairs."""
     rng = random.Random(f"{job.seed} {step}")
     if job.preference is not None:
-        pairs = pairs_of(forest, credit_N, roles, job.preference.margin)
+        own = [turn.node for turn in turns]
+        known_N = np.full_like(credit_N, np.nan)
+        known_N[own] = credit_N[own]
+        pairs = pairs_of(forest, known_N, roles, job.preference.margin)
         return prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
     sampled = sampled_logps(forest)
     return update_all(policies, job.policy_of, roles, turns, credit_N, sampled, rng)
