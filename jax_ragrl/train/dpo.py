@@ -134,8 +134,7 @@ def dpo_update(
     temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
     total: Gradient | None = None
     with on(trainer.mesh):
-        for batch in batches:
-            rows, sides = place((batch.rows, sides_of(batch)), trainer.mesh)
+        for rows, sides in place([(b.rows, sides_of(b)) for b in batches], trainer.mesh):
             fixed = (net.graph, models.reference, net.frozen)
             reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
             one = preference_gradient(

@@ -111,7 +111,7 @@ def _seen(
 ) -> dict[str, np.ndarray]:
     """Fields of a model's readings as arrays `[A, T]`; `fields` maps their new names to them."""
     temperature = scalar(trainer.temperature, trainer.mesh)
-    placed = [place(batch.rows, trainer.mesh) for batch in flat]
+    placed = place([batch.rows for batch in flat], trainer.mesh)
     fixed = (net.graph, params, net.frozen)
     readings = [score(*fixed, rows, temperature, trainer.allowed_ZV) for rows in placed]
     return {
@@ -213,8 +213,9 @@ def _descend(
     temperature = scalar(trainer.temperature, trainer.mesh)
     coefficient = models.kl_coefficient
     total: Gradient | None = None
-    for batch, target in zip(part, targets, strict=True):
-        rows, target = place((batch.rows, target), trainer.mesh)
+    # At once: several hosts compare what they place, for which each waits for the others.
+    batches = [(batch.rows, target) for batch, target in zip(part, targets, strict=True)]
+    for rows, target in place(batches, trainer.mesh):
         one = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,

@@ -162,6 +162,21 @@ def test_beside_the_sum_of_gradients_there_is_one_of_them_at_a_time(monkeypatch)
     assert len(alive) > 2 and alive == [0, 1] + [0] * (len(alive) - 2)  # the first one is the sum
 
 
+def test_hosts_compare_what_they_place_as_often_whatever_the_number_of_batches(monkeypatch):
+    """Each comparison waits for what the devices do, and for the other hosts."""
+    placed = []
+    place = module.place
+    monkeypatch.setattr(module, "place", lambda *args: placed.append(None) or place(*args))
+    trainer, models = prepared(GRPO, GRPO_ADAM)
+    for tokens in (64, 16):
+        run(
+            trainer._replace(layout=Layout((16,), tokens)),
+            models._replace(policy=refresh(models.policy)),
+        )
+        assert len(placed) == 2 + GRPO_ADAM.epochs  # two models' scores, and the steps
+        placed.clear()
+
+
 def test_without_groups_nothing_changes():
     trainer, models = prepared(GRPO, GRPO_ADAM)
     same, metrics = update(trainer, models, [], number_of(), {}, random.Random(0))
