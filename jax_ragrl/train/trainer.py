@@ -161,8 +161,10 @@ def _split(model: Any, whole: Sharding | None) -> tuple[Any, Any, Any]:
 
 
 def _put(x: jax.Array, whole: Sharding) -> Any:
-    mesh = whole.mesh if isinstance(whole, NamedSharding) else None
-    return jax.device_put(x, whole) if mesh is None else replicate(x, mesh)
+    if not isinstance(whole, NamedSharding):
+        return jax.device_put(x, whole)
+    assert isinstance(whole.mesh, Mesh), "not an abstract one"
+    return replicate(x, whole.mesh)
 
 
 def _learner(net: Net, params: Any, whole: Sharding | None) -> Learner:
