@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Tensor
 
@@ -69,12 +70,20 @@ class Layout:
     """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows.
 
     The last batch of a job may be part empty: its rows are then halved, up to `halvings` times.
-    Each length may be compiled once, and once more a halving.
+    Each length may be compiled once, and once more a halving; twice as often from `PLAIN_FROM` on.
     """
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
     tokens: int = 8192
     halvings: int = 0
+
+    def __post_init__(self) -> None:
+        ascending = self.lengths and list(self.lengths) == sorted({*self.lengths})
+        if not ascending or self.lengths[0] < 1 or self.halvings < 0:
+            raise UserError(
+                f"layout.lengths is {self.lengths} and layout.halvings {self.halvings}: lengths "
+                "ascend from 1 or more, halvings are 0 or more"
+            )
 
     def length(self, size: int) -> int:
         """The smallest row length that holds `size` tokens."""

@@ -56,13 +56,17 @@ def pairs_of(
 ) -> list[Pair]:
     """The best and the worst action of every decision of `roles`, where they differ enough.
 
-    `credit_N` float32: what each action led to. Of equal ones the first is taken.
+    `credit_N` float32: what each action led to, nan where that is not known: it is in no pair. Of
+    equal ones the first is taken.
     """
     pairs = []
-    for nodes in decisions(forest):
-        record = forest.records[nodes[0]]
+    for tried in decisions(forest):
+        record = forest.records[tried[0]]
+        nodes = [n for n in tried if np.isfinite(credit_N[n])]
+        if record.role not in roles or not nodes:
+            continue
         best, worst = (pick(nodes, key=lambda n: credit_N[n]) for pick in (max, min))
-        if record.role in roles and credit_N[best] - credit_N[worst] > margin:
+        if credit_N[best] - credit_N[worst] > margin:
             chosen, rejected = (forest.records[n].action for n in (best, worst))
             assert chosen is not None and rejected is not None
             pairs.append(Pair(chosen.prompt_ids, chosen.ids, rejected.ids, record.role))
@@ -130,8 +134,7 @@ def dpo_update(
     temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
     total: Gradient | None = None
     with on(trainer.mesh):
-        for batch in batches:
-            rows, sides = place((batch.rows, sides_of(batch)), trainer.mesh)
+        for rows, sides in place([(b.rows, sides_of(b)) for b in batches], trainer.mesh):
             fixed = (net.graph, models.reference, net.frozen)
             reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
             one = preference_gradient(
@@ -142,6 +145,7 @@ def dpo_update(
                 layout=net.layout,
             )
             total = one if total is None else add(total, one)
+            del one  # as in `update`
         assert total is not None, "there is at least one pair"
         learner, stepped = apply(net.optimizer, learner, total.grads)
     metrics = {name: float(x) for name, x in fetch(total.sums | stepped).items()}

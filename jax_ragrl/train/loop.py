@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import random
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Job, Parts
-from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.checkpoint import Checkpoints, abstract
 from jax_ragrl.train.dpo import pairs_of, prefer_all
 from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.train.policies import (
@@ -37,7 +38,7 @@ from jax_ragrl.train.policies import (
     with_phase_rate,
 )
 from jax_ragrl.train.speed import speed
-from jax_ragrl.train.trainer import Models, prepare, trained
+from jax_ragrl.train.trainer import Models, prepare, saved, trained
 from jax_ragrl.train.watch import Watch
 from jax_ragrl.types import Question
 
@@ -98,6 +99,10 @@ def _begun_or_resumed(
     policies = prepare_policies(job, parts)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     if start:
+        # Device memory: what is read takes the place of these arrays.
+        policies = {
+            name: (trainer, abstract(models)) for name, (trainer, models) in policies.items()
+        }
         policies, meta = resumed(checkpoints, start, policies)
         data.set_state(meta["data"])
     return policies, data
@@ -180,8 +185,8 @@ def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str,
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    policies, _ = resumed(checkpoints, newest, prepare_policies(job, parts))
-    return {name: trained(*policy) for name, policy in policies.items()}
+    read = functools.partial(checkpoints.restore_part, newest)
+    return saved(parts.policies, job.objective, read, compute=job.compute, remat=job.remat)
 
 
 def acting_environment(job: Job, parts: Parts, policies: Policies) -> Environment:
@@ -218,7 +223,10 @@ def learn(
     """The policies after the updates of a step, and their metrics: on its turns or its pairs."""
     rng = random.Random(f"{job.seed} {step}")
     if job.preference is not None:
-        pairs = pairs_of(forest, credit_N, roles, job.preference.margin)
+        own = [turn.node for turn in turns]
+        known_N = np.full_like(credit_N, np.nan)
+        known_N[own] = credit_N[own]
+        pairs = pairs_of(forest, known_N, roles, job.preference.margin)
         return prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
     sampled = sampled_logps(forest)
     return update_all(policies, job.policy_of, roles, turns, credit_N, sampled, rng)

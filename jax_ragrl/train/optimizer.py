@@ -10,6 +10,7 @@ import optax
 from jax_ragrl.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")
+MOMENTS = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,16 @@ class Optimizer:
     minibatches: int = 1
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
+        for name, choices in (("schedule", SCHEDULES), ("moments", MOMENTS)):
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(f"optimizer.{name} is {value!r}: use one of {', '.join(choices)}")
+        for name in ("epochs", "minibatches"):
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"optimizer.{name} is {value}: nothing would be trained, use 1")
+        if not 0 <= self.warmup < 1:
             raise UserError(
-                f"optimizer.schedule is {self.schedule!r}: use one of {', '.join(SCHEDULES)}"
+                f"optimizer.warmup is {self.warmup:g}: it is a share of all steps, 0 or more and "
+                "below 1"
             )
 
     def rate(self, peak: float, updates: int) -> optax.Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.errors import UserError
@@ -93,18 +93,20 @@ def prepare(
         raise UserError(
             "optimizer.value_lr is 0, but the objective has a critic of its own: set it"
         )
-    mesh = mesh_of(nnx.state(policy, nnx.Param))
+    weights = nnx.state(policy, nnx.Param)
+    mesh, whole = mesh_of(weights), _whole(weights)
     policy = _computing(policy, compute, remat)
-    actor = ActorCritic(policy) if objective.critic == "shared" else policy
-    net, given = _net(actor, optimizer.transform(optimizer.policy_lr, steps), mesh)
-    models = Models(_learner(net, given, mesh), None, None, scalar(objective.kl.coefficient, mesh))
+    net, given = _net(
+        _actor(policy, objective), optimizer.transform(optimizer.policy_lr, steps), whole
+    )
+    models = Models(_learner(net, given, whole), None, None, scalar(objective.kl.coefficient, mesh))
     if objective.kl.where != "none":
         models = models._replace(reference=given)
     critic = None
     if objective.critic == "own":
         transform = optimizer.transform(optimizer.value_lr, steps)
-        critic, given = _net(Critic(policy), transform, mesh)
-        models = models._replace(critic=_learner(critic, given, mesh))
+        critic, given = _net(Critic(policy), transform, whole)
+        models = models._replace(critic=_learner(critic, given, whole))
     fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
     allowed = None if allowed_ZV is None else share(allowed_ZV, mesh)
     return Trainer(net, critic, *fixed, allowed), models
@@ -124,41 +126,95 @@ def _computing(policy: Decoder, compute: str | None, remat: str | None) -> Decod
     return policy
 
 
-def _net(model: Any, transform: optax.GradientTransformation, mesh: Mesh | None) -> tuple[Net, Any]:
-    """What stays of a model, and the parameters to train, which are still its own arrays: adapters
-    and heads where there is an adapter."""
+def _whole(weights: Any) -> Sharding | None:
+    """The layout, beside weights, of what every device holds whole; None where they were put on no
+    device in particular: then nothing else is. One that was and one that was not make two programs.
+    """
+    if (mesh := mesh_of(weights)) is not None:
+        return NamedSharding(mesh, PartitionSpec())
+    return next((x.sharding for x in jax.tree.leaves(weights) if x.committed), None)
+
+
+def _net(
+    model: Any, transform: optax.GradientTransformation, whole: Sharding | None
+) -> tuple[Net, Any]:
+    """What stays of a model, and the parameters to train."""
+    graph, params, frozen = _split(model, whole)
+    layout = layout_of(params) if isinstance(whole, NamedSharding) else None
+    return Net(graph, frozen, transform, layout), params
+
+
+def _actor(policy: Decoder, objective: Objective) -> Decoder | ActorCritic:
+    return ActorCritic(policy) if objective.critic == "shared" else policy
+
+
+def _split(model: Any, whole: Sharding | None) -> tuple[Any, Any, Any]:
+    """Graph, parameters to train and frozen ones, which are still the model's own arrays. With an
+    adapter, it and heads are trained."""
     adapted = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
     kept = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if adapted else nnx.Param
     graph, params, frozen = nnx.split(model, kept, ...)  # type: ignore[misc]
-    if mesh is None:
-        return Net(graph, frozen, transform, None), params
-    # A value head was made on one device.
-    params = jax.tree.map(lambda x: x if x.ndim > 1 else replicate(x, mesh), params)
-    return Net(graph, frozen, transform, layout_of(params)), params
+    if whole is not None:
+        # A value head, and an adapter without a mesh, were made on no device in particular.
+        params = jax.tree.map(lambda x: x if x.committed else _put(x, whole), params)
+    return graph, params, frozen
 
 
-def _learner(net: Net, params: Any, mesh: Mesh | None) -> Learner:
-    return Learner(refresh(params), _state(net.optimizer, params, mesh))
+def _put(x: jax.Array, whole: Sharding) -> Any:
+    if not isinstance(whole, NamedSharding):
+        return jax.device_put(x, whole)
+    assert isinstance(whole.mesh, Mesh), "not an abstract one"
+    return replicate(x, whole.mesh)
 
 
-def _state(transform: optax.GradientTransformation, params: Any, mesh: Mesh | None) -> Any:
+def _learner(net: Net, params: Any, whole: Sharding | None) -> Learner:
+    return Learner(refresh(params), _state(net.optimizer, params, whole))
+
+
+def _state(transform: optax.GradientTransformation, params: Any, whole: Sharding | None) -> Any:
     """The optimizer's state, laid out as the parameters are; no device holds a whole copy."""
-    if mesh is None:
+    if whole is None:
         return jax.jit(transform.init)(params)
     layout = optax.tree_map_params(
         transform,
         lambda _, x: x.sharding,
         jax.eval_shape(transform.init, params),
         params,
-        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+        transform_non_params=lambda _: whole,
     )
     return jax.jit(transform.init, out_shardings=layout)(params)
 
 
 def trained(trainer: Trainer, models: Models) -> Decoder:
     """The policy around the arrays that are trained: an update donates them."""
-    model = nnx.merge(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+    return _merged(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+
+
+def _merged(graph: Any, params: Any, frozen: Any) -> Decoder:
+    model = nnx.merge(graph, params, frozen)
     return model.policy if isinstance(model, ActorCritic) else model
+
+
+def saved(
+    policies: Mapping[str, Decoder],
+    objective: Objective,
+    read: Callable[[Any], Any],
+    *,
+    compute: str | None = None,
+    remat: str | None = None,
+) -> dict[str, Decoder]:
+    """The policies as a checkpoint of their run has them, without the rest of it: no optimizer, no
+    critic, no reference. Policies and choices are those that `prepare` got; `read` gives a part of
+    the state of a run in the tree of its argument (`Checkpoints.restore_part`)."""
+    parts = {}
+    for name, policy in policies.items():
+        actor = _actor(_computing(policy, compute, remat), objective)
+        parts[name] = _split(actor, _whole(nnx.state(policy, nnx.Param)))
+    found = read({name: {"policy": {"params": part[1]}} for name, part in parts.items()})
+    return {
+        name: _merged(graph, found[name]["policy"]["params"], frozen)
+        for name, (graph, _, frozen) in parts.items()
+    }
 
 
 def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:

@@ -114,7 +114,7 @@ def _seen(
 ) -> dict[str, np.ndarray]:
     """Fields of a model's readings as arrays `[A, T]`; `fields` maps their new names to them."""
     temperature = scalar(trainer.temperature, trainer.mesh)
-    placed = [place(batch.rows, trainer.mesh) for batch in flat]
+    placed = place([batch.rows for batch in flat], trainer.mesh)
     fixed = (net.graph, params, net.frozen)
     readings = [score(*fixed, rows, temperature, trainer.allowed_ZV) for rows in placed]
     return {
@@ -210,8 +210,9 @@ def _descend(
     temperature = scalar(trainer.temperature, trainer.mesh)
     coefficient = models.kl_coefficient
     total: Gradient | None = None
-    for batch, target in zip(part, targets, strict=True):
-        rows, target = place((batch.rows, target), trainer.mesh)
+    # At once: several hosts compare what they place, for which each waits for the others.
+    batches = [(batch.rows, target) for batch, target in zip(part, targets, strict=True)]
+    for rows, target in place(batches, trainer.mesh):
         one = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,
@@ -219,6 +220,7 @@ def _descend(
             layout=net.layout,
         )
         total = one if total is None else add(total, one)
+        del one  # beside the sum there is only the gradient that is made next
     assert total is not None, "a minibatch has at least one batch"
     learner, stepped = apply(net.optimizer, learner, total.grads)
     return learner, total.sums | stepped

@@ -45,6 +45,20 @@ def test_a_critic_starts_as_the_policy_in_buffers_of_its_own(policy):
     assert not policy.embed[...].is_deleted()
 
 
+def test_a_critic_carries_no_head_for_tokens():
+    """Neither its weights nor their moments: an untied one is a tenth of a model."""
+    policy = load_decoder(GOLDEN / "qwen2")
+    critic = Critic(policy)
+    own, trunk = (nnx.state(x, nnx.Param) for x in (policy, critic.trunk))
+    assert set(own) - set(trunk) == {"lm_head"}
+    assert critic.trunk.embed[...] is policy.embed[...]
+    mask = causal_mask(np.ones_like(IDS_BL))
+    expected, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
+    found, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_array_equal(found, expected)
+    assert policy.lm_head is not None
+
+
 def test_a_shared_trunk_gives_the_policys_hidden_states_and_values_from_them(policy):
     both = ActorCritic(policy)
     both.head.kernel[...] = jnp.ones((32,))

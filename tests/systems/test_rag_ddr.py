@@ -7,12 +7,15 @@ import json
 import numpy as np
 import pytest
 
+from jax_ragrl.batch import turns_of
 from jax_ragrl.cli import CONFIGS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.systems.baselines import rag_ddr
 from jax_ragrl.systems.baselines.rag_ddr import Settings
 from jax_ragrl.systems.mmoa_rag import GENERATOR, MMOARAG, SELECTOR
+from jax_ragrl.train import loop
+from jax_ragrl.train.assemble import load_job
 from jax_ragrl.train.dpo import pairs_of
 from tests.rollout.tape import ANN, Tape
 
@@ -59,14 +62,25 @@ def test_equal_outcomes_and_equal_outputs_make_no_pair():
     assert pairs_of(forest, credit_N, (GENERATOR,)) == []
 
 
+def test_only_what_would_be_trained_is_in_a_pair(monkeypatch):
+    """Not what leads to no leaf that counts (its credit says nothing), nor what was forced where
+    that is not to be trained."""
+    answers = ["**in Ulm**", "**Ulm**", "**Rom**"]
+    forest, credit_N, _ = forest_of(GENERATOR, {SELECTOR: ["D0"], GENERATOR: answers})
+    job = load_job(load_config(CONFIG, []))
+    known_N = np.array([r.action is None or r.action.text != "**Rom**" for r in forest.records])
+    turns = turns_of(forest, known_N.astype(np.float32))
+    monkeypatch.setattr(loop, "prefer_all", lambda policies, policy_of, pairs, *_: (pairs, {}))
+    pairs, _ = loop.learn(job, {}, forest, credit_N, turns, (GENERATOR,), 0)
+    assert texts_of(forest, pairs) == [("**Ulm**", "**in Ulm**", GENERATOR)]
+
+
 def test_a_single_sample_is_refused():
     with pytest.raises(UserError, match="samples is 1.*pair"):
         Settings(SYSTEM, samples=1)
 
 
 def test_the_generator_learns_first():
-    from jax_ragrl.train.assemble import load_job
-
     job = load_job(load_config(CONFIG, []))
     roles = tuple(job.policy_of)
     assert job.schedule.roles(0, roles) == (GENERATOR,)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pathlib
 import weakref
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
 from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.train import loop
+from jax_ragrl.train import loop, trainer
 from jax_ragrl.train.assemble import assemble, load_job
+from jax_ragrl.train.checkpoint import Checkpoints
 from tests.tiny import policy, tokenizer
 
 
@@ -55,3 +59,62 @@ def test_a_role_without_a_grammar_may_write_what_its_sampler_may():
     allowed_ZV = loop.allowed_tokens(job, tokenizer(), size)
     assert allowed_ZV.shape == (3, size)
     assert allowed_ZV[[0, 2]].all() and not allowed_ZV[1, -4:].any()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory):
+    """A run with a checkpoint, the parts it begins with, and its folder."""
+    folder = tmp_path_factory.mktemp("begun")
+    tokenizer().save(folder / "tokenizer")
+    base = save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    given = {"policy": base, "data.world.size": 40, "objective.critic": "shared", "run.steps": 9}
+    values = load_config(
+        CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in given.items()]
+    )
+    job = load_job(values)
+    parts = assemble(job, folder)
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        data = question_batches(parts.questions["train"], job.run.questions, job.seed)
+        state = jax.tree.map(lambda x: x + 1, loop.trained_state(loop.prepare_policies(job, parts)))
+        checkpoints.save(1, state, {"data": data.get_state()})
+    return job, parts, folder, jax.device_get(state)
+
+
+def test_a_run_that_goes_on_holds_what_it_began_with_or_what_it_reads_and_never_both(
+    begun, monkeypatch: pytest.MonkeyPatch
+):
+    (job, parts, folder, _), alive = begun, []
+
+    def begin(job, parts):
+        policies = begin_as_ever(job, parts)
+        learner = policies["policy"][1].policy
+        alive.extend(weakref.ref(x) for x in jax.tree.leaves(learner))
+        return policies
+
+    def restore(*args):
+        gc.collect()
+        assert alive and not any(ref() is not None for ref in alive)
+        return restore_as_ever(*args)
+
+    def roll_out(job, environment, questions, roles, step):
+        assert step == 1
+        raise FirstRolloutError
+
+    begin_as_ever, restore_as_ever = loop.prepare_policies, Checkpoints.restore
+    monkeypatch.setattr(loop, "prepare_policies", begin)
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(Checkpoints, "restore", restore)
+    with pytest.raises(FirstRolloutError):
+        loop.train(job, parts, folder)
+
+
+def test_policies_are_read_of_a_checkpoint_without_what_only_training_needs(
+    begun, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts, folder, state = begun
+    monkeypatch.setattr(trainer, "_state", lambda *_: pytest.fail("an optimizer is made"))
+    monkeypatch.setattr(Checkpoints, "restore", lambda *_: pytest.fail("all of it is read"))
+    found = loop.trained_policies(job, parts, folder)["policy"]
+    saved = state["policy"].policy.params["policy"]
+    np.testing.assert_array_equal(jax.device_get(found.embed[...]), saved["embed"][...])
+    assert found.config.dtype == job.compute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import weakref
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.targets import Scored, credited
-from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, refresh, trained
 from jax_ragrl.train.update import update
 from tests.compiled import compilations
 from tests.tiny import policy
@@ -154,6 +155,37 @@ def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
     assert metrics["flops"] == 3 * 6 * weights * tokens
 
 
+def test_beside_the_sum_of_gradients_there_is_one_of_them_at_a_time(monkeypatch):
+    made, alive = [], []
+
+    def gradient(*args, **kwargs):
+        alive.append(sum(ref() is not None and not ref().is_deleted() for ref in made))
+        one = step_gradient(*args, **kwargs)
+        made.append(weakref.ref(jax.tree.leaves(one.grads)[0]))
+        return one
+
+    step_gradient = module.gradient
+    monkeypatch.setattr(module, "gradient", gradient)
+    trainer, models = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
+    run(trainer._replace(layout=Layout((16,), 16)), models)
+    assert len(alive) > 2 and alive == [0, 1] + [0] * (len(alive) - 2)  # the first one is the sum
+
+
+def test_hosts_compare_what_they_place_as_often_whatever_the_number_of_batches(monkeypatch):
+    """Each comparison waits for what the devices do, and for the other hosts."""
+    placed = []
+    place = module.place
+    monkeypatch.setattr(module, "place", lambda *args: placed.append(None) or place(*args))
+    trainer, models = prepared(GRPO, GRPO_ADAM)
+    for tokens in (64, 16):
+        run(
+            trainer._replace(layout=Layout((16,), tokens)),
+            models._replace(policy=refresh(models.policy)),
+        )
+        assert len(placed) == 2 + GRPO_ADAM.epochs  # two models' scores, and the steps
+        placed.clear()
+
+
 def test_without_groups_nothing_changes():
     trainer, models = prepared(GRPO, GRPO_ADAM)
     same, metrics = update(trainer, models, [], number_of(), {}, random.Random(0))
@@ -279,6 +311,20 @@ def test_on_a_mesh_the_steps_of_a_run_share_one_gradient_program(caplog):
     assert compilations("gradient", caplog, lambda: run(trainer, models)) == 1
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+def test_weights_put_on_a_device_are_compiled_for_once(adapted: bool, caplog):
+    """The weights of a folder are; what is made beside them (a value head, moments, an adapter) was
+    not, and became so with the first step: a second program of each kind, the gradient's too."""
+    base = Decoder.from_params(DEEP, jax.device_put(deep().params(), jax.devices()[0]))
+    lora = LoRAConfig(2, 4.0, ("q_proj",))
+    decoder = add_lora(base, lora, rngs=nnx.Rngs(1)) if adapted else base
+    objective = dataclasses.replace(PPO, entropy=0.04)  # no other test's program
+    trainer, models = prepared(objective, Optimizer(0.1, 0.2), decoder)
+    models, _ = run(trainer, models)
+    for name in ("score", "gradient", "apply"):
+        assert compilations(name, caplog, lambda: run(trainer, refresh(models))) == 0, name
+
+
 def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
     given = bigram(3)
     for objective, optimizer in ((PPO, PPO_ADAM), (GRPO, GRPO_ADAM)):
@@ -363,6 +409,11 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
         (lambda: KL("loss", "k1"), "pulls nowhere: use k2 or k3"),
         (lambda: Optimizer(0.1, schedule="step"), "schedule is 'step'"),
+        (lambda: Optimizer(0.1, moments="half"), "moments is 'half': use one of float32"),
+        (lambda: Optimizer(0.1, minibatches=0), "minibatches is 0: nothing would be trained"),
+        (lambda: Optimizer(0.1, epochs=0), "epochs is 0: nothing would be trained"),
+        (lambda: Optimizer(0.1, warmup=100.0), "warmup is 100: it is a share of all steps"),
+        (lambda: Layout((1024, 512)), r"lengths is \(1024, 512\) .* lengths ascend"),
         (lambda: prepared(PPO, Optimizer(0.1)), "value_lr is 0"),
         (lambda: prepared(PPO, PPO_ADAM, remat="some"), "remat is 'some'"),
         (
