@@ -94,7 +94,7 @@ def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
     assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
 
 
-@pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/tree_grpo"])
+@pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/search_r1", "tiny/tree_grpo"])
 def test_a_group_rule_is_applied_or_refused(name):
     known = load_job(load(name, {})).recipe.advantages
     for rule in GROUPED:
@@ -115,3 +115,20 @@ def test_a_return_is_no_advantage(name):
     critic = {"objective.critic": "own", "objective.advantage": "gae"}
     with pytest.raises(UserError, match="advantage is 'gae'"):
         load_job(load("tiny/coda", critic))
+
+
+def test_a_rollout_without_a_critic_needs_another():
+    """Search-R1: groups for GRPO, a critic for PPO, one after the other or over conversations."""
+    with pytest.raises(UserError, match=r"rollouts 1.*use 2 or more"):
+        load_job(load("tiny/search_r1", {"recipe.rollouts": "1"}))
+    job = load_job(load("tiny/search_r1:ppo", {}))
+    assert job.recipe.rollouts == 1 and job.credit is job.recipe.turns
+    turn = load_job(load("tiny/search_r1:ppo", {"objective.span": "turn"}))
+    assert turn.credit is turn.recipe.advantages["whitened_gae"]
+
+
+def test_turns_that_continue_none_are_no_conversation():
+    values = load("tiny/mao_arag", {})
+    values["objective"]["span"] = "conversation"
+    with pytest.raises(UserError, match=r"no turn of this system continues another"):
+        load_job(values)
