@@ -107,7 +107,7 @@ def test_a_group_rule_is_applied_or_refused(name):
             load_job(values)
 
 
-@pytest.mark.parametrize("name", ["tiny/c3po", "tiny/mmoa_rag", "tiny/mao_arag"])
+@pytest.mark.parametrize("name", ["tiny/c3po", "tiny/mao_arag"])
 def test_a_return_is_no_advantage(name):
     values = load(name, {"objective.critic": "none", "objective.advantage": "group_normalised"})
     with pytest.raises(UserError, match="use gae or whitened_gae"):
@@ -125,6 +125,14 @@ def test_a_rollout_without_a_critic_needs_another():
     assert job.recipe.rollouts == 1 and job.credit is job.recipe.turns
     turn = load_job(load("tiny/search_r1:ppo", {"objective.span": "turn"}))
     assert turn.credit is turn.recipe.advantages["whitened_gae"]
+
+
+def test_a_role_of_mmoa_rag_is_compared_where_there_are_several_rollouts():
+    groups = {"objective.critic": "none", "objective.advantage": "group_normalised"}
+    job = load_job(load("tiny/mmoa_rag", {**groups, "recipe.rollouts": "4"}))
+    assert job.credit is job.recipe.advantages["group_normalised"]
+    with pytest.raises(UserError, match=r"rollouts 1.*use 2 or more"):
+        load_job(load("tiny/mmoa_rag", groups))
 
 
 def test_turns_that_continue_none_are_no_conversation():

@@ -29,13 +29,14 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.credit.assign import shared
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_roles, shared
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.base import Credit, Recipe
 from jax_ragrl.text.metrics import f1
 from jax_ragrl.text.prompts import numbered, user_turn
 from jax_ragrl.types import Hits, Passage, Question, Sampling
@@ -284,10 +285,14 @@ def reward(forest: Forest, penalties: Penalties) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`; the defaults are the paper's."""
+    """The config section `recipe`; the defaults are the paper's.
+
+    Several `rollouts` of a question are for a group rule, which takes the place of the critic.
+    """
 
     system: MMOARAG = MMOARAG()
     penalties: Penalties = Penalties()
+    rollouts: int = 1
 
 
 def paper() -> Settings:
@@ -300,8 +305,14 @@ def code() -> Settings:
     return Settings(penalties=Penalties(queries="characters", generator=-1.0))
 
 
+ADVANTAGES: Mapping[str, Credit] = {"gae": shared, "whitened_gae": shared} | {
+    rule.__name__: functools.partial(over_roles, rule=rule)
+    for rule in (group_normalised, group_centred, leave_one_out)
+}
+
+
 def recipe(settings: Settings) -> Recipe:
-    """One rollout a question; to each role the answer's F1 and its own penalty."""
+    """To each role the answer's F1 and its own penalty: a return, or compared with its group's."""
     if settings.penalties.queries not in QUERY_RULES:
         raise UserError(
             f"penalties.queries is {settings.penalties.queries!r}: use {' or '.join(QUERY_RULES)}"
@@ -310,5 +321,7 @@ def recipe(settings: Settings) -> Recipe:
         system=settings.system,
         reward=functools.partial(reward, penalties=settings.penalties),
         credit=shared,
+        rollouts=settings.rollouts,
         metric="f1",
+        advantages=ADVANTAGES,
     )

@@ -48,6 +48,7 @@ from jax_ragrl.train.teachers.mmoa_rag import (
 from jax_ragrl.train.warmup import search_world
 from jax_ragrl.types import Passage, Question
 from tests.rollout.tape import ANN, Tape, passage
+from tests.systems.talk import talk
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 
@@ -303,6 +304,22 @@ THIRTY = "**" + " ".join(["Ulm"] * 30) + "**"
 def test_each_role_earns_the_answers_f1_and_pays_for_itself(changes, by_paper, by_code):
     for settings, expected in ((paper(), by_paper), (code(), by_code)):
         np.testing.assert_allclose(credited(ALL | changes, settings), expected, atol=1e-6)
+
+
+def test_in_a_group_each_role_keeps_its_own_penalty():
+    """Two rollouts of a question, both right: only the selector, which paid once, is told apart."""
+    texts = {
+        "rewriter": ["a", "b"],
+        "selector": ["Document1", "Document1,Document1"],
+        "generator": ["**Ulm**", "**Ulm**"],
+    }
+    made = recipe(Settings(MMOARAG(style="mmoa_rag_tiny"), rollouts=2))
+    forest, _ = talk(made.system, texts, rollouts=made.rollouts)
+    credit_N, _ = made.advantages["group_centred"](forest, made.reward(forest))
+    told = {role: [] for role in texts}
+    for record, credit in zip(forest.records, credit_N.tolist(), strict=True):
+        told.get(record.role, []).append(credit)
+    assert told == {"rewriter": [0.0, 0.0], "selector": [0.5, -0.5], "generator": [0.0, 0.0]}
 
 
 def test_punctuation_is_a_space_in_this_papers_f1():
