@@ -135,6 +135,14 @@ def test_a_role_of_mmoa_rag_is_compared_where_there_are_several_rollouts():
         load_job(load("tiny/mmoa_rag", groups))
 
 
+@pytest.mark.parametrize(
+    ("preset", "role", "reward"), [("rrr", "rewriter", "em_f1_hit"), ("bgm", "selector", "f1")]
+)
+def test_one_module_is_trained_before_a_frozen_reader(preset, role, reward):
+    values = load(f"tiny/one_module:{preset}", {})
+    assert values["recipe"]["reward"] == reward and set(load_job(values).policy_of) == {role}
+
+
 def test_turns_that_continue_none_are_no_conversation():
     values = load("tiny/mao_arag", {})
     values["objective"]["span"] = "conversation"

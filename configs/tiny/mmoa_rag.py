@@ -45,6 +45,7 @@ def get_config() -> ConfigDict:
                     "generator": -0.5,
                     "words": 30,
                 },
+                "reward": "f1",
                 "rollouts": 1,
             },
             "objective": {
