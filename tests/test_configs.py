@@ -1,18 +1,24 @@
 """Every config of the project loads as the command line loads it, and its sections are read."""
 
+import dataclasses
 import pathlib
+import typing
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.assemble import FileData, load_job
+from jax_ragrl.train.assemble import FileData, load_job, system_module
 from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "mao_arag:code", "mmoa_rag:code", "opera:code")
+TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
+PRESETS = ("tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -26,6 +32,8 @@ POOL = {"recipe.pool": "pool.jsonl"}
 
 def given_to(name: str) -> dict[str, str]:
     """What a user has to name in a config of full size."""
+    if name.startswith("tiny/"):
+        return {}
     return GIVEN | (POOL if name.startswith("opera") else {})
 
 
@@ -38,7 +46,7 @@ def load(name: str, given: dict[str, str]) -> dict:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_a_config_loads(file: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
-    values = load(name, given_to(name) if name in PAPERS else {})
+    values = load(name, given_to(name))
     if file.stem.startswith("warmup"):
         config, lesson = load_warmup(values)
         assert all(lesson.teacher(stage.teacher) for stage in config.stages)
@@ -50,6 +58,33 @@ def test_a_config_loads(file: pathlib.Path):
     roles = job.recipe.system.roles
     assert job.temperature > 0 and job.schedule.roles(0, tuple(roles))
     assert file.read_text(encoding="utf-8").count("ragrl ") >= 1, "a config says how it is run"
+
+
+def left_out(cls: type, values: Mapping[str, Any], where: str) -> list[str]:
+    """The plain fields of a dataclass, and of those inside it, that a config section has not."""
+    hints, missing = typing.get_type_hints(cls), list[str]()
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            missing += left_out(hint, values.get(name, {}), f"{where}.{name}")
+        elif name not in values:
+            missing.append(f"{where}.{name}")
+    return missing
+
+
+@pytest.mark.parametrize("name", (*FULL, *TINY, *PRESETS))
+def test_every_choice_of_a_recipe_is_a_key_that_can_be_overridden(name):
+    """A config is locked: what it does not name cannot be set on the command line."""
+    values = load(name, given_to(name))
+    if "run" not in values:
+        return  # a warm-up, or a reader that learns from rows
+    assert not left_out(system_module(values["system"]).Settings, values["recipe"], "recipe")
+
+
+def test_an_experts_roles_are_set_on_the_command_line():
+    roles = {"recipe.expert.roles": "('plan',)", "recipe.expert.period": "8"}
+    for name in ("opera", "tiny/opera"):
+        expert = load(name, given_to(name) | roles)["recipe"]["expert"]
+        assert (expert["roles"], expert["period"]) == (("plan",), 8)
 
 
 @pytest.mark.parametrize("name", FULL)
