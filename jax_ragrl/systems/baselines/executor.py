@@ -32,7 +32,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, Reply, path_to
+from jax_ragrl.systems.base import Credit, Recipe, Reply, path_to
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
     ROLLOUT_ADVANTAGES,
@@ -230,7 +230,7 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
 
 
 # With a critic a rollout needs no others: its reward is the return of each of its turns.
-ADVANTAGES = {**ROLLOUT_ADVANTAGES, "gae": shared, "whitened_gae": shared}
+ADVANTAGES: Mapping[str, Credit] = {**ROLLOUT_ADVANTAGES, "gae": shared, "whitened_gae": shared}
 
 
 def recipe(settings: Settings) -> Recipe:
