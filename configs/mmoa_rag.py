@@ -74,6 +74,8 @@ def get_config(preset: str = "paper") -> ConfigDict:
                     "top_p": 0.9,
                 },
                 "penalties": PENALTIES[preset],
+                "reward": "f1",
+                "rollouts": 1,
             },
             "llm": {"kind": "none"},
             "objective": {

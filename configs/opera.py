@@ -23,7 +23,13 @@ from ml_collections import ConfigDict, config_dict
 
 CHOICES = {
     "paper": {
-        "expert": {"when": "always", "replaces": "extra", "gradient": True},
+        "expert": {
+            "when": "always",
+            "replaces": "extra",
+            "gradient": True,
+            "period": 4,
+            "roles": (),
+        },
         "plan_reward": "paper",
     },
     "code": {

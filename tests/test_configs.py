@@ -1,18 +1,24 @@
 """Every config of the project loads as the command line loads it, and its sections are read."""
 
+import dataclasses
 import pathlib
+import typing
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.assemble import FileData, load_job
+from jax_ragrl.train.assemble import FileData, load_job, system_module
 from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "mao_arag:code", "mmoa_rag:code", "opera:code")
+TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
+PRESETS = ("tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -26,6 +32,8 @@ POOL = {"recipe.pool": "pool.jsonl"}
 
 def given_to(name: str) -> dict[str, str]:
     """What a user has to name in a config of full size."""
+    if name.startswith("tiny/"):
+        return {}
     return GIVEN | (POOL if name.startswith("opera") else {})
 
 
@@ -38,7 +46,7 @@ def load(name: str, given: dict[str, str]) -> dict:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_a_config_loads(file: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
-    values = load(name, given_to(name) if name in PAPERS else {})
+    values = load(name, given_to(name))
     if file.stem.startswith("warmup"):
         config, lesson = load_warmup(values)
         assert all(lesson.teacher(stage.teacher) for stage in config.stages)
@@ -50,6 +58,33 @@ def test_a_config_loads(file: pathlib.Path):
     roles = job.recipe.system.roles
     assert job.temperature > 0 and job.schedule.roles(0, tuple(roles))
     assert file.read_text(encoding="utf-8").count("ragrl ") >= 1, "a config says how it is run"
+
+
+def left_out(cls: type, values: Mapping[str, Any], where: str) -> list[str]:
+    """The plain fields of a dataclass, and of those inside it, that a config section has not."""
+    hints, missing = typing.get_type_hints(cls), list[str]()
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            missing += left_out(hint, values.get(name, {}), f"{where}.{name}")
+        elif name not in values:
+            missing.append(f"{where}.{name}")
+    return missing
+
+
+@pytest.mark.parametrize("name", (*FULL, *TINY, *PRESETS))
+def test_every_choice_of_a_recipe_is_a_key_that_can_be_overridden(name):
+    """A config is locked: what it does not name cannot be set on the command line."""
+    values = load(name, given_to(name))
+    if "run" not in values:
+        return  # a warm-up, or a reader that learns from rows
+    assert not left_out(system_module(values["system"]).Settings, values["recipe"], "recipe")
+
+
+def test_an_experts_roles_are_set_on_the_command_line():
+    roles = {"recipe.expert.roles": "('plan',)", "recipe.expert.period": "8"}
+    for name in ("opera", "tiny/opera"):
+        expert = load(name, given_to(name) | roles)["recipe"]["expert"]
+        assert (expert["roles"], expert["period"]) == (("plan",), 8)
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -111,7 +146,7 @@ def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
     assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
 
 
-@pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/tree_grpo"])
+@pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/search_r1", "tiny/tree_grpo"])
 def test_a_group_rule_is_applied_or_refused(name):
     known = load_job(load(name, {})).recipe.advantages
     for rule in GROUPED:
@@ -124,7 +159,7 @@ def test_a_group_rule_is_applied_or_refused(name):
             load_job(values)
 
 
-@pytest.mark.parametrize("name", ["tiny/c3po", "tiny/mmoa_rag", "tiny/mao_arag"])
+@pytest.mark.parametrize("name", ["tiny/c3po", "tiny/mao_arag"])
 def test_a_return_is_no_advantage(name):
     values = load(name, {"objective.critic": "none", "objective.advantage": "group_normalised"})
     with pytest.raises(UserError, match="use gae or whitened_gae"):
@@ -132,3 +167,36 @@ def test_a_return_is_no_advantage(name):
     critic = {"objective.critic": "own", "objective.advantage": "gae"}
     with pytest.raises(UserError, match="advantage is 'gae'"):
         load_job(load("tiny/coda", critic))
+
+
+def test_a_rollout_without_a_critic_needs_another():
+    """Search-R1: groups for GRPO, a critic for PPO, one after the other or over conversations."""
+    with pytest.raises(UserError, match=r"rollouts 1.*use 2 or more"):
+        load_job(load("tiny/search_r1", {"recipe.rollouts": "1"}))
+    job = load_job(load("tiny/search_r1:ppo", {}))
+    assert job.recipe.rollouts == 1 and job.credit is job.recipe.turns
+    turn = load_job(load("tiny/search_r1:ppo", {"objective.span": "turn"}))
+    assert turn.credit is turn.recipe.advantages["whitened_gae"]
+
+
+def test_a_role_of_mmoa_rag_is_compared_where_there_are_several_rollouts():
+    groups = {"objective.critic": "none", "objective.advantage": "group_normalised"}
+    job = load_job(load("tiny/mmoa_rag", {**groups, "recipe.rollouts": "4"}))
+    assert job.credit is job.recipe.advantages["group_normalised"]
+    with pytest.raises(UserError, match=r"rollouts 1.*use 2 or more"):
+        load_job(load("tiny/mmoa_rag", groups))
+
+
+@pytest.mark.parametrize(
+    ("preset", "role", "reward"), [("rrr", "rewriter", "em_f1_hit"), ("bgm", "selector", "f1")]
+)
+def test_one_module_is_trained_before_a_frozen_reader(preset, role, reward):
+    values = load(f"tiny/one_module:{preset}", {})
+    assert values["recipe"]["reward"] == reward and set(load_job(values).policy_of) == {role}
+
+
+def test_turns_that_continue_none_are_no_conversation():
+    values = load("tiny/mao_arag", {})
+    values["objective"]["span"] = "conversation"
+    with pytest.raises(UserError, match=r"no turn of this system continues another"):
+        load_job(values)

@@ -31,8 +31,17 @@ def get_config() -> ConfigDict:
                     "max_turns": 5,
                     "max_tokens": 16,
                     "temperature": 1.0,
+                    "select_needs_search": False,
                 },
-                "costs": {"alpha": 0.1, "dollars_unit": 7e-5},
+                "costs": {
+                    "alpha": 0.1,
+                    "token": 1.0,
+                    "retrieval": 1.0,
+                    "turn": 1.0,
+                    "dollars_in": 0.000225,
+                    "dollars_out": 0.0009,
+                    "dollars_unit": 7e-5,
+                },
             },
             "objective": {
                 "ratio": "clip",

@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
                     "modules": "S+G",
                     "top_k": 4,
                     "word": "D",
+                    "rewriter_tokens": 40,
                     "selector_tokens": 12,
                     "generator_tokens": 16,
                     "temperature": 1.0,

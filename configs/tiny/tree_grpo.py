@@ -28,6 +28,8 @@ def get_config() -> ConfigDict:
                     "top_k": 3,
                     "max_turns": 4,
                     "max_tokens": 56,
+                    "temperature": 1.0,
+                    "top_p": 1.0,
                     "chat": True,
                     "rollouts": 4,
                 },

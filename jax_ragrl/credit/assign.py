@@ -78,10 +78,33 @@ def over_rollouts(
     roots, member_N = np.unique(root_N, return_inverse=True)
     total_R = np.zeros(len(roots), np.float32)
     np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
-    group_R = padded(forest.question_N[roots], 64, -1)  # padding is in no group
-    arrays = jax.device_put((padded(total_R, 64), group_R, group_R >= 0))
-    advantage_R = jax.device_get(_compared(rule, *arrays, len(forest.questions)))
+    questions = len(forest.questions)
+    advantage_R = _compared(rule, total_R, forest.question_N[roots], questions)
     return advantage_R[member_N], np.ones(len(root_N), np.float32)
 
 
-_compared = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))
+def over_roles(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each action's `shared` credit against those of its role in the question's other rollouts.
+
+    For lines, where a rollout acts once in each role: all roles earn the answer's reward, and what
+    one pays for its own faults is compared with what that role paid elsewhere. `rule` as above.
+    """
+    credit_N, weight_N = shared(forest, reward_N)
+    names = sorted({record.role for record in forest.records})
+    role_N = np.array([names.index(record.role) for record in forest.records], np.int32)
+    group_N = forest.question_N * len(names) + role_N
+    return _compared(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
+
+
+def _compared(
+    rule: Callable[..., Any], reward_M: np.ndarray, group_M: np.ndarray, groups: int
+) -> np.ndarray:
+    """A rule of `credit.advantages` on members of groups, float32 `[M]`."""
+    group_P = padded(group_M.astype(np.int32), 64, -1)  # padding is in no group
+    arrays = jax.device_put((padded(reward_M, 64), group_P, group_P >= 0))
+    return jax.device_get(_ruled(rule, *arrays, groups))[: len(reward_M)]
+
+
+_ruled = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))

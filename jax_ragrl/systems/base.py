@@ -81,10 +81,13 @@ class Recipe:
       reward: what each node of a forest earned itself, float32 `[N]`: the answer's reward on
         leaves, a role's own terms on its actions.
       credit: from a forest and those rewards, what the update learns from, float32 `[N]`, and a
-        weight that is positive on nodes to train. A return, which a critic's GAE spreads over an
-        action's tokens, unless there are `advantages`.
-      advantages: the credits that are advantages already, by their name in `Objective.advantage`;
-        with any, the objective names one of them and has no critic. `credit` is the paper's.
+        weight that is positive on nodes to train; the paper's. A return, which a critic's GAE
+        spreads over an action's tokens, unless there are `advantages`.
+      advantages: the credits that the objective may choose from, by their name in
+        `Objective.advantage`: for a group rule an advantage, for GAE a return. None: `credit`, and
+        GAE alone.
+      turns: the credit of GAE over conversations (`Objective.span`): what each turn earned itself.
+        None: no turn of this system continues another.
       expander: from the roles in training, which actions a state tries.
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
@@ -103,6 +106,7 @@ class Recipe:
     judged: bool = False
     width: int = 1
     advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
+    turns: Credit | None = None
 
     @property
     def evaluated(self) -> System:

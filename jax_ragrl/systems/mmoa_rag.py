@@ -5,6 +5,10 @@ Learning". One policy plays three roles. The rewriter splits the question into s
 a fixed number of passages; the selector names those worth reading; the generator answers. Every
 role earns the F1 of the answer and pays for its own faults. A module that is off passes through.
 
+Two baselines of the paper are one module alone, before the frozen language model as reader: RRR its
+rewriter (`QR`; Ma et al. 2023, "Query Rewriting for Retrieval-Augmented Large Language Models") and
+BGM its selector (`S`; Ke et al. 2024, "Bridging the Preference Gap between Retrievers and LLMs").
+
 Departures from the paper and its published code
   1. Penalties read the raw text. The code counts sub-questions after cutting them to four, so that
      its penalty never fires; what works there is a limit on their characters (`code()`).
@@ -15,6 +19,8 @@ Departures from the paper and its published code
      in evaluation only; the code knows one gold answer a question.
   5. One user turn a role; the code precedes it with scripted assistant turns.
   6. The paper gives no word limit for answers and no temperature; 30 and 0.95 are the code's.
+  7. RRR's hit is an answer in whole words, its code's any substring. BGM's bridge may repeat a
+     passage; here a selection names each once.
 The paper has its KL in the reward of the last token, the code in that of every token: that, and the
 learning rate, are settings of the objective (`configs/mmoa_rag.py`).
 """
@@ -29,19 +35,20 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.credit.assign import shared
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_roles, shared
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
+from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe
-from jax_ragrl.text.metrics import f1
+from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.text.metrics import cover_match_tokens, exact_match, f1
 from jax_ragrl.text.prompts import numbered, user_turn
-from jax_ragrl.types import Hits, Passage, Question, Sampling
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
 REWRITER, SELECTOR, GENERATOR = "rewriter", "selector", "generator"
-MODULES = ("QR+S+G", "S+G", "QR+G", "G")
+MODULES = ("QR+S+G", "S+G", "QR+G", "G", "QR", "S")
 MAX_QUERIES = 4  # searched at most
 MANY_QUERIES = 8  # beyond, a rewriting is not used at all
 DOCUMENT = "Document"
@@ -124,7 +131,10 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class MMOARAG:
-    """The system. `top_k` passages are shared by the searches; `word` precedes their numbers."""
+    """The system. `top_k` passages are shared by the searches; `word` precedes their numbers.
+
+    Without `G` among the `modules` the frozen language model answers in its place.
+    """
 
     style: str = "mmoa_rag"
     modules: str = "QR+S+G"
@@ -175,12 +185,16 @@ class MMOARAG:
                 return self._generate(SELECTOR, "selector", state, state.candidates)
             case "generate":
                 name = "generator" if state.documents else "generator_direct"
-                return self._generate(GENERATOR, name, state, state.documents)
+                if GENERATOR in self.roles:
+                    return self._generate(GENERATOR, name, state, state.documents)
+                greedy = Sampling(0.0, 1.0, self.generator_tokens)
+                asked = self._messages(name, state, state.documents)
+                return Ask(LLMRequest("answer", asked, greedy))
             case _:
                 return Done(state.answer, state.why)
 
     def advance(self, state: State, reply: Any) -> State:
-        """The state after an action, or after the hits of all searches."""
+        """The state after an action or a reply, or after the hits of all searches."""
         steps: dict[str, Any] = {
             "rewrite": self._rewritten,
             "search": self._found,
@@ -205,7 +219,8 @@ class MMOARAG:
         why = state.why if len(legal) == len(parsed.args) else "answered, Unknown Document"
         return dataclasses.replace(state, phase="generate", documents=chosen, why=why)
 
-    def _answered(self, state: State, parsed: Parsed) -> State:
+    def _answered(self, state: State, reply: Parsed | str) -> State:
+        parsed = parse_answer(reply) if isinstance(reply, str) else reply
         if not parsed.args:
             return dataclasses.replace(state, phase="done", why=parsed.error)
         return dataclasses.replace(state, phase="done", answer=parsed.args[0])
@@ -213,10 +228,14 @@ class MMOARAG:
     def _generate(
         self, role: str, name: str, state: State, passages: tuple[Passage, ...] = ()
     ) -> Generate:
-        documents = numbered(self.style, passages, first=0)
-        values = {"question": state.question.text, "documents": documents}
         depth = 1 + list(self.roles).index(role)
-        return Generate(role, user_turn(self.style, name, **values), depth)
+        return Generate(role, self._messages(name, state, passages), depth)
+
+    def _messages(
+        self, name: str, state: State, passages: tuple[Passage, ...]
+    ) -> tuple[Message, ...]:
+        documents = numbered(self.style, passages, first=0)
+        return user_turn(self.style, name, question=state.question.text, documents=documents)
 
 
 def allocation(queries: int, total: int) -> tuple[int, ...]:
@@ -278,12 +297,34 @@ def penalty(record: Record, penalties: Penalties) -> float:
     return penalties.selector if wrong else 0.0
 
 
-def reward(forest: Forest, penalties: Penalties) -> np.ndarray:
-    """float32 `[N]`: the F1 of each answer on its leaf, each action's penalty on the action."""
-    reward_N = answer_rewards(forest, functools.partial(f1, punct="space"))
+def f1_rewards(forest: Forest) -> np.ndarray:
+    """float32 `[N]`: the F1 of each answer on its leaf."""
+    return answer_rewards(forest, functools.partial(f1, punct="space"))
+
+
+def rewriting_rewards(forest: Forest) -> np.ndarray:
+    """R = EM + F1 + Hit (Ma et al. 2023) on each leaf, float32 `[N]`.
+
+    Hit is 1 where what was searched holds a gold answer, and -1 elsewhere.
+    """
+    reward_N = answer_rewards(forest, lambda *said: exact_match(*said) + f1(*said))
+    for leaf in np.flatnonzero(forest.leaf_N).tolist():
+        record = forest.records[leaf]
+        found = "\n".join(passage.text for call in record.calls for passage in call.found)
+        reward_N[leaf] += 2 * cover_match_tokens(found, forest.questions[record.question].answers)
+        reward_N[leaf] -= 1
+    return reward_N
+
+
+REWARDS = {"f1": f1_rewards, "em_f1_hit": rewriting_rewards}
+
+
+def reward(forest: Forest, settings: Settings) -> np.ndarray:
+    """float32 `[N]`: the answer's reward on its leaf, each action's penalty on the action."""
+    reward_N = REWARDS[settings.reward](forest)
     for node, record in enumerate(forest.records):
         if record.parsed is not None:
-            reward_N[node] = penalty(record, penalties)
+            reward_N[node] = penalty(record, settings.penalties)
     return reward_N
 
 
@@ -292,10 +333,22 @@ def reward(forest: Forest, penalties: Penalties) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`; the defaults are the paper's."""
+    """The config section `recipe`; the defaults are the paper's.
+
+    `reward` is what an answer earns: its `f1`, or RRR's `em_f1_hit`. Several `rollouts` of a
+    question are for a group rule, which takes the place of the critic.
+    """
 
     system: MMOARAG = MMOARAG()
     penalties: Penalties = Penalties()
+    reward: str = "f1"
+    rollouts: int = 1
+
+    def __post_init__(self) -> None:
+        given = {"penalties.queries": self.penalties.queries, "reward": self.reward}
+        for name, choices in (("penalties.queries", QUERY_RULES), ("reward", REWARDS)):
+            if given[name] not in choices:
+                raise UserError(f"recipe.{name} is {given[name]!r}: use {' or '.join(choices)}")
 
 
 def paper() -> Settings:
@@ -308,12 +361,20 @@ def code() -> Settings:
     return Settings(penalties=Penalties(queries="characters", generator=-1.0))
 
 
+ADVANTAGES: Mapping[str, Credit] = {"gae": shared, "whitened_gae": shared} | {
+    rule.__name__: functools.partial(over_roles, rule=rule)
+    for rule in (group_normalised, group_centred, leave_one_out)
+}
+
+
 def recipe(settings: Settings) -> Recipe:
-    """One rollout a question; to each role the answer's F1 and its own penalty."""
+    """To each role the answer's F1 and its own penalty: a return, or compared with its group's."""
     return Recipe(
         system=settings.system,
-        reward=functools.partial(reward, penalties=settings.penalties),
+        reward=functools.partial(reward, settings=settings),
         credit=shared,
+        rollouts=settings.rollouts,
         metric="f1",
         judged=True,
+        advantages=ADVANTAGES,
     )

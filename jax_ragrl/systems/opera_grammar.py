@@ -34,6 +34,8 @@ _VERDICT = re.compile(r"^(yes|no)\b[ :,.]*(.*)$", re.MULTILINE | re.IGNORECASE)
 _QUERY = re.compile(
     r"\brewritten_query[\"']?\s*:\s*([\"'])(?P<query>.*?)(?:\1\s*(?:[,}]|$)|$)", re.MULTILINE
 )
+# A string, which is passed over, or a comma that nothing follows.
+_SPARE = re.compile(r"(\"(?:[^\"\\]|\\.)*\")|,(?=\s*[\]}])")
 _QUOTED = re.compile(r"\"(?P<query>[^\"]+)\"")
 
 
@@ -52,8 +54,14 @@ class Step(NamedTuple):
 
 
 def parse_plan(text: str) -> Parsed:
-    """A JSON list of sub-goals, a JSON object that holds one, XML items or numbered lines."""
-    for value in json_values(text):
+    """A JSON list of sub-goals, a JSON object that holds one or one a line, XML or numbered lines.
+
+    A comma after the last item is forgiven. A list that is cut off is no plan: the step with the
+    answer would be missing.
+    """
+    tidy = _SPARE.sub(lambda found: found[1] or "", text)
+    lines = json_lines(tidy)
+    for value in (*lines, lines, *json_values(tidy)):
         if steps := _json_steps(value):
             return Parsed(PLAN, steps)
     goals = _XML.findall(text) or _LINE.findall(text)
@@ -202,6 +210,15 @@ def json_values(text: str) -> Iterator[Any]:
             yield decoder.raw_decode(text, opener)[0]
         except (ValueError, RecursionError):
             continue
+
+
+def json_lines(text: str) -> list[Any]:
+    """The values of the lines that begin one; none where one of these lines is not whole."""
+    begun = [line.strip() for line in text.split("\n") if line.lstrip().startswith(("{", "["))]
+    try:
+        return [json.loads(line.rstrip(",")) for line in begun]
+    except (ValueError, RecursionError):
+        return []
 
 
 def _string(item: Mapping[str, Any], names: Sequence[str]) -> str:

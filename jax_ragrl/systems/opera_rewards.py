@@ -51,19 +51,43 @@ GoldOf = Callable[[Question, SubGoal, Sequence[Passage]], Gold]
 def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
     """Gold from a data set's own decomposition.
 
-    The last step of any plan has the question's answers, the others those of the decomposition;
-    they are not known where that is of another length. The question's gold passages count as
-    relevant to each step, since data sets do not say which step one belongs to, and of several with
-    one gold name, pieces of an article, the first.
+    The last step of any plan has the question's answers, the others those of the decomposition
+    (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA); they are not known where that is of
+    another length. The question's gold passages count as relevant to each step, since data sets do
+    not say which step one belongs to, and of several with one gold name, pieces of an article, the
+    first.
     """
     relevant = first_named(passages, question.gold)
-    answers = question.answers if goal.number == goal.steps - 1 else ()
+    middle = goal.number < goal.steps - 1
+    answers = () if middle else question.answers
     known = question.metadata.get("question_decomposition", ())
+    facts = question.metadata.get("evidences", ())
+    triples = [x for x in facts if isinstance(x, list | tuple) and len(x) == 3]
     if not answers and len(known) == goal.steps:
         answers = (str(known[goal.number]["answer"]),)
+    elif middle:
+        answers = object_of(goal, triples)
     total = len(set(question.gold))
     told = settled(answers, passages, sum(relevant), total, alone=goal.steps == 1)
+    if middle and triples and any(relevant) and not told:
+        told = None  # Wikidata's spelling of it, a date's say, need not be that of the passages
     return Gold(None if told is None else tuple(answers) if told else (), relevant, total)
+
+
+def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The object of the one (subject, relation, object) whose subject a sub-goal names, or none.
+
+    By subject and not by number, since a comparison's sides may be planned in either order. A plan
+    has a step for each triple, and may have another that compares.
+    """
+    if goal.steps - len(triples) not in (0, 1):
+        return ()
+    named = [
+        str(triple[-1])
+        for triple in triples
+        if cover_match_tokens(goal.text, (str(triple[0]),), punct="space")
+    ]
+    return tuple(named) if len(named) == 1 else ()
 
 
 def first_named(passages: Sequence[Passage], names: Sequence[str]) -> tuple[bool, ...]:

@@ -38,10 +38,10 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
-from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.systems.base import Credit, Recipe, two_or_more
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.dpo import Preference
-from jax_ragrl.train.objective import ESTIMATED, Objective
+from jax_ragrl.train.objective import ESTIMATED, GROUPED, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
 from jax_ragrl.train.watch import Guard
@@ -195,12 +195,25 @@ class Job:
                     f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
                     "its actions would be cut: raise shapes.steps, or lower the role's tokens"
                 )
-        wanted = tuple(self.recipe.advantages) or ESTIMATED
-        if self.preference is None and self.objective.advantage not in wanted:
+        if self.preference is None:
+            self._check_credit()
+
+    def _check_credit(self) -> None:
+        """`UserError` where the recipe has no credit for the objective, or compares nothing."""
+        rule, recipe = self.objective.advantage, self.recipe
+        wanted = tuple(recipe.advantages) or ESTIMATED
+        if rule not in wanted:
             raise UserError(
-                f"objective.advantage is {self.objective.advantage!r}, which the credit of this "
-                f"system cannot be made into: use {' or '.join(wanted)}"
+                f"objective.advantage is {rule!r}, which the credit of this system cannot be made "
+                f"into: use {' or '.join(wanted)}"
             )
+        if self.objective.span == "conversation" and recipe.turns is None:
+            raise UserError(
+                "objective.span is 'conversation', but no turn of this system continues another: "
+                "use span 'turn'"
+            )
+        if rule in GROUPED and recipe.width < 2:
+            two_or_more("rollouts", recipe.rollouts)
 
     @property
     def policy_of(self) -> dict[str, str]:
@@ -210,6 +223,8 @@ class Job:
     @property
     def credit(self) -> Credit:
         """The recipe's credit, as the objective wants it."""
+        if self.recipe.turns is not None and self.objective.span == "conversation":
+            return self.recipe.turns
         return self.recipe.advantages.get(self.objective.advantage, self.recipe.credit)
 
     @property

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_rollouts, shared
+from jax_ragrl.credit.assign import earned, over_roles, over_rollouts, shared
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
 from jax_ragrl.types import Question
 
@@ -66,6 +66,17 @@ def test_more_actions_in_a_rollout_change_nobodys_advantage():
     many = over_rollouts(*rewarded(chains(1, 7, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
     np.testing.assert_array_equal(few[[0, 2, 4]], many[[0, 2, 10]])
     assert len(set(many[1:9].tolist()) - {many[2]}) == 1  # all of a rollout alike
+
+
+def test_a_role_is_compared_with_itself_in_the_other_rollouts():
+    """Two roles in two rollouts of a question: the second action of the first one pays 0.5."""
+    records = chains(2, 2)
+    for node, role in enumerate(["first", "second", LEAF] * 2):
+        records[node].role = role
+    forest, reward_N = rewarded(records, [1.0, 0.0], [(1, -0.5)])
+    advantage_N, weight_N = over_roles(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N[[0, 1, 3, 4]], [0.5, 0.25, -0.5, -0.25], atol=1e-6)
+    assert weight_N.all() and advantage_N.dtype == np.float32
 
 
 def test_a_question_with_one_rollout_teaches_nothing():

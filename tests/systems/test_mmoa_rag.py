@@ -48,6 +48,7 @@ from jax_ragrl.train.teachers.mmoa_rag import (
 from jax_ragrl.train.warmup import search_world
 from jax_ragrl.types import Passage, Question
 from tests.rollout.tape import ANN, Tape, passage
+from tests.systems.talk import talk
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 
@@ -244,8 +245,29 @@ def test_a_module_that_is_off_passes_through(modules, log, shown):
 
 
 def test_unknown_modules_are_refused():
-    with pytest.raises(UserError, match=r"modules is 'S': use one of QR\+S\+G"):
-        MMOARAG(modules="S")
+    with pytest.raises(UserError, match=r"modules is 'QR\+S': use one of QR\+S\+G"):
+        MMOARAG(modules="QR+S")
+
+
+@pytest.mark.parametrize(
+    ("modules", "log", "shown"),
+    [
+        ("QR", [("rewriter",), ("search", "a", 2), ("answer",)], [1, 2]),
+        ("S", [("search", ANN.text, 2), ("selector",), ("answer",)], [2]),
+    ],
+)
+def test_one_module_alone_has_the_frozen_model_for_a_reader(modules, log, shown):
+    tape = Tape({}, told={"answer": "**Ulm**"})
+    forest, _ = play(ALL, tape=tape, modules=modules, top_k=2)
+    assert tape.log == log and forest.records[-1].answer == "Ulm"
+    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(shown)]
+    assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
+    assert [call.purpose for call in forest.records[-1].calls] == ["search", "answer"]
+
+
+def test_a_frozen_reader_that_says_nothing_has_not_answered():
+    forest, _ = play(ALL, tape=Tape({}, told={"answer": " "}), modules="QR")
+    assert (forest.records[-1].answer, forest.records[-1].why) == (None, "No Answer")
 
 
 @pytest.mark.parametrize(
@@ -317,6 +339,22 @@ def test_each_role_earns_the_answers_f1_and_pays_for_itself(changes, by_paper, b
         np.testing.assert_allclose(credited(ALL | changes, settings), expected, atol=1e-6)
 
 
+def test_in_a_group_each_role_keeps_its_own_penalty():
+    """Two rollouts of a question, both right: only the selector, which paid once, is told apart."""
+    texts = {
+        "rewriter": ["a", "b"],
+        "selector": ["Document1", "Document1,Document1"],
+        "generator": ["**Ulm**", "**Ulm**"],
+    }
+    made = recipe(Settings(MMOARAG(style="mmoa_rag_tiny"), rollouts=2))
+    forest, _ = talk(made.system, texts, rollouts=made.rollouts)
+    credit_N, _ = made.advantages["group_centred"](forest, made.reward(forest))
+    told = {role: [] for role in texts}
+    for record, credit in zip(forest.records, credit_N.tolist(), strict=True):
+        told.get(record.role, []).append(credit)
+    assert told == {"rewriter": [0.0, 0.0], "selector": [0.5, -0.5], "generator": [0.0, 0.0]}
+
+
 def test_punctuation_is_a_space_in_this_papers_f1():
     question = Question("q", "Where?", ("U S",))
     texts = ALL | {"generator": "**U.S.**"}
@@ -325,7 +363,28 @@ def test_punctuation_is_a_space_in_this_papers_f1():
 
 def test_an_unknown_rule_is_refused():
     with pytest.raises(UserError, match=r"penalties\.queries is 'lines': use count or characters"):
-        recipe(Settings(penalties=Penalties(queries="lines")))
+        Settings(penalties=Penalties(queries="lines"))
+    with pytest.raises(UserError, match=r"recipe\.reward is 'em': use f1 or em_f1_hit"):
+        Settings(reward="em")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "earned"),
+    [
+        ("Ulm", "In Ulm.", 3.0),
+        ("Ulm", "Ulmer", 1.0),  # right without the search
+        ("in Ulm", "In Ulm.", 2 / 3 + 1),
+        ("Rom", "In Ulm.", 1.0),
+        ("Rom", "", -1.0),
+        (" ", "In Ulm.", 1.0),  # no answer, but not for want of passages
+    ],
+)
+def test_a_rewriter_alone_earns_exact_match_f1_and_the_hit(answer, found, earned):
+    tape = Tape({}, {"a": [Passage("1", "t", found)]}, {"answer": answer})
+    forest, _ = play(ALL, tape=tape, modules="QR")
+    made = recipe(Settings(penalties=Penalties(rewriter=0.0), reward="em_f1_hit"))
+    credit_N, _ = made.credit(forest, made.reward(forest))
+    assert credit_N[0] == pytest.approx(earned)
 
 
 # --- Heuristic labels ----------------------------------------------------------------------------

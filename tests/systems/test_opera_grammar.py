@@ -37,6 +37,10 @@ JSON = json.dumps(
         f"Here is [1] my plan:\n```json\n{JSON}\n```",
         json.dumps({"sub_questions": json.loads(JSON)}),
         json.dumps({"steps": json.loads(JSON)}),
+        "\n".join(json.dumps(item) for item in json.loads(JSON)),
+        "```\n" + ",\n".join(json.dumps(item) for item in json.loads(JSON)) + "\n```",
+        JSON[:-2] + ",},\n]",
+        json.dumps({"question": "Where?", "steps": json.loads(JSON)})[:-2] + ", ]}",
         json.dumps([step.goal for step in TWO]),
         json.dumps({"plan": [step.goal for step in TWO]}),
         "".join(f"<subquestion>{step.goal}</subquestion>" for step in TWO),
@@ -54,6 +58,23 @@ def test_every_form_of_a_plan_reads_alike(text):
 @pytest.mark.parametrize("text", ["", "Who made Jaws?", "[1, 2]", "{}", "[{}]", '[""]', "1)", "[["])
 def test_what_is_no_plan_is_refused(text):
     assert parse_plan(text) == malformed("No Plan")
+
+
+@pytest.mark.parametrize(
+    "text", [JSON[:-1], JSON[:-1] + ",", JSON[:-9], JSON.replace("}, {", "},\n{")[:-9]]
+)
+def test_a_plan_that_is_cut_off_is_none(text):
+    """Its last step, the one with the answer, may be missing."""
+    assert parse_plan(text) == malformed("No Plan")
+
+
+def test_lines_of_json_say_which_steps_they_need():
+    text = '{"id": 1, "goal": "a", "depends_on": []}\n{"id": 2, "goal": "b", "depends_on": ["1"]}'
+    assert parse_plan(text).args == (Step("a"), Step("b", (1,)))
+
+
+def test_a_comma_in_a_sub_goal_stays():
+    assert parse_plan('["a [1,] b,]",]').args[0].goal == "a [1,] b,]"
 
 
 def test_fields_that_a_sub_goal_should_have_are_counted():

@@ -235,6 +235,45 @@ def test_gold_of_a_data_set_comes_from_its_decomposition():
     assert gold(1, 3, WORKS, BORN) == gold(0, 3, WORKS, BORN) == Gold(None, (True, False), 2)
 
 
+TRIPLES = [
+    ["Jaws", "director", "Ann Lee"],
+    ["Duel", "director", "Bob Ray"],
+    ["Ann Lee", "date of birth", "May 1, 1950"],
+    ["Bob Ray", "date of birth", "1 June 1940"],
+]
+WIKI = Question("w", "q?", ("Duel",), gold=("Jaws", "Ann Lee"), metadata={"evidences": TRIPLES})
+DIRECTED = Passage("p1", "Jaws", "Jaws was directed by Ann Lee.")
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.parametrize("number", [0, 2])
+def test_gold_of_triples_is_the_object_of_the_one_subject_that_is_named(steps, number):
+    """Whatever the order of the plan, which may end with a comparison."""
+
+    def answers(goal, *passages):
+        return steps_gold(WIKI, SubGoal(goal, number, steps), passages).answers
+
+    assert answers("Who made Jaws?", DIRECTED) == ("Ann Lee",)
+    assert answers("Who made Jaws?", OTHER) == ()
+    assert answers("Who made Jaws and Duel?", DIRECTED) is None
+    assert answers("Who made it?", DIRECTED) is None
+
+
+def test_gold_of_triples_is_for_the_middle_steps_of_plans_of_their_length():
+    goal = "Who made Jaws?"
+    assert steps_gold(WIKI, SubGoal(goal, 0, 3), [DIRECTED]).answers is None
+    assert steps_gold(WIKI, SubGoal(goal, 0, 6), [DIRECTED]).answers is None
+    last = steps_gold(WIKI, SubGoal(goal, 4, 5), [DIRECTED, Passage("p", "x", "Duel")])
+    assert last.answers == ("Duel",)
+
+
+def test_another_spelling_in_a_gold_passage_is_not_held_against_an_answer():
+    goal = SubGoal("When was Ann Lee's birth?", 1, 5)
+    told = Passage("p", "Ann Lee", "She was born on 1 May 1950.")
+    assert steps_gold(WIKI, goal, [told]).answers is None
+    assert steps_gold(WIKI, goal, [OTHER]).answers == ()
+
+
 def test_gold_without_a_decomposition_is_the_answer_of_the_question():
     bare = Question("b", "q?", ("Ulm",))
     assert steps_gold(bare, SubGoal("g", 0, 1), [BORN]) == Gold(("Ulm",), (False,), 0)

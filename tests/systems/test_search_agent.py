@@ -139,6 +139,17 @@ def test_the_reward_stands_on_the_leaf():
     assert reward_N.tolist() == [0.0, 0.0, 1.0] and reward_N.dtype == np.float32
 
 
+def test_with_a_critic_a_rollout_is_worth_its_reward_by_itself():
+    """Over turns each is worth all of it; over the conversation the last turn earns it, once."""
+    forest, _ = talk(SYSTEM, {AGENT: [SEARCH, FINAL]})
+    recipe = executor.recipe(executor.search_r1())
+    reward_N = recipe.reward(forest)
+    assert recipe.advantages["gae"](forest, reward_N)[0].tolist()[:2] == [1.0, 1.0]
+    assert recipe.advantages["whitened_gae"] is recipe.advantages["gae"]
+    assert recipe.turns is not None
+    assert recipe.turns(forest, reward_N)[0].tolist()[:2] == [0.0, 1.0]
+
+
 def test_an_unknown_kind_is_refused():
     with pytest.raises(UserError, match="recipe.kind is 'x': use one of autorefine"):
         executor.Settings("x")

@@ -27,11 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_ragrl.credit.assign import earned, shared
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, Reply, path_to, two_or_more
+from jax_ragrl.systems.base import Credit, Recipe, Reply, path_to
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
     ROLLOUT_ADVANTAGES,
@@ -190,7 +191,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"recipe.kind is {self.kind!r}: use one of {', '.join(KINDS)}")
-        two_or_more("rollouts", self.rollouts)
 
 
 def autorefine() -> Settings:
@@ -229,8 +229,12 @@ def reward(forest: Forest, kind: str) -> np.ndarray:
     return reward_N
 
 
+# With a critic a rollout needs no others: its reward is the return of each of its turns.
+ADVANTAGES: Mapping[str, Credit] = {**ROLLOUT_ADVANTAGES, "gae": shared, "whitened_gae": shared}
+
+
 def recipe(settings: Settings) -> Recipe:
-    """Whole rollouts in groups, normalised, as their authors train them with GRPO."""
+    """Whole rollouts in groups, normalised (GRPO), or each by itself with a critic (PPO)."""
     system = SearchAgent(
         KINDS[settings.kind].prompt,
         settings.style,
@@ -245,5 +249,6 @@ def recipe(settings: Settings) -> Recipe:
         rollout_advantages,
         rollouts=settings.rollouts,
         metric="em",
-        advantages=ROLLOUT_ADVANTAGES,
+        advantages=ADVANTAGES,
+        turns=earned,
     )

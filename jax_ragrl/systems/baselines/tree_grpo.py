@@ -25,7 +25,7 @@ from jax_ragrl.credit.assign import padded, reachable_leaves
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.base import Recipe, two_or_more
 from jax_ragrl.systems.baselines import executor
 
 
@@ -73,6 +73,9 @@ class Settings:
 
     agent: executor.Settings = executor.Settings("search_r1", max_turns=3, rollouts=4)
     tree: RandomTree = RandomTree()
+
+    def __post_init__(self) -> None:
+        two_or_more("agent.rollouts", self.agent.rollouts)
 
 
 def recipe(settings: Settings) -> Recipe:
