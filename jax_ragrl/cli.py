@@ -371,7 +371,10 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
     def parts(folder: pathlib.Path) -> Any:
         made = assemble(job, folder)
-        return made._replace(policies=trained_policies(job, made, folder)) if run else made
+        if not run:
+            return made
+        policies = trained_policies(job, made.policies, made.tokenizer, folder)
+        return made._replace(policies=policies)
 
     run = arguments.workdir
     if run and arguments.config:
@@ -401,11 +404,11 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
-    from jax_ragrl.train.assemble import assemble, load_job, policy_folder
+    from jax_ragrl.train.assemble import load_job, load_policies, mesh_for, policy_folder
     from jax_ragrl.train.loop import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
-    policies = trained_policies(job, assemble(job, arguments.workdir), arguments.workdir)
+    policies = trained_policies(job, *load_policies(job, mesh_for(job)), arguments.workdir)
     name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
     if name not in policies:
         raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")

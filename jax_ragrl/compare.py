@@ -24,6 +24,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -46,7 +47,6 @@ from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import (
-    Parts,
     load_job,
     load_llm,
     load_policies,
@@ -240,7 +240,7 @@ def measured(
 ) -> dict[str, Any]:
     """The row of one system."""
     if name.startswith(RUN):
-        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)), bench, actors)
+        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)))
     else:
         system, sampler = untrained(name, bench, actors)
     environment = bench.environment._replace(sampler=sampler)
@@ -256,16 +256,15 @@ def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySa
     return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
 
 
-def trained(workdir: pathlib.Path, bench: Bench, actors: Actors) -> tuple[System, PolicySampler]:
+def trained(workdir: pathlib.Path) -> tuple[System, PolicySampler]:
     """The system and the policies of a run, as its config and its newest checkpoint have them.
 
     Retriever and frozen language model are the table's.
     """
     job = load_job(settled(workdir / "config.json"))
     policies, tokenizer = load_policies(job, mesh_for(job))
-    parts = Parts({}, bench.retriever, actors.llm, policies, tokenizer)
-    parts = parts._replace(policies=trained_policies(job, parts, workdir))
-    return job.recipe.evaluated, PolicySampler(parts.models(), tokenizer, job.shapes, greedy=True)
+    models = for_sampling(trained_policies(job, policies, tokenizer, workdir))
+    return job.recipe.evaluated, PolicySampler(models, tokenizer, job.shapes, greedy=True)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:

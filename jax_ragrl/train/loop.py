@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def _begun(
     job: Job, parts: Parts, checkpoints: Checkpoints, start: int
 ) -> tuple[Policies, Batches]:
     """The policies and the questions where a run starts, or goes on."""
-    policies = begin(job, parts)
+    policies = begin(job, parts.policies, parts.tokenizer)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     if start:
         policies, meta = resumed(checkpoints, start, policies)
@@ -96,11 +96,11 @@ def _begun(
     return policies, data
 
 
-def begin(job: Job, parts: Parts) -> Policies:
+def begin(job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles = tuple(job.policy_of)
-    policies, allowed_ZV = {}, allowed_tokens(job, parts.tokenizer)
-    for name, decoder in parts.policies.items():
+    policies, allowed_ZV = {}, allowed_tokens(job, tokenizer)
+    for name, decoder in decoders.items():
         updates = updates_of(job, name)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
         policies[name] = prepare(
@@ -161,13 +161,15 @@ def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
     return for_sampling({name: trained(*policy) for name, policy in policies.items()})
 
 
-def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str, Decoder]:
+def trained_policies(
+    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer, workdir: pathlib.Path
+) -> dict[str, Decoder]:
     """The policies of the newest checkpoint; `UserError` where there is none."""
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    policies, _ = resumed(checkpoints, newest, begin(job, parts))
+    policies, _ = resumed(checkpoints, newest, begin(job, decoders, tokenizer))
     return {name: trained(*policy) for name, policy in policies.items()}
 
 
