@@ -15,6 +15,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from jax_ragrl.config import local
 from jax_ragrl.errors import UserError
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
@@ -23,18 +24,41 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
+    try:
+        arguments = _parse(argv)
+        arguments.run(arguments)
+    except UserError as error:
+        print(f"ragrl: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:  # a ValueError is what TensorStore raises
+        if not (told := _of_disk(error)):
+            raise
+        print(f"ragrl: {told}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     wrong = [r for r in rest if not (arguments.takes_config and r.startswith("--config"))]
     if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     arguments.config = rest
-    try:
-        arguments.run(arguments)
-    except UserError as error:
-        print(f"ragrl: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return arguments
+
+
+FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def _of_disk(error: OSError | ValueError) -> str:
+    """What to say of a full disk, or a file that cannot be used; empty for another error."""
+    if any(text in str(error) for text in FULL):
+        why = " ".join(str(error).split())
+        return f"the disk is full ({why}): free some space, and give the same command again"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}: give a path that can be read, or written"
+    return ""
 
 
 Command = Callable[..., argparse.ArgumentParser]
@@ -61,38 +85,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def natural(text: str) -> int:
+    """A whole number, at least 0; argparse says what was given instead."""
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
+
 def _training_commands(command: Command) -> None:
     sub = command(_quickstart, "train C-3PO on the generated encyclopedia and report", True)
     sub.add_argument("--seed", type=int, default=0, help="of the world and of training")
-    sub.add_argument("--workdir", type=pathlib.Path, help="default: runs/quickstart-<seed>")
+    sub.add_argument("--workdir", type=local, help="default: runs/quickstart-<seed>")
     sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
-    sub.add_argument("--workdir", type=pathlib.Path, required=True)
+    sub.add_argument("--workdir", type=local, required=True)
     sub = command(_trials, "the whole job for every system and seed, and one table")
     sub.add_argument("--systems", default=",".join(PAPERS), help="names of files in configs/tiny")
     sub.add_argument("--seeds", default="0,1,2")
-    sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
+    sub.add_argument("--out", type=local, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True, help="for recipe.pool")
+    sub.add_argument("--out", type=local, required=True, help="for recipe.pool")
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
     sub.add_argument("--temperatures", default="0.3,0.7,1.0")
-    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+    sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
 
 
 def _data_commands(command: Command) -> None:
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_index, "encode a corpus and build its index")
-    sub.add_argument("--corpus", type=pathlib.Path, required=True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--corpus", type=local, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
     sub.add_argument("--kind", default="scann", help="scann or exact")
-    sub.add_argument("--questions", type=pathlib.Path, help="measure recall on these")
+    sub.add_argument("--questions", type=local, help="measure recall on these")
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"
         sub.add_argument(f"--{text}-prefix", help=why)
@@ -102,21 +133,21 @@ def _run_commands(command: Command) -> None:
     """What is done with a run that is there, and a plan of one that is not."""
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
-    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub.add_argument("--workdir", type=local, help="of a run: its trained policy answers")
     sub = command(_serve, "answer questions over HTTP with a system, in batches as they come", True)
-    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub.add_argument("--workdir", type=local, help="of a run: its trained policy answers")
     sub.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network of the machine")
     sub.add_argument("--port", type=int, default=8000, help="0: any that is free")
     sub.add_argument("--batch", type=int, default=64, help="questions of a rollout, or a request")
     sub.add_argument("--waiting", type=int, default=256, help="questions; above, requests get 503")
     sub = command(_export, "write the trained policy of a run in Hugging Face layout")
-    sub.add_argument("workdir", type=pathlib.Path)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("workdir", type=local)
+    sub.add_argument("--out", type=local, required=True)
     sub.add_argument("--policy", help="which one, where a run has several")
     sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
     sub = command(_report, "write report.html of a run")
-    sub.add_argument("workdir", type=pathlib.Path)
+    sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
     sub.add_argument("--shape", required=True, help="of a published model, or tiny")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
@@ -127,28 +158,28 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     why = "of runs: a row for the system that each has trained, with its own policy"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=why)
     asked = sub.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--questions", type=pathlib.Path, help="one set: needs --corpus, --index")
+    asked.add_argument("--questions", type=local, help="one set: needs --corpus, --index")
     asked.add_argument(
         "--data",
         nargs="+",
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several sets, one table; a set without passages of its own uses --corpus",
     )
-    sub.add_argument("--corpus", type=pathlib.Path)
-    sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
+    sub.add_argument("--corpus", type=local)
+    sub.add_argument("--index", dest="index_folder", type=local, help="made by ragrl index")
     sub.add_argument("--retriever", default="", help="of a server to search, instead of both")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
     sub.add_argument("--int8", action="store_true", help="eight-bit weights of a local --llm")
     sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
-    sub.add_argument("--top-k", type=int, default=5)
-    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
-    sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
-    sub.add_argument("--out", type=pathlib.Path, help="with --questions: write the table as JSON")
+    sub.add_argument("--top-k", type=natural, default=5)
+    sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
+    sub.add_argument("--train", type=local, help="labelled questions, for skr_knn")
+    sub.add_argument("--out", type=local, help="with --questions: write the table as JSON")
     sub.add_argument(
         "--workdir",
-        type=pathlib.Path,
+        type=local,
         default=pathlib.Path("runs/table"),
         help="with --data: rows, table and indexes; goes on where it stood",
     )
@@ -166,7 +197,7 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     _bench_train_arguments(kind)
     kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
     kind.set_defaults(measure=_bench_step, takes_config=True)
-    kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
+    kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
     kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
     kind.add_argument("--shape", help="random policies of a published shape, or tiny")
     for kind in kinds.choices.values():

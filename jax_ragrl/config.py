@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import pathlib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -92,6 +93,22 @@ def _is(value: Any, kind: type) -> bool:
 def _suggest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+
+
+def local(path: str | pathlib.Path) -> pathlib.Path:
+    """A path of this machine.
+
+    Raises `UserError` for none at all, and for the address of a bucket, which `pathlib` would make
+    a folder of.
+    """
+    if not str(path):
+        raise UserError("a path is empty: is a variable of the shell not set?")
+    if re.match(r"[a-z][a-z0-9]+:/", str(path)):
+        raise UserError(
+            f"{path} is no path of this machine: mount the bucket, as a folder (for gs:// with "
+            "gcsfuse), and give the path below that"
+        )
+    return pathlib.Path(path)
 
 
 def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from jax_ragrl.compare import (
     open_bench,
     questions_of,
 )
-from jax_ragrl.config import settle
+from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
@@ -54,10 +54,10 @@ def parse_data(text: str) -> DataSet:
     folder's where it is called after a split."""
     name, named, files = text.partition("=")
     questions, _, corpus = (files if named else text).partition("@")
-    path = pathlib.Path(questions)
+    path = local(questions)
     stem = path.name.split(".")[0]
     own = path.resolve().parent.name if stem in SPLITS else stem
-    return DataSet(name if named else own, path, pathlib.Path(corpus) if corpus else None)
+    return DataSet(name if named else own, path, local(corpus) if corpus else None)
 
 
 def survey(

@@ -99,3 +99,67 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
         Checkpoints(tmp_path).restore(1, large)
     restored, meta = Checkpoints(tmp_path).restore(1, small)
     assert meta["step"] == 1 and restored["w"].shape == (2, 3)
+
+
+BUCKET = "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("train", f"--config={CONFIG}", f"--workdir={BUCKET}"),
+        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
+        ("quickstart", "--workdir", BUCKET),
+        ("trials", "--out", BUCKET),
+        ("world", "--out", BUCKET),
+        ("index", "--corpus", BUCKET, "--out", "i"),
+        ("export", BUCKET, "--out", "o"),
+        ("evaluate", "--data", f"x={BUCKET}"),
+        ("evaluate", "--data", f"q.json@{BUCKET}"),
+        ("report", BUCKET),
+    ],
+)
+def test_a_bucket_is_no_folder_and_none_is_made_of_it(given, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "mount the bucket" in refused(capsys, *given)
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "empty" in refused(capsys, "world", "--out", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert str(file) in refused(capsys, "world", "--out", str(file / "below"))
+
+
+def test_a_full_disk_is_said_and_another_error_is_not_hidden(monkeypatch, capsys):
+    from jax_ragrl import cli
+
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_world", fail)
+    monkeypatch.setattr(fail, "__name__", "_world")
+    error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
+    assert "disk is full" in refused(capsys, "world", "--out", "w")
+    for error in (ValueError("bad"), TimeoutError("late")):
+        with pytest.raises(type(error)):
+            main(["world", "--out", "w"])
+
+
+def test_an_index_may_lie_above(tmp_path, capsys, monkeypatch):
+    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert main(["index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
+
+
+def test_a_limit_is_no_negative_number(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--questions", "q", "--limit", "-1"])
+    assert "--limit" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.config import build
+from jax_ragrl.config import build, local
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -101,6 +101,8 @@ class Index:
                 f"index.kind is {self.kind!r} and index.url is {self.url!r}: give kind remote and "
                 "an address, or neither"
             )
+        if self.folder:
+            local(self.folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,8 +309,8 @@ def load_data(
     if data.files is not None and data.world is None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
-        splits = {split: tuple(load_questions(path)) for split, path in paths.items()}
-        corpus = load_corpus(files.corpus) if files.corpus else Corpus(())
+        splits = {split: tuple(load_questions(local(path))) for split, path in paths.items()}
+        corpus = load_corpus(local(files.corpus)) if files.corpus else Corpus(())
         return corpus, splits, None
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
@@ -340,7 +342,7 @@ def search_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRe
 def policy_folder(name: str) -> pathlib.Path:
     """The folder of a policy: `tiny` is the one in the package."""
     if name != TINY:
-        return pathlib.Path(name)
+        return local(name)
     return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
 
 
