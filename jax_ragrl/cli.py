@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import json
@@ -229,23 +230,80 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied."""
-    values, argv = flags.FlagValues(), ["ragrl", *arguments]
-    config_flags.DEFINE_config_file(
-        "config",
-        str(default) if default else None,
-        flag_values=values,
-        lock_config=True,
-        sys_argv=argv,
-    )
-    try:
-        values(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise UserError(f"config: {' '.join(str(error).split())}") from error
-    if values.config is None:
+    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied.
+
+    A key that the file leaves to its default may be given as well; whether there is such a key is
+    seen where the config is read, as for the file's own.
+    """
+    overrides = [a for a in arguments if a.startswith("--config.")]
+    files = [a for a in arguments if a not in overrides]
+    written = _read_config(default, files).to_dict()
+    known = [a for a in overrides if _holds(written, _keys(a))]
+    config = _read_config(default, [*files, *known]).to_dict()
+    for override in overrides:
+        if override not in known:
+            _add(config, _keys(override), _literal(override.partition("=")[2]))
+    return config
+
+
+def _read_config(
+    default: pathlib.Path | None, arguments: Sequence[str]
+) -> ml_collections.ConfigDict:
+    """The config of a file, with overrides of keys that are in it."""
+    named = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+    file = (named or [str(default or "")])[-1]
+    if not file:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
-    config: ml_collections.ConfigDict = values.config
-    return config.to_dict()
+    path = pathlib.Path(file.partition(":")[0])
+    if not (path.is_file() and path.suffix == ".py"):
+        why = "is no Python file" if path.is_file() else "does not exist"
+        raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
+    values, argv = flags.FlagValues(), ["ragrl", *arguments]
+    try:
+        config_flags.DEFINE_config_file(
+            "config", file, flag_values=values, lock_config=True, sys_argv=argv
+        )
+        values(argv)
+        config: Any = values.config
+    except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"config {file}: {' '.join(str(error).split())}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f"config {file}: get_config() gives no ConfigDict of ml_collections")
+    return config
+
+
+def _keys(override: str) -> list[str]:
+    """The keys of `--config.a.b=VALUE`, outermost first."""
+    path, equals, _ = override.removeprefix("--config.").partition("=")
+    if not (equals and path):
+        raise UserError(f"{override} has no value: give --config.{path or 'KEY'}=VALUE")
+    return path.split(".")
+
+
+def _holds(values: Any, keys: Sequence[str]) -> bool:
+    """Whether a nested mapping has a value under these keys; an index such as `a[0]` is its own."""
+    first = keys[0].partition("[")[0]
+    if not isinstance(values, dict) or first not in values:
+        return False
+    return len(keys) == 1 or _holds(values[first], keys[1:])
+
+
+def _add(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise UserError(f"config key {key} is a value, and no section for {'.'.join(keys)}")
+    values[keys[-1]] = value
+
+
+def _literal(text: str) -> Any:
+    """A value as Python or JSON writes it; other text is a string."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:

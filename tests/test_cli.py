@@ -108,6 +108,7 @@ BUCKET = "gs://bucket/run"
     "given",
     [
         ("train", f"--config={CONFIG}", f"--workdir={BUCKET}"),
+        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
         ("quickstart", "--workdir", BUCKET),
         ("trials", "--out", BUCKET),
@@ -163,3 +164,30 @@ def test_a_limit_is_no_negative_number(capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", "--questions", "q", "--limit", "-1"])
     assert "--limit" in capsys.readouterr().err
+
+
+def test_a_key_that_a_config_leaves_out_can_be_given(tmp_path, capsys):
+    from jax_ragrl.cli import load_config
+    from jax_ragrl.train.assemble import load_job
+
+    bounds = (("kl/mean", -1.0, 1.0),)
+    url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
+    given = url | {"guard.bounds": bounds, "objective.entropy": 0.1, "run.steps": 3}
+    job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in given.items()]))
+    assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
+    assert job.run.steps == 3 and job.run.questions == 14 and job.objective.entropy == 0.1
+    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
+    assert "did you mean guard?" in refused(capsys, *given, "--config.gard.patience=2")
+    assert "no section" in refused(capsys, *given, "--config.run.trees.x=2")
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("--config=nowhere.py", "nowhere.py does not exist"),
+        ("--config=pyproject.toml", "pyproject.toml"),
+        (f"--config={CONFIG}:preset", "preset"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(given, said, tmp_path, capsys):
+    assert said in refused(capsys, "train", given, f"--workdir={tmp_path}")
