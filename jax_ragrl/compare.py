@@ -11,8 +11,8 @@ import tqdm
 from flax import nnx
 
 from jax_ragrl.config import settled
-from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
@@ -223,7 +223,7 @@ def load_actors(setting: Setting) -> Actors:
 
 def open_bench(setting: Setting, actors: Actors, retriever: Retriever) -> Bench:
     """What the systems are built from, over one index."""
-    train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
+    train = load_answered(setting.train)[: setting.limit or None] if setting.train else ()
     frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)
     return Bench(setting.style, setting.top_k, frozen, retriever, train)
 
@@ -232,7 +232,7 @@ def questions_of(setting: Setting) -> Sequence[Question]:
     """The questions of a table."""
     if setting.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_questions(setting.questions)[: setting.limit or None]
+    return load_answered(setting.questions)[: setting.limit or None]
 
 
 def measured(

@@ -90,3 +90,18 @@ def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
     assert main(["pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
     line = capsys.readouterr().err.strip()
     assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"system": "json"}, "no Settings"),
+        ({"run.save_every": 0}, "run.save_every is 0"),
+        ({"run.eval_every": 0}, "run.eval_every is 0"),
+        ({"run.questions": 0}, "run.questions is 0"),
+        ({"run.steps": -1}, "run.steps is -1"),
+    ],
+)
+def test_what_no_run_can_do_is_refused_before_it_begins(given, said):
+    with pytest.raises(UserError, match=said):
+        load_job(load("tiny/c3po", given))

@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jax_ragrl.batch import Layout
 from jax_ragrl.config import build, local
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import in_turn
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
@@ -133,6 +133,7 @@ class Run:
     """How long a run is, and how often it saves, evaluates and keeps trees for the report.
 
     `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
+    The last step is always saved and evaluated.
     """
 
     steps: int
@@ -144,6 +145,17 @@ class Run:
     trees_every: int = 5
     trees: int = 2
     baselines: str = "c3po_tiny"
+
+    def __post_init__(self) -> None:
+        may_be_none = ("steps", "trees", "baselines")
+        for name in (f.name for f in dataclasses.fields(self) if f.name not in may_be_none):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"run.{name} is {getattr(self, name)}: give at least 1; what is done every so "
+                    "many steps is done after the last alone where this is more than run.steps"
+                )
+        if self.steps < 0:
+            raise UserError(f"run.steps is {self.steps}: give at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +251,11 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
     name, given = values.pop("system", None), values.pop("recipe", {})
     module = system_module(str(name))
+    if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
+        raise UserError(
+            f"config.system is {name!r}, but that module has no {missing[0]}: a system has a "
+            "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
+        )
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
     return recipe
 
@@ -309,7 +326,7 @@ def load_data(
     if data.files is not None and data.world is None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
-        splits = {split: tuple(load_questions(local(path))) for split, path in paths.items()}
+        splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
         corpus = load_corpus(local(files.corpus)) if files.corpus else Corpus(())
         return corpus, splits, None
     if data.world is None or data.files is not None:
