@@ -154,6 +154,8 @@ def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
         found = measured(name, opened.bench, actors, opened.questions)
     except Exception as error:  # whatever it is, the other cells are not lost
         return _failure(error)
+    if found["ended"].get("failed") == len(opened.questions):  # not a score, but an outage
+        return {"error": f"every question failed, most often with: {found['failed_with']}"}
     seconds = round(time.perf_counter() - begun, 2)
     return {"questions": len(opened.questions), "seconds": seconds, **found}
 
@@ -182,12 +184,20 @@ def markdown(
     head = f"{head} in percent; searches / model calls / tokens of an answer\n\n"
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     faults = [
-        f"- {name} on {data}: {cells[data, name]['error']}\n"
+        f"- {name} on {data}: {told}\n"
         for data in sets
         for name in systems
-        if "error" in cells.get((data, name), {})
+        if (told := fault(cells.get((data, name), {})))
     ]
     return head + table + ("\n" + "".join(faults) if faults else "")
+
+
+def fault(cell: Row) -> str:
+    """What went wrong in a cell; empty where nothing did."""
+    if "failed_with" not in cell:
+        return str(cell.get("error", ""))
+    failed = f"{cell['ended']['failed']} of {cell['questions']} questions"
+    return f"{failed} failed and are left out, most often with: {cell['failed_with']}"
 
 
 def shown(cell: Row | None) -> str:
@@ -197,8 +207,6 @@ def shown(cell: Row | None) -> str:
     if "error" in cell:
         return "error"
     failed, costs = cell["ended"].get("failed", 0), cell["costs"]
-    if failed == cell["questions"]:
-        return "all failed"
     scores = " / ".join(f"{cell[name]:.1f}" for name in SHOWN)
     calls = costs["llm_calls"] + costs["policy_calls"]
     tokens = sum(costs[name] for name in TOKENS)
