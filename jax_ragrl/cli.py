@@ -240,10 +240,14 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     written = _read_config(default, files).to_dict()
     known = [a for a in overrides if _holds(written, _keys(a))]
     config = _read_config(default, [*files, *known]).to_dict()
-    for override in overrides:
-        if override not in known:
-            _add(config, _keys(override), _literal(override.partition("=")[2]))
+    _override(config, [a for a in overrides if a not in known])
     return config
+
+
+def _override(config: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Sets the keys of overrides, whether they are there or not."""
+    for override in overrides:
+        _add(config, _keys(override), _literal(override.partition("=")[2]))
 
 
 def _read_config(
@@ -308,14 +312,21 @@ def _literal(text: str) -> Any:
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     """The job of a config; a work folder belongs to one config, and to all hosts of a run."""
-    from jax_ragrl.config import settle
-    from jax_ragrl.hosts import check_shared, in_turn
+    from jax_ragrl.config import check_settled, settle
+    from jax_ragrl.hosts import by_first, check_shared, gathered
     from jax_ragrl.train.assemble import load_job
 
-    job = load_job(values)
+    job, file = load_job(values), workdir / "config.json"
     check_shared(workdir)
-    in_turn(lambda: settle(workdir / "config.json", values))
+    by_first(lambda: settle(file, values, renew=not _begun(workdir)))
+    gathered(lambda: check_settled(file, values))
     return job
+
+
+def _begun(workdir: pathlib.Path) -> bool:
+    """Whether a work folder holds what its config has made; without, a mistake can be put right."""
+    made = ("baselines.json", "index", "checkpoints/*")
+    return any(True for pattern in made for _ in workdir.glob(pattern))
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:
@@ -451,7 +462,10 @@ def _ask(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-    """The config, job and parts of --workdir as it has trained, or of --config as it begins."""
+    """The config, job and parts of --workdir as it has trained, or of --config as it begins.
+
+    Overrides go with either: a server may have moved since.
+    """
     import tempfile
 
     from jax_ragrl.config import settled
@@ -465,11 +479,13 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
         policies = trained_policies(job, made.policies, made.tokenizer, folder)
         return made._replace(policies=policies)
 
-    run = arguments.workdir
-    if run and arguments.config:
-        raise UserError("--workdir uses the config of its run: leave --config out")
+    run, given = arguments.workdir, arguments.config
+    if run and not all(a.startswith("--config.") for a in given):
+        raise UserError("--workdir uses the config of its run: leave --config=FILE out")
     default = CONFIGS / "tiny" / "c3po.py"
-    values = settled(run / "config.json") if run else load_config(default, arguments.config)
+    values = settled(run / "config.json") if run else load_config(default, given)
+    if run:
+        _override(values, given)
     job = load_job(values)
     with tempfile.TemporaryDirectory() as folder:
         yield values, job, parts(run or pathlib.Path(folder))

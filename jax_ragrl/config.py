@@ -111,20 +111,37 @@ def local(path: str | pathlib.Path) -> pathlib.Path:
     return pathlib.Path(path)
 
 
-def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:
-    """Writes a run's config beside it; raises `UserError` where another one is already there."""
-    text = json.dumps(values, indent=2, sort_keys=True, default=list)
-    if file.exists():
-        before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
-        changed = sorted(_flat(before).items() ^ _flat(now).items())
-        if changed:
-            raise UserError(
-                f"{file.parent} holds a run with another config ({changed[0][0]} differs): "
-                "use the same config to resume, or another --workdir"
-            )
-        return
+# Where something is, which no number of a run depends on.
+PLACES = ("config.index.folder", "config.index.url", "config.llm.base_url")
+
+
+def settle(file: pathlib.Path, values: Mapping[str, Any], *, renew: bool = False) -> None:
+    """Writes a run's config beside it, whole or not at all.
+
+    Raises `UserError` where another one is already there, unless only `PLACES` differ, or `renew`
+    says that nothing was made with it yet.
+    """
+    if file.exists() and not renew:
+        check_settled(file, values)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n", encoding="utf-8")
+    draft = file.with_suffix(".tmp")
+    draft.write_text(_text(values), encoding="utf-8")
+    draft.replace(file)
+
+
+def check_settled(file: pathlib.Path, values: Mapping[str, Any]) -> None:
+    """Raises `UserError` where a config differs from the one in a file by more than `PLACES`."""
+    before, now = _flat(settled(file)), _flat(json.loads(_text(values)))
+    changed = sorted(key for key, _ in before.items() ^ now.items() if key not in PLACES)
+    if changed:
+        raise UserError(
+            f"{file.parent} holds a run with another config ({changed[0]} differs): "
+            "use the same config to resume, or another --workdir"
+        )
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
 
 
 def settled(file: pathlib.Path) -> dict[str, Any]:

@@ -78,10 +78,26 @@ def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
 
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
+    assert "nowhere" in refused(capsys, *given, "--config.policy=nowhere")  # put right by the next
     assert main([*given, f"--config.policy={small_policy}"]) == 0
     capsys.readouterr()
     line = refused(capsys, *given, f"--config.policy={small_policy}", "--config.seed=5")
     assert "seed" in line and str(tmp_path) in line
+    asked = ("ask", "Who?", f"--workdir={tmp_path}")
+    assert "--config=FILE" in refused(capsys, *asked, f"--config={CONFIG}")
+    assert "elsewhere" in refused(capsys, *asked, "--config.policy=elsewhere")
+
+
+def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
+    from jax_ragrl.config import settle, settled
+    from jax_ragrl.errors import UserError
+
+    file, llm = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
+    settle(file, {"llm": llm, "seed": 0})
+    settle(file, {"llm": llm | {"base_url": "http://b/v1"}, "seed": 0})
+    assert settled(file)["llm"]["base_url"] == "http://b/v1"
+    with pytest.raises(UserError, match="config.seed differs"):
+        settle(file, {"llm": llm, "seed": 1})
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
