@@ -1,4 +1,4 @@
-"""`ragrl`: one command a thing to do. A `UserError` is one line on stderr and exit code 2."""
+"""`ragrl`: one command a thing to do. What a user can act on is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jax_ragrl.config import local
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import EffectError, UserError
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parse(argv)
         arguments.run(arguments)
-    except UserError as error:
+    except (UserError, EffectError) as error:
         print(f"ragrl: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:  # a ValueError is what TensorStore raises

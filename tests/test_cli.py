@@ -207,3 +207,14 @@ def test_a_key_that_a_config_leaves_out_can_be_given(tmp_path, capsys):
 )
 def test_a_config_that_cannot_be_read_is_named(given, said, tmp_path, capsys):
     assert said in refused(capsys, "train", given, f"--workdir={tmp_path}")
+
+
+def test_a_retrieval_server_that_stays_away_is_one_line(tmp_path, capsys, monkeypatch):
+    from jax_ragrl.retrieval import remote
+
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
+    asked = write(tmp_path / "q.jsonl", row)
+    given = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
+    assert "127.0.0.1:1" in refused(capsys, "evaluate", "--questions", asked, *given)
