@@ -31,6 +31,7 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
+from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.train.assemble import Index, search_index
 from jax_ragrl.train.log import append
 from jax_ragrl.types import Question
@@ -76,8 +77,9 @@ def survey(
         raise UserError("--retriever goes with --questions: with --data, indexes are made")
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
-    settle(workdir / "table.json", {k: getattr(setting, k) for k in fixed} | {"encoder": encoder})
+    given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
     cells = kept(workdir / "rows.jsonl")
+    settle(workdir / "table.json", given, renew=not cells)
     actors = load_actors(setting)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
@@ -136,8 +138,8 @@ def _opened(
         assert data.corpus is not None, "with_corpora names one"
         corpus = load_corpus(data.corpus)
         given = setting.index_folder if data.corpus == setting.corpus else None
-        folder = given or workdir / "indexes" / corpus.fingerprint
-        retriever = search_index(corpus, Index(encoder, folder=str(folder)), workdir)
+        made = Index(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
+        retriever = open_index(given, corpus) if given else search_index(corpus, made, workdir)
         bench = open_bench(setting, actors, retriever)
         return Opened(bench, questions_of(setting._replace(questions=data.questions)))
     except Exception as error:  # whatever it is, the other sets are not lost

@@ -127,6 +127,16 @@ def test_a_server_that_refused_everything_is_told_of_and_asked_again(sets, capsy
     assert "- direct on two: 1 of 2 questions failed and are left out" in page
 
 
+def test_a_table_without_a_cell_yet_takes_other_options(sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda body: "x") as (address, _):
+        assert run(sets, address, "direct", encoder="nowhere") == 0
+        assert "'nowhere' is no folder" in capsys.readouterr().out
+        assert run(sets, address, "direct") == 0
+        assert "error" not in capsys.readouterr().out
+        assert run(sets, address, "direct", encoder="nowhere") == 2
+
+
 def test_one_set_needs_its_corpus_and_index(capsys):
     assert main(["evaluate", "--questions", "x", "--systems", "direct"]) == 2
     assert "--corpus and --index" in capsys.readouterr().err
