@@ -31,7 +31,7 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
-from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
+from jax_ragrl.retrieval.index import build_index, make_encoder, open_index, read_description
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
@@ -349,11 +349,23 @@ def search(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
 
 
 def search_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
-    """The retriever of a corpus: an index opened, or made first."""
+    """The retriever of a corpus: an index opened, or made first.
+
+    Raises `UserError` where the index that is there is of another kind or encoder. (A folder of an
+    encoder may have moved: whether it is the same is not seen from its name.)
+    """
     folder = pathlib.Path(index.folder or workdir / "index")
-    if (folder / INDEX_FILE).exists():
-        return open_index(folder, corpus)
-    return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+    if not (folder / INDEX_FILE).exists():
+        return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+    made = read_description(folder)
+    encoder = made["encoder"].get("source", made["encoder"]["kind"])
+    known = {encoder, index.encoder} & {"lexical", "minilm"}
+    if made["kind"] != index.kind or (known and encoder != index.encoder):
+        raise UserError(
+            f"index {folder} is of kind {made['kind']} with the encoder {encoder}, but index.kind "
+            f"is {index.kind} and index.encoder {index.encoder}: give these, or another folder"
+        )
+    return open_index(folder, corpus)
 
 
 def policy_folder(name: str) -> pathlib.Path:
