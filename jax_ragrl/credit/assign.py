@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jax_ragrl.credit.returns import monte_carlo
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.tree import Forest, decisions
 
 _monte_carlo = jax.jit(monte_carlo)
 
@@ -76,6 +77,11 @@ def over_rollouts(
     """
     root_N = forest.roots()
     roots, member_N = np.unique(root_N, return_inverse=True)
+    if np.bincount(member_N[forest.leaf_N], minlength=1).max() > 1:
+        raise UserError(
+            "rollouts that branch have several rewards, and cannot be compared as whole ones: use "
+            "over_siblings (config.credit=siblings)"
+        )
     total_R = np.zeros(len(roots), np.float32)
     np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
     missing = -len(roots) % 64  # few compiled shapes: padding is in no group
@@ -84,6 +90,27 @@ def over_rollouts(
     arrays = jax.device_put((reward_R, group_R, group_R >= 0))
     advantage_R = jax.device_get(_compared(rule, *arrays, len(forest.questions)))
     return advantage_R[member_N], np.ones(len(root_N), np.float32)
+
+
+def over_siblings(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What an action is worth (`reachable_leaves`) against the others that were tried in its state.
+
+    GRPO in a tree: a decision is a group. A merged action counts once. One without siblings, or
+    from which no leaf was reached, has weight 0: there is nothing to learn from it.
+    """
+    value_N, leaves_N = reachable_leaves(forest, reward_N)
+    group_N = np.full(len(value_N), -1, np.int32)
+    for number, nodes in enumerate(decisions(forest)):
+        known = [node for node in nodes if leaves_N[node] > 0]
+        group_N[known] = number if len(known) > 1 else -1
+    size = max(1, -(-len(value_N) // 512)) * 512  # few compiled shapes: padding is in no group
+    missing = (0, size - len(value_N))
+    padded_N = np.pad(group_N, missing, constant_values=-1)
+    arrays = jax.device_put((np.pad(value_N, missing), padded_N, padded_N >= 0))
+    advantage_N = jax.device_get(_compared(rule, *arrays, size))[: len(value_N)]
+    return advantage_N, (group_N >= 0).astype(np.float32)
 
 
 _compared = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))

@@ -15,6 +15,7 @@ from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
 from jax_ragrl.types import Hits, Question
 
 Reply = Parsed | Hits | str
+RETURNS = "returns"
 
 
 class System(Protocol):
@@ -72,6 +73,8 @@ class Recipe:
       inference: the system as it is evaluated, where that differs.
       metric: the headline metric of its evaluation, see `evaluate.METRICS`.
       width: how many actions at most the expander has sampled after one prompt, for plans.
+      gives: what `credit` makes, which the objective has to ask for: `returns` that a critic is
+        learned from, or the name of the group rule that made advantages.
     """
 
     system: System
@@ -82,6 +85,7 @@ class Recipe:
     inference: System | None = None
     metric: str = "f1"
     width: int = 1
+    gives: str = RETURNS
 
     @property
     def evaluated(self) -> System:

@@ -268,4 +268,5 @@ def recipe(settings: Settings) -> Recipe:
         rollout_advantages,
         rollouts=settings.rollouts,
         metric="em",
+        gives="group_normalised",
     )

@@ -321,4 +321,5 @@ def recipe(settings: Settings) -> Recipe:
         functools.partial(groups, settings=settings),
         metric="em",
         width=settings.group,
+        gives="group_centred",
     )

@@ -38,10 +38,11 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
-from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.base import RETURNS, Recipe
+from jax_ragrl.systems.crossing import OWN, crossed
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.dpo import Preference
-from jax_ragrl.train.objective import Objective
+from jax_ragrl.train.objective import ESTIMATED, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import Schedule
 from jax_ragrl.train.watch import Guard
@@ -147,8 +148,7 @@ class Run:
     baselines: str = "c3po_tiny"
 
     def __post_init__(self) -> None:
-        may_be_none = ("steps", "trees", "baselines")
-        for name in (f.name for f in dataclasses.fields(self) if f.name not in may_be_none):
+        for name in ("questions", "save_every", "eval_every", "trees_every"):
             if getattr(self, name) < 1:
                 raise UserError(
                     f"run.{name} is {getattr(self, name)}: give at least 1; what is done every so "
@@ -201,6 +201,14 @@ class Job:
                     f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
                     "its actions would be cut: raise shapes.steps, or lower the role's tokens"
                 )
+        wanted, gives = self.objective.advantage, self.recipe.gives
+        asked_for = RETURNS if wanted in ESTIMATED else wanted
+        if self.preference is None and asked_for != gives:
+            raise UserError(
+                f"objective.advantage is {wanted!r}, but the credit of this system makes {gives}: "
+                "give config.credit=siblings or rollouts for a group rule, reachable_leaves or "
+                "shared for a critic (systems/crossing.py)"
+            )
 
     @property
     def policy_of(self) -> dict[str, str]:
@@ -248,8 +256,14 @@ def system_module(name: str) -> Any:
 
 
 def load_recipe(values: dict[str, Any]) -> Recipe:
-    """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
+    """The recipe of a config; the keys that make it are taken out of `values`.
+
+    These are `system`, `recipe`, and `credit` and `rollouts`, which `systems.crossing` explains.
+    """
     name, given = values.pop("system", None), values.pop("recipe", {})
+    credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
+    if not isinstance(rollouts, int) or rollouts < 0:
+        raise UserError(f"config.rollouts is {rollouts!r}: give a number of them, or 0")
     module = system_module(str(name))
     if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
         raise UserError(
@@ -257,7 +271,8 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
             "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
         )
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
-    return recipe
+    advantage = (values.get("objective") or {}).get("advantage", Objective.advantage)
+    return crossed(recipe, str(credit), rollouts, advantage)
 
 
 class Parts(NamedTuple):

@@ -91,5 +91,9 @@ def recipe(settings: Settings) -> Recipe:
     made = executor.recipe(settings.agent)
     tree = settings.tree
     return dataclasses.replace(
-        made, credit=leaf_advantages, expander=lambda roles: tree, width=tree.width
+        made,
+        credit=leaf_advantages,
+        gives="tree_group",
+        expander=lambda roles: tree,
+        width=tree.width,
     )
