@@ -93,6 +93,13 @@ def natural(text: str) -> int:
     return number
 
 
+def positive(text: str) -> int:
+    """A whole number, at least 1."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
 def _training_commands(command: Command) -> None:
     sub = command(_quickstart, "train C-3PO on the generated encyclopedia and report", True)
     sub.add_argument("--seed", type=int, default=0, help="of the world and of training")
@@ -199,7 +206,9 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
     kind.set_defaults(measure=_bench_step, takes_config=True)
     kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
-    kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
+    kind.add_argument(
+        "--repeats", type=positive, default=2, help="steps timed, after one that compiles"
+    )
     kind.add_argument("--shape", help="random policies of a published shape, or tiny")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
@@ -217,7 +226,9 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
         ("tokens", 32768, "of a batch of rows; more are accumulated"),
         ("repeats", 3, "steps timed, after one that compiles"),
     ):
-        kind.add_argument(f"--{name}", type=int, default=default, help=text)
+        kind.add_argument(
+            f"--{name}", type=positive if default else natural, default=default, help=text
+        )
     kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
     kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "xla"))

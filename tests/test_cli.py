@@ -218,3 +218,9 @@ def test_a_retrieval_server_that_stays_away_is_one_line(tmp_path, capsys, monkey
     asked = write(tmp_path / "q.jsonl", row)
     given = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
     assert "127.0.0.1:1" in refused(capsys, "evaluate", "--questions", asked, *given)
+
+
+def test_a_measurement_of_nothing_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "train", "--shape", "tiny", "--prompts", "0"])
+    assert "--prompts" in capsys.readouterr().err
