@@ -1,8 +1,9 @@
-"""`ragrl`: one command a thing to do. A `UserError` is one line on stderr and exit code 2."""
+"""`ragrl`: one command a thing to do. What a user can act on is one line and exit code 2."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import json
@@ -15,7 +16,8 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.config import local
+from jax_ragrl.errors import EffectError, UserError
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -23,18 +25,41 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
+    try:
+        arguments = _parse(argv)
+        arguments.run(arguments)
+    except (UserError, EffectError) as error:
+        print(f"ragrl: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:  # a ValueError is what TensorStore raises
+        if not (told := _of_disk(error)):
+            raise
+        print(f"ragrl: {told}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     wrong = [r for r in rest if not (arguments.takes_config and r.startswith("--config"))]
     if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     arguments.config = rest
-    try:
-        arguments.run(arguments)
-    except UserError as error:
-        print(f"ragrl: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return arguments
+
+
+FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def _of_disk(error: OSError | ValueError) -> str:
+    """What to say of a full disk, or a file that cannot be used; empty for another error."""
+    if any(text in str(error) for text in FULL):
+        why = " ".join(str(error).split())
+        return f"the disk is full ({why}): free some space, and give the same command again"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}: give a path that can be read, or written"
+    return ""
 
 
 Command = Callable[..., argparse.ArgumentParser]
@@ -61,38 +86,52 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def natural(text: str) -> int:
+    """A whole number, at least 0; argparse says what was given instead."""
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
+
+def positive(text: str) -> int:
+    """A whole number, at least 1."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
 def _training_commands(command: Command) -> None:
     sub = command(_quickstart, "train C-3PO on the generated encyclopedia and report", True)
     sub.add_argument("--seed", type=int, default=0, help="of the world and of training")
-    sub.add_argument("--workdir", type=pathlib.Path, help="default: runs/quickstart-<seed>")
+    sub.add_argument("--workdir", type=local, help="default: runs/quickstart-<seed>")
     sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
-    sub.add_argument("--workdir", type=pathlib.Path, required=True)
+    sub.add_argument("--workdir", type=local, required=True)
     sub = command(_trials, "the whole job for every system and seed, and one table")
     sub.add_argument("--systems", default=",".join(PAPERS), help="names of files in configs/tiny")
     sub.add_argument("--seeds", default="0,1,2")
-    sub.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/trials"))
+    sub.add_argument("--out", type=local, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
-    sub.add_argument("--out", type=pathlib.Path, required=True, help="for recipe.pool")
+    sub.add_argument("--out", type=local, required=True, help="for recipe.pool")
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
     sub.add_argument("--temperatures", default="0.3,0.5,0.7,0.9")
-    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
+    sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
 
 
 def _data_commands(command: Command) -> None:
     sub = command(_world, "write a generated encyclopedia: passages.jsonl, <split>.jsonl")
     sub.add_argument("--size", type=int, default=240, help="how many people")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub = command(_index, "encode a corpus and build its index")
-    sub.add_argument("--corpus", type=pathlib.Path, required=True)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("--corpus", type=local, required=True)
+    sub.add_argument("--out", type=local, required=True)
     sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
     sub.add_argument("--kind", default="scann", help="scann or exact")
-    sub.add_argument("--questions", type=pathlib.Path, help="measure recall on these")
+    sub.add_argument("--questions", type=local, help="measure recall on these")
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"
         sub.add_argument(f"--{text}-prefix", help=why)
@@ -102,21 +141,21 @@ def _run_commands(command: Command) -> None:
     """What is done with a run that is there, and a plan of one that is not."""
     sub = command(_ask, "answer one question with a system and show every step", True)
     sub.add_argument("question")
-    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub.add_argument("--workdir", type=local, help="of a run: its trained policy answers")
     sub = command(_serve, "answer questions over HTTP with a system, in batches as they come", True)
-    sub.add_argument("--workdir", type=pathlib.Path, help="of a run: its trained policy answers")
+    sub.add_argument("--workdir", type=local, help="of a run: its trained policy answers")
     sub.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network of the machine")
     sub.add_argument("--port", type=int, default=8000, help="0: any that is free")
     sub.add_argument("--batch", type=int, default=64, help="questions of a rollout, or a request")
     sub.add_argument("--waiting", type=int, default=256, help="questions; above, requests get 503")
     sub = command(_export, "write the trained policy of a run in Hugging Face layout")
-    sub.add_argument("workdir", type=pathlib.Path)
-    sub.add_argument("--out", type=pathlib.Path, required=True)
+    sub.add_argument("workdir", type=local)
+    sub.add_argument("--out", type=local, required=True)
     sub.add_argument("--policy", help="which one, where a run has several")
     sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     sub.add_argument("--adapter", action="store_true", help="the LoRA adapter alone, for PEFT")
     sub = command(_report, "write report.html of a run")
-    sub.add_argument("workdir", type=pathlib.Path)
+    sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
     sub.add_argument("--shape", required=True, help="of a published model, or tiny")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
@@ -127,28 +166,28 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     why = "of runs: a row for the system that each has trained, with its own policy"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=why)
     asked = sub.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--questions", type=pathlib.Path, help="one set: needs --corpus, --index")
+    asked.add_argument("--questions", type=local, help="one set: needs --corpus, --index")
     asked.add_argument(
         "--data",
         nargs="+",
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several sets, one table; a set without passages of its own uses --corpus",
     )
-    sub.add_argument("--corpus", type=pathlib.Path)
-    sub.add_argument("--index", dest="index_folder", type=pathlib.Path, help="made by ragrl index")
+    sub.add_argument("--corpus", type=local)
+    sub.add_argument("--index", dest="index_folder", type=local, help="made by ragrl index")
     sub.add_argument("--retriever", default="", help="of a server to search, instead of both")
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
     sub.add_argument("--int8", action="store_true", help="eight-bit weights of a local --llm")
     sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
-    sub.add_argument("--top-k", type=int, default=5)
-    sub.add_argument("--limit", type=int, default=0, help="first N questions; 0: all")
-    sub.add_argument("--train", type=pathlib.Path, help="labelled questions, for skr_knn")
-    sub.add_argument("--out", type=pathlib.Path, help="with --questions: write the table as JSON")
+    sub.add_argument("--top-k", type=natural, default=5)
+    sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
+    sub.add_argument("--train", type=local, help="labelled questions, for skr_knn")
+    sub.add_argument("--out", type=local, help="with --questions: write the table as JSON")
     sub.add_argument(
         "--workdir",
-        type=pathlib.Path,
+        type=local,
         default=pathlib.Path("runs/table"),
         help="with --data: rows, table and indexes; goes on where it stood",
     )
@@ -166,8 +205,10 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     _bench_train_arguments(kind)
     kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
     kind.set_defaults(measure=_bench_step, takes_config=True)
-    kind.add_argument("--workdir", type=pathlib.Path, help="with an index; default: a new one")
-    kind.add_argument("--repeats", type=int, default=2, help="steps timed, after one that compiles")
+    kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
+    kind.add_argument(
+        "--repeats", type=positive, default=2, help="steps timed, after one that compiles"
+    )
     kind.add_argument("--shape", help="random policies of a published shape, or tiny")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
@@ -185,7 +226,9 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
         ("tokens", 32768, "of a batch of rows; more are accumulated"),
         ("repeats", 3, "steps timed, after one that compiles"),
     ):
-        kind.add_argument(f"--{name}", type=int, default=default, help=text)
+        kind.add_argument(
+            f"--{name}", type=positive if default else natural, default=default, help=text
+        )
     kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
     kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "xla"))
@@ -198,38 +241,103 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied."""
-    values, argv = flags.FlagValues(), ["ragrl", *arguments]
-    config_flags.DEFINE_config_file(
-        "config",
-        str(default) if default else None,
-        flag_values=values,
-        lock_config=True,
-        sys_argv=argv,
-    )
-    try:
-        values(argv)
-        config: ml_collections.ConfigDict | None = values.config
-        given = None if config is None else config.to_dict()  # says whether the file was read
-    except OSError as error:  # the file itself, of which the last line speaks
-        raise UserError(f"config: {str(error).splitlines()[-1].strip()}") from error
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"config: {' '.join(str(error).split())}") from error
-    if given is None:
+    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied.
+
+    A key that the file leaves to its default may be given as well; whether there is such a key is
+    seen where the config is read, as for the file's own.
+    """
+    overrides = [a for a in arguments if a.startswith("--config.")]
+    files = [a for a in arguments if a not in overrides]
+    written = _read_config(default, files).to_dict()
+    known = [a for a in overrides if _holds(written, _keys(a))]
+    config = _read_config(default, [*files, *known]).to_dict()
+    _override(config, [a for a in overrides if a not in known])
+    return config
+
+
+def _override(config: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Sets the keys of overrides, whether they are there or not."""
+    for override in overrides:
+        _add(config, _keys(override), _literal(override.partition("=")[2]))
+
+
+def _read_config(
+    default: pathlib.Path | None, arguments: Sequence[str]
+) -> ml_collections.ConfigDict:
+    """The config of a file, with overrides of keys that are in it."""
+    named = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+    file = (named or [str(default or "")])[-1]
+    if not file:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
-    return given
+    path = pathlib.Path(file.partition(":")[0])
+    if not (path.is_file() and path.suffix == ".py"):
+        why = "is no Python file" if path.is_file() else "does not exist"
+        raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
+    values, argv = flags.FlagValues(), ["ragrl", *arguments]
+    try:
+        config_flags.DEFINE_config_file(
+            "config", file, flag_values=values, lock_config=True, sys_argv=argv
+        )
+        values(argv)
+        config: Any = values.config
+    except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"config {file}: {' '.join(str(error).split())}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f"config {file}: get_config() gives no ConfigDict of ml_collections")
+    return config
+
+
+def _keys(override: str) -> list[str]:
+    """The keys of `--config.a.b=VALUE`, outermost first."""
+    path, equals, _ = override.removeprefix("--config.").partition("=")
+    if not (equals and path):
+        raise UserError(f"{override} has no value: give --config.{path or 'KEY'}=VALUE")
+    return path.split(".")
+
+
+def _holds(values: Any, keys: Sequence[str]) -> bool:
+    """Whether a nested mapping has a value under these keys; an index such as `a[0]` is its own."""
+    first = keys[0].partition("[")[0]
+    if not isinstance(values, dict) or first not in values:
+        return False
+    return len(keys) == 1 or _holds(values[first], keys[1:])
+
+
+def _add(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise UserError(f"config key {key} is a value, and no section for {'.'.join(keys)}")
+    values[keys[-1]] = value
+
+
+def _literal(text: str) -> Any:
+    """A value as Python or JSON writes it; other text is a string."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     """The job of a config; a work folder belongs to one config, and to all hosts of a run."""
-    from jax_ragrl.config import settle
-    from jax_ragrl.hosts import check_shared, in_turn
+    from jax_ragrl.config import check_settled, settle
+    from jax_ragrl.hosts import by_first, check_shared, gathered
     from jax_ragrl.train.assemble import load_job
 
-    job = load_job(values)
+    job, file = load_job(values), workdir / "config.json"
     check_shared(workdir)
-    in_turn(lambda: settle(workdir / "config.json", values))
+    by_first(lambda: settle(file, values, renew=not _begun(workdir)))
+    gathered(lambda: check_settled(file, values))
     return job
+
+
+def _begun(workdir: pathlib.Path) -> bool:
+    """Whether a work folder holds what its config has made; without, a mistake can be put right."""
+    made = ("baselines.json", "index", "checkpoints/*")
+    return any(True for pattern in made for _ in workdir.glob(pattern))
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:
@@ -365,7 +473,10 @@ def _ask(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-    """The config, job and parts of --workdir as it has trained, or of --config as it begins."""
+    """The config, job and parts of --workdir as it has trained, or of --config as it begins.
+
+    Overrides go with either: a server may have moved since.
+    """
     import tempfile
 
     from jax_ragrl.config import settled
@@ -374,13 +485,18 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
     def parts(folder: pathlib.Path) -> Any:
         made = assemble(job, folder)
-        return made._replace(policies=trained_policies(job, made, folder)) if run else made
+        if not run:
+            return made
+        policies = trained_policies(job, made.policies, folder)
+        return made._replace(policies=policies)
 
-    run = arguments.workdir
-    if run and arguments.config:
-        raise UserError("--workdir uses the config of its run: leave --config out")
+    run, given = arguments.workdir, arguments.config
+    if run and not all(a.startswith("--config.") for a in given):
+        raise UserError("--workdir uses the config of its run: leave --config=FILE out")
     default = CONFIGS / "tiny" / "c3po.py"
-    values = settled(run / "config.json") if run else load_config(default, arguments.config)
+    values = settled(run / "config.json") if run else load_config(default, given)
+    if run:
+        _override(values, given)
     job = load_job(values)
     with tempfile.TemporaryDirectory() as folder:
         yield values, job, parts(run or pathlib.Path(folder))
@@ -404,11 +520,11 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
-    from jax_ragrl.train.assemble import assemble, load_job, policy_folder
+    from jax_ragrl.train.assemble import load_job, load_policies, mesh_for, policy_folder
     from jax_ragrl.train.loop import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
-    policies = trained_policies(job, assemble(job, arguments.workdir), arguments.workdir)
+    policies = trained_policies(job, load_policies(job, mesh_for(job))[0], arguments.workdir)
     name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
     if name not in policies:
         raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")

@@ -11,8 +11,8 @@ import tqdm
 from flax import nnx
 
 from jax_ragrl.config import settled
-from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
@@ -24,6 +24,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -46,7 +47,6 @@ from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import (
-    Parts,
     load_job,
     load_llm,
     load_policies,
@@ -223,7 +223,7 @@ def load_actors(setting: Setting) -> Actors:
 
 def open_bench(setting: Setting, actors: Actors, retriever: Retriever) -> Bench:
     """What the systems are built from, over one index."""
-    train = load_questions(setting.train)[: setting.limit or None] if setting.train else ()
+    train = load_answered(setting.train)[: setting.limit or None] if setting.train else ()
     frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)
     return Bench(setting.style, setting.top_k, frozen, retriever, train)
 
@@ -232,7 +232,7 @@ def questions_of(setting: Setting) -> Sequence[Question]:
     """The questions of a table."""
     if setting.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_questions(setting.questions)[: setting.limit or None]
+    return load_answered(setting.questions)[: setting.limit or None]
 
 
 def measured(
@@ -240,7 +240,7 @@ def measured(
 ) -> dict[str, Any]:
     """The row of one system."""
     if name.startswith(RUN):
-        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)), bench, actors)
+        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)))
     else:
         system, sampler = untrained(name, bench, actors)
     environment = bench.environment._replace(sampler=sampler)
@@ -256,16 +256,15 @@ def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySa
     return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
 
 
-def trained(workdir: pathlib.Path, bench: Bench, actors: Actors) -> tuple[System, PolicySampler]:
+def trained(workdir: pathlib.Path) -> tuple[System, PolicySampler]:
     """The system and the policies of a run, as its config and its newest checkpoint have them.
 
     Retriever and frozen language model are the table's.
     """
     job = load_job(settled(workdir / "config.json"))
     policies, tokenizer = load_policies(job, mesh_for(job))
-    parts = Parts({}, bench.retriever, actors.llm, policies, tokenizer)
-    parts = parts._replace(policies=trained_policies(job, parts, workdir))
-    return job.recipe.evaluated, PolicySampler(parts.models(), tokenizer, job.shapes, greedy=True)
+    models = for_sampling(trained_policies(job, policies, workdir))
+    return job.recipe.evaluated, PolicySampler(models, tokenizer, job.shapes, greedy=True)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:

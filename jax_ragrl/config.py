@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import pathlib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -94,20 +95,53 @@ def _suggest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
 
 
-def settle(file: pathlib.Path, values: Mapping[str, Any]) -> None:
-    """Writes a run's config beside it; raises `UserError` where another one is already there."""
-    text = json.dumps(values, indent=2, sort_keys=True, default=list)
-    if file.exists():
-        before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
-        changed = sorted(_flat(before).items() ^ _flat(now).items())
-        if changed:
-            raise UserError(
-                f"{file.parent} holds a run with another config ({changed[0][0]} differs): "
-                "use the same config to resume, or another --workdir"
-            )
-        return
+def local(path: str | pathlib.Path) -> pathlib.Path:
+    """A path of this machine.
+
+    Raises `UserError` for none at all, and for the address of a bucket, which `pathlib` would make
+    a folder of.
+    """
+    if not str(path):
+        raise UserError("a path is empty: is a variable of the shell not set?")
+    if re.match(r"[a-z][a-z0-9]+:/", str(path)):
+        raise UserError(
+            f"{path} is no path of this machine: mount the bucket, as a folder (for gs:// with "
+            "gcsfuse), and give the path below that"
+        )
+    return pathlib.Path(path)
+
+
+# Where something is, which no number of a run depends on.
+PLACES = ("config.index.folder", "config.index.url", "config.llm.base_url")
+
+
+def settle(file: pathlib.Path, values: Mapping[str, Any], *, renew: bool = False) -> None:
+    """Writes a run's config beside it, whole or not at all.
+
+    Raises `UserError` where another one is already there, unless only `PLACES` differ, or `renew`
+    says that nothing was made with it yet.
+    """
+    if file.exists() and not renew:
+        check_settled(file, values)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n", encoding="utf-8")
+    draft = file.with_suffix(".tmp")
+    draft.write_text(_text(values), encoding="utf-8")
+    draft.replace(file)
+
+
+def check_settled(file: pathlib.Path, values: Mapping[str, Any]) -> None:
+    """Raises `UserError` where a config differs from the one in a file by more than `PLACES`."""
+    before, now = _flat(settled(file)), _flat(json.loads(_text(values)))
+    changed = sorted(key for key, _ in before.items() ^ now.items() if key not in PLACES)
+    if changed:
+        raise UserError(
+            f"{file.parent} holds a run with another config ({changed[0]} differs): "
+            "use the same config to resume, or another --workdir"
+        )
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
 
 
 def settled(file: pathlib.Path) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class Result:
     `ended` counts why rollouts ended (`answered`, or what went wrong), `malformed` the malformed
     actions, and the malformed replies of frozen roles that a leaf's state lists as `faults`;
     `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`, see
-    `costs_of`. A question whose environment failed scores nan and is counted as `failed`.
+    `costs_of`. A question whose environment failed scores nan and is counted as `failed`;
+    `failures` is what was said of each.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -49,6 +50,7 @@ class Result:
     strategies: Mapping[str, int]
     costs: Mapping[str, np.ndarray]
     answers: tuple[str | None, ...]
+    failures: tuple[str, ...] = ()
 
     def mean(self, metric: str = "cover_em") -> float:
         """The mean of a metric over the questions that could be evaluated; nan without any."""
@@ -56,13 +58,15 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """A JSON-able overview, in percent where it is a share; None where nothing could be
-        evaluated."""
+        evaluated. `failed_with` is what most failures said, where there are any."""
+        told = collections.Counter(self.failures).most_common(1)
         return {
             **{name: _finite(round(100 * self.mean(name), 2)) for name in self.scores},
             "ended": dict(self.ended),
             "malformed": dict(self.malformed),
             "strategies": dict(self.strategies),
             "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
+            **({"failed_with": told[0][0]} if told else {}),
         }
 
 
@@ -120,6 +124,7 @@ def evaluate(
         collections.Counter(s for leaf in leaves for s in _strategy(leaf)),
         {name: np.array([cost[name] for cost in costs]) for name in costs[0]} if costs else {},
         tuple(answers),
+        tuple(why for forest in forests for why in forest.failures),
     )
 
 

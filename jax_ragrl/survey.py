@@ -25,12 +25,13 @@ from jax_ragrl.compare import (
     open_bench,
     questions_of,
 )
-from jax_ragrl.config import settle
+from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
+from jax_ragrl.retrieval.index import open_index
 from jax_ragrl.train.assemble import Index, open_or_build_index
 from jax_ragrl.train.log import append
 from jax_ragrl.types import Question
@@ -54,10 +55,10 @@ def parse_data(text: str) -> DataSet:
     folder's where it is called after a split."""
     name, named, files = text.partition("=")
     questions, _, corpus = (files if named else text).partition("@")
-    path = pathlib.Path(questions)
+    path = local(questions)
     stem = path.name.split(".")[0]
     own = path.resolve().parent.name if stem in SPLITS else stem
-    return DataSet(name if named else own, path, pathlib.Path(corpus) if corpus else None)
+    return DataSet(name if named else own, path, local(corpus) if corpus else None)
 
 
 def survey(
@@ -76,8 +77,9 @@ def survey(
         raise UserError("--retriever goes with --questions: with --data, indexes are made")
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
-    settle(workdir / "table.json", {k: getattr(setting, k) for k in fixed} | {"encoder": encoder})
+    given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
     cells = kept(workdir / "rows.jsonl")
+    settle(workdir / "table.json", given, renew=not cells)
     actors = load_actors(setting)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
@@ -136,8 +138,10 @@ def _opened(
         assert data.corpus is not None, "with_corpora names one"
         corpus = load_corpus(data.corpus)
         given = setting.index_folder if data.corpus == setting.corpus else None
-        folder = given or workdir / "indexes" / corpus.fingerprint
-        retriever = open_or_build_index(corpus, Index(encoder, folder=str(folder)), workdir)
+        made = Index(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
+        retriever = (
+            open_index(given, corpus) if given else open_or_build_index(corpus, made, workdir)
+        )
         bench = open_bench(setting, actors, retriever)
         return Opened(bench, questions_of(setting._replace(questions=data.questions)))
     except Exception as error:  # whatever it is, the other sets are not lost
@@ -154,6 +158,8 @@ def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
         found = measured(name, opened.bench, actors, opened.questions)
     except Exception as error:  # whatever it is, the other cells are not lost
         return _failure(error)
+    if found["ended"].get("failed") == len(opened.questions):  # not a score, but an outage
+        return {"error": f"every question failed, most often with: {found['failed_with']}"}
     seconds = round(time.perf_counter() - begun, 2)
     return {"questions": len(opened.questions), "seconds": seconds, **found}
 
@@ -182,12 +188,20 @@ def markdown(
     head = f"{head} in percent; searches / model calls / tokens of an answer\n\n"
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     faults = [
-        f"- {name} on {data}: {cells[data, name]['error']}\n"
+        f"- {name} on {data}: {told}\n"
         for data in sets
         for name in systems
-        if "error" in cells.get((data, name), {})
+        if (told := fault(cells.get((data, name), {})))
     ]
     return head + table + ("\n" + "".join(faults) if faults else "")
+
+
+def fault(cell: Row) -> str:
+    """What went wrong in a cell; empty where nothing did."""
+    if "failed_with" not in cell:
+        return str(cell.get("error", ""))
+    failed = f"{cell['ended']['failed']} of {cell['questions']} questions"
+    return f"{failed} failed and are left out, most often with: {cell['failed_with']}"
 
 
 def shown(cell: Row | None) -> str:
@@ -197,8 +211,6 @@ def shown(cell: Row | None) -> str:
     if "error" in cell:
         return "error"
     failed, costs = cell["ended"].get("failed", 0), cell["costs"]
-    if failed == cell["questions"]:
-        return "all failed"
     scores = " / ".join(f"{cell[name]:.1f}" for name in SHOWN)
     calls = costs["llm_calls"] + costs["policy_calls"]
     tokens = sum(costs[name] for name in TOKENS)

@@ -68,11 +68,6 @@ def test_an_unknown_config_key_is_named(tmp_path, capsys):
     assert "polcy_lr" in refused(capsys, *given, "--config.optimizer.polcy_lr=1.0")
 
 
-def test_a_config_file_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["train", "--config=configs/none.py", f"--workdir={tmp_path}"]) == 2
-    assert capsys.readouterr().err.startswith("ragrl: config: [Errno 2] No such file")
-
-
 def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
     file = tmp_path / "c.py"
     source = "from ml_collections import ConfigDict\ndef get_config():\n"
@@ -83,10 +78,26 @@ def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
 
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
+    assert "nowhere" in refused(capsys, *given, "--config.policy=nowhere")  # put right by the next
     assert main([*given, f"--config.policy={small_policy}"]) == 0
     capsys.readouterr()
     line = refused(capsys, *given, f"--config.policy={small_policy}", "--config.seed=5")
     assert "seed" in line and str(tmp_path) in line
+    asked = ("ask", "Who?", f"--workdir={tmp_path}")
+    assert "--config=FILE" in refused(capsys, *asked, f"--config={CONFIG}")
+    assert "elsewhere" in refused(capsys, *asked, "--config.policy=elsewhere")
+
+
+def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
+    from jax_ragrl.config import settle, settled
+    from jax_ragrl.errors import UserError
+
+    file, llm = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
+    settle(file, {"llm": llm, "seed": 0})
+    settle(file, {"llm": llm | {"base_url": "http://b/v1"}, "seed": 0})
+    assert settled(file)["llm"]["base_url"] == "http://b/v1"
+    with pytest.raises(UserError, match="config.seed differs"):
+        settle(file, {"llm": llm, "seed": 1})
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
@@ -104,3 +115,112 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
         Checkpoints(tmp_path).restore(1, large)
     restored, meta = Checkpoints(tmp_path).restore(1, small)
     assert meta["step"] == 1 and restored["w"].shape == (2, 3)
+
+
+BUCKET = "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("train", f"--config={CONFIG}", f"--workdir={BUCKET}"),
+        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
+        ("train", f"--config={CONFIG}", "--workdir=w", f"--config.policy={BUCKET}"),
+        ("quickstart", "--workdir", BUCKET),
+        ("trials", "--out", BUCKET),
+        ("world", "--out", BUCKET),
+        ("index", "--corpus", BUCKET, "--out", "i"),
+        ("export", BUCKET, "--out", "o"),
+        ("evaluate", "--data", f"x={BUCKET}"),
+        ("evaluate", "--data", f"q.json@{BUCKET}"),
+        ("report", BUCKET),
+    ],
+)
+def test_a_bucket_is_no_folder_and_none_is_made_of_it(given, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "mount the bucket" in refused(capsys, *given)
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "empty" in refused(capsys, "world", "--out", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert str(file) in refused(capsys, "world", "--out", str(file / "below"))
+
+
+def test_a_full_disk_is_said_and_another_error_is_not_hidden(monkeypatch, capsys):
+    from jax_ragrl import cli
+
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_world", fail)
+    monkeypatch.setattr(fail, "__name__", "_world")
+    error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
+    assert "disk is full" in refused(capsys, "world", "--out", "w")
+    for error in (ValueError("bad"), TimeoutError("late")):
+        with pytest.raises(type(error)):
+            main(["world", "--out", "w"])
+
+
+def test_an_index_may_lie_above(tmp_path, capsys, monkeypatch):
+    corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert main(["index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
+
+
+def test_a_limit_is_no_negative_number(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--questions", "q", "--limit", "-1"])
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_a_key_that_a_config_leaves_out_can_be_given(tmp_path, capsys):
+    from jax_ragrl.cli import load_config
+    from jax_ragrl.train.assemble import load_job
+
+    bounds = (("kl/mean", -1.0, 1.0),)
+    url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
+    given = url | {"guard.bounds": bounds, "objective.entropy": 0.1, "run.steps": 3}
+    job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in given.items()]))
+    assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
+    assert job.run.steps == 3 and job.run.questions == 14 and job.objective.entropy == 0.1
+    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
+    assert "did you mean guard?" in refused(capsys, *given, "--config.gard.patience=2")
+    assert "no section" in refused(capsys, *given, "--config.run.trees.x=2")
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("--config=nowhere.py", "nowhere.py does not exist"),
+        ("--config=pyproject.toml", "pyproject.toml"),
+        (f"--config={CONFIG}:preset", "preset"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(given, said, tmp_path, capsys):
+    assert said in refused(capsys, "train", given, f"--workdir={tmp_path}")
+
+
+def test_a_retrieval_server_that_stays_away_is_one_line(tmp_path, capsys, monkeypatch):
+    from jax_ragrl.retrieval import remote
+
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
+    asked = write(tmp_path / "q.jsonl", row)
+    given = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
+    assert "127.0.0.1:1" in refused(capsys, "evaluate", "--questions", asked, *given)
+
+
+def test_a_measurement_of_nothing_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "train", "--shape", "tiny", "--prompts", "0"])
+    assert "--prompts" in capsys.readouterr().err

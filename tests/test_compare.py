@@ -46,7 +46,7 @@ from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train import assemble
-from jax_ragrl.train.assemble import REPLY, Parts, load_job, load_policies, policy_folder
+from jax_ragrl.train.assemble import REPLY, load_job, load_policies, policy_folder
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.loop import prepare_policies, trained_state
 from jax_ragrl.types import Question
@@ -143,7 +143,7 @@ def leave_a_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     settle(workdir / "config.json", values)
     job = load_job(values)
     policies, chat = load_policies(job, None)
-    begun = prepare_policies(job, Parts({}, Tape({}), NoLLM(), policies, chat))
+    begun = prepare_policies(job, policies, chat)
     states = {
         name: jax.tree.map(lambda x, n=n: x * n, state)
         for n, (name, state) in enumerate(trained_state(begun).items(), start=2)
@@ -158,7 +158,7 @@ def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     job = leave_a_run(tmp_path / "run", folder)
-    system, sampler = trained(tmp_path / "run", bench(), actors())
+    system, sampler = trained(tmp_path / "run")
     assert system == job.recipe.system != SYSTEMS["opera"](bench())
     assert sampler.shapes == job.shapes and sampler.greedy
     first = {n: jax.tree.leaves(params)[0] for n, (_, params) in sampler.models.items()}
@@ -167,6 +167,20 @@ def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
         np.testing.assert_allclose(first[name], start * n, rtol=1e-6)
     made = measured(f"{RUN}{tmp_path / 'run'}", bench(), actors(), [ANN, BOB])
     assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
+
+
+def test_an_export_needs_neither_the_data_of_its_run_nor_its_servers(tmp_path, capsys):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    leave_a_run(tmp_path / "run", folder)
+    file = tmp_path / "run" / "config.json"
+    values, gone = json.loads(file.read_text()), str(tmp_path / "gone")
+    values["data"] = {"files": dict.fromkeys(("corpus", "train", "dev", "test"), gone)}
+    file.write_text(json.dumps(values))
+    given = ("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "float32")
+    assert main(given) == 2 and "--policy is None" in capsys.readouterr().err
+    assert main([*given, "--policy", "analysis"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_all_is_every_system_that_can_be_built():

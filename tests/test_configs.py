@@ -200,3 +200,18 @@ def test_turns_that_continue_none_are_no_conversation():
     values["objective"]["span"] = "conversation"
     with pytest.raises(UserError, match=r"no turn of this system continues another"):
         load_job(values)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"system": "json"}, "no Settings"),
+        ({"run.save_every": 0}, "run.save_every is 0"),
+        ({"run.eval_every": 0}, "run.eval_every is 0"),
+        ({"run.questions": 0}, "run.questions is 0"),
+        ({"run.steps": -1}, "run.steps is -1"),
+    ],
+)
+def test_what_no_run_can_do_is_refused_before_it_begins(given, said):
+    with pytest.raises(UserError, match=said):
+        load_job(load("tiny/c3po", given))

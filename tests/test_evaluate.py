@@ -126,3 +126,14 @@ def test_tables_split_the_questions_and_lose_none():
         "1": (1, 100.0),
         "2": (1, 0.0),
     }
+
+
+def test_a_summary_says_what_most_failures_said():
+    tape = Tape({}, told={"answer": EffectError("down")})
+    summary = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment()).summary()
+    assert summary["failed_with"] == "down"
+    tape = Tape({}, told={"answer": "Ulm"})
+    assert (
+        "failed_with"
+        not in evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment()).summary()
+    )

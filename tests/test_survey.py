@@ -31,7 +31,6 @@ def test_a_set_is_named_by_its_user_its_file_or_its_folder():
 def test_a_cell_shows_scores_costs_and_failures():
     assert shown(CELL) == SHOWN
     assert shown(CELL | {"ended": {"failed": 1}}) == f"{SHOWN} (1 failed)"
-    assert shown(CELL | {"f1": None, "ended": {"failed": 4}}) == "all failed"
     assert shown({"error": "OSError: down"}) == "error" and shown(None) == "…"
 
 
@@ -114,11 +113,28 @@ def test_a_failing_cell_loses_no_other_and_is_made_good_by_the_next_run(sets, ca
         assert run(sets, address, "direct", judge="") == 2
 
 
-def test_a_server_that_refuses_shows_as_failed(sets, capsys, monkeypatch):
+def test_a_server_that_refused_everything_is_told_of_and_asked_again(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda body: 400) as (address, _):
+    states = iter([401] * 5 + ["x"] * 4 + [401])
+    with serving(lambda body: next(states)) as (address, _):
         assert run(sets, address, "direct") == 0
-    assert "| direct | all failed | all failed |" in capsys.readouterr().out
+        page = capsys.readouterr().out
+        assert "| direct | error | error |" in page and "- direct on one: every question" in page
+        assert page.count("401 - refused") == 2
+        assert run(sets, address, "direct") == 0
+    page = capsys.readouterr().out
+    assert "error" not in page and "(1 failed)" in page
+    assert "- direct on two: 1 of 2 questions failed and are left out" in page
+
+
+def test_a_table_without_a_cell_yet_takes_other_options(sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda body: "x") as (address, _):
+        assert run(sets, address, "direct", encoder="nowhere") == 0
+        assert "'nowhere' is no folder" in capsys.readouterr().out
+        assert run(sets, address, "direct") == 0
+        assert "error" not in capsys.readouterr().out
+        assert run(sets, address, "direct", encoder="nowhere") == 2
 
 
 def test_one_set_needs_its_corpus_and_index(capsys):

@@ -71,7 +71,7 @@ def bench_step(
     if shape is not None:
         names = sorted(parts.policies)
         parts = parts._replace(policies=_random(job, shape, names))
-    policies = prepare_policies(job, parts)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
     parts = parts._replace(policies={})
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     laps = []

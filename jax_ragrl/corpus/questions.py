@@ -1,4 +1,4 @@
-"""Questions in a shuffled, endless, resumable order: a Grain pipeline.
+"""Questions that can be scored; and in a shuffled, endless, resumable order: a Grain pipeline.
 
 The order is a function of the questions' order and the seed. The iterator's state is a small JSON
 object that goes into checkpoints.
@@ -6,16 +6,33 @@ object that goes into checkpoints.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import grain
 
+from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
 EPOCHS = 10**9  # endless: Grain's own endless repetition overflows at a batch size of one
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
+
+
+def load_answered(path: pathlib.Path | str) -> list[Question]:
+    """The questions of a file, to be scored: as `load_questions`.
+
+    Raises `UserError` as that does, and where a question has no answer: any reply to it scores 0.
+    """
+    questions = load_questions(path)
+    without = [q.id for q in questions if not any(map(str.strip, q.answers))]
+    if without:
+        raise UserError(
+            f"{path}: {len(without)} of {len(questions)} questions have no answer, the first is "
+            f"{without[0]!r}: whatever is replied scores 0, so leave them out"
+        )
+    return questions
 
 
 def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:

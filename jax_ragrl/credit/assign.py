@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jax_ragrl.credit.returns import monte_carlo
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.tree import Forest, decisions
 
 _monte_carlo = jax.jit(monte_carlo)
 
@@ -76,6 +77,11 @@ def over_rollouts(
     """
     root_N = forest.roots()
     roots, member_N = np.unique(root_N, return_inverse=True)
+    if np.bincount(member_N[forest.leaf_N], minlength=1).max() > 1:
+        raise UserError(
+            "rollouts that branch have several rewards, and cannot be compared as whole ones: use "
+            "over_siblings (config.credit=siblings)"
+        )
     total_R = np.zeros(len(roots), np.float32)
     np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
     questions = len(forest.questions)
@@ -98,12 +104,36 @@ def over_roles(
     return _compared(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
 
 
+def over_siblings(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What an action is worth (`reachable_leaves`) against the others that were tried in its state.
+
+    GRPO in a tree: a decision is a group. A merged action counts once. One without siblings, or
+    from which no leaf was reached, has weight 0: there is nothing to learn from it.
+    """
+    value_N, leaves_N = reachable_leaves(forest, reward_N)
+    group_N = np.full(len(value_N), -1, np.int32)
+    for number, nodes in enumerate(decisions(forest)):
+        known = [node for node in nodes if leaves_N[node] > 0]
+        group_N[known] = number if len(known) > 1 else -1
+    advantage_N = _compared(rule, value_N, group_N, len(padded(value_N, 512)), 512)
+    return advantage_N, (group_N >= 0).astype(np.float32)
+
+
 def _compared(
-    rule: Callable[..., Any], reward_M: np.ndarray, group_M: np.ndarray, groups: int
+    rule: Callable[..., Any],
+    reward_M: np.ndarray,
+    group_M: np.ndarray,
+    groups: int,
+    multiple: int = 64,
 ) -> np.ndarray:
-    """A rule of `credit.advantages` on members of groups, float32 `[M]`."""
-    group_P = padded(group_M.astype(np.int32), 64, -1)  # padding is in no group
-    arrays = jax.device_put((padded(reward_M, 64), group_P, group_P >= 0))
+    """A rule of `credit.advantages` on members of groups (-1: of none), float32 `[M]`.
+
+    Members are padded to a multiple, so that few shapes are compiled.
+    """
+    group_P = padded(group_M.astype(np.int32), multiple, -1)
+    arrays = jax.device_put((padded(reward_M, multiple), group_P, group_P >= 0))
     return jax.device_get(_ruled(rule, *arrays, groups))[: len(reward_M)]
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import openai
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.types import LLMRequest
 
 
 class OpenAILLM:
-    """A chat model behind `base_url`; the key comes from `OPENAI_API_KEY`.
+    """A chat model behind `base_url`; the key comes from `OPENAI_API_KEY`, where one is needed.
+
+    Raises `UserError` for no model, an address that is none, and the service's own without a key.
 
     Args:
       model: the server's name of the model.
@@ -30,8 +34,22 @@ class OpenAILLM:
         retries: int = 5,
         timeout: float = 60.0,
     ) -> None:
+        key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or None
+        address = base_url or os.environ.get("OPENAI_BASE_URL")
+        if not model or (address and not address.startswith(("http://", "https://"))):
+            raise UserError(
+                f"model {model!r} at {address!r} is no language model: give its name on the server "
+                "and an address such as http://HOST:PORT/v1"
+            )
+        if not (address or key):
+            raise UserError(
+                f"{model} has no address, and OPENAI_API_KEY for the service's own is not set: set "
+                "it, or give the address of another server"
+            )
         self.name = model
-        self._options = {"base_url": base_url, "max_retries": retries, "timeout": timeout}
+        # Most servers of one's own ask for no key, but the client does.
+        self._options: dict[str, Any] = {"api_key": key or "none", "base_url": base_url}
+        self._options |= {"max_retries": retries, "timeout": timeout}
         self._concurrency = concurrency
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
@@ -40,7 +58,7 @@ class OpenAILLM:
 
     async def _all(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
         gate = asyncio.Semaphore(self._concurrency)
-        async with openai.AsyncOpenAI(**self._options) as client:  # type: ignore[arg-type]
+        async with openai.AsyncOpenAI(**self._options) as client:
             return await asyncio.gather(*(self._one(client, gate, r) for r in requests))
 
     async def _one(
@@ -56,6 +74,11 @@ class OpenAILLM:
                     max_tokens=request.sampling.max_tokens,
                     seed=request.seed,
                 )
-            except openai.OpenAIError as error:
+            except (openai.OpenAIError, ValueError) as error:  # the latter: JSON that breaks off
                 return EffectError(f"{self.name} failed on {request.purpose}: {error}")
-            return reply.choices[0].message.content or ""
+            # A proxy's page is a string here, and an error in a reply of 200 leaves no choices.
+            choices = getattr(reply, "choices", None)
+            if not choices or choices[0].message is None:
+                told = " ".join(str(reply).split())[:200]
+                return EffectError(f"{self.name} failed on {request.purpose}: it sent {told!r}")
+            return choices[0].message.content or ""

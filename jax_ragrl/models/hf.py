@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from jax_ragrl.config import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights, weights
@@ -336,9 +337,7 @@ def _layer_of(stack: Array, layer: Array) -> Array:
 
 def check_new(folder: str | Path) -> Path:
     """`folder` as a path, if it is local and does not exist or is empty."""
-    if "://" in str(folder):
-        raise UserError(f"{folder} is not a local folder: save to a local disk and copy from there")
-    folder = Path(folder)
+    folder = local(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: choose another")
     return folder

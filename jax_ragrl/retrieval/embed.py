@@ -41,7 +41,7 @@ class Encoder(Protocol):
 
 
 def _spec(folder: pathlib.Path) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder.absolute()}/"}}
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder.resolve()}/"}}
 
 
 def _create(folder: pathlib.Path, count: int, dimension: int) -> tensorstore.TensorStore:

@@ -198,6 +198,8 @@ def run_index(
     _check_kind(kind)
     # Read before the long work, so that a wrong path fails at once.
     questions = None if questions_path is None else load_questions(questions_path)
+    if questions is not None and not any(question.gold for question in questions):
+        raise UserError(f"{questions_path} names no gold passages: recall needs some")
     corpus = load_corpus(corpus_path)
     start = time.perf_counter()
     retriever = build_index(corpus, make_encoder(encoder, corpus, **prefixes), kind, out)

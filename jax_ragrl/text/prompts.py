@@ -1,5 +1,6 @@
 """Prompt templates: data files beside this one, `$name` where a value goes.
 
+A style is a folder in `prompts/`; a name with a slash in it is the path of another, `./mine`.
 A value is inserted once and never scanned again, so text that holds `$question` stays as it is.
 """
 
@@ -7,18 +8,27 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import pathlib
 import re
 import string
 from collections.abc import Sequence
+from importlib.resources.abc import Traversable
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Message, Passage
 
 
+def _folder(style: str) -> Traversable:
+    """The folder of a style."""
+    if "/" in style:
+        return pathlib.Path(style)
+    return importlib.resources.files("jax_ragrl.text") / "prompts" / style
+
+
 @functools.cache
 def template(style: str, name: str) -> string.Template:
-    """The template `prompts/<style>/<name>.txt`."""
-    file = importlib.resources.files("jax_ragrl.text") / "prompts" / style / f"{name}.txt"
+    """The template `<name>.txt` of a style."""
+    file = _folder(style) / f"{name}.txt"
     if not file.is_file():
         raise UserError(f"no prompt {name!r} in style {style!r}: there is no file {file}")
     return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
@@ -27,8 +37,7 @@ def template(style: str, name: str) -> string.Template:
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
     """A conversation of one user message; a style with a `system.txt` opens with it."""
     message = Message("user", template(style, name).substitute(values))
-    system = importlib.resources.files("jax_ragrl.text") / "prompts" / style / "system.txt"
-    if not system.is_file():
+    if not (_folder(style) / "system.txt").is_file():
         return (message,)
     return Message("system", template(style, "system").substitute()), message
 

@@ -43,7 +43,12 @@ class ChatTokenizer:
         """The tokenizer in `folder` (Hugging Face layout); nothing is downloaded."""
         if not (pathlib.Path(folder) / "tokenizer_config.json").exists():
             raise UserError(f"{folder}: no tokenizer_config.json; point at a Hugging Face folder")
-        return cls(transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+        try:
+            read = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # the reader in Rust raises nothing more special
+            why = " ".join(str(error).split())[:200]
+            raise UserError(f"{folder}: no readable tokenizer ({why}): copy its files") from error
+        return cls(read)
 
     def __len__(self) -> int:
         return len(self._hf)

@@ -14,10 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.config import build
+from jax_ragrl.config import build, local
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import in_turn
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
@@ -31,7 +31,7 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
-from jax_ragrl.retrieval.index import build_index, make_encoder, open_index
+from jax_ragrl.retrieval.index import build_index, make_encoder, open_index, read_description
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
@@ -39,6 +39,7 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Credit, Recipe, two_or_more
+from jax_ragrl.systems.crossing import OWN, crossed
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.objective import ESTIMATED, GROUPED, Objective
@@ -101,6 +102,8 @@ class Index:
                 f"index.kind is {self.kind!r} and index.url is {self.url!r}: give kind remote and "
                 "an address, or neither"
             )
+        if self.folder:
+            local(self.folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Run:
     """How long a run is, and how often it saves, evaluates and keeps trees for the report.
 
     `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
+    The last step is always saved and evaluated.
     """
 
     steps: int
@@ -142,6 +146,16 @@ class Run:
     trees_every: int = 5
     trees: int = 2
     baselines: str = "c3po_tiny"
+
+    def __post_init__(self) -> None:
+        for name in ("questions", "save_every", "eval_every", "trees_every"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"run.{name} is {getattr(self, name)}: give at least 1; what is done every so "
+                    "many steps is done after the last alone where this is more than run.steps"
+                )
+        if self.steps < 0:
+            raise UserError(f"run.steps is {self.steps}: give at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +219,7 @@ class Job:
         if rule not in wanted:
             raise UserError(
                 f"objective.advantage is {rule!r}, which the credit of this system cannot be made "
-                f"into: use {' or '.join(wanted)}"
+                f"into: use {' or '.join(wanted)}, or another config.credit (systems/crossing.py)"
             )
         if self.objective.span == "conversation" and recipe.turns is None:
             raise UserError(
@@ -268,11 +282,22 @@ def system_module(name: str) -> Any:
 
 
 def load_recipe(values: dict[str, Any]) -> Recipe:
-    """The recipe of a config; its keys `system` and `recipe` are taken out of `values`."""
+    """The recipe of a config; the keys that make it are taken out of `values`.
+
+    These are `system`, `recipe`, and `credit` and `rollouts`, which `systems.crossing` explains.
+    """
     name, given = values.pop("system", None), values.pop("recipe", {})
+    credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
+    if not isinstance(rollouts, int) or rollouts < 0:
+        raise UserError(f"config.rollouts is {rollouts!r}: give a number of them, or 0")
     module = system_module(str(name))
+    if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
+        raise UserError(
+            f"config.system is {name!r}, but that module has no {missing[0]}: a system has a "
+            "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
+        )
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
-    return recipe
+    return crossed(recipe, str(credit), rollouts)
 
 
 class Parts(NamedTuple):
@@ -343,8 +368,8 @@ def load_data(
     if data.files is not None and data.world is None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
-        splits = {split: tuple(load_questions(path)) for split, path in paths.items()}
-        corpus = load_corpus(files.corpus) if files.corpus else Corpus(())
+        splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
+        corpus = load_corpus(local(files.corpus)) if files.corpus else Corpus(())
         return corpus, splits, None
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
@@ -366,17 +391,29 @@ def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retri
 
 
 def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
-    """The retriever of a corpus: an index opened, or made first."""
+    """The retriever of a corpus: an index opened, or made first.
+
+    Raises `UserError` where the index that is there is of another kind or encoder. (A folder of an
+    encoder may have moved: whether it is the same is not seen from its name.)
+    """
     folder = pathlib.Path(index.folder or workdir / "index")
-    if (folder / INDEX_FILE).exists():
-        return open_index(folder, corpus)
-    return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+    if not (folder / INDEX_FILE).exists():
+        return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+    made = read_description(folder)
+    encoder = made["encoder"].get("source", made["encoder"]["kind"])
+    known = {encoder, index.encoder} & {"lexical", "minilm"}
+    if made["kind"] != index.kind or (known and encoder != index.encoder):
+        raise UserError(
+            f"index {folder} is of kind {made['kind']} with the encoder {encoder}, but index.kind "
+            f"is {index.kind} and index.encoder {index.encoder}: give these, or another folder"
+        )
+    return open_index(folder, corpus)
 
 
 def policy_folder(name: str) -> pathlib.Path:
     """The folder of a policy: `tiny` is the one in the package."""
     if name != TINY:
-        return pathlib.Path(name)
+        return local(name)
     return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
 
 

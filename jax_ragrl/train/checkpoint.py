@@ -21,7 +21,7 @@ class Checkpoints:
 
     def __init__(self, workdir: pathlib.Path, keep: int = 2):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
-        self.folder = (workdir / "checkpoints").absolute()
+        self.folder = (workdir / "checkpoints").resolve()
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def latest(self) -> int | None:

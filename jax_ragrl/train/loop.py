@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pathlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def _begun_or_resumed(
     job: Job, parts: Parts, checkpoints: Checkpoints, start: int
 ) -> tuple[Policies, Batches]:
     """The policies and the questions where a run starts, or goes on."""
-    policies = prepare_policies(job, parts)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
     data = question_batches(parts.questions["train"], job.run.questions, job.seed)
     if start:
         # Device memory: what is read takes the place of these arrays.
@@ -108,13 +108,15 @@ def _begun_or_resumed(
     return policies, data
 
 
-def prepare_policies(job: Job, parts: Parts) -> Policies:
+def prepare_policies(
+    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
+) -> Policies:
     """The trainers of a run and their models before the first update, by policy."""
     roles = tuple(job.policy_of)
     policies = {}
-    for name, decoder in parts.policies.items():
+    for name, decoder in decoders.items():
         updates = updates_of(job, name)
-        allowed_ZV = allowed_tokens(job, parts.tokenizer, decoder.config.vocab_size)
+        allowed_ZV = allowed_tokens(job, tokenizer, decoder.config.vocab_size)
         choices = (job.objective, job.optimizer, job.layout, roles, job.temperature, updates)
         policies[name] = prepare(
             decoder, *choices, compute=job.compute, remat=job.remat, allowed_ZV=allowed_ZV
@@ -179,14 +181,16 @@ def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
     return for_sampling({name: trained(*policy) for name, policy in policies.items()})
 
 
-def trained_policies(job: Job, parts: Parts, workdir: pathlib.Path) -> dict[str, Decoder]:
+def trained_policies(
+    job: Job, decoders: Mapping[str, Decoder], workdir: pathlib.Path
+) -> dict[str, Decoder]:
     """The policies of the newest checkpoint; `UserError` where there is none."""
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
     read = functools.partial(checkpoints.restore_part, newest)
-    return saved(parts.policies, job.objective, read, compute=job.compute, remat=job.remat)
+    return saved(decoders, job.objective, read, compute=job.compute, remat=job.remat)
 
 
 def acting_environment(job: Job, parts: Parts, policies: Policies) -> Environment:

@@ -332,3 +332,10 @@ def test_every_gold_title_of_real_questions_is_in_their_corpus(shared_data, ques
     titles = {passage.title for passage in formats.load_passages(shared_data / corpus)}
     for question in formats.load_questions(shared_data / questions):
         assert set(question.gold) <= titles
+
+
+def test_a_null_is_no_answer(tmp_path):
+    row = {"id": "1", "question": "q", "golden_answers": ["a", None]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row))
+    with pytest.raises(UserError, match="q.jsonl, line 1.*golden_answers.*null"):
+        formats.load_questions(tmp_path / "q.jsonl")

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.corpus.questions import load_answered, question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
+
+ANSWERS = (["a", ""], [], [" "])
 
 QUESTIONS = [Question(str(n), f"q{n}?", ()) for n in range(10)]
 
@@ -48,3 +50,13 @@ def test_resuming_from_a_json_state_continues_exactly(done):
 def test_nothing_to_batch_is_refused(questions, batch_size):
     with pytest.raises(UserError, match="make no batch"):
         question_batches(questions, batch_size, seed=0)
+
+
+def test_a_question_without_an_answer_is_not_scored_as_wrong(tmp_path):
+    rows = [{"id": f"q{i}", "question": "?", "golden_answers": a} for i, a in enumerate(ANSWERS)]
+    file = tmp_path / "q.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
+    assert [question.id for question in load_answered(file)] == ["q0"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="2 of 3 questions have no answer, the first is 'q1'"):
+        load_answered(file)

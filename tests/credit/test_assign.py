@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_roles, over_rollouts, shared
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
+from jax_ragrl.credit.assign import earned, over_roles, over_rollouts, over_siblings, shared
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Record, plant
 from jax_ragrl.types import Question
 
 QUESTIONS = (Question("a", "a?", ("x",)), Question("b", "b?", ("y",)))
@@ -87,3 +88,35 @@ def test_a_question_with_one_rollout_teaches_nothing():
     forest, reward_N = rewarded(chains(1) + other, [5.0, 0.0, 1.0])
     advantage_N, _ = over_rollouts(forest, reward_N, group_normalised)
     assert advantage_N[0] == 0.0 and advantage_N[2] < 0 < advantage_N[4]
+
+
+def test_siblings_are_compared_by_what_their_leaves_earned():
+    """A decision of three: one of two leaves (0.5), one of one (1.0), one whose line has no end.
+
+    Below the first stand two that were tried in one state (1 and 0), and a line has no siblings.
+    """
+
+    def node(parent, path, role="role", **more):
+        action = None if role == LEAF else Action((), (1,), "x")
+        return Record(parent, 0, role, 1, path, action=action, **more)
+
+    leaf = {"role": LEAF, "answer": "x"}
+    records = [
+        *(node(NO_PARENT, (i,)) for i in range(3)),
+        *(node(0, (0, i)) for i in range(2)),
+        *(node(parent, (0, 9), **leaf) for parent in (3, 4, 1)),
+    ]
+    forest, reward_N = rewarded(records, [1.0, 0.0, 1.0])
+    advantage_N, weight_N = over_siblings(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N[:5], [-0.25, 0.25, 0.0, 0.5, -0.5])
+    np.testing.assert_array_equal(weight_N, [1, 1, 0, 1, 1, 0, 0, 0])
+    alone, reward_N = rewarded(chains(2), [1.0])
+    assert not over_siblings(alone, reward_N, group_centred)[1].any()
+
+
+def test_rollouts_that_branch_are_not_compared_as_whole_ones():
+    records = chains(1)
+    records.append(Record(0, 0, LEAF, 1, (), answer="y"))
+    forest, reward_N = rewarded(records, [1.0, 1.0])
+    with pytest.raises(UserError, match="siblings"):
+        over_rollouts(forest, reward_N, group_centred)

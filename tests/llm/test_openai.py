@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
@@ -44,3 +44,35 @@ def test_what_stays_refused_is_a_failure_and_not_an_answer():
     with serving(lambda body: 400 if "bad" in str(body) else "good") as (address, _):
         good, bad = OpenAILLM("m", address).complete([asked("q"), asked("bad")])
     assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [',
+        b"<html>502</html>",
+        b'{"choices": []}',
+        b'{"choices": null}',
+        b'{"choices": [{"index": 0}]}',
+        b'{"error": {"message": "overloaded"}}',
+        b"null",
+    ],
+)
+def test_a_reply_that_is_no_completion_is_a_failure(body):
+    with serving(lambda asked: body) as (address, _):
+        (reply,) = OpenAILLM("m", address).complete([asked("q")])
+    assert isinstance(reply, EffectError) and str(reply).startswith("m failed on answer: ")
+
+
+def test_a_server_of_ones_own_needs_no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with serving() as (address, _):
+        assert OpenAILLM("m", address).complete([asked("q")]) == ["q"]
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        OpenAILLM("m")
+
+
+@pytest.mark.parametrize("model, address", [("m", "localhost:8000"), ("", "http://h:1/v1")])
+def test_what_can_be_no_server_is_refused_before_anything_is_asked(model, address):
+    with pytest.raises(UserError, match="http://HOST:PORT"):
+        OpenAILLM(model, address)

@@ -1,5 +1,6 @@
 """An index opens over its own corpus and encoder, and over nothing else."""
 
+import dataclasses
 import json
 import sys
 
@@ -14,6 +15,7 @@ from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.train.assemble import Index, search_index
 from jax_ragrl.types import Hits, Passage, Question
 
 PASSAGES = tuple(
@@ -174,3 +176,19 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
     assert not (tmp_path / "new").exists()
+    # Nor is a corpus encoded first whose questions then measure nothing.
+    save_questions(QUESTIONS[2:], tmp_path / "plain.jsonl")
+    with pytest.raises(UserError, match="plain.jsonl names no gold"):
+        run_index(
+            tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "plain.jsonl"
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_does_not_search_an_index_of_another_kind_or_encoder(corpus, tmp_path):
+    asked = Index(kind="exact", folder=str(tmp_path / "index"))
+    assert search_index(corpus, asked, tmp_path).search(["x"], 1) is not None
+    assert search_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
+    for other in ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"}):
+        with pytest.raises(UserError, match="is of kind exact with the encoder lexical"):
+            search_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -139,3 +139,12 @@ def test_a_template_that_cannot_be_filled_is_refused(template, message):
     bare.chat_template = template
     with pytest.raises(UserError, match=message):
         ChatTokenizer(bare).chat([Message("user", "x")])
+
+
+@pytest.mark.parametrize("damage", [("tokenizer_config.json", "{"), ("tokenizer.json", "")])
+def test_a_damaged_tokenizer_is_named(tokenizer, damage, tmp_path):
+    tokenizer.save(tmp_path)
+    name, text = damage
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match="no readable tokenizer"):
+        ChatTokenizer.load(tmp_path)

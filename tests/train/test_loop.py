@@ -37,9 +37,9 @@ def test_a_run_keeps_the_policies_it_was_given_only_as_references(
     )
     job, alive = load_job(values), []
 
-    def begin(job, parts):
-        alive.extend(weakref.ref(x) for x in jax.tree.leaves(parts.policies["policy"].params()))
-        return begun(job, parts)
+    def begin(job, decoders, tokenizer):
+        alive.extend(weakref.ref(x) for x in jax.tree.leaves(decoders["policy"].params()))
+        return begun(job, decoders, tokenizer)
 
     def roll_out(*args):
         gc.collect()
@@ -75,7 +75,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory):
     parts = assemble(job, folder)
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         data = question_batches(parts.questions["train"], job.run.questions, job.seed)
-        state = jax.tree.map(lambda x: x + 1, loop.trained_state(loop.prepare_policies(job, parts)))
+        policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
+        state = jax.tree.map(lambda x: x + 1, loop.trained_state(policies))
         checkpoints.save(1, state, {"data": data.get_state()})
     return job, parts, folder, jax.device_get(state)
 
@@ -85,8 +86,8 @@ def test_a_run_that_goes_on_holds_what_it_began_with_or_what_it_reads_and_never_
 ):
     (job, parts, folder, _), alive = begun, []
 
-    def begin(job, parts):
-        policies = begin_as_ever(job, parts)
+    def begin(*args):
+        policies = begin_as_ever(*args)
         learner = policies["policy"][1].policy
         alive.extend(weakref.ref(x) for x in jax.tree.leaves(learner))
         return policies
@@ -114,7 +115,7 @@ def test_policies_are_read_of_a_checkpoint_without_what_only_training_needs(
     job, parts, folder, state = begun
     monkeypatch.setattr(trainer, "_state", lambda *_: pytest.fail("an optimizer is made"))
     monkeypatch.setattr(Checkpoints, "restore", lambda *_: pytest.fail("all of it is read"))
-    found = loop.trained_policies(job, parts, folder)["policy"]
+    found = loop.trained_policies(job, parts.policies, folder)["policy"]
     saved = state["policy"].policy.params["policy"]
     np.testing.assert_array_equal(jax.device_get(found.embed[...]), saved["embed"][...])
     assert found.config.dtype == job.compute

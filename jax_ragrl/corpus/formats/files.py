@@ -142,8 +142,11 @@ def field(record: Record, name: str, kind: type[T]) -> T:
 
 
 def strings(record: Record, name: str) -> tuple[str, ...]:
-    """A required list field, its entries as strings."""
-    return tuple(str(entry) for entry in field(record, name, list))
+    """A required list field, its entries as strings; `UserError` for one that is null."""
+    entries = field(record, name, list)
+    if None in entries:
+        raise UserError(f"{record.place}: field {name!r} has a null in its list: remove it")
+    return tuple(map(str, entries))
 
 
 def parts(record: Record, name: str) -> Iterator[Record]:

@@ -1,0 +1,54 @@
+"""One paper's credit on another's rollouts, by config alone: `credit` and `rollouts`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import earned, over_rollouts, over_siblings, reachable_leaves, shared
+from jax_ragrl.errors import UserError
+from jax_ragrl.systems.base import Credit, Recipe, two_or_more
+
+OWN = "own"
+# What an action is worth, for an objective with a critic.
+WORTH: Mapping[str, Credit] = {
+    "reachable_leaves": reachable_leaves,
+    "shared": shared,
+    "earned": earned,
+}
+# What an action is compared with, by the rule that `objective.advantage` names, without a critic.
+COMPARED: Mapping[str, Callable[..., Any]] = {
+    "rollouts": over_rollouts,
+    "siblings": over_siblings,
+}
+
+
+def crossed(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
+    """A recipe with another credit, or another number of rollouts a question.
+
+    Args:
+      credit: `own` keeps the recipe's; else a name in `WORTH` or `COMPARED`.
+      rollouts: whole copies of every question's rollout; 0 keeps the recipe's.
+
+    Raises `UserError` for an unknown name, or where nothing would be compared.
+    """
+    recipe = dataclasses.replace(recipe, rollouts=rollouts or recipe.rollouts)
+    if credit == OWN:
+        return recipe
+    if credit in WORTH:
+        turns = earned if credit == "earned" else None
+        return dataclasses.replace(recipe, credit=WORTH[credit], advantages={}, turns=turns)
+    if credit not in COMPARED:
+        raise UserError(
+            f"config.credit is {credit!r}: use one of {', '.join((OWN, *WORTH, *COMPARED))}"
+        )
+    size = "width" if credit == "siblings" else "rollouts"
+    two_or_more(size, getattr(recipe, size))
+    advantages = {
+        rule.__name__: functools.partial(COMPARED[credit], rule=rule)
+        for rule in (group_centred, group_normalised, leave_one_out)
+    }
+    return dataclasses.replace(recipe, advantages=advantages, turns=None)

@@ -1,0 +1,87 @@
+"""Systems are crossed by config: the credit is what the objective asks for, or it is an error."""
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.tree import decisions
+from jax_ragrl.train.assemble import Job, load_job
+from tests.rollout.tape import ANN, Tape
+
+GRPO = {
+    "objective.critic": "none",
+    "objective.advantage": "group_normalised",
+    "objective.kl.where": "loss",
+    "objective.kl.estimator": "k3",
+}
+PPO = {"objective.critic": "own", "objective.advantage": "whitened_gae"}
+
+
+def job(system: str, given: dict[str, object]) -> Job:
+    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+    return load_job(load_config(CONFIGS / "tiny" / f"{system}.py", overrides))
+
+
+@pytest.mark.parametrize(
+    ("system", "given"),
+    [
+        ("c3po", GRPO),
+        ("mao_arag", GRPO),
+        ("coda", PPO),
+        ("coda", {"objective.advantage": "tree_group"}),
+        ("opera", {"objective.advantage": "group_normalised"}),
+        ("tree_grpo", {"objective.advantage": "group_normalised"}),
+    ],
+)
+def test_an_objective_that_the_credit_was_not_made_for_is_refused(system, given):
+    with pytest.raises(UserError, match="the credit of this system cannot be made"):
+        job(system, given)
+
+
+@pytest.mark.parametrize(
+    ("system", "given"),
+    [
+        ("c3po", GRPO | {"credit": "siblings"}),
+        ("mmoa_rag", GRPO | {"credit": "rollouts", "rollouts": 4}),
+        ("mao_arag", GRPO | {"credit": "rollouts", "rollouts": 4}),
+        ("coda", PPO | {"credit": "reachable_leaves"}),
+        ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
+        ("opera", PPO | {"credit": "earned", "objective.span": "conversation"}),
+    ],
+)
+def test_credit_and_rollouts_are_chosen_by_config(system, given):
+    made = job(system, given)
+    assert made.recipe.rollouts == given.get("rollouts", job(system, {}).recipe.rollouts)
+    assert made.credit != job(system, {}).credit
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"credit": "luck"}, "use one of own"),
+        ({"credit": "siblings"}, "use group_centred or group_normalised"),
+        (GRPO | {"credit": "rollouts"}, "rollouts 1"),
+        (PPO | {"credit": "shared", "objective.span": "conversation"}, "use span 'turn'"),
+        ({"rollouts": -1}, "config.rollouts is -1"),
+    ],
+)
+def test_what_cannot_be_crossed_is_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        job("c3po", given)
+
+
+def test_the_strategies_of_c3po_are_compared_with_each_other():
+    """One of the router's three forced routes answers right: the groups' advantages sum to 0."""
+    crossed = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})
+    recipe = crossed.recipe
+    told = {"answer_direct": "Ulm", "answer": "Rom", "roadmap": "1. one step"}
+    tape = Tape(lambda role, prompt, rng: "Thought: t\nAction: [LLM]", told=told)
+    roles = frozenset(recipe.system.roles)
+    forest = collect(recipe.system, recipe.expander(roles), [ANN], tape.environment())
+    credit_N, weight_N = crossed.credit(forest, recipe.reward(forest))
+    groups = [nodes for nodes in decisions(forest) if weight_N[nodes].any()]
+    assert groups and any(np.abs(credit_N[nodes]).sum() > 0 for nodes in groups)
+    for nodes in groups:
+        assert abs(credit_N[nodes].sum()) < 1e-6
