@@ -33,9 +33,9 @@ def test_a_run_keeps_the_policies_it_was_given_only_as_references(
     )
     job, alive = load_job(values), []
 
-    def begin(job, parts):
-        alive.extend(weakref.ref(x) for x in jax.tree.leaves(parts.policies["policy"].params()))
-        return begun(job, parts)
+    def begin(job, decoders, tokenizer):
+        alive.extend(weakref.ref(x) for x in jax.tree.leaves(decoders["policy"].params()))
+        return begun(job, decoders, tokenizer)
 
     def roll_out(*args):
         gc.collect()
