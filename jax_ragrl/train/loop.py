@@ -89,7 +89,7 @@ def _kept(job: Job, workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, Log | 
     with contextlib.closing(Checkpoints(workdir)) as checkpoints:
         log = open_log(workdir, checkpoints.latest() or 0, job.run.steps)
         with contextlib.closing(log):
-            yield checkpoints, log, Watch(job.guard, workdir)
+            yield checkpoints, log, Watch(job.guard, workdir, job.run.eval_every)
 
 
 def _begun_or_resumed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Mapping
 
 from jax_ragrl.errors import UserError
@@ -35,10 +36,11 @@ class Guard:
 
 class Watch:
     """Looks at each step of a run. A step after which `well` is False is not to be saved: started
-    again, a run that stopped takes it once more."""
+    again, a run that stopped takes it once more. What is logged at all, every `period` steps is."""
 
-    def __init__(self, guard: Guard, workdir: pathlib.Path):
+    def __init__(self, guard: Guard, workdir: pathlib.Path, period: int = 1):
         self._guard, self._workdir = guard, workdir
+        self._unseen, self._until = {name for name, _, _ in guard.bounds}, period
         self._lost = 0
         self._outside = collections.Counter[str]()
 
@@ -58,7 +60,16 @@ class Watch:
             )
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Raises `UserError` where a metric has been outside its bounds for too long."""
+        """Raises `UserError` where a metric has been outside its bounds for too long, and warns of
+        one that the first `period` steps do not have: its name may be wrong."""
+        self._unseen, self._until = self._unseen - metrics.keys(), self._until - 1
+        if self._unseen and self._until == 0:
+            known = ", ".join(sorted(metrics))
+            warnings.warn(
+                f"guard.bounds names {', '.join(sorted(self._unseen))}, which no step has had yet, "
+                f"so that nothing is guarded there; this one has {known}",
+                stacklevel=2,
+            )
         for name, lowest, highest in self._guard.bounds:
             if name in metrics and not lowest <= metrics[name] <= highest:
                 self._outside[name] += 1

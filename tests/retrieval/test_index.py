@@ -15,7 +15,7 @@ from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
-from jax_ragrl.train.assemble import Index, search_index
+from jax_ragrl.train.assemble import Index, open_or_build_index
 from jax_ragrl.types import Hits, Passage, Question
 
 PASSAGES = tuple(
@@ -187,8 +187,8 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
 
 def test_a_run_does_not_search_an_index_of_another_kind_or_encoder(corpus, tmp_path):
     asked = Index(kind="exact", folder=str(tmp_path / "index"))
-    assert search_index(corpus, asked, tmp_path).search(["x"], 1) is not None
-    assert search_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
+    assert open_or_build_index(corpus, asked, tmp_path).search(["x"], 1) is not None
+    assert open_or_build_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
     for other in ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"}):
         with pytest.raises(UserError, match="is of kind exact with the encoder lexical"):
-            search_index(corpus, dataclasses.replace(asked, **other), tmp_path)
+            open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -14,7 +14,7 @@ BOUNDS = (("kl/mean", -1.0, 0.5), ("entropy", 0.01, 9.0))
 
 def watched(*steps: dict[str, float]) -> list[bool]:
     """Whether the run was well after each step."""
-    watch, well = Watch(Guard(BOUNDS, patience=2), pathlib.Path("runs/x")), []
+    watch, well = Watch(Guard(BOUNDS, patience=2), pathlib.Path("runs/x"), period=9), []
     for metrics in steps:
         watch.update(metrics)
         well.append(watch.well)
@@ -37,6 +37,13 @@ def test_a_metric_that_a_step_does_not_have_changes_nothing():
     high = {"kl/mean": 0.6}
     assert watched({}, high, {}, {"kl/mean": 0.0}) == [True, False, False, True]
     assert watched({"loss": 99.0}) == [True]
+
+
+def test_a_metric_that_no_step_of_a_period_has_is_named():
+    watch = Watch(Guard(BOUNDS), pathlib.Path("runs/x"), period=2)
+    watch.update({"kl/loss": 0.1, "entropy": 1.0})
+    with pytest.warns(UserWarning, match=r"names kl/mean, .* has entropy, kl/loss"):
+        watch.update({"kl/loss": 0.1, "entropy": 1.0})
 
 
 @pytest.mark.parametrize("wrong", [Guard, lambda **k: Guard((("kl/mean", 1.0, 0.0),), **k)])
