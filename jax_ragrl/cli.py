@@ -520,11 +520,12 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
-    from jax_ragrl.train.assemble import load_job, load_policies, mesh_for, policy_folder
+    from jax_ragrl.train.assemble import load_job, load_policies, policy_folder
     from jax_ragrl.train.loop import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
-    policies = trained_policies(job, load_policies(job, mesh_for(job))[0], arguments.workdir)
+    # On one device: the run's mesh may be of a larger machine.
+    policies = trained_policies(job, load_policies(job, None)[0], arguments.workdir)
     name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
     if name not in policies:
         raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")

@@ -169,13 +169,14 @@ def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
     assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
 
 
-def test_an_export_needs_neither_the_data_of_its_run_nor_its_servers(tmp_path, capsys):
+def test_an_export_needs_neither_data_nor_servers_nor_devices_of_its_run(tmp_path, capsys):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     leave_a_run(tmp_path / "run", folder)
     file = tmp_path / "run" / "config.json"
     values, gone = json.loads(file.read_text()), str(tmp_path / "gone")
     values["data"] = {"files": dict.fromkeys(("corpus", "train", "dev", "test"), gone)}
+    values["mesh"] = (64, 4, 1)
     file.write_text(json.dumps(values))
     given = ("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "float32")
     assert main(given) == 2 and "--policy is None" in capsys.readouterr().err
