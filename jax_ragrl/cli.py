@@ -323,14 +323,16 @@ def _literal(text: str) -> Any:
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     """The job of a config; a work folder belongs to one config, and to all hosts of a run."""
-    from jax_ragrl.config import check_settled, settle
+    from jax_ragrl.config import PLACES, check_settled, settle
     from jax_ragrl.hosts import by_first, check_shared, gathered
     from jax_ragrl.train.assemble import load_job
 
     job, file = load_job(values), workdir / "config.json"
+    # A rate that does not depend on the length of a run lets it be made longer.
+    free = (*PLACES, "config.run.steps") if job.optimizer.steady else PLACES
     check_shared(workdir)
-    by_first(lambda: settle(file, values, renew=not _begun(workdir)))
-    gathered(lambda: check_settled(file, values))
+    by_first(lambda: settle(file, values, free=free, renew=not _begun(workdir)))
+    gathered(lambda: check_settled(file, values, free))
     return job
 
 

@@ -13,7 +13,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from jax_ragrl.errors import UserError
@@ -115,24 +115,32 @@ def local(path: str | pathlib.Path) -> pathlib.Path:
 PLACES = ("config.index.folder", "config.index.url", "config.llm.base_url")
 
 
-def settle(file: pathlib.Path, values: Mapping[str, Any], *, renew: bool = False) -> None:
+def settle(
+    file: pathlib.Path,
+    values: Mapping[str, Any],
+    *,
+    free: Collection[str] = PLACES,
+    renew: bool = False,
+) -> None:
     """Writes a run's config beside it, whole or not at all.
 
-    Raises `UserError` where another one is already there, unless only `PLACES` differ, or `renew`
-    says that nothing was made with it yet.
+    Raises `UserError` where another one is already there, unless only `free` keys differ, or
+    `renew` says that nothing was made with it yet.
     """
     if file.exists() and not renew:
-        check_settled(file, values)
+        check_settled(file, values, free)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".tmp")
     draft.write_text(_text(values), encoding="utf-8")
     draft.replace(file)
 
 
-def check_settled(file: pathlib.Path, values: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a config differs from the one in a file by more than `PLACES`."""
+def check_settled(
+    file: pathlib.Path, values: Mapping[str, Any], free: Collection[str] = PLACES
+) -> None:
+    """Raises `UserError` where a config differs from the one in a file by more than `free` keys."""
     before, now = _flat(settled(file)), _flat(json.loads(_text(values)))
-    changed = sorted(key for key, _ in before.items() ^ now.items() if key not in PLACES)
+    changed = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
     if changed:
         raise UserError(
             f"{file.parent} holds a run with another config ({changed[0]} differs): "

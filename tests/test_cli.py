@@ -8,7 +8,8 @@ import pathlib
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli import main
+from jax_ragrl.cli import _load_job, load_config, main
+from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
 from tests.tiny import policy, tokenizer
 
@@ -88,9 +89,21 @@ def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     assert "elsewhere" in refused(capsys, *asked, "--config.policy=elsewhere")
 
 
+def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_path):
+    (tmp_path / "index").mkdir()  # it has begun
+    for schedule in ("constant", "cosine"):
+        given = (f"--config={CONFIG}", f"--config.optimizer.schedule={schedule}")
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        _load_job(load_config(None, [*given, "--config.run.steps=3"]), tmp_path)
+        longer = load_config(None, [*given, "--config.run.steps=9"])
+        if schedule == "constant":
+            assert _load_job(longer, tmp_path).run.steps == 9
+    with pytest.raises(UserError, match=r"config\.run\.steps differs"):
+        _load_job(longer, tmp_path)
+
+
 def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
     from jax_ragrl.config import settle, settled
-    from jax_ragrl.errors import UserError
 
     file, llm = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
     settle(file, {"llm": llm, "seed": 0})

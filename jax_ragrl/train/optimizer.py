@@ -48,6 +48,11 @@ class Optimizer:
                 "below 1"
             )
 
+    @property
+    def steady(self) -> bool:
+        """Whether the rate is one number, however long a run is."""
+        return self.schedule == "constant" and self.warmup == 0
+
     def rate(self, peak: float, updates: int) -> optax.Schedule:
         """The learning rate of each optimizer step of a run of `updates` rollouts.
 
