@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.rollout.collect import Branch
-from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.collect import Branch, collect
+from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.tree import NO_PARENT, Action
 from jax_ragrl.types import Question
 from tests.rollout.tape import (
@@ -21,6 +21,7 @@ from tests.rollout.tape import (
     leaves_of,
     passage,
     play,
+    system,
 )
 
 KEEP_1, KEEP_NONE = "Thought: t\nAction: [1]", "Thought: t\nAction: []"
@@ -458,3 +459,24 @@ def test_hits_reach_the_branch_that_searched():
     forest = play(Tape(by_name, {"Ann": [passage(31)], "Bob": [passage(32)]}), ANN, BOB)
     read = {r.question: r.state.documents for r in forest.records if r.role == "filter"}
     assert read == {0: (passage(31),), 1: (passage(32),)}
+
+
+def test_a_text_is_counted_once_and_prompts_while_they_are_answered():
+    counted, waiting = [], threading.Event()
+
+    def count(text: str) -> int:
+        counted.append(text)
+        waiting.set()
+        return len(text.split())
+
+    def tell(request: object) -> str:
+        return "Ulm" if waiting.wait(10) else "nobody counted"
+
+    tape = Tape({"router": ["[No Retrieval]"] * 4}, told={"answer_direct": tell})
+    environment = tape.environment()._replace(count=count)
+    forest = collect(system(), once, [ANN], environment, rollouts=4)
+    leaves = [r for r in forest.records if r.answer]
+    assert [leaf.answer for leaf in leaves] == ["Ulm"] * 4
+    # The four ask for the same.
+    assert len(counted) == len(set(counted)) == 2
+    assert {leaf.calls[0].completion_tokens for leaf in leaves} == {1}
