@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, told
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -35,6 +35,7 @@ class PolicySampler:
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
+        self.tokenizer.foresee(text for r in requests for text in told(r.messages, r.after))
         prompts = [context_ids(self.tokenizer, r.messages, r.after, r.role.chat) for r in requests]
         # By policy and width, the requests and numbers of their forced prefixes (-1: none).
         wanted: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -64,7 +65,7 @@ class PolicySampler:
         jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
         drawn = sample_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
         none = [Action((), (), "", (), TOO_LONG)]
-        out = {key: none for key in keys if key not in fits}
+        out = dict.fromkeys(keys, none)
         for (i, f), rows in zip(fits, drawn, strict=True):
             stops = requests[i].role.stops
             cut = [self._cut(stops, *row) for row in rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
@@ -19,6 +19,7 @@ import transformers
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Message
 
+REMEMBERED = 1 << 22  # tokens of contents that are kept encoded: 16 MB, and their texts
 # Stands for the content while a template is rendered; a private-use character no template emits.
 _HOLE = "\ue000"
 
@@ -36,6 +37,7 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = pad if pad is not None else self.stop_ids[0]
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
+        self._known: dict[str, np.ndarray] = {}
         self._allow = functools.cache(self._matching)
 
     @classmethod
@@ -54,7 +56,26 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of content: text that looks like a control token becomes ordinary tokens."""
-        return self._content.encode(text, add_special_tokens=False).ids
+        known = self._known.get(text)
+        return self._encode([text])[0].ids if known is None else known.tolist()
+
+    def foresee(self, texts: Iterable[str]) -> None:
+        """Encodes contents that will be asked for, side by side on the cores of the host.
+
+        They are remembered for a while: a context that grows turn by turn shows them again.
+        """
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        found = {
+            text: np.array(encoding.ids, np.int32)
+            for text, encoding in zip(new, self._encode(new), strict=True)
+        }
+        whole = self._known | found
+        kept = whole if sum(map(len, whole.values())) <= REMEMBERED else found
+        self._known = kept  # in one step: others may be reading
+
+    def _encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
+        # Several at once need no lock of Python's, and `fast` leaves out where tokens stood.
+        return self._content.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def vocabulary(self) -> dict[str, int]:
         """The id of every token."""
@@ -66,10 +87,7 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out."""
-        text = self._hf.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        return self._content.decode(list(ids), skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation up to where the assistant's next turn begins."""
