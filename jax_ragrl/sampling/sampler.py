@@ -17,7 +17,8 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 class Job(NamedTuple):
     """One prompt: its ids (a forced prefix included), its seed, and how it is sampled.
 
-    `tokens` is the regular expression of a grammar mask, see `rollout.roles.Role`.
+    `tokens` is the regular expression of a grammar mask, `stops` are strings that end what is
+    written, see `rollout.roles.Role`.
     """
 
     ids: tuple[int, ...]
@@ -26,6 +27,7 @@ class Job(NamedTuple):
     top_p: float
     limit: int
     tokens: str = ""
+    stops: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,8 @@ def sample_jobs(
     for chunk, length in chunks(jobs, shapes):
         batch = -(-shapes.batch(len(chunk), length) // ways(mesh)) * ways(mesh)
         prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
-        allowed = tokenizer.allowed(jobs[chunk[0]].tokens)
-        given = (prompts, stops, None if allowed is None else share(allowed, mesh))
+        grammar = tokenizer.allowed(jobs[chunk[0]].tokens), tokenizer.stops(jobs[chunk[0]].stops)
+        given = (prompts, stops, *(None if x is None else share(x, mesh) for x in grammar))
         fixed = {"nucleus": any(jobs[i].top_p < 1 for i in chunk), "stride": stride}
         with on(mesh):
             sampled = generate(graph, params, *given, width=width, steps=shapes.steps, **fixed)
@@ -89,16 +91,16 @@ def sample_jobs(
 
 
 def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
-    """Job numbers by padded length and grammar, in batches of at most the largest batch size."""
-    groups: dict[tuple[int, str], list[int]] = {}
+    """Job numbers by padded length, grammar and stops, in batches of at most the largest size."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
         length = shapes.length(len(job.ids))
         if length is None:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
-        groups.setdefault((length, job.tokens), []).append(i)
+        groups.setdefault((length, job.tokens, job.stops), []).append(i)
     return [
         (group[start : start + shapes.most(length)], length)
-        for (length, _), group in sorted(groups.items())
+        for (length, *_), group in sorted(groups.items())
         for start in range(0, len(group), shapes.most(length))
     ]
 

@@ -17,6 +17,7 @@ import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.stops import stop_table
 from jax_ragrl.types import Message
 
 REMEMBERED = 1 << 22  # tokens of contents that are kept encoded: 16 MB, and their texts
@@ -39,6 +40,7 @@ class ChatTokenizer:
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
         self._known: dict[str, np.ndarray] = {}
         self._allow = functools.cache(self._matching)
+        self._stop = functools.cache(lambda stops: stop_table(stops, self._pieces()))
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
@@ -107,6 +109,17 @@ class ChatTokenizer:
         matches &= np.array([text != "" for text in texts])  # control tokens have no text
         matches[list(self.stop_ids)] = True
         return matches
+
+    def stops(self, strings: tuple[str, ...]) -> np.ndarray | None:
+        """Where any of some strings has been written: see `stop_table`; None: no strings."""
+        return self._stop(strings) if strings else None
+
+    def _pieces(self) -> list[str]:
+        """What every token adds to a text; some tokenizers drop a space where a text begins."""
+        (first,) = self._content.encode("a", add_special_tokens=False).ids[:1]
+        pairs = [[first, i] for i in range(len(self))]
+        start = len(self.decode([first]))
+        return [text[start:] for text in self._content.decode_batch(pairs)]
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids of a user's turn after an assistant's, up to the assistant's next.

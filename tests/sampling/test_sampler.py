@@ -137,3 +137,29 @@ def test_a_row_without_a_nucleus_stays_as_it_is_among_rows_that_have_one():
     whole, cut = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B))))
     np.testing.assert_array_equal(whole, logits_BV[0])
     assert np.isfinite(cut).sum() == 1
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_row_ends_with_the_shortest_ids_whose_text_holds_a_stop(width: int):
+    """Whatever came after is what a row without stops writes on with."""
+    jobs = jobs_of([5, 9, 17, 30, 12, 8, 14, 31])
+    free = sample(jobs, width)
+    spoken = "".join(tokenizer().decode(rows[0][0]) for rows in free)
+    pairs = [a + b for a, b in zip(spoken, spoken[1:], strict=False) if (a + b).isascii()]
+    stops = (*pairs[::9], "never written")
+    bound = sample([job._replace(stops=stops) for job in jobs], width)
+    ends = 0
+    for whole, cut in zip(sum(free, []), sum(bound, []), strict=True):
+        texts = [tokenizer().decode(whole[0][: n + 1]) for n in range(len(whole[0]))]
+        held = [any(stop in text for stop in stops) for text in texts]
+        size = held.index(True) + 1 if any(held) else len(whole[0])
+        assert cut == (whole[0][:size], whole[1][:size])
+        ends += any(held)
+    assert 0 < ends < len(sum(free, []))
+
+
+def test_rows_of_several_roles_end_with_their_own_stops():
+    jobs = jobs_of([5, 9])
+    mixed = sample([jobs[0]._replace(stops=("a",)), jobs[1]._replace(stops=("ec", "R"))])
+    assert mixed[0] == sample([jobs[0]._replace(stops=("a",))])[0]
+    assert mixed[1] == sample([jobs[1]._replace(stops=("ec", "R"))])[0]
