@@ -69,6 +69,7 @@ def get_config() -> ConfigDict:
                 "lengths": (512, 1024, 2048, 4096),
                 "batches": (16, 64),
                 "steps": 2048,
+                "tokens": 65536,  # 16384 on devices of 16 GB
             },
             "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384, "halvings": 2},
         }

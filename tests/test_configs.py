@@ -6,6 +6,7 @@ import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
+from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.assemble import FileData, load_job
 from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.warmup import load_warmup
@@ -90,3 +91,11 @@ def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
     assert main(["pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
     line = capsys.readouterr().err.strip()
     assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
+
+
+@pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera"])
+def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
+    values = load_config(CONFIGS / f"{name}.py", [])["shapes"]
+    shapes = Shapes(**values)
+    used = {shapes.most(length) for length in shapes.lengths}
+    assert max(shapes.batches) in used

@@ -34,7 +34,9 @@ class Job(NamedTuple):
 class Shapes:
     """The static shapes that a run compiles: prompt lengths, batch sizes, new tokens.
 
-    A batch holds at most `tokens` prompt tokens, padding included, unless its size is the smallest.
+    `batches` are sizes on one device: where `ways` devices share a batch, it has so many times as
+    many prompts, or as few as one of these where there are no more. A device's part holds at most
+    `tokens` prompt tokens, padding included, unless the batch is the smallest.
     """
 
     lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -46,14 +48,20 @@ class Shapes:
         """The smallest prompt length that holds `size` tokens; None where none does."""
         return next((n for n in self.lengths if size <= n), None)
 
-    def most(self, length: int) -> int:
-        """The largest batch of prompts of a padded length."""
-        return max([self.batches[0], *(n for n in self.batches if n * length <= self.tokens)])
+    def sizes(self, ways: int = 1) -> list[int]:
+        """The batch sizes, ascending; each divides over the devices."""
+        few = {-(-n // ways) * ways for n in self.batches}
+        return sorted(few | {n * ways for n in self.batches})
 
-    def batch(self, size: int, length: int) -> int:
+    def most(self, length: int, ways: int = 1) -> int:
+        """The largest batch of prompts of a padded length."""
+        first, *sizes = self.sizes(ways)
+        return max([first, *(n for n in sizes if n * length <= self.tokens * ways)])
+
+    def batch(self, size: int, length: int, ways: int = 1) -> int:
         """The smallest batch that holds `size` prompts of a length, at most `most(length)`."""
-        most = self.most(length)
-        return next((n for n in self.batches if size <= n <= most), most)
+        most = self.most(length, ways)
+        return next((n for n in self.sizes(ways) if size <= n <= most), most)
 
 
 def sample_jobs(
@@ -74,8 +82,8 @@ def sample_jobs(
     stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
     results: list[Any] = [None] * len(jobs)
     pending = []
-    for chunk, length in chunks(jobs, shapes):
-        batch = -(-shapes.batch(len(chunk), length) // ways(mesh)) * ways(mesh)
+    for chunk, length in chunks(jobs, shapes, ways(mesh)):
+        batch = shapes.batch(len(chunk), length, ways(mesh))
         prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
         grammar = tokenizer.allowed(jobs[chunk[0]].tokens), tokenizer.stops(jobs[chunk[0]].stops)
         given = (prompts, stops, *(None if x is None else share(x, mesh) for x in grammar))
@@ -90,7 +98,7 @@ def sample_jobs(
     return results
 
 
-def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
+def chunks(jobs: Sequence[Job], shapes: Shapes, ways: int = 1) -> list[tuple[list[int], int]]:
     """Job numbers by padded length, grammar and stops, in batches of at most the largest size."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
@@ -99,9 +107,9 @@ def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
         groups.setdefault((length, job.tokens, job.stops), []).append(i)
     return [
-        (group[start : start + shapes.most(length)], length)
+        (group[start : start + shapes.most(length, ways)], length)
         for (length, *_), group in sorted(groups.items())
-        for start in range(0, len(group), shapes.most(length))
+        for start in range(0, len(group), shapes.most(length, ways))
     ]
 
 

@@ -16,7 +16,7 @@ STATES = 32  # tables have a multiple of so many: few shapes are compiled
 
 
 def stop_table(stops: Sequence[str], pieces: Sequence[str]) -> np.ndarray:
-    """uint8 `[S, V + 1]`: the state after a token in a state; 0 at first, S - 1 once a stop is there.
+    """uint8 `[S, V + 1]`: the state after a token in a state; 0 at first, S - 1 at the end of one.
 
     Args:
       stops: at least one, none of them empty, in ASCII: a token may hold a part of any other

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
 from jax_ragrl.sampling.decode import generate, only, truncated
-from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
+from jax_ragrl.sampling.sampler import Job, Shapes, chunks, pad_prompts, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
 
@@ -62,6 +62,17 @@ def test_a_question_sampled_alone_gets_the_tokens_it_gets_among_others():
     together = sample(jobs)
     for job, rows in zip(jobs, together, strict=True):
         assert [ids for ids, _ in sample([job])[0]] == [ids for ids, _ in rows]
+
+
+def test_batches_grow_with_the_devices_that_share_them():
+    shapes = Shapes(lengths=(512, 1024, 2048, 4096), batches=(16, 64), tokens=65536)
+    assert [shapes.most(n) for n in shapes.lengths] == [64, 64, 16, 16]
+    assert shapes.sizes(8) == [16, 64, 128, 512]
+    assert [shapes.most(n, 8) for n in shapes.lengths] == [512, 512, 128, 128]
+    assert [shapes.batch(n, 1024, 8) for n in (3, 17, 65, 400, 999)] == [16, 64, 128, 512, 512]
+    assert shapes.sizes(3) == [18, 48, 66, 192]  # every size divides over the devices
+    jobs = [Job((1,) * 600, i, 1.0, 1.0, 4) for i in range(1000)]
+    assert [len(chunk) for chunk, _ in chunks(jobs, shapes, 8)] == [512, 488]
 
 
 def test_siblings_differ_and_a_seed_repeats_them():
