@@ -109,7 +109,8 @@ class LLM:
 
     A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
     policy in training keeps its own: what it samples has to be what is scored. A local one writes
-    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy.
+    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy. `concurrency`
+    requests at once, `retries` and `timeout` (seconds) are for `openai`, see `llm.openai`.
     """
 
     kind: str = "world_reader"
@@ -120,6 +121,9 @@ class LLM:
     confusion: float = 0.35
     int8: bool = False
     dtype: str = "float32"
+    concurrency: int = 32
+    retries: int = 5
+    timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.int8 and self.kind != "local":
@@ -371,7 +375,13 @@ def load_llm(
     if llm.kind == "none":
         return NoLLM()
     if llm.kind == "openai":
-        return OpenAILLM(llm.model, llm.base_url)
+        return OpenAILLM(
+            llm.model,
+            llm.base_url,
+            concurrency=llm.concurrency,
+            retries=llm.retries,
+            timeout=llm.timeout,
+        )
     if llm.kind == "local":
         decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
         decoder = quantize_decoder(decoder) if llm.int8 else decoder

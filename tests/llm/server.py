@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-Reply = Callable[[Mapping[str, Any]], str | int]
+Reply = Callable[[Mapping[str, Any]], str | int | bytes]
+
+REFUSAL = {"error": {"message": "refused"}}
 
 
 def echo(body: Mapping[str, Any]) -> str:
@@ -21,7 +23,8 @@ def echo(body: Mapping[str, Any]) -> str:
 def serving(reply: Reply = echo, port: int = 0) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """The address to give as `base_url`, and the requests so far.
 
-    `reply` maps a request to the text of its answer, or to an HTTP status that refuses it.
+    `reply` maps a request to the text of its answer, to an HTTP status that refuses it, or to the
+    bytes that are sent instead of a completion.
     """
     seen: list[Mapping[str, Any]] = []
 
@@ -30,11 +33,9 @@ def serving(reply: Reply = echo, port: int = 0) -> Iterator[tuple[str, list[Mapp
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append(body)
             said = reply(body)
-            status, value = (said, {"error": {"message": "refused"}})
-            if isinstance(said, str):
-                status, value = 200, completion(body, said)
-            data = json.dumps(value).encode()
-            self.send_response(int(status))
+            value = completion(body, said) if isinstance(said, str) else REFUSAL
+            data = said if isinstance(said, bytes) else json.dumps(value).encode()
+            self.send_response(said if isinstance(said, int) else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

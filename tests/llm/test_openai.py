@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.train import assemble
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
 
@@ -44,3 +48,51 @@ def test_what_stays_refused_is_a_failure_and_not_an_answer():
     with serving(lambda body: 400 if "bad" in str(body) else "good") as (address, _):
         good, bad = OpenAILLM("m", address).complete([asked("q"), asked("bad")])
     assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"<html>a gateway</html>",
+        b'{"error": {"message": "overloaded"}}',
+        b"[1]",
+        b'{"choices": []}',
+        b'{"choices": null}',
+        b'{"choices": [{"index": 0, "finish_reason": "content_filter", "message": null}]}',
+    ],
+)
+def test_what_is_no_completion_is_a_failure_and_stops_nothing(sent):
+    with serving(lambda body: sent if "bad" in str(body) else "good") as (address, _):
+        bad, good = OpenAILLM("m", address, retries=0).complete([asked("bad"), asked("q")])
+    assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
+
+
+def test_a_server_of_ones_own_needs_no_key_and_the_service_does(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with serving() as (address, _):
+        assert OpenAILLM("m", address).complete([asked("q")]) == ["q"]
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        OpenAILLM("m")
+
+
+def test_a_config_says_how_many_requests_are_made_at_once_and_how_long_they_take():
+    inside, most = [], []
+
+    def reply(body) -> str:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return "x"
+
+    with serving(reply) as (address, _):
+        llm = assemble.LLM("openai", "m", address, concurrency=2, retries=0, timeout=9.0)
+        found = assemble.load_llm(llm, None, "", Shapes())
+        assert found.complete([asked(f"q{i}") for i in range(8)]) == ["x"] * 8
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0}])
+def test_numbers_that_allow_no_request_are_refused(wrong):
+    with pytest.raises(UserError, match="allow no request"):
+        OpenAILLM("m", "http://localhost:1/v1", **wrong)
