@@ -61,6 +61,7 @@ def get_config() -> ConfigDict:
             "run": {
                 "steps": 700,
                 "questions": 48,
+                "cohorts": 2,
                 "save_every": 20,
                 "eval_every": 20,
                 "baselines": "c3po",

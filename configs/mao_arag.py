@@ -73,6 +73,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "run": {
                 "steps": 75,
                 "questions": 96,
+                "cohorts": 2,
                 "save_every": 15,
                 "eval_every": 15,
                 "baselines": "c3po",

@@ -135,10 +135,13 @@ class Run:
     """How long a run is, and how often it saves, evaluates and keeps trees for the report.
 
     `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
+    In several `cohorts` the questions of a step are rolled out side by side: worth it where the
+    devices would wait for a retriever or a language model elsewhere (`rollout/cohorts.py`).
     """
 
     steps: int
     questions: int = 16
+    cohorts: int = 1
     save_every: int = 5
     eval_every: int = 5
     dev_questions: int = 64
@@ -146,6 +149,10 @@ class Run:
     trees_every: int = 5
     trees: int = 2
     baselines: str = "c3po_tiny"
+
+    def __post_init__(self) -> None:
+        if self.cohorts < 1:
+            raise UserError(f"run.cohorts is {self.cohorts}: give 1, or 2 that take turns")
 
 
 @dataclasses.dataclass(frozen=True)
