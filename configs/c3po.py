@@ -77,6 +77,7 @@ def get_config() -> ConfigDict:
             "run": {
                 "steps": 700,
                 "questions": 48,
+                "cohorts": 2,
                 "save_every": 20,
                 "eval_every": 20,
                 "baselines": "c3po",
@@ -85,6 +86,7 @@ def get_config() -> ConfigDict:
                 "lengths": (512, 1024, 2048, 4096),
                 "batches": (16, 64),
                 "steps": 2048,
+                "tokens": 65536,  # 16384 on devices of 16 GB
             },
             "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384, "halvings": 2},
         }

@@ -83,6 +83,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "lengths": (512, 1024, 2048, 4096, 6656),
                 "batches": (16, 64),
                 "steps": 512,
+                "tokens": 65536,
             },
             "layout": {"lengths": (1024, 2048, 4096, 8192), "tokens": 16384, "halvings": 2},
         }

@@ -73,11 +73,17 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "run": {
                 "steps": 75,
                 "questions": 96,
+                "cohorts": 2,
                 "save_every": 15,
                 "eval_every": 15,
                 "baselines": "c3po",
             },
-            "shapes": {"lengths": (512, 1024), "batches": (16, 64), "steps": 16},
+            "shapes": {
+                "lengths": (512, 1024),
+                "batches": (16, 64),
+                "steps": 16,
+                "tokens": 65536,
+            },
             "layout": {"lengths": (512, 1024), "tokens": 16384, "halvings": 2},
         }
     )

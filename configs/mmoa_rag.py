@@ -98,7 +98,12 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "eval_every": 20,
                 "baselines": "c3po",
             },
-            "shapes": {"lengths": (512, 1024, 2048, 4096), "batches": (16, 64), "steps": 100},
+            "shapes": {
+                "lengths": (512, 1024, 2048, 4096),
+                "batches": (16, 64),
+                "steps": 100,
+                "tokens": 65536,
+            },
             "layout": {"lengths": (512, 1024, 2048, 4096), "tokens": 16384, "halvings": 2},
         }
     )

@@ -103,7 +103,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             },
             "shapes": {
                 "lengths": (512, 1024, 2048, 4096),
-                "batches": (16, 64),
+                "batches": (4, 16),
                 "steps": 512,
             },
             "layout": {"lengths": (1024, 2048, 4096, 8192), "tokens": 16384, "halvings": 2},

@@ -221,24 +221,37 @@ def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 @dataclasses.dataclass
 class _Row:
     length: int
-    tokens: int = 0
-    scored: int = 0
     groups: list[Group] = dataclasses.field(default_factory=list)
-    roles: set[str] = dataclasses.field(default_factory=set)
 
-    def new(self, group: Group, headers: Mapping[str, int]) -> int:
-        """At most how many tokens a group adds: what its role always begins with is here once."""
-        return group.tokens - (headers[group.role] if group.role in self.roles else 0)
 
-    def holds(self, group: Group, headers: Mapping[str, int]) -> bool:
-        tokens = self.tokens + self.new(group, headers)
-        return max(tokens, self.scored + group.scored()) <= self.length
+class _Room:
+    """What rows have left, as arrays: every group asks all rows that are open."""
 
-    def add(self, group: Group, headers: Mapping[str, int]) -> None:
-        self.tokens += self.new(group, headers)
-        self.scored += group.scored()
-        self.groups.append(group)
-        self.roles.add(group.role)
+    def __init__(self, headers: Mapping[str, int]) -> None:
+        self._headers, self.rows = headers, list[_Row]()
+        self._tokens_R, self._scored_R = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._saved_R = {role: np.zeros(0, np.int64) for role in headers}
+
+    def open(self, length: int, count: int) -> None:
+        """More rows, all empty."""
+        self.rows += [_Row(length) for _ in range(count)]
+        more_R, none_R = np.full(count, length), np.zeros(count, np.int64)
+        self._tokens_R = np.append(self._tokens_R, more_R)
+        self._scored_R = np.append(self._scored_R, more_R)
+        self._saved_R = {role: np.append(x, none_R) for role, x in self._saved_R.items()}
+
+    def find(self, tokens: int, scored: int, role: str) -> int | None:
+        """The first row with room; what its role always begins with is in a row once."""
+        free_R = self._tokens_R + self._saved_R[role]
+        found = np.flatnonzero((free_R >= tokens) & (self._scored_R >= scored))[:1]
+        return int(found[0]) if len(found) else None
+
+    def put(self, group: Group, row: int) -> None:
+        """Writes a group into a row that has room for it."""
+        self._tokens_R[row] -= group.tokens - self._saved_R[group.role][row]
+        self._scored_R[row] -= group.scored()
+        self._saved_R[group.role][row] = self._headers[group.role]
+        self.rows[row].groups.append(group)
 
 
 def lay_out(
@@ -250,15 +263,15 @@ def lay_out(
     may have fewer rows (`Layout.fewest`). The number of rows of a batch is a multiple of `ways`,
     the devices that share it.
     """
-    headers = _headers(groups)
-    batches: list[list[_Row]] = []
+    room, starts = _Room(_headers(groups)), list[int]()
     for group in sorted(groups, key=lambda g: max(g.tokens, g.scored()), reverse=True):
-        row = next((r for rows in batches for r in rows if r.holds(group, headers)), None)
+        row = room.find(group.tokens, group.scored(), group.role)
         if row is None:
-            length = layout.length(max(group.tokens, group.scored()))
-            batches.append([_Row(length) for _ in range(layout.count(length, ways))])
-            row = batches[-1][0]
-        row.add(group, headers)
+            row, length = len(room.rows), layout.length(max(group.tokens, group.scored()))
+            starts.append(row)
+            room.open(length, layout.count(length, ways))
+        room.put(group, row)
+    batches = [room.rows[i:j] for i, j in zip(starts, [*starts[1:], None], strict=False)]
     return [_batch(_used(rows, layout, ways), roles) for rows in batches]
 
 

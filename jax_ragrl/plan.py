@@ -147,16 +147,17 @@ def _update(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
 
 
 def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
-    """The largest batch of the longest prompts, `run.width` continuations each.
+    """The batch of prompts whose cache is largest, `run.width` continuations each.
 
     While a rollout lasts, a copy of each policy's weights is there for it: in the dtype that it
     computes in, and whole on the devices that share a batch.
     """
-    length = max(run.shapes.lengths)
+    new, shared = run.width * run.shapes.steps, ways(mesh)
+    length = max(run.shapes.lengths, key=lambda n: run.shapes.most(n, shared) * (n + new))
     acting = dataclasses.replace(_attending(config, length, mesh), param_dtype=run.compute)
     graph, params = _abstract(acting, mesh, Rules(embed=None))
     weights = run.learners * _bytes(params)
-    count = -(-run.shapes.most(length) // ways(mesh)) * ways(mesh)
+    count = run.shapes.most(length, shared)
 
     def column(dtype: Any) -> jax.ShapeDtypeStruct:
         return _batch((count,), dtype, mesh)
@@ -200,8 +201,9 @@ def _attending(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderConfig:
 
 def _compiled(traced: Any, mesh: Mesh) -> dict[str, Any]:
     """What the compiler says of a program: bytes beside its arguments, seconds to compile."""
-    # Where there is no GPU, none can be asked which of several kernels is faster.
-    options = {"xla_gpu_autotune_level": "0"} if is_gpu(mesh.devices.flat[0]) else {}
+    # Where there is no GPU, none can be asked which of several kernels is faster, or possible.
+    off = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+    options: dict[str, Any] = off if is_gpu(mesh.devices.flat[0]) else {}
     begun = time.perf_counter()
     memory = traced.compile(options).memory_analysis()
     return {

@@ -269,3 +269,24 @@ def test_only_useful_written_turns_are_trained():
     assert trained(ones) == [0, 1]
     assert trained(ones, forced=False) == [0]
     assert trained(np.array([0, 1, 1, 1], np.float32)) == [1]
+
+
+def test_a_group_lies_in_the_first_row_with_room_and_no_groups_make_no_batch():
+    """Many small groups after a few large ones: rows that are nearly full are asked again."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 30, 200).tolist()
+    prompts = [(1, *rng.integers(2, 10_000, size).tolist()) for size in sizes]
+    turns = [Turn(n, "r", prompt, (5, 6)) for n, prompt in enumerate(prompts)]
+    layout = Layout(lengths=(32, 64), tokens=128)
+    batches = lay_out(grouped(turns, layout), ["r"], layout)
+    rows: list[list[int]] = []  # length, what is left of it
+    for size in sorted((len(prompt) + 2 for prompt in prompts), reverse=True):
+        first = next((row for row in rows if row[1] >= size - (row[1] < row[0])), None)
+        if first is None:
+            length = layout.length(size)
+            rows += [[length, length] for _ in range(128 // length)]
+            first = rows[-(128 // length)]
+        first[1] -= size - (first[1] < first[0])  # the header is there once
+    used = [int((b.rows.positions_RL > 0).sum(axis=1).astype(bool).sum()) for b in batches]
+    assert sum(used) == sum(left < length for length, left in rows)
+    assert lay_out([], ["r"], layout) == []

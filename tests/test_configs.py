@@ -10,6 +10,7 @@ import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
+from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.assemble import FileData, load_job, system_module
 from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.objective import GROUPED
@@ -215,3 +216,11 @@ def test_turns_that_continue_none_are_no_conversation():
 def test_what_no_run_can_do_is_refused_before_it_begins(given, said):
     with pytest.raises(UserError, match=said):
         load_job(load("tiny/c3po", given))
+
+
+@pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera"])
+def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
+    values = load_config(CONFIGS / f"{name}.py", [])["shapes"]
+    shapes = Shapes(**values)
+    used = {shapes.most(length) for length in shapes.lengths}
+    assert max(shapes.batches) in used

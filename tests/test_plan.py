@@ -25,7 +25,7 @@ SMALL = DecoderConfig(64, 16, 32, 1, 2, 2, 8)
 RUN = Plan(
     Objective(critic="none", advantage="group_normalised", kl=KL("loss", "k3")),
     Optimizer(1e-3),
-    Shapes(lengths=(32,), batches=(16,), steps=8),
+    Shapes(lengths=(32,), batches=(16,), steps=8, tokens=64),
     Layout(lengths=(64,), tokens=8 * 64),
     mesh=(1, 8, 1),
 )
@@ -111,3 +111,9 @@ def test_of_a_gpus_memory_jax_takes_a_share(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     assert memory_of(device) == GPUS["h200"].memory // 2
     assert memory_of(types.SimpleNamespace(device_kind="cpu")) is None
+
+
+def test_the_batch_whose_cache_is_largest_is_planned_and_not_that_of_the_longest_prompts():
+    shapes = Shapes(lengths=(32, 64), batches=(8, 64), steps=64, tokens=8 * 32)
+    found = plan(dataclasses.replace(RUN, shapes=shapes), SMALL, jax.devices())
+    assert found["sampling"]["prompts"] == [64, 32]

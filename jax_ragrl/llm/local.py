@@ -27,6 +27,7 @@ class LocalLLM:
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """One reply a request, sampled as the request says."""
+        self._tokenizer.foresee(m.content for request in requests for m in request.messages)
         prompts = [tuple(self._tokenizer.chat(request.messages)) for request in requests]
         fit = [i for i, ids in enumerate(prompts) if self._shapes.length(len(ids)) is not None]
         jobs = [self._job(requests[i], prompts[i]) for i in fit]

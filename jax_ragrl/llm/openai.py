@@ -16,13 +16,16 @@ from jax_ragrl.types import LLMRequest
 class OpenAILLM:
     """A chat model behind `base_url`; the key comes from `OPENAI_API_KEY`, where one is needed.
 
-    Raises `UserError` for no model, an address that is none, and the service's own without a key.
+    Raises `UserError` for no model, an address that is none, the service's own without a key, and
+    numbers that allow no request.
 
     Args:
       model: the server's name of the model.
       base_url: e.g. `http://localhost:8000/v1`; None for the service's own.
       concurrency: requests in flight at once.
-      retries: tries after the first, with exponential back-off, on time-outs, 429 and 5xx.
+      retries: tries after the first, with exponential back-off, on time-outs, 429 and 5xx; a
+        server that says when to come back (up to a minute) is taken at its word.
+      timeout: seconds to wait for a reply.
     """
 
     def __init__(
@@ -34,6 +37,11 @@ class OpenAILLM:
         retries: int = 5,
         timeout: float = 60.0,
     ) -> None:
+        if concurrency < 1 or retries < 0 or timeout <= 0:
+            raise UserError(
+                f"{model}: concurrency {concurrency}, retries {retries} and timeout {timeout} "
+                "allow no request: give at least 1, 0 and some seconds"
+            )
         key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or None
         address = base_url or os.environ.get("OPENAI_BASE_URL")
         if not model or (address and not address.startswith(("http://", "https://"))):

@@ -1,8 +1,13 @@
-"""Exact inner-product search on the accelerator: one matrix product and a top-k."""
+"""Exact inner-product search on the accelerators: a matrix product and a top-k on each.
+
+The vectors are spread over the devices of this process. Each finds its own best and the host merges
+them: no device waits for another, so that a search may run beside a sampler on all of them.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +19,8 @@ MIN_QUERIES, MAX_QUERIES = 8, 256
 # Scores are compared on a grid of 2^-20: the last bits of a product depend on the batch and on the
 # device, and must not decide between equal passages. Above 8 the grid is finer than float32.
 GRID = float(1 << 20)
+BLOCK = 128  # passages whose best score stands for them
+PART = 1 << 16  # vectors that are worth another device
 
 
 @functools.partial(jax.jit, static_argnames="k")
@@ -29,7 +36,28 @@ def nearest(queries_QD: Array, passages_XD: Array, k: int) -> tuple[Array, Array
     """
     exactly = jax.lax.Precision.HIGHEST
     scores_QX = jnp.einsum("qd,xd->qx", queries_QD, passages_XD, precision=exactly)
-    return jax.lax.top_k(jnp.round(scores_QX * GRID) / GRID, k)
+    return top(jnp.round(scores_QX * GRID) / GRID, k)
+
+
+def top(scores_QX: Array, k: int) -> tuple[Array, Array]:
+    """`jax.lax.top_k` along the last axis, without sorting all of it.
+
+    The k best, of equal ones those with the lowest index, lie in the k blocks whose own best are
+    the k best: before any other block there are k with something better, or as good and earlier.
+    """
+    count, size = scores_QX.shape
+    blocks = -(-size // BLOCK)
+    if blocks <= 2 * k:
+        return jax.lax.top_k(scores_QX, k)
+    padding = ((0, 0), (0, blocks * BLOCK - size))
+    padded_QX = jnp.pad(scores_QX, padding, constant_values=-jnp.inf)
+    scores_QBC = padded_QX.reshape(count, blocks, BLOCK)
+    _, block_QK = jax.lax.top_k(jnp.max(scores_QBC, axis=2), k)
+    block_QK = jnp.sort(block_QK, axis=1)  # again in order of the index
+    near_QKC = jnp.take_along_axis(scores_QBC, block_QK[:, :, None], axis=1)
+    scores_QK, at_QK = jax.lax.top_k(near_QKC.reshape(count, -1), k)
+    first_QK = jnp.take_along_axis(block_QK, at_QK // BLOCK, axis=1) * BLOCK
+    return scores_QK, first_QK + at_QK % BLOCK
 
 
 def bucket(n: int, low: int, high: int) -> int:
@@ -38,12 +66,15 @@ def bucket(n: int, low: int, high: int) -> int:
 
 
 class ExactSearcher:
-    """Holds the vectors on the default device."""
+    """Holds the vectors on the devices of this process, few on the first alone."""
 
     def __init__(self, vectors_XD: np.ndarray):
         """Args: float32 [X, D]."""
-        self._vectors_XD = jax.device_put(np.asarray(vectors_XD, np.float32))
-        room = SCORE_BYTES // (4 * len(vectors_XD))
+        devices = jax.local_devices()[: max(1, len(vectors_XD) // PART)]
+        parts = np.array_split(np.asarray(vectors_XD, np.float32), len(devices))
+        self._parts = [jax.device_put(x, d) for x, d in zip(parts, devices, strict=True)]
+        self._starts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+        room = SCORE_BYTES // (4 * len(parts[0]))
         # The largest power of two with room for its scores: batches are padded to one.
         self._most = min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
 
@@ -51,10 +82,22 @@ class ExactSearcher:
         rows = bucket(len(queries_QD), min(MIN_QUERIES, self._most), self._most)
         padded_QD = np.zeros((rows, queries_QD.shape[1]), np.float32)
         padded_QD[: len(queries_QD)] = queries_QD
-        depth = bucket(k, MIN_QUERIES, len(self._vectors_XD))
-        found = jax.device_get(nearest(jax.device_put(padded_QD), self._vectors_XD, depth))
-        scores_QK, index_QK = (array[: len(queries_QD), :k] for array in found)
-        return scores_QK, index_QK
+        found = [
+            nearest(jax.device_put(padded_QD, x.device), x, bucket(k, MIN_QUERIES, len(x)))
+            for x in self._parts
+        ]
+        scores_QK, index_QK = self._merged(jax.device_get(found))
+        return scores_QK[: len(queries_QD), :k], index_QK[: len(queries_QD), :k]
+
+    def _merged(
+        self, found: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What the devices found in one order: by falling score, then by index."""
+        scores_QK = np.concatenate([scores for scores, _ in found], axis=1)
+        starts = zip(found, self._starts[:-1], strict=True)
+        index_QK = np.concatenate([index + start for (_, index), start in starts], axis=1)
+        order_QK = np.lexsort((index_QK, -scores_QK))
+        return tuple(np.take_along_axis(x, order_QK, 1) for x in (scores_QK, index_QK))  # type: ignore[return-value]
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(scores_QK float32, index_QK int32) of float32 [Q, D]; Q at least 1, 1 <= k <= X."""

@@ -110,7 +110,7 @@ def collect(
         again = (-seen[question.id],) if seen[question.id] else ()
         live += [Branch(system.start(question), i, path=again + path) for path in copies]
         seen[question.id] += 1
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=3) as pool:
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failures])
@@ -129,7 +129,8 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass
 class Rollout:
-    """The batch while it grows: what is fixed, the records so far, and what failed by question."""
+    """The batch while it grows: what is fixed, the records so far, what failed by question, and how
+    long the texts are that the language model read and wrote."""
 
     system: Any
     expander: Expander
@@ -139,6 +140,7 @@ class Rollout:
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     number: int = 0
 
     def round(self, live: Sequence[Branch]) -> list[Branch]:
@@ -172,6 +174,7 @@ class Rollout:
         generate, search, ask = (
             [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
         )
+        counted = self.pool.submit(self._count_prompts, ask)  # while they are answered
         found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
         told: Callable[[], list[list[Any]]] = functools.partial(self._ask, ask)
         # Programs over a mesh must start in one order: those of a model there keep to this thread.
@@ -179,6 +182,7 @@ class Rollout:
             told = self.pool.submit(told).result
         written = self.environment.sampler.sample([self._request(w) for w in generate])
         by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told())}
+        counted.result()
         return [
             None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
         ]
@@ -209,6 +213,17 @@ class Rollout:
             replies = [error] * len(requests)
         rest = iter(replies)
         return [[next(rest) for _ in range(w.effect.samples)] for w in asks]
+
+    def _count_prompts(self, asks: Sequence[Wanted]) -> None:
+        for wanted in asks:
+            for message in wanted.effect.request.messages:
+                self._size(message.content)
+
+    def _size(self, text: str) -> int:
+        """How long a text is, counted once."""
+        if text not in self.sizes:
+            self.sizes[text] = self.environment.count(text)
+        return self.sizes[text]
 
     def _step(
         self, branch: Branch, effects: tuple[Effect, ...], replies: list[Any]
@@ -328,10 +343,9 @@ class Rollout:
         return tuple(calls)
 
     def _asked(self, request: LLMRequest, turn: int, reply: str) -> Call:
-        count = self.environment.count
-        read = sum(count(message.content) for message in request.messages)
-        prompt = request.messages[-1].content
-        return Call(request.purpose, turn, self.number, prompt, reply, read, count(reply))
+        read = sum(self._size(message.content) for message in request.messages)
+        prompt, written = request.messages[-1].content, self._size(reply)
+        return Call(request.purpose, turn, self.number, prompt, reply, read, written)
 
     def _leaf(self, branch: Branch, done: Done) -> Record:
         return Record(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax_ragrl.rollout.effects import Said, Segment
+from jax_ragrl.rollout.effects import Said, Segment, Told
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
+
+
+def told(messages: Sequence[Message], after: Sequence[Segment]) -> list[str]:
+    """The texts of a context: what of it has to be encoded."""
+    return [m.content for m in messages] + [s.text for s in after if isinstance(s, Told)]
 
 
 def context_ids(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, told
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -35,6 +34,7 @@ class PolicySampler:
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
+        self.tokenizer.foresee(text for r in requests for text in told(r.messages, r.after))
         prompts = [context_ids(self.tokenizer, r.messages, r.after, r.role.chat) for r in requests]
         # By policy and width, the requests and numbers of their forced prefixes (-1: none).
         wanted: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -64,11 +64,9 @@ class PolicySampler:
         jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
         drawn = sample_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
         none = [Action((), (), "", (), TOO_LONG)]
-        out = {key: none for key in keys if key not in fits}
+        out = dict.fromkeys(keys, none)
         for (i, f), rows in zip(fits, drawn, strict=True):
-            stops = requests[i].role.stops
-            cut = [self._cut(stops, *row) for row in rows]
-            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in cut]
+            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
         return out
 
     def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
@@ -77,27 +75,12 @@ class PolicySampler:
         return tuple(self.tokenizer.encode(request.branching.forced[number].text))
 
     def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> Job:
-        sampling = request.role.sampling
+        role, sampling = request.role, request.role.sampling
         temperature = 0.0 if self.greedy else sampling.temperature
         # Each forced prefix is a stream of its own, as each sibling is.
         seed = (request.seed + 0x9E3779B9 * (number + 1)) % 2**32
         limit = min(sampling.max_tokens, self.shapes.steps)
-        return Job(ids, seed, temperature, sampling.top_p, limit, request.role.tokens)
-
-    def _cut(
-        self, stops: tuple[str, ...], ids: tuple[int, ...], logps: tuple[float, ...]
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The shortest prefix whose text holds a stop string: ids are cut, never encoded again."""
-        text = self.tokenizer.decode(ids) if stops else ""
-        if not any(stop in text for stop in stops):
-            return ids, logps
-        # The text of a prefix only grows, so the shortest one can be searched for.
-        size = bisect.bisect_left(
-            range(len(ids)),
-            True,
-            key=lambda n: any(stop in self.tokenizer.decode(ids[:n]) for stop in stops),
-        )
-        return ids[:size], logps[:size]
+        return Job(ids, seed, temperature, sampling.top_p, limit, role.tokens, role.stops)
 
     def _action(
         self,

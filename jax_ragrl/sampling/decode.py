@@ -52,6 +52,7 @@ class _Loop(NamedTuple):
     ids_BT: Array
     logps_BT: Array
     count_B: Array
+    state_B: Array
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "width", "steps", "nucleus", "stride"))
@@ -61,6 +62,7 @@ def generate(
     prompts: Prompts,
     stop_ids_S: Array,
     allowed_V: Array | None = None,
+    stop_SV: Array | None = None,
     *,
     width: int,
     steps: int,
@@ -74,6 +76,7 @@ def generate(
       prompts: the batch; rows of length 0 are padding and return no tokens.
       stop_ids_S: int32 ids that end a row, an argument so that a new one takes effect.
       allowed_V: bool, the only tokens that may be written (a grammar); None: all.
+      stop_SV: strings that end a row too, see `text.stops.stop_table`; None: there are none.
       width: siblings a prompt; their prompt is prefilled once.
       steps: the most new tokens of any row; the loop ends when every row has ended.
       nucleus: whether some row has a `top_p` below 1: where none has, nothing is sorted.
@@ -96,8 +99,9 @@ def generate(
         ids_BT=jnp.zeros((batch, steps), jnp.int32),
         logps_BT=jnp.zeros((batch, steps), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
+        state_B=jnp.zeros(batch, jnp.uint8),
     )
-    fixed = (model, model.layers_apart(), rows, keys_B, stop_ids_S, allowed_V, nucleus)
+    fixed = (model, model.layers_apart(), rows, keys_B, stop_ids_S, allowed_V, stop_SV, nucleus)
     step = functools.partial(_decode, *fixed)
 
     def several(s: _Loop) -> _Loop:
@@ -126,6 +130,7 @@ def _decode(
     keys_B: Array,
     stop_ids_S: Array,
     allowed_V: Array | None,
+    stop_SV: Array | None,
     nucleus: bool,
     s: _Loop,
 ) -> _Loop:
@@ -138,7 +143,10 @@ def _decode(
     ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     count_B = s.count_B + live_B.astype(jnp.int32)
-    stopped_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1)
+    stopped_B, state_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1), s.state_B
+    if stop_SV is not None:
+        state_B = stop_SV[state_B, jnp.minimum(ids_B, stop_SV.shape[1] - 1)]
+        stopped_B = stopped_B | (state_B == stop_SV.shape[0] - 1)
     seen_BS, positions_BS = _keys(rows, s.t, s.ids_BT.shape[1])
     hidden_BLD, cache = model(
         ids_B[:, None],
@@ -157,6 +165,7 @@ def _decode(
         ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
+        state_B=state_B,
     )
 
 

@@ -17,7 +17,8 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 class Job(NamedTuple):
     """One prompt: its ids (a forced prefix included), its seed, and how it is sampled.
 
-    `tokens` is the regular expression of a grammar mask, see `rollout.roles.Role`.
+    `tokens` is the regular expression of a grammar mask, `stops` are strings that end what is
+    written, see `rollout.roles.Role`.
     """
 
     ids: tuple[int, ...]
@@ -26,13 +27,16 @@ class Job(NamedTuple):
     top_p: float
     limit: int
     tokens: str = ""
+    stops: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
     """The static shapes that a run compiles: prompt lengths, batch sizes, new tokens.
 
-    A batch holds at most `tokens` prompt tokens, padding included, unless its size is the smallest.
+    `batches` are sizes on one device: where `ways` devices share a batch, it has so many times as
+    many prompts, or as few as one of these where there are no more. A device's part holds at most
+    `tokens` prompt tokens, padding included, unless the batch is the smallest.
     """
 
     lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -44,14 +48,20 @@ class Shapes:
         """The smallest prompt length that holds `size` tokens; None where none does."""
         return next((n for n in self.lengths if size <= n), None)
 
-    def most(self, length: int) -> int:
-        """The largest batch of prompts of a padded length."""
-        return max([self.batches[0], *(n for n in self.batches if n * length <= self.tokens)])
+    def sizes(self, ways: int = 1) -> list[int]:
+        """The batch sizes, ascending; each divides over the devices."""
+        few = {-(-n // ways) * ways for n in self.batches}
+        return sorted(few | {n * ways for n in self.batches})
 
-    def batch(self, size: int, length: int) -> int:
+    def most(self, length: int, ways: int = 1) -> int:
+        """The largest batch of prompts of a padded length."""
+        first, *sizes = self.sizes(ways)
+        return max([first, *(n for n in sizes if n * length <= self.tokens * ways)])
+
+    def batch(self, size: int, length: int, ways: int = 1) -> int:
         """The smallest batch that holds `size` prompts of a length, at most `most(length)`."""
-        most = self.most(length)
-        return next((n for n in self.batches if size <= n <= most), most)
+        most = self.most(length, ways)
+        return next((n for n in self.sizes(ways) if size <= n <= most), most)
 
 
 def sample_jobs(
@@ -72,11 +82,11 @@ def sample_jobs(
     stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
     results: list[Any] = [None] * len(jobs)
     pending = []
-    for chunk, length in chunks(jobs, shapes):
-        batch = -(-shapes.batch(len(chunk), length) // ways(mesh)) * ways(mesh)
+    for chunk, length in chunks(jobs, shapes, ways(mesh)):
+        batch = shapes.batch(len(chunk), length, ways(mesh))
         prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
-        allowed = tokenizer.allowed(jobs[chunk[0]].tokens)
-        given = (prompts, stops, None if allowed is None else share(allowed, mesh))
+        grammar = tokenizer.allowed(jobs[chunk[0]].tokens), tokenizer.stops(jobs[chunk[0]].stops)
+        given = (prompts, stops, *(None if x is None else share(x, mesh) for x in grammar))
         fixed = {"nucleus": any(jobs[i].top_p < 1 for i in chunk), "stride": stride}
         with on(mesh):
             sampled = generate(graph, params, *given, width=width, steps=shapes.steps, **fixed)
@@ -88,18 +98,18 @@ def sample_jobs(
     return results
 
 
-def chunks(jobs: Sequence[Job], shapes: Shapes) -> list[tuple[list[int], int]]:
-    """Job numbers by padded length and grammar, in batches of at most the largest batch size."""
-    groups: dict[tuple[int, str], list[int]] = {}
+def chunks(jobs: Sequence[Job], shapes: Shapes, ways: int = 1) -> list[tuple[list[int], int]]:
+    """Job numbers by padded length, grammar and stops, in batches of at most the largest size."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
         length = shapes.length(len(job.ids))
         if length is None:
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
-        groups.setdefault((length, job.tokens), []).append(i)
+        groups.setdefault((length, job.tokens, job.stops), []).append(i)
     return [
-        (group[start : start + shapes.most(length)], length)
-        for (length, _), group in sorted(groups.items())
-        for start in range(0, len(group), shapes.most(length))
+        (group[start : start + shapes.most(length, ways)], length)
+        for (length, *_), group in sorted(groups.items())
+        for start in range(0, len(group), shapes.most(length, ways))
     ]
 
 

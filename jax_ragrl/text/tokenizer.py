@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.stops import stop_table
 from jax_ragrl.types import Message
 
+REMEMBERED = 1 << 22  # tokens of contents that are kept encoded: 16 MB, and their texts
 # Stands for the content while a template is rendered; a private-use character no template emits.
 _HOLE = "\ue000"
 
@@ -36,7 +38,9 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = pad if pad is not None else self.stop_ids[0]
         self._render = functools.lru_cache(maxsize=256)(self._render_roles)
+        self._known: dict[str, np.ndarray] = {}
         self._allow = functools.cache(self._matching)
+        self._stop = functools.cache(lambda stops: stop_table(stops, self._pieces()))
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
@@ -59,7 +63,26 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of content: text that looks like a control token becomes ordinary tokens."""
-        return self._content.encode(text, add_special_tokens=False).ids
+        known = self._known.get(text)
+        return self._encode([text])[0].ids if known is None else known.tolist()
+
+    def foresee(self, texts: Iterable[str]) -> None:
+        """Encodes contents that will be asked for, side by side on the cores of the host.
+
+        They are remembered for a while: a context that grows turn by turn shows them again.
+        """
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        found = {
+            text: np.array(encoding.ids, np.int32)
+            for text, encoding in zip(new, self._encode(new), strict=True)
+        }
+        whole = self._known | found
+        kept = whole if sum(map(len, whole.values())) <= REMEMBERED else found
+        self._known = kept  # in one step: others may be reading
+
+    def _encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
+        # Several at once need no lock of Python's, and `fast` leaves out where tokens stood.
+        return self._content.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def vocabulary(self) -> dict[str, int]:
         """The id of every token."""
@@ -71,10 +94,7 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out."""
-        text = self._hf.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        return self._content.decode(list(ids), skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation up to where the assistant's next turn begins."""
@@ -94,6 +114,17 @@ class ChatTokenizer:
         matches &= np.array([text != "" for text in texts])  # control tokens have no text
         matches[list(self.stop_ids)] = True
         return matches
+
+    def stops(self, strings: tuple[str, ...]) -> np.ndarray | None:
+        """Where any of some strings has been written: see `stop_table`; None: no strings."""
+        return self._stop(strings) if strings else None
+
+    def _pieces(self) -> list[str]:
+        """What every token adds to a text; some tokenizers drop a space where a text begins."""
+        (first,) = self._content.encode("a", add_special_tokens=False).ids[:1]
+        pairs = [[first, i] for i in range(len(self))]
+        start = len(self.decode([first]))
+        return [text[start:] for text in self._content.decode_batch(pairs)]
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids of a user's turn after an assistant's, up to the assistant's next.

@@ -112,7 +112,8 @@ class LLM:
 
     A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
     policy in training keeps its own: what it samples has to be what is scored. A local one writes
-    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy.
+    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy. `concurrency`
+    requests at once, `retries` and `timeout` (seconds) are for `openai`, see `llm.openai`.
     """
 
     kind: str = "world_reader"
@@ -123,6 +124,9 @@ class LLM:
     confusion: float = 0.35
     int8: bool = False
     dtype: str = "float32"
+    concurrency: int = 32
+    retries: int = 5
+    timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.int8 and self.kind != "local":
@@ -134,11 +138,14 @@ class Run:
     """How long a run is, and how often it saves, evaluates and keeps trees for the report.
 
     `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
-    The last step is always saved and evaluated.
+    The last step is always saved and evaluated. In several `cohorts` the questions of a step are
+    rolled out side by side: worth it where the devices would wait for a retriever or a language
+    model elsewhere (`rollout/cohorts.py`).
     """
 
     steps: int
     questions: int = 16
+    cohorts: int = 1
     save_every: int = 5
     eval_every: int = 5
     dev_questions: int = 64
@@ -148,7 +155,7 @@ class Run:
     baselines: str = "c3po_tiny"
 
     def __post_init__(self) -> None:
-        for name in ("questions", "save_every", "eval_every", "trees_every"):
+        for name in ("questions", "cohorts", "save_every", "eval_every", "trees_every"):
             if getattr(self, name) < 1:
                 raise UserError(
                     f"run.{name} is {getattr(self, name)}: give at least 1; what is done every so "
@@ -444,7 +451,13 @@ def load_llm(
     if llm.kind == "none":
         return NoLLM()
     if llm.kind == "openai":
-        return OpenAILLM(llm.model, llm.base_url)
+        return OpenAILLM(
+            llm.model,
+            llm.base_url,
+            concurrency=llm.concurrency,
+            retries=llm.retries,
+            timeout=llm.timeout,
+        )
     if llm.kind == "local":
         decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
         decoder = quantize_decoder(decoder) if llm.int8 else decoder

@@ -16,6 +16,7 @@ from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.rollout.cohorts import in_cohorts
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.policy import Models as SamplerModels
@@ -209,9 +210,11 @@ def roll_out(
     recipe = job.recipe
     expander = recipe.expander(frozenset(roles))
     fixed = {"seed": job.seed * 1_000_003 + step, "rollouts": recipe.rollouts}
-    forest = in_shares(
-        questions, lambda own: collect(recipe.system, expander, own, environment, **fixed)
-    )
+
+    def cohort(own: Sequence[Question], shared: Environment) -> Forest:
+        return collect(recipe.system, expander, own, shared, **fixed)
+
+    forest = in_shares(questions, lambda own: in_cohorts(own, environment, job.run.cohorts, cohort))
     return forest._replace(reward_N=recipe.reward(forest))
 
 

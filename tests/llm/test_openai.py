@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.train import assemble
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
 
@@ -54,14 +58,17 @@ def test_what_stays_refused_is_a_failure_and_not_an_answer():
         b'{"choices": []}',
         b'{"choices": null}',
         b'{"choices": [{"index": 0}]}',
+        b'{"choices": [{"index": 0, "finish_reason": "content_filter", "message": null}]}',
         b'{"error": {"message": "overloaded"}}',
         b"null",
+        b"[1]",
     ],
 )
-def test_a_reply_that_is_no_completion_is_a_failure(body):
-    with serving(lambda asked: body) as (address, _):
-        (reply,) = OpenAILLM("m", address).complete([asked("q")])
-    assert isinstance(reply, EffectError) and str(reply).startswith("m failed on answer: ")
+def test_a_reply_that_is_no_completion_is_a_failure_and_stops_nothing(body):
+    with serving(lambda sent: body if "bad" in str(sent) else "good") as (address, _):
+        bad, good = OpenAILLM("m", address, retries=0).complete([asked("bad"), asked("q")])
+    assert good == "good" and isinstance(bad, EffectError)
+    assert str(bad).startswith("m failed on answer: ")
 
 
 def test_a_server_of_ones_own_needs_no_key(monkeypatch):
@@ -76,3 +83,26 @@ def test_a_server_of_ones_own_needs_no_key(monkeypatch):
 def test_what_can_be_no_server_is_refused_before_anything_is_asked(model, address):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         OpenAILLM(model, address)
+
+
+def test_a_config_says_how_many_requests_are_made_at_once_and_how_long_they_take():
+    inside, most = [], []
+
+    def reply(body) -> str:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return "x"
+
+    with serving(reply) as (address, _):
+        llm = assemble.LLM("openai", "m", address, concurrency=2, retries=0, timeout=9.0)
+        found = assemble.load_llm(llm, None, "", Shapes())
+        assert found.complete([asked(f"q{i}") for i in range(8)]) == ["x"] * 8
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0}])
+def test_numbers_that_allow_no_request_are_refused(wrong):
+    with pytest.raises(UserError, match="allow no request"):
+        OpenAILLM("m", "http://localhost:1/v1", **wrong)

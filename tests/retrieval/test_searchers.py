@@ -1,5 +1,6 @@
 """Every searcher is a row of the same trial, with a float64 reference as the answer."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -101,6 +102,30 @@ def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
     monkeypatch.setattr(exact, "SCORE_BYTES", 4 * 500 * 3)
     _, split = ExactSearcher(VECTORS).search(QUERIES, 7)
     np.testing.assert_array_equal(split, whole)
+
+
+@pytest.mark.parametrize("k", [1, 7, 500])
+def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
+    repeated = np.concatenate([VECTORS, VECTORS[::-1]])  # equal ones lie on different devices
+    expected = ExactSearcher(repeated).search(QUERIES, k)
+    monkeypatch.setattr(exact, "PART", 150)
+    searcher = ExactSearcher(repeated)
+    assert [len(x) for x in searcher._parts] == [167, 167, 167, 167, 166, 166]
+    assert len({x.device for x in searcher._parts}) == 6
+    for found, x in zip(searcher.search(QUERIES, k), expected, strict=True):
+        np.testing.assert_array_equal(found, x)
+
+
+@pytest.mark.parametrize("size", [3000, 3072])
+def test_the_best_of_blocks_are_the_best_of_all_and_equal_ones_in_order(size):
+    """Few distinct scores: most are equal to many others."""
+    scores_QX = np.random.default_rng(0).integers(0, 40, (20, size)).astype(np.float32)
+    scores_QX[0], scores_QX[1] = 0.0, -np.arange(size)
+    for k in (1, 3, 10):
+        found = jax.device_get(jax.jit(exact.top, static_argnums=1)(jax.device_put(scores_QX), k))
+        order = np.argsort(-scores_QX, axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(found[1], order)
+        np.testing.assert_array_equal(found[0], np.take_along_axis(scores_QX, order, 1))
 
 
 def test_exact_search_copies_nothing_silently(no_transfers):

@@ -9,7 +9,7 @@ import pytest
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import Branch, collect
-from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest
 from jax_ragrl.types import LLMRequest, Question
@@ -488,3 +488,24 @@ def test_a_question_whose_judge_failed_has_failed():
     forest, _ = judged_forest({"judge": verdict})
     assert forest.failed == (0,) and forest.failures == ("tape failed to judge an answer",)
     assert set(forest.question_N.tolist()) == {1}
+
+
+def test_a_text_is_counted_once_and_prompts_while_they_are_answered():
+    counted, waiting = [], threading.Event()
+
+    def count(text: str) -> int:
+        counted.append(text)
+        waiting.set()
+        return len(text.split())
+
+    def tell(request: object) -> str:
+        return "Ulm" if waiting.wait(10) else "nobody counted"
+
+    tape = Tape({"router": ["[No Retrieval]"] * 4}, told={"answer_direct": tell})
+    environment = tape.environment()._replace(count=count)
+    forest = collect(system(), once, [ANN], environment, rollouts=4)
+    leaves = [r for r in forest.records if r.answer]
+    assert [leaf.answer for leaf in leaves] == ["Ulm"] * 4
+    # The four ask for the same.
+    assert len(counted) == len(set(counted)) == 2
+    assert {leaf.calls[0].completion_tokens for leaf in leaves} == {1}

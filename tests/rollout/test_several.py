@@ -10,7 +10,6 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
 from jax_ragrl.rollout.expand import Branching, once
-from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import NO_PARENT
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -209,14 +208,3 @@ def test_a_conversation_in_turns_is_the_templates_own(tokenizer):
     assert context_ids(tokenizer, ASKED, (Said(said), Told("two")), True) == whole
     # An action that was cut before its stop token is closed by what is told.
     assert context_ids(tokenizer, ASKED, (Said(said[:-1]), Told("two")), True) == whole
-
-
-def test_an_action_is_cut_by_ids_at_its_first_stop_string(tokenizer):
-    sampler = PolicySampler({}, tokenizer)
-    ids = tuple(tokenizer.encode("<search>Ada</search> and more</search>"))
-    logps = tuple(float(-i) for i in range(len(ids)))
-    cut, kept = sampler._cut(("</search>", "</answer>"), ids, logps)
-    assert ids[: len(cut)] == cut and kept == logps[: len(cut)]
-    assert "</search>" in tokenizer.decode(cut) and "</search>" not in tokenizer.decode(cut[:-1])
-    assert sampler._cut(("</none>",), ids, logps) == (ids, logps)
-    assert sampler._cut((), ids, logps) == (ids, logps)

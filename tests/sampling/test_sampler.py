@@ -9,7 +9,7 @@ from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
 from jax_ragrl.sampling.decode import generate, only, truncated
-from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
+from jax_ragrl.sampling.sampler import Job, Shapes, chunks, pad_prompts, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
 
@@ -62,6 +62,17 @@ def test_a_question_sampled_alone_gets_the_tokens_it_gets_among_others():
     together = sample(jobs)
     for job, rows in zip(jobs, together, strict=True):
         assert [ids for ids, _ in sample([job])[0]] == [ids for ids, _ in rows]
+
+
+def test_batches_grow_with_the_devices_that_share_them():
+    shapes = Shapes(lengths=(512, 1024, 2048, 4096), batches=(16, 64), tokens=65536)
+    assert [shapes.most(n) for n in shapes.lengths] == [64, 64, 16, 16]
+    assert shapes.sizes(8) == [16, 64, 128, 512]
+    assert [shapes.most(n, 8) for n in shapes.lengths] == [512, 512, 128, 128]
+    assert [shapes.batch(n, 1024, 8) for n in (3, 17, 65, 400, 999)] == [16, 64, 128, 512, 512]
+    assert shapes.sizes(3) == [18, 48, 66, 192]  # every size divides over the devices
+    jobs = [Job((1,) * 600, i, 1.0, 1.0, 4) for i in range(1000)]
+    assert [len(chunk) for chunk, _ in chunks(jobs, shapes, 8)] == [512, 488]
 
 
 def test_siblings_differ_and_a_seed_repeats_them():
@@ -137,3 +148,29 @@ def test_a_row_without_a_nucleus_stays_as_it_is_among_rows_that_have_one():
     whole, cut = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B))))
     np.testing.assert_array_equal(whole, logits_BV[0])
     assert np.isfinite(cut).sum() == 1
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_row_ends_with_the_shortest_ids_whose_text_holds_a_stop(width: int):
+    """Whatever came after is what a row without stops writes on with."""
+    jobs = jobs_of([5, 9, 17, 30, 12, 8, 14, 31])
+    free = sample(jobs, width)
+    spoken = "".join(tokenizer().decode(rows[0][0]) for rows in free)
+    pairs = [a + b for a, b in zip(spoken, spoken[1:], strict=False) if (a + b).isascii()]
+    stops = (*pairs[::9], "never written")
+    bound = sample([job._replace(stops=stops) for job in jobs], width)
+    ends = 0
+    for whole, cut in zip(sum(free, []), sum(bound, []), strict=True):
+        texts = [tokenizer().decode(whole[0][: n + 1]) for n in range(len(whole[0]))]
+        held = [any(stop in text for stop in stops) for text in texts]
+        size = held.index(True) + 1 if any(held) else len(whole[0])
+        assert cut == (whole[0][:size], whole[1][:size])
+        ends += any(held)
+    assert 0 < ends < len(sum(free, []))
+
+
+def test_rows_of_several_roles_end_with_their_own_stops():
+    jobs = jobs_of([5, 9])
+    mixed = sample([jobs[0]._replace(stops=("a",)), jobs[1]._replace(stops=("ec", "R"))])
+    assert mixed[0] == sample([jobs[0]._replace(stops=("a",))])[0]
+    assert mixed[1] == sample([jobs[1]._replace(stops=("ec", "R"))])[0]

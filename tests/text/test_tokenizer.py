@@ -49,6 +49,36 @@ def test_what_is_encoded_is_decoded(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+class Counting:
+    """A backend that notes what it is made to encode."""
+
+    def __init__(self, backend):
+        self.backend, self.seen = backend, []
+
+    def encode_batch_fast(self, texts, **options):
+        self.seen += texts
+        return self.backend.encode_batch_fast(texts, **options)
+
+
+@hypothesis.given(texts=st.lists(CONTENT, max_size=6))
+def test_what_was_foreseen_has_the_same_ids_and_is_encoded_once(hf, texts):
+    tokenizer, fresh = ChatTokenizer(hf), ChatTokenizer(hf)
+    tokenizer._content = counting = Counting(tokenizer._content)
+    for _ in range(2):
+        tokenizer.foresee(texts)
+        assert [tokenizer.encode(text) for text in texts] == [fresh.encode(text) for text in texts]
+    assert sorted(counting.seen) == sorted(set(texts))
+
+
+def test_no_more_is_remembered_than_there_is_room_for(hf, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.text.tokenizer.REMEMBERED", 8)
+    tokenizer = ChatTokenizer(hf)
+    for i in range(10):
+        tokenizer.foresee([f"Who? {i}"])
+    assert 1 <= len(tokenizer._known) < 10
+    assert tokenizer.encode("Who? 0") == ChatTokenizer(hf).encode("Who? 0")
+
+
 @hypothesis.given(roles=ROLES, data=st.data())
 def test_a_conversation_is_the_templates_ids_with_contents_between(
     tokenizer, hf, special_ids, roles, data

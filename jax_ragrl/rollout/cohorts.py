@@ -1,0 +1,66 @@
+"""A batch rolled out in cohorts: while one waits for the environment, another is sampled for.
+
+The rollouts of a batch march in step: all branches wait for actions, then all for the retriever and
+the frozen language model. A device that samples has nothing to do in every other round, unless some
+questions are out of step with the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.shares import merge, split
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.types import Question
+
+
+def in_cohorts(
+    questions: Sequence[Question],
+    environment: Environment,
+    count: int,
+    roll_out: Callable[[Sequence[Question], Environment], Forest],
+) -> Forest:
+    """`roll_out(questions, environment)` in `count` parts side by side: the same forest.
+
+    There is one sampler, and language models on its devices: they work for one cohort at a time,
+    and so does the retriever. A cohort's batches are smaller than those of all.
+    """
+    shares = [share for share in split(questions, count) if share]
+    if len(shares) < 2:
+        return roll_out(questions, environment)
+    device, search = threading.Lock(), threading.Lock()
+    judge, llm = (
+        OneAtATime(model, device) if getattr(model, "on_device", False) else model
+        for model in (environment.judge, environment.llm)
+    )
+    shared = environment._replace(
+        sampler=OneAtATime(environment.sampler, device),
+        retriever=OneAtATime(environment.retriever, search),
+        llm=llm,
+        judge=judge,
+    )
+    with ThreadPoolExecutor(len(shares)) as pool:
+        parts = pool.map(lambda own: roll_out([questions[i] for i in own], shared), shares)
+        return merge(questions, shares, [*parts])
+
+
+class OneAtATime:
+    """Another object, whose calls wait for each other."""
+
+    def __init__(self, wrapped: Any, lock: threading.Lock) -> None:
+        self._wrapped, self._lock = wrapped, lock
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wrapped, name)
+        return self._locked(value) if callable(value) else value
+
+    def _locked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                return call(*args, **kwargs)
+
+        return locked
