@@ -33,15 +33,15 @@ def in_cohorts(
     if len(shares) < 2:
         return roll_out(questions, environment)
     device, search = threading.Lock(), threading.Lock()
-    judge, llm = (
-        OneAtATime(model, device) if getattr(model, "on_device", False) else model
-        for model in (environment.judge, environment.llm)
-    )
+
+    def locked(model: Any) -> Any:
+        return OneAtATime(model, device) if getattr(model, "on_device", False) else model
+
     shared = environment._replace(
         sampler=OneAtATime(environment.sampler, device),
         retriever=OneAtATime(environment.retriever, search),
-        llm=llm,
-        judge=judge,
+        llm=locked(environment.llm),
+        judge=locked(environment.judge),
     )
     with ThreadPoolExecutor(len(shares)) as pool:
         parts = pool.map(lambda own: roll_out([questions[i] for i in own], shared), shares)

@@ -246,7 +246,7 @@ def test_saving_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path, monk
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="not an empty folder"):
         save_decoder(decoder, tmp_path / "full")
-    with pytest.raises(UserError, match="not a local folder"):
+    with pytest.raises(UserError, match="mount the bucket"):
         save_decoder(decoder, "gs://bucket/model")
 
     def no_space(*_):
