@@ -79,7 +79,7 @@ def generate(
       stop_SV: strings that end a row too, see `text.stops.stop_table`; None: there are none.
       width: siblings a prompt; their prompt is prefilled once.
       steps: the most new tokens of any row; the loop ends when every row has ended.
-      nucleus: whether some row has a `top_p` below 1: where none has, nothing is sorted.
+      nucleus: whether some row has a `top_p` below 1: where none has, nothing is truncated.
       stride: tokens between two looks at whether every row has ended. It changes no result: a look
         is free on a CPU and a TPU, and on a GPU the host waits for it.
     """
@@ -213,12 +213,29 @@ def choose(
 def truncated(scaled_BV: Array, top_p_B: Array) -> Array:
     """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020).
 
-    What is left out is minus infinity. A row whose `top_p` is 1 stays as it is.
+    What is left out is minus infinity. A row whose `top_p` is 1 stays as it is. Nothing is sorted:
+    the lowest logit that is kept, with less than `top_p` above it, is searched for by bisection
+    over all float32 numbers.
     """
-    sorted_BV = jnp.sort(scaled_BV, axis=-1, descending=True)
-    probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
+    weight_BV = jax.nn.softmax(scaled_BV, axis=-1)
+    rank_BV = _rank(scaled_BV)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low_B, high_B = bounds
+        middle_B = (low_B & high_B) + ((low_B ^ high_B) >> 1)  # the mean, without overflow
+        above_B = jnp.sum(weight_BV, axis=-1, where=rank_BV > middle_B[:, None])
+        kept_B = above_B < top_p_B
+        return jnp.where(kept_B, low_B, middle_B + 1), jnp.where(kept_B, middle_B, high_B)
+
+    high_B = jnp.max(rank_BV, axis=-1)
+    bounds = (jnp.full_like(high_B, jnp.iinfo(jnp.int32).min), high_B)
+    _, lowest_B = jax.lax.fori_loop(0, 32, halve, bounds)
     # The sum is rounded: before the last tokens it may already be 1.
-    kept_BV = (before_BV < top_p_B[:, None]) | (top_p_B >= 1)[:, None]
-    lowest_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(scaled_BV >= lowest_B1, scaled_BV, -jnp.inf)
+    kept_BV = (rank_BV >= lowest_B[:, None]) | (top_p_B >= 1)[:, None]
+    return jnp.where(kept_BV, scaled_BV, -jnp.inf)
+
+
+def _rank(x: Array) -> Array:
+    """float32 as int32 in the same order."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)

@@ -174,3 +174,19 @@ def test_rows_of_several_roles_end_with_their_own_stops():
     mixed = sample([jobs[0]._replace(stops=("a",)), jobs[1]._replace(stops=("ec", "R"))])
     assert mixed[0] == sample([jobs[0]._replace(stops=("a",))])[0]
     assert mixed[1] == sample([jobs[1]._replace(stops=("ec", "R"))])[0]
+
+
+@pytest.mark.parametrize("top_p", [1e-5, 0.3, 0.9, 0.999, 1.0])
+def test_a_nucleus_is_the_smallest_set_of_likeliest_tokens_that_reaches_top_p(top_p: float):
+    """Logits of both signs, equal ones and forbidden ones among them."""
+    rng = np.random.default_rng(0)
+    logits_BV = np.round(rng.normal(size=(20, 400)) * 6, 1).astype(np.float32)
+    logits_BV[:, ::7] = -np.inf
+    top_p_B = np.full(20, top_p, np.float32)
+    cut_BV = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B))))
+    for logits, cut in zip(logits_BV.astype(np.float64), cut_BV, strict=True):
+        probs = np.exp(logits) / np.exp(logits).sum()
+        before = np.array([probs[logits > x].sum() for x in logits])
+        kept = ((before < top_p - 1e-6) | (top_p == 1)) & np.isfinite(logits)
+        np.testing.assert_array_equal(np.isfinite(cut), kept)
+        np.testing.assert_array_equal(cut[kept], logits[kept])
