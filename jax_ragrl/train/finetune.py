@@ -166,7 +166,10 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     choices = (IMITATION, run.optimizer, run.layout, (ANSWER,), 1.0, run.steps)
     trainer, models = prepare(policy, *choices, compute=run.compute, remat=run.remat)
     drawn = batches(rows, run.batch, run.seed)
-    encode: Callable[[Row], Example] = lambda row: example(tokenizer, *row)
+
+    def encode(row: Row) -> Example:
+        return example(tokenizer, *row)
+
     models, metrics = learn(trainer, models, drawn, encode, run.steps, out)
     finish(trained(trainer, models), tokenizer, out)
     after = _accuracy(run, acting(trainer, models), tokenizer, retriever, tested)
