@@ -142,7 +142,7 @@ def _tried(
 def right_actions(
     recipe: Recipe, forest: Forest, prompts: Mapping[tuple[int, ...], tuple[Message, ...]]
 ) -> list[Demo]:
-    """The well-formed actions that a right answer came of, each once a question.
+    """The actions without fault that a right answer came of, each once a question.
 
     Right is an answer with the full score of the recipe's metric, or the judge's verdict. `prompts`
     are conversations by their ids. The reward of an action is the share of answers below it that
@@ -152,7 +152,8 @@ def right_actions(
     share_N, _ = reachable_leaves(forest, right_N)
     best: dict[Written, float] = collections.defaultdict(float)
     for record, share in zip(forest.records, share_N.tolist(), strict=True):
-        if share <= 0 or record.action is None or not (record.parsed and record.parsed.valid):
+        faulty = record.fault or getattr(record.state, "faults", ())
+        if share <= 0 or record.action is None or faulty:
             continue
         prompt, text = prompts[record.action.prompt_ids], record.action.text
         key = (forest.questions[record.question].id, record.role, prompt, text)

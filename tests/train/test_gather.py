@@ -61,6 +61,14 @@ def test_every_strategy_of_the_tree_that_works_gives_an_example():
     assert [d.reply for d in made if d.role == "decision"] == [right]
 
 
+@pytest.mark.parametrize("action", ["[Oops]", "[Retrieval] x"])
+def test_an_action_that_was_put_right_is_no_example(action):
+    """Where only `[LLM]` is offered, another action stands for it."""
+    texts = {ROUTER: ["[Planning]"], "decision": [f"Thought: t\nAction: {action}"]}
+    tape = Tape(texts, told={"answer_direct": "Ulm"})
+    assert [d.role for d in demos_of(tape, ANN, max_depth=6)] == [ROUTER]
+
+
 def test_what_is_written_again_in_another_rollout_is_kept_once():
     tape = Tape({ROUTER: ["[No Retrieval]"] * 2}, told={"answer_direct": "Ulm"})
     (made,) = demos_of(tape, ANN, ANN, expander=once)
