@@ -74,8 +74,12 @@ def load_demos(file: pathlib.Path | str, roles: Sequence[str] = ()) -> list[Demo
     demos = [_demo(record) for record in read_records(file)]
     chosen = [demo for demo in demos if not roles or demo.role in roles]
     if not chosen:
-        known = ", ".join(sorted({demo.role for demo in demos})) or "no line at all"
-        raise UserError(f"{file} has nothing to learn from: it holds {known}, of {roles or 'any'}")
+        held = ", ".join(sorted({demo.role for demo in demos})) or "nothing"
+        wanted = ", ".join(roles) or "any role"
+        raise UserError(
+            f"{file} holds demonstrations of {held}, but those of {wanted} are to be learnt: name "
+            "another file in data.demos, or write some with 'ragrl demos'"
+        )
     return chosen
 
 

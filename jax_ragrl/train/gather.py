@@ -152,8 +152,8 @@ def right_actions(
     share_N, _ = reachable_leaves(forest, right_N)
     best: dict[Written, float] = collections.defaultdict(float)
     for record, share in zip(forest.records, share_N.tolist(), strict=True):
-        faulty = record.fault or getattr(record.state, "faults", ())
-        if share <= 0 or record.action is None or faulty:
+        faults = (record.fault, *getattr(record.state, "faults", ()))
+        if share <= 0 or record.action is None or any(faults):
             continue
         prompt, text = prompts[record.action.prompt_ids], record.action.text
         key = (forest.questions[record.question].id, record.role, prompt, text)

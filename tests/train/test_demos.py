@@ -58,8 +58,10 @@ def test_a_line_without_a_prompt_is_named(tmp_path, prompt):
 
 def test_a_file_without_the_roles_says_which_it_has(tmp_path):
     file = write(tmp_path / "d.jsonl", Demo("q", "router", ASKED, "film"))
-    with pytest.raises(UserError, match=r"nothing to learn from: it holds router, of \('plan',\)"):
+    with pytest.raises(UserError, match=r"demonstrations of router, but those of plan are"):
         load_demos(file, ("plan",))
+    with pytest.raises(UserError, match=r"demonstrations of nothing, but those of any role are"):
+        load_demos(write(tmp_path / "e.jsonl"))
 
 
 @pytest.mark.parametrize("chat", [True, False])
