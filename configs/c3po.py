@@ -5,11 +5,12 @@
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...
 
-The policy is a warm-started Qwen2-0.5B or 1.5B in Hugging Face layout. The paper's headline is a
-mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B) over six sets against 51.35 for Standard RAG
-with Qwen2-72B-Instruct; this config has not been run at that size here. Clip, gamma, lambda,
-whitening, where the KL goes and where the cosine ends are not in the paper: they are the defaults
-of the trainer that its authors name.
+The policy is a Qwen2-0.5B or 1.5B in Hugging Face layout after a warm start on demonstrations of
+the 72B model: `ragrl demos` with this config, then `ragrl sft` with configs/warmup_c3po.py, which
+has the commands. The paper's headline is a mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B)
+over six sets against 51.35 for Standard RAG with Qwen2-72B-Instruct; this config has not been run
+at that size here. Clip, gamma, lambda, whitening, where the KL goes and where the cosine ends are
+not in the paper: they are the defaults of the trainer that its authors name.
 """
 
 import functools

@@ -5,11 +5,16 @@
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mmoa_rag.py:code ...          (as the authors published it)
 
-The policy is a Llama-3-8B-Instruct after a warm start on heuristic labels
-(`train/teachers/mmoa_rag.py`), the retriever Contriever over Wikipedia. The paper's headline is an
-F1 of 48.29 on HotpotQA, 46.40 on 2WikiMultihopQA and 48.59 on AmbigQA, where the warm start alone
-has 44.69, 42.97 and 46.71; this config has not been run at that size here. The smaller pipelines
-are `--config.recipe.system.modules=S+G` and `QR+G`.
+The policy is a Llama-3-8B-Instruct after a warm start on heuristic labels: `ragrl demos` with this
+config and `--writer=labels`, then `ragrl sft` with configs/warmup_c3po.py and the rates of the
+code (`--config.optimizer.policy_lr=1e-4 --config.epochs=1 --config.batch=32`; it trains a LoRA,
+such as `--config.lora.rank=16`). The rewriter learns from `rewritings` in the questions' metadata
+alone, separated by `;`; a language model as the writer teaches all three roles.
+
+The retriever is Contriever over Wikipedia. The paper's headline is an F1 of 48.29 on HotpotQA,
+46.40 on 2WikiMultihopQA and 48.59 on AmbigQA, where the warm start alone has 44.69, 42.97 and
+46.71; this config has not been run at that size here. The smaller pipelines are
+`--config.recipe.system.modules=S+G` and `QR+G`.
 
 Paper and code differ in the penalties (`systems/mmoa_rag.py`), in where the KL goes (the paper's
 eq. 15: the reward of the last token; the code: that of every token), and in its controller. The

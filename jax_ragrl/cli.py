@@ -112,8 +112,16 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--out", type=local, default=pathlib.Path("runs/trials"))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
     sub.add_argument("--out", type=local, required=True)
-    sub = command(_sft, "fine-tune a generator on questions and what is found for them", True)
+    why = "fine-tune a generator on what is found for questions, or a policy on demonstrations"
+    sub = command(_sft, why, True)
     sub.add_argument("--out", type=local, required=True)
+    sub = command(_demos, "what a language model writes on the way to right answers", True)
+    sub.add_argument("--out", type=local, required=True, help="for data.demos; goes on")
+    writers = "openai:MODEL[@URL], a folder, tiny, or labels (of MMOA-RAG; labels:answer)"
+    sub.add_argument("--writer", required=True, help=writers)
+    sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
+    sub.add_argument("--samples", type=positive, default=1, help="rollouts of a question")
+    sub.add_argument("--temperature", type=float, help="default: that of each role")
     sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
     sub.add_argument("--out", type=local, required=True, help="for recipe.pool")
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
@@ -413,9 +421,22 @@ def _warmup(arguments: argparse.Namespace) -> None:
 
 def _sft(arguments: argparse.Namespace) -> None:
     values = load_config(None, arguments.config)
+    from jax_ragrl.train.demos import load_warm_start, warm_start
     from jax_ragrl.train.finetune import fine_tune, load_finetune
 
+    if "demos" in values.get("data", {}):
+        print(json.dumps(warm_start(load_warm_start(values), arguments.out), indent=2))
+        return
     print(json.dumps(fine_tune(load_finetune(values), arguments.out), indent=2))
+
+
+def _demos(arguments: argparse.Namespace) -> None:
+    values = load_config(None, arguments.config)
+    from jax_ragrl.train.gather import Writer, make_demos
+
+    a = arguments
+    writer = Writer(a.writer, a.samples, a.temperature)
+    print(json.dumps(make_demos(values, a.out, writer, a.limit), indent=2))
 
 
 def _pool(arguments: argparse.Namespace) -> None:

@@ -121,14 +121,15 @@ def settle(
     *,
     free: Collection[str] = PLACES,
     renew: bool = False,
+    place: str = "--workdir",
 ) -> None:
     """Writes a run's config beside it, whole or not at all.
 
     Raises `UserError` where another one is already there, unless only `free` keys differ, or
-    `renew` says that nothing was made with it yet.
+    `renew` says that nothing was made with it yet. `place` is the option that names another place.
     """
     if file.exists() and not renew:
-        check_settled(file, values, free)
+        check_settled(file, values, free, place)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".tmp")
     draft.write_text(_text(values), encoding="utf-8")
@@ -136,7 +137,10 @@ def settle(
 
 
 def check_settled(
-    file: pathlib.Path, values: Mapping[str, Any], free: Collection[str] = PLACES
+    file: pathlib.Path,
+    values: Mapping[str, Any],
+    free: Collection[str] = PLACES,
+    place: str = "--workdir",
 ) -> None:
     """Raises `UserError` where a config differs from the one in a file by more than `free` keys."""
     before, now = _flat(settled(file)), _flat(json.loads(_text(values)))
@@ -144,7 +148,7 @@ def check_settled(
     if changed:
         raise UserError(
             f"{file.parent} holds a run with another config ({changed[0]} differs): "
-            "use the same config to resume, or another --workdir"
+            f"use the same config to resume, or another {place}"
         )
 
 

@@ -12,6 +12,7 @@ from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.assemble import FileData, load_job, system_module
+from jax_ragrl.train.demos import load_warm_start
 from jax_ragrl.train.finetune import load_finetune
 from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
@@ -29,12 +30,14 @@ GIVEN = {
     "data.files.test": "test.jsonl",
 }
 POOL = {"recipe.pool": "pool.jsonl"}
+TAUGHT = {"data.demos": "demos.jsonl"}
+DEMOS = {"tiny/sft_c3po": TAUGHT, "warmup_c3po": TAUGHT | {"policy": "models/policy"}}
 
 
 def given_to(name: str) -> dict[str, str]:
     """What a user has to name in a config of full size."""
-    if name.startswith("tiny/"):
-        return {}
+    if name in DEMOS or name.startswith("tiny/"):
+        return DEMOS.get(name, {})
     return GIVEN | (POOL if name.startswith("opera") else {})
 
 
@@ -48,6 +51,9 @@ def load(name: str, given: dict[str, str]) -> dict:
 def test_a_config_loads(file: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
     values = load(name, given_to(name))
+    if name in DEMOS:
+        assert load_warm_start(values).data.demos == "demos.jsonl"
+        return
     if file.stem.startswith("warmup"):
         config, lesson = load_warmup(values)
         assert all(lesson.teacher(stage.teacher) for stage in config.stages)
@@ -115,6 +121,19 @@ def test_what_a_user_leaves_out_is_named(name):
         rest = {k: v for k, v in given_to(name).items() if k != key}
         with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
             load_job(load(name, rest))
+
+
+def test_demonstrations_that_a_user_leaves_out_are_named():
+    with pytest.raises(UserError, match=r"data\.demos is None.*--config\.data\.demos=VALUE"):
+        load_warm_start(load("warmup_c3po", {"policy": "models/policy"}))
+
+
+def test_the_warm_start_of_c3po_is_that_of_its_table_6():
+    run = load_warm_start(load("warmup_c3po", DEMOS["warmup_c3po"]))
+    peak, steps = run.optimizer.policy_lr, 1000
+    assert (run.epochs, run.batch, peak, run.layout.lengths[-1]) == (3, 512, 4e-5, 4096)
+    rate = run.optimizer.rate(peak, steps)
+    assert [float(rate(i)) for i in (15, 30, steps)] == pytest.approx([peak / 2, peak, 0.0])
 
 
 def test_a_judge_that_no_reward_would_hear_is_refused():

@@ -1,4 +1,4 @@
-"""From a conversation to ids: what was sampled stays as it is, what was told is encoded once."""
+"""Conversations as ids: what was sampled stays as it is, what was told is encoded once."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def context_ids(
         else:
             ids += tokenizer.encode(segment.text)
     return tuple(ids)
+
+
+def written_ids(tokenizer: ChatTokenizer, text: str, chat: bool) -> tuple[int, ...]:
+    """The ids of an action that nobody sampled. With `chat` the stop token ends it; in plain text
+    the assistant's turn goes on behind what it is told."""
+    return (*tokenizer.encode(text), *(tokenizer.stop_ids[:1] if chat else ()))

@@ -44,29 +44,33 @@ class Candidate(NamedTuple):
 
 
 class Scribe:
-    """A sampler that remembers the text of every prompt that it was given."""
+    """A sampler that remembers what it was asked, by the ids of the prompt."""
 
     def __init__(self, sampler: ActionSampler):
         self._sampler = sampler
-        self.prompts: dict[tuple[int, ...], str] = {}
+        self.prompts: dict[tuple[int, ...], ActionRequest] = {}
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
         """What the sampler behind it writes."""
         written = self._sampler.sample(requests)
         for request, actions in zip(requests, written, strict=True):
-            self.prompts |= {a.prompt_ids: request.messages[-1].content for a in actions}
+            self.prompts |= {action.prompt_ids: request for action in actions}
         return written
 
 
 def candidates_of(
-    forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], str]
+    forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], ActionRequest]
 ) -> list[Candidate]:
     """Every action of a forest with its reward; `prompts` are those of the `Scribe` that wrote."""
     return [
-        Candidate(r.role, prompts[r.action.prompt_ids], r.action.text, float(reward))
+        Candidate(r.role, _text(prompts[r.action.prompt_ids]), r.action.text, float(reward))
         for r, reward in zip(forest.records, reward_N, strict=True)
         if r.action is not None and not r.action.error
     ]
+
+
+def _text(request: ActionRequest) -> str:
+    return request.messages[-1].content
 
 
 @dataclasses.dataclass(frozen=True)

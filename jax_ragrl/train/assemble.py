@@ -328,13 +328,20 @@ class Parts(NamedTuple):
 
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
-    corpus, questions, world = load_data(job.data)
-    mesh = mesh_for(job)
+    data, mesh = load_data(job.data), mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
+    return surrounded(job, workdir, data, mesh, tokenizer)._replace(policies=policies)
+
+
+def surrounded(
+    job: Job, workdir: pathlib.Path, data: Loaded, mesh: Mesh | None, tokenizer: ChatTokenizer
+) -> Parts:
+    """What a run acts on but its policies, around the tokenizer that they share."""
+    corpus, questions, world = data
     retriever = in_turn(lambda: load_retriever(corpus, job.index, workdir))
     on = (world, job.recipe.system.style, job.shapes, own_mesh(mesh))
     judge = load_llm(job.judge, *on) if job.judge.kind != "none" else None
-    return Parts(questions, retriever, load_llm(job.llm, *on), policies, tokenizer, judge)
+    return Parts(questions, retriever, load_llm(job.llm, *on), {}, tokenizer, judge)
 
 
 def mesh_for(job: Job) -> Mesh | None:
@@ -368,21 +375,27 @@ def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], Chat
     return policies, loaded[folders[names[0]]][1]
 
 
-def load_data(
-    data: Data,
-) -> tuple[Corpus, Mapping[str, tuple[Question, ...]], worlds.World | None]:
+class Loaded(NamedTuple):
+    """What is known and asked, and where it comes from if it is generated."""
+
+    corpus: Corpus
+    questions: Mapping[str, tuple[Question, ...]]
+    world: worlds.World | None
+
+
+def load_data(data: Data) -> Loaded:
     """Corpus, questions by split, and the world where the data are generated."""
     if data.files is not None and data.world is None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
         splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
         corpus = load_corpus(local(files.corpus)) if files.corpus else Corpus(())
-        return corpus, splits, None
+        return Loaded(corpus, splits, None)
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
     chosen = data.world
     world = worlds.generate(chosen.seed, chosen.size, famous=chosen.famous, hops=chosen.hops)
-    return Corpus(world.passages), world.questions, world
+    return Loaded(Corpus(world.passages), world.questions, world)
 
 
 def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:

@@ -7,12 +7,15 @@ to `ragrl evaluate` with `--llm`, beside the system that asks as its rows do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flax import nnx
 from tqdm import tqdm
@@ -25,7 +28,9 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, evaluate
 from jax_ragrl.llm.local import LocalLLM
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.models.lora import merge_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.sampling.sampler import Shapes
@@ -49,11 +54,14 @@ from jax_ragrl.train.assemble import (
     load_policy,
     load_retriever,
 )
+from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.log import append, keep_until
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, example, imitate
-from jax_ragrl.train.trainer import acting, prepare, trained
+from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained
 from jax_ragrl.types import Hits, Question
 
+T = TypeVar("T")
 METRIC = "f1"
 DEEPER = 3  # RetRobust's low ranks: how much deeper than shown its searches go
 
@@ -153,23 +161,21 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     retriever = load_retriever(corpus, run.index, out)
     policy, tokenizer = load_policy(run.policy)
     rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))
-    examples = [example(tokenizer, *row) for row in rows]
     tested = questions["test"][: run.test_questions]
     before = _accuracy(run, nnx.split(policy, nnx.Param), tokenizer, retriever, tested)
     choices = (IMITATION, run.optimizer, run.layout, (ANSWER,), 1.0, run.steps)
     trainer, models = prepare(policy, *choices, compute=run.compute, remat=run.remat)
-    metrics: dict[str, float] = {}
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        drawn = batches(examples, run.batch, run.seed)
-        for step, batch in zip(tqdm(range(run.steps), unit="step"), drawn, strict=False):
-            models, metrics = imitate(trainer, models, batch)
-            file.write(json.dumps({"step": step + 1, **metrics}) + "\n")
-    tokenizer.save(out / "tokenizer")
-    save_decoder(trained(trainer, models), out / "checkpoint", out / "tokenizer", dtype="bfloat16")
+    drawn = batches(rows, run.batch, run.seed)
+
+    def encode(row: Row) -> Example:
+        return example(tokenizer, *row)
+
+    models, metrics = learn(trainer, models, drawn, encode, run.steps, out)
+    finish(trained(trainer, models), tokenizer, out)
     after = _accuracy(run, acting(trainer, models), tokenizer, retriever, tested)
     summary = {
         "rows": run.rows,
-        "examples": len(examples),
+        "examples": len(rows),
         "steps": run.steps,
         "loss": metrics.get("loss"),
         "metric": "F1, percent",
@@ -181,14 +187,56 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     return summary
 
 
-def batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
+def learn(
+    trainer: Trainer,
+    models: Models,
+    drawn: Iterator[Sequence[T]],
+    encode: Callable[[T], Example],
+    steps: int,
+    out: pathlib.Path,
+    save_every: int = 0,
+) -> tuple[Models, dict[str, float]]:
+    """The models after `steps` batches of what is drawn, and the metrics of the last.
+
+    Items are encoded as they come: the ids of all would not fit into memory. `out/metrics.jsonl` is
+    the curve: the metrics of `imitate`, and how many items of a batch were `too_long` for a row. A
+    run that was saved in `out/unfinished` goes on from there.
+    """
+    metrics: dict[str, float] = {}
+    with contextlib.closing(Checkpoints(out / "unfinished", keep=1)) as saved:
+        start = saved.latest() or 0
+        if start:
+            models, _ = saved.restore(start, models)
+        keep_until(out / "metrics.jsonl", start)
+        rest = itertools.islice(drawn, start, steps)
+        bar = tqdm(rest, unit="step", initial=start, total=steps)
+        for step, batch in enumerate(bar, start + 1):
+            examples = [encode(item) for item in batch]
+            models, metrics = imitate(trainer, models, examples)
+            longest = trainer.layout.lengths[-1]
+            long = sum(len(e.prompt) + len(e.target) > longest for e in examples)
+            append(out / "metrics.jsonl", {"step": step, **metrics, "too_long": long})
+            if save_every and step % save_every == 0:
+                saved.save(step, models, {})
+    return models, metrics
+
+
+def finish(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:
+    """Writes `out/checkpoint`, with an adapter merged, and forgets what `learn` saved."""
+    plain = model if model.adapter is None else merge_lora(model)
+    tokenizer.save(out / "tokenizer")
+    save_decoder(plain, out / "checkpoint", out / "tokenizer", dtype="bfloat16")
+    shutil.rmtree(out / "unfinished")
+
+
+def batches(examples: Sequence[T], size: int, seed: int) -> Iterator[list[T]]:
     """Endless batches: all examples in a new random order, again and again."""
     if not examples:
         raise UserError(
             "there is nothing to learn from: no training question has an answer, or no rationale "
             "holds one (try another writer)"
         )
-    waiting: list[Example] = []
+    waiting: list[T] = []
     epoch = 0
     while True:
         while len(waiting) < size:

@@ -127,7 +127,7 @@ class Log:
     def __init__(self, workdir: pathlib.Path, start: int, steps: int):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
-            _keep_until(file, start)
+            keep_until(file, start)
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
@@ -175,7 +175,7 @@ def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
         out.write(json.dumps(row) + "\n")
 
 
-def _keep_until(file: pathlib.Path, step: int) -> None:
+def keep_until(file: pathlib.Path, step: int) -> None:
     """Drops rows after `step`, a torn last line among them."""
     if not file.exists():
         return

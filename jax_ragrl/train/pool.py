@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config import build
@@ -17,9 +17,10 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import ActionRequest, ActionSampler, Environment, collect
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, written_ids
 from jax_ragrl.rollout.effects import Said
 from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.systems.expert_pool import Candidate, Pool, Scribe, build_pool, candidates_of
 from jax_ragrl.systems.mapgrpo import Groups, Injection
@@ -30,44 +31,82 @@ from jax_ragrl.train.assemble import assemble, load_job, load_llm, parse_llm
 from jax_ragrl.types import LLMRequest, Message, Question
 
 GROUP = 3  # candidates a decision and temperature: twelve at the four of the paper
+BEGIN = "\n\nBegin your reply with exactly this text: "
 
 
 class Ghostwriter:
-    """A frozen language model in the place of a policy: what it writes is encoded as it stands.
+    """A frozen language model in the place of a policy: what it writes is encoded as it stands, but
+    for space around it and what comes after a role's stop string.
 
-    A request that it could not serve becomes an action without text, whose error says so.
+    A request that it could not serve becomes an action without text, whose error says so. Where
+    there is a `temperature`, it is every role's.
     """
 
-    def __init__(self, llm: FrozenLLM, tokenizer: ChatTokenizer):
-        self._llm, self._tokenizer = llm, tokenizer
+    def __init__(self, llm: FrozenLLM, tokenizer: ChatTokenizer, temperature: float | None = None):
+        self._llm, self._tokenizer, self._temperature = llm, tokenizer, temperature
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """For each request the forced texts first, then the model's."""
-        asked = [self._asked(r, i) for r in requests for i in range(r.branching.samples)]
+        """For each request the forced actions in order, then the model's."""
+        asked = [self._asked(r, i, start) for r in requests for i, start in enumerate(_starts(r))]
         replies = iter(self._llm.complete(asked) if asked else [])
-        return [
-            [self._action(r, forced.text) for forced in r.branching.forced]
-            + [self._action(r, next(replies)) for _ in range(r.branching.samples)]
-            for r in requests
-        ]
+        return [[self._action(r, text) for text in _texts(r, replies)] for r in requests]
 
-    def _asked(self, request: ActionRequest, number: int) -> LLMRequest:
-        later = [
-            Message("assistant", self._tokenizer.decode(segment.ids))
-            if isinstance(segment, Said)
-            else Message("user", segment.text)
-            for segment in request.after
-        ]
+    def _asked(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
+        *before, last = conversation(self._tokenizer, request)
+        told = last._replace(content=last.content + BEGIN + start) if start else last
         role, seed = request.role, (request.seed + number) % 2**31
-        return LLMRequest(role.name, (*request.messages, *later), role.sampling, seed)
+        sampling = role.sampling
+        if self._temperature is not None:
+            sampling = sampling._replace(temperature=self._temperature)
+        return LLMRequest(role.name, (*before, told), sampling, seed)
 
     def _action(self, request: ActionRequest, reply: str | EffectError) -> Action:
-        chat = request.role.chat
-        prompt = context_ids(self._tokenizer, request.messages, request.after, chat)
+        role = request.role
+        prompt = context_ids(self._tokenizer, request.messages, request.after, role.chat)
         if isinstance(reply, EffectError):
             return Action(prompt, (), "", None, str(reply))
-        stop = self._tokenizer.stop_ids[:1] if chat else ()
-        return Action(prompt, (*self._tokenizer.encode(reply), *stop), reply)
+        text = _cut(reply.strip(), role.stops)
+        return Action(prompt, written_ids(self._tokenizer, text, role.chat), text)
+
+
+def conversation(tokenizer: ChatTokenizer, request: ActionRequest) -> tuple[Message, ...]:
+    """The whole context of an action as messages, its earlier actions those of the assistant."""
+    later = [
+        Message("assistant", tokenizer.decode(segment.ids))
+        if isinstance(segment, Said)
+        else Message("user", segment.text)
+        for segment in request.after
+    ]
+    return (*request.messages, *later)
+
+
+def _starts(request: ActionRequest) -> list[str]:
+    """What each reply to a request is to begin with: forced prefixes first, then nothing."""
+    forced = [forced.text for forced in request.branching.forced if not forced.complete]
+    return forced + [""] * request.branching.samples
+
+
+def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list[str | EffectError]:
+    """The texts of a request's actions in order, out of the replies to all requests."""
+    forced = [
+        f.text if f.complete else _begun(request.role, f.text, next(replies))
+        for f in request.branching.forced
+    ]
+    return forced + [next(replies) for _ in range(request.branching.samples)]
+
+
+def _begun(role: Role, start: str, reply: str | EffectError) -> str | EffectError:
+    """A reply that was to begin with `start`. One that does not is taken for the rest of it, unless
+    it is another action by itself."""
+    if isinstance(reply, EffectError) or reply.strip().startswith(start):
+        return reply
+    return reply if role.parse(reply.strip()).valid else f"{start} {reply.strip()}"
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    """A text up to the end of the first stop string in it."""
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=None)]
 
 
 def scored_pool(

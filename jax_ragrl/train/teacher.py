@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, written_ids
 from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -41,7 +41,6 @@ class TeacherSampler:
         texts = [f.text for f in request.branching.forced if f.complete]
         drawn = request.branching.samples + len(request.branching.forced) - len(texts)
         texts += [self._teacher.write(request.role.name, *context, rng) for _ in range(drawn)]
-        ids = context_ids(self._tokenizer, request.messages, request.after, request.role.chat)
-        # In plain text the assistant's turn goes on behind what it is told.
-        stop = self._tokenizer.stop_ids[:1] if request.role.chat else ()
-        return [Action(ids, (*self._tokenizer.encode(text), *stop), text) for text in texts]
+        chat = request.role.chat
+        ids = context_ids(self._tokenizer, request.messages, request.after, chat)
+        return [Action(ids, written_ids(self._tokenizer, text, chat), text) for text in texts]

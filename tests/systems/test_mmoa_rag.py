@@ -40,7 +40,7 @@ from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.train.teacher import TeacherSampler
 from jax_ragrl.train.teachers.mmoa_rag import (
     Teacher,
-    heuristic_examples,
+    heuristic_demos,
     useful,
     words_of_answer,
     words_of_both,
@@ -427,7 +427,9 @@ def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
         system = MMOARAG(style="mmoa_rag_tiny", top_k=4, word="D", **changes)
         given = {"rewritings": rewritings, "label": "answer"}
         chance = random.Random(0)
-        return heuristic_examples(system, [question, blank], index(), tokenizer, chance, **given)
+        demos = heuristic_demos(system, [question, blank], index(), chance, **given)
+        assert {demo.question for demo in demos} == {question.id}
+        return [demo.example(tokenizer) for demo in demos]
 
     texts = {e.role: (tokenizer.decode(e.prompt), tokenizer.decode(e.target)) for e in rows()}
     assert list(texts) == ["rewriter", "selector", "generator"]
@@ -441,9 +443,9 @@ def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
     assert [e.role for e in rows(modules="QR+G")] == ["rewriter", "generator"]
 
 
-def test_an_unknown_label_is_refused(tokenizer):
+def test_an_unknown_label_is_refused():
     with pytest.raises(UserError, match="label is 'x': use both or answer"):
-        heuristic_examples(MMOARAG(), [], index(), tokenizer, random.Random(0), label="x")
+        heuristic_demos(MMOARAG(), [], index(), random.Random(0), label="x")
 
 
 # --- The teacher ---------------------------------------------------------------------------------

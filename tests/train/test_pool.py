@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -14,10 +15,11 @@ from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import Said, Told
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.systems.c3po import parse_router
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.opera import Settings
 from jax_ragrl.systems.opera_grammar import PLAN
-from jax_ragrl.train.pool import Ghostwriter, scored_pool
+from jax_ragrl.train.pool import BEGIN, Ghostwriter, scored_pool
 from jax_ragrl.train.teachers.opera import Teacher
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
@@ -63,6 +65,37 @@ def test_a_ghostwriter_reads_the_conversation_so_far():
     Ghostwriter(clerk, tokenizer()).sample([ActionRequest(ROLE, ASKED, Branching(1), 0, after)])
     (asked,) = clerk.asked
     assert asked.messages[1:] == (Message("assistant", "film"), Message("user", "found"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("[Retrieval] who", "[Retrieval] who"),
+        (" who directed", "[Retrieval] who directed"),
+        ("[Planning]\n", "[Planning]"),  # another action, by itself: not a search for it
+    ],
+)
+def test_a_forced_beginning_is_asked_for_and_gone_on_with(reply, text):
+    clerk = Clerk(lambda request: reply)
+    forced = (Forced("[Planning]"), Forced("[Retrieval]", complete=False))
+    role = Role("router", parse_router, Sampling(0.7, 1.0, 9))
+    request = ActionRequest(role, ASKED, Branching(1, forced), seed=5)
+    (actions,) = Ghostwriter(clerk, tokenizer()).sample([request])
+    assert [a.text for a in actions] == ["[Planning]", text, reply.strip()]
+    assert {a.prompt_ids for a in actions} == {tuple(tokenizer().chat(ASKED))}
+    begun, free = clerk.asked
+    assert begun.messages[-1].content == f"who{BEGIN}[Retrieval]" and free.messages == ASKED
+    assert (begun.seed, free.seed) == (5, 6)
+
+
+def test_a_ghostwriter_stops_where_a_role_stops_and_is_as_hot_as_it_is_told():
+    clerk = Clerk(lambda request: "film</search> the</answer>")
+    role = dataclasses.replace(ROLE, stops=("</answer>", "</search>"), chat=False)
+    ((action,),) = Ghostwriter(clerk, tokenizer(), 0.2).sample(
+        [ActionRequest(role, ASKED, Branching(1), 0)]
+    )
+    assert action.text == tokenizer().decode(action.ids) == "film</search>"
+    assert [r.sampling for r in clerk.asked] == [Sampling(0.2, 1.0, 9)]
 
 
 def test_a_failure_is_an_action_with_an_error():

@@ -29,8 +29,7 @@ from jax_ragrl.systems.mmoa_rag import (
 )
 from jax_ragrl.text.metrics import CLOSED, normalise
 from jax_ragrl.text.prompts import read_numbered
-from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.sft import Example, example
+from jax_ragrl.train.demos import Demo
 from jax_ragrl.types import Message, Passage, Question
 
 # Words that say nothing about what a text is about.
@@ -73,17 +72,16 @@ def useful(words: Sequence[str], passages: Sequence[Passage]) -> tuple[int, ...]
     return tuple(i for i, text in enumerate(texts) if any(word in text for word in words))
 
 
-def heuristic_examples(
+def heuristic_demos(
     system: MMOARAG,
     questions: Sequence[Question],
     retriever: Retriever,
-    tokenizer: ChatTokenizer,
     rng: random.Random,
     *,
     rewritings: Mapping[str, str] | None = None,
     label: str = "both",
-) -> list[Example]:
-    """Supervised rows of every role that is on; questions without an answer give none.
+) -> list[Demo]:
+    """Demonstrations of every role that is on; questions without an answer give none.
 
     Args:
       system: whose prompts are written, and whose `top_k` passages are labelled in random order.
@@ -94,7 +92,7 @@ def heuristic_examples(
         raise UserError(f"label is {label!r}: use {' or '.join(LABELS)}")
     asked = [q for q in questions if q.answers]
     found = retriever.search([q.text for q in asked], system.top_k)
-    examples = []
+    demos = []
     for question, hits in zip(asked, found, strict=True):
         passages = tuple(shuffled(rng, hits.passages))
         chosen = useful(LABELS[label](question), passages)
@@ -103,8 +101,8 @@ def heuristic_examples(
             if role in system.roles:
                 effect = system.wants(state)
                 assert isinstance(effect, Generate), "a role that is on is what its phase waits for"
-                examples.append(example(tokenizer, effect.messages, text, role))
-    return examples
+                demos.append(Demo(question.id, role, effect.messages, text))
+    return demos
 
 
 def _labelled(

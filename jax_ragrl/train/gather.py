@@ -1,0 +1,253 @@
+"""`ragrl demos`: demonstrations on the questions, corpus and language models of a config.
+
+Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
+actions on the way to a right answer are kept. The paper has four solutions a question from a model
+of 72B parameters. MMOA-RAG's heuristic labels (its appendix B) need no model.
+
+Departures from the paper: the writer reads the very prompts of the policy, without examples in
+them; where a forced action is to be gone on with (`[Retrieval]`), its prompt says so, and the
+demonstration does not.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import pathlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from jax_ragrl.config import PLACES, settle
+from jax_ragrl.credit.assign import reachable_leaves
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.evaluate import METRICS
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.sharding import own_mesh
+from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.expert_pool import Scribe
+from jax_ragrl.systems.mmoa_rag import MMOARAG
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.assemble import (
+    Job,
+    Parts,
+    load_data,
+    load_job,
+    load_llm,
+    mesh_for,
+    parse_llm,
+    policy_folder,
+    surrounded,
+)
+from jax_ragrl.train.demos import Demo
+from jax_ragrl.train.pool import Ghostwriter, conversation
+from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
+from jax_ragrl.types import Message, Question
+
+CHUNK = 64  # questions rolled out together, and lost together where a run is killed
+LABELS = "labels"
+FREE = (*PLACES, "config.judge.base_url")
+
+
+class Made(NamedTuple):
+    """Demonstrations on some questions; and the ids of those on which something failed, and how."""
+
+    demos: Sequence[Demo]
+    failed: Mapping[str, str]
+
+
+Written = tuple[str, str, tuple[Message, ...], str]  # as the fields of a `Demo` begin
+Source = Callable[[Sequence[Question]], Made]
+
+
+class Writer(NamedTuple):
+    """Who writes, as the command line names it, and how often and how freely it tries."""
+
+    name: str
+    samples: int = 1
+    temperature: float | None = None
+
+
+def make_demos(
+    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int = 0
+) -> dict[str, Any]:
+    """Writes demonstrations on the first `count` training questions (0: all) of a config.
+
+    The same call goes on where it stood, and tries questions again on which something failed.
+    Beside `out` it keeps what it was called with, and a line a question. Returns a summary.
+    """
+    job = load_job(values)
+    data = load_data(job.data)
+    tokenizer = ChatTokenizer.load(policy_folder(job.policy))
+    parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
+    answered = {q.id: q for q in parts.questions["train"] if q.answers}
+    questions = list(answered.values())[: count or None]
+    if not questions:
+        raise UserError("no training question has an answer: there is nothing to be right about")
+    source = source_of(job, parts, writer)
+    model = writer.name.partition("@")[0] if writer.name.startswith("openai:") else writer.name
+    given = {**values, "writer": writer._replace(name=model)._asdict()}  # its server may move
+    settle(out.with_suffix(".config.json"), given, free=FREE, place="--out")
+    gather(source, questions, out)
+    return summary(out)
+
+
+def source_of(job: Job, parts: Parts, writer: Writer) -> Source:
+    """Where demonstrations come from: `labels`, or a language model as `parse_llm` reads it."""
+    name, _, label = writer.name.partition(":")
+    if name == LABELS:
+        return functools.partial(_labelled, job, parts, label or "both")
+    mesh = own_mesh(mesh_for(job))
+    llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh)
+    ghost = Ghostwriter(llm, parts.tokenizer, writer.temperature)
+    return functools.partial(_tried, job, parts, ghost, writer.samples)
+
+
+def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question]) -> Made:
+    """MMOA-RAG's labels; a question's metadata may hold `rewritings`, separated by `;`."""
+    system = job.recipe.system
+    if not isinstance(system, MMOARAG):
+        raise UserError("--writer labels is for system mmoa_rag: name a language model instead")
+    rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
+    rng = random.Random(f"{job.seed} {questions[0].id}")
+    given: dict[str, Any] = {"rewritings": rewritings, "label": label}
+    try:
+        return Made(heuristic_demos(system, questions, parts.retriever, rng, **given), {})
+    except EffectError as error:
+        return Made((), dict.fromkeys((q.id for q in questions), str(error)))
+
+
+def _tried(
+    job: Job, parts: Parts, writer: Ghostwriter, samples: int, questions: Sequence[Question]
+) -> Made:
+    """What a language model wrote on the way to right answers, in `samples` rollouts a question."""
+    scribe, recipe = Scribe(writer), job.recipe
+    # Nothing is in training: a tree is a tree, but no role has groups to be compared in.
+    expander, fixed = recipe.expander(frozenset()), {"seed": job.seed, "rollouts": samples}
+    environment: Environment = parts.environment(scribe)
+    forest = collect(recipe.system, expander, questions, environment, **fixed)
+    texts = {i: conversation(parts.tokenizer, r) for i, r in scribe.prompts.items()}
+    failed = {questions[q].id: why for q, why in zip(forest.failed, forest.failures, strict=True)}
+    for record in forest.records:
+        if record.action is not None and record.action.error:
+            failed[questions[record.question].id] = record.action.error
+    return Made(right_actions(recipe, forest, texts), failed)
+
+
+def right_actions(
+    recipe: Recipe, forest: Forest, prompts: Mapping[tuple[int, ...], tuple[Message, ...]]
+) -> list[Demo]:
+    """The actions without fault that a right answer came of, each once a question.
+
+    Right is an answer with the full score of the recipe's metric, or the judge's verdict. `prompts`
+    are conversations by their ids. The reward of an action is the share of answers below it that
+    are right: the best, where it was written several times.
+    """
+    right_N = (answer_rewards(forest, METRICS[recipe.metric]) >= 1).astype("float32")
+    share_N, _ = reachable_leaves(forest, right_N)
+    best: dict[Written, float] = collections.defaultdict(float)
+    for record, share in zip(forest.records, share_N.tolist(), strict=True):
+        faults = (record.fault, *getattr(record.state, "faults", ()))
+        if share <= 0 or record.action is None or any(faults):
+            continue
+        prompt, text = prompts[record.action.prompt_ids], record.action.text
+        key = (forest.questions[record.question].id, record.role, prompt, text)
+        best[key] = max(best[key], round(share, 4))
+    roles = recipe.system.roles
+    return [Demo(*key, reward, roles[key[1]].chat) for key, reward in best.items()]
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+
+def gather(source: Source, questions: Sequence[Question], out: pathlib.Path) -> None:
+    """Appends to `out` what a source makes of the questions that are not done yet.
+
+    Raises `UserError` where nothing comes back any more: what is done is kept.
+    """
+    log = log_of(out)
+    tried = {row["question"]: "error" in row for row in _rows(log)}
+    done = {question for question, failed in tried.items() if not failed}
+    todo = [question for question in questions if question.id not in done]
+    todo.sort(key=lambda question: question.id in tried)  # what failed waits for its second try
+    for file in (out, log):
+        _forget(file, {question.id for question in todo})
+    bar = tqdm(total=len(questions), initial=len(questions) - len(todo), unit="question")
+    with bar:
+        for start in range(0, len(todo), CHUNK):
+            chunk = todo[start : start + CHUNK]
+            made = source(chunk)
+            whole = len(chunk) == CHUNK or not (done or start)
+            if whole and len(made.failed) == len(chunk) and not made.demos:
+                raise UserError(
+                    f"all of {len(chunk)} questions failed ({next(iter(made.failed.values()))}): "
+                    "put that right, then the same command goes on from here"
+                )
+            _add(out, (demo.line() for demo in made.demos))
+            _add(log, (json.dumps(row) + "\n" for row in _told(chunk, made)))
+            bar.update(len(chunk))
+
+
+def log_of(out: pathlib.Path) -> pathlib.Path:
+    """The file beside `out` with a line a question: how many demonstrations it gave, or its error.
+
+    A question that failed may have given some all the same, on other branches.
+    """
+    return out.with_suffix(".questions.jsonl")
+
+
+def _told(questions: Sequence[Question], made: Made) -> Iterator[dict[str, Any]]:
+    counts = collections.Counter(demo.question for demo in made.demos)
+    for question in questions:
+        error = {"error": made.failed[question.id]} if question.id in made.failed else {}
+        yield {"question": question.id, "demos": counts[question.id], **error}
+
+
+def summary(out: pathlib.Path) -> dict[str, Any]:
+    """What a file holds by role, and what became of the questions."""
+    rows = list(_rows(log_of(out)))
+    errors = [row["error"] for row in rows if "error" in row]
+    roles = collections.Counter(row["role"] for row in _rows(out))
+    return {
+        "questions": len(rows),
+        "with_demos": sum(row["demos"] > 0 for row in rows),
+        "failed": len(errors),
+        **({"error": errors[-1]} if errors else {}),
+        "demos": sum(roles.values()),
+        "roles": dict(sorted(roles.items())),
+        "out": str(out),
+    }
+
+
+def _add(file: pathlib.Path, lines: Iterator[str]) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.writelines(lines)
+
+
+def _rows(file: pathlib.Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
+    if file.exists():
+        with file.open(encoding="utf-8") as opened:
+            yield from (row for line in opened if (row := _parsed(line)) is not None)
+
+
+def _parsed(line: str) -> Mapping[str, Any] | None:
+    try:
+        row: Mapping[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row
+
+
+def _forget(file: pathlib.Path, questions: Set[str]) -> None:
+    """Drops what a file holds on some questions, a line at a time: it may be large."""
+    kept = file.with_suffix(".tmp")
+    rows = (row for row in _rows(file) if row["question"] not in questions)
+    kept.write_text("", encoding="utf-8")
+    _add(kept, (json.dumps(row) + "\n" for row in rows))
+    kept.replace(file)

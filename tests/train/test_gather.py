@@ -1,0 +1,213 @@
+"""`ragrl demos`: what is kept of a rollout, and a file that goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli import CONFIGS, main
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.executors import query_of
+from jax_ragrl.llm.reader import question_of, understand
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
+from jax_ragrl.train import gather as module
+from jax_ragrl.train.demos import Demo, load_demos
+from jax_ragrl.train.gather import Made, gather, log_of, right_actions, summary
+from jax_ragrl.train.pool import BEGIN
+from jax_ragrl.train.teachers.c3po import Teacher
+from jax_ragrl.types import Message, Question
+from tests.llm.server import serving
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
+from tests.tiny import policy, tokenizer
+
+# --- What is kept ---------------------------------------------------------------------------------
+
+
+def demos_of(tape: Tape, *questions: Question, **given) -> list[Demo]:
+    forest = play(tape, *questions, **given)
+    ids = {r.action.prompt_ids for r in forest.records if r.action}
+    prompts = {i: (Message("user", bytes(i).decode()),) for i in ids}
+    return right_actions(recipe(Settings()), forest, prompts)
+
+
+def test_what_led_to_a_right_answer_is_kept_and_nothing_else():
+    texts = {ROUTER: ["[No Retrieval]", "[Retrieval] x", "[Oops]"]}
+    tape = Tape(texts | {FILTER: ["Thought: t\nAction: [1]"]}, told={"answer_direct": "Rom"})
+    made = demos_of(tape, BOB, ANN, Question("q-c", "Who?", ("Ulm",)))
+    assert [(d.question, d.role, d.reply) for d in made] == [
+        ("q-bob", "router", "[No Retrieval]"),
+        ("q-ann", "router", "[Retrieval] x"),
+        ("q-ann", "filter", "Thought: t\nAction: [1]"),
+    ]
+    assert made[0].prompt == (Message("user", f"route\nQuestion: {BOB.text}"),)
+
+
+def test_every_strategy_of_the_tree_that_works_gives_an_example():
+    right = render_decision("t", LLM)
+    texts = {FILTER: ["Thought: a\nAction: [1]", "Thought: b\nAction: [9]"]}
+    tape = Tape(texts | {"decision": [right, right]}, told={"answer": "Ulm"})
+    made = demos_of(tape, ANN, expander=PAPER)
+    # Without documents the answer is the same here: all three strategies are right.
+    routes = [(d.reply, d.reward) for d in made if d.role == ROUTER]
+    retrieval = f"[Retrieval] {ANN.text}"
+    assert routes == [("[No Retrieval]", 1.0), (retrieval, 0.5), ("[Planning]", 1.0)]
+    # A dead filter is half of what is below the search, and no example.
+    assert [d.reply for d in made if d.role == FILTER] == ["Thought: a\nAction: [1]"]
+    assert [d.reply for d in made if d.role == "decision"] == [right]
+
+
+@pytest.mark.parametrize("action", ["[Oops]", "[Retrieval] x"])
+def test_an_action_that_was_put_right_is_no_example(action):
+    """Where only `[LLM]` is offered, another action stands for it."""
+    texts = {ROUTER: ["[Planning]"], "decision": [f"Thought: t\nAction: {action}"]}
+    tape = Tape(texts, told={"answer_direct": "Ulm"})
+    assert [d.role for d in demos_of(tape, ANN, max_depth=6)] == [ROUTER]
+
+
+def test_what_is_written_again_in_another_rollout_is_kept_once():
+    tape = Tape({ROUTER: ["[No Retrieval]"] * 2}, told={"answer_direct": "Ulm"})
+    (made,) = demos_of(tape, ANN, ANN, expander=once)
+    assert (made.question, made.reply, made.reward) == ("q-ann", "[No Retrieval]", 1.0)
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+QUESTIONS = [Question(str(i), f"who {i}", ("film",)) for i in range(5)]
+
+
+class Source:
+    """Two demonstrations a question, one on those where something is to fail."""
+
+    def __init__(self, *failing: str, lost: bool = False) -> None:
+        self.failing, self.lost, self.asked = failing, lost, []
+
+    def __call__(self, questions):
+        self.asked += [q.id for q in questions]
+        failed = {q.id: "down" for q in questions if q.id in self.failing}
+        prompt = (Message("user", "who"),)
+        twice = [
+            Demo(q.id, "r", prompt, reply)
+            for q in questions
+            for reply in (["a"] if q.id in failed else ["a", "b"])
+        ]
+        return Made([] if self.lost else twice, failed)
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_two(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 2)
+
+
+def held(out) -> list[str]:
+    return sorted(d.question + d.reply for d in load_demos(out))
+
+
+def test_a_file_goes_on_where_it_stood_and_tries_again_what_failed(tmp_path):
+    out, first = tmp_path / "d.jsonl", Source("1")
+    gather(first, QUESTIONS[:2], out)
+    assert held(out) == ["0a", "0b", "1a"]  # what worked on a failed question is not lost
+    assert summary(out) == {
+        "questions": 2, "with_demos": 2, "failed": 1, "error": "down", "demos": 3,
+        "roles": {"r": 3}, "out": str(out),
+    }  # fmt: skip
+    again = Source()
+    gather(again, QUESTIONS, out)
+    assert again.asked == ["2", "3", "4", "1"]
+    assert held(out) == [f"{i}{reply}" for i in range(5) for reply in "ab"]
+    assert summary(out)["failed"] == 0 and summary(out)["questions"] == 5
+
+
+def test_what_a_killed_run_left_half_done_is_done_again(tmp_path):
+    out = tmp_path / "d.jsonl"
+    gather(Source(), QUESTIONS[:2], out)
+    with out.open("a") as file:  # a chunk whose questions are not noted, and a torn line
+        file.write(Demo("2", "r", (Message("user", "who"),), "stale").line() + '{"question": "3"')
+    gather(Source(), QUESTIONS[:4], out)
+    assert held(out) == [f"{i}{reply}" for i in range(4) for reply in "ab"]
+
+
+def test_an_outage_ends_the_run_and_keeps_what_is_done(tmp_path):
+    out, down = tmp_path / "d.jsonl", Source("2", "3", lost=True)
+    with pytest.raises(UserError, match=r"all of 2 questions failed \(down\).*same command"):
+        gather(down, QUESTIONS, out)
+    assert len(log_of(out).read_text().splitlines()) == 2 and "4" not in down.asked
+
+
+def test_one_question_that_never_works_is_counted_and_ends_nothing(tmp_path):
+    out = tmp_path / "d.jsonl"
+    gather(Source("4"), QUESTIONS, out)
+    gather(Source("4", lost=True), QUESTIONS, out)
+    assert summary(out)["failed"] == 1 and summary(out)["with_demos"] == 4
+
+
+# --- The commands ---------------------------------------------------------------------------------
+
+
+def test_labels_need_a_system_that_has_them(tmp_path, capsys):
+    config = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
+    out = f"--out={tmp_path / 'd.jsonl'}"
+    small = "--config.data.world.size=40"
+    assert main(["demos", config, out, small, "--writer", "labels"]) == 2
+    assert "labels is for system mmoa_rag" in capsys.readouterr().err
+
+
+def test_labels_are_demonstrations(tmp_path, capsys):
+    config = f"--config={CONFIGS / 'tiny' / 'mmoa_rag.py'}"
+    out = tmp_path / "d.jsonl"
+    given = [config, f"--out={out}", "--config.data.world.size=40", "--limit=3"]
+    assert main(["demos", *given, "--writer", "labels:answer"]) == 0
+    assert [(d.question, d.role) for d in load_demos(out)] == [
+        (f"train-0000{i}", role) for i in range(3) for role in ("selector", "generator")
+    ]
+    assert json.loads(capsys.readouterr().out)["questions"] == 3
+    assert main(["demos", *given, "--writer", "labels"]) == 2
+    assert "writer.name differs" in capsys.readouterr().err
+
+
+def scripted(body) -> str:
+    """What the teacher of the generated encyclopedia would say for a language model."""
+    prompt, begin, start = body["messages"][-1]["content"].partition(BEGIN)
+    if begin:
+        return f"{start} {query_of(understand(question_of(prompt)))}"
+    role = {"route": ROUTER, "filter": FILTER}.get(prompt.split("\n")[0], "decision")
+    rng = random.Random(body["seed"])
+    return Teacher().write(role, (Message("user", prompt),), (), rng)
+
+
+@pytest.mark.slow
+def test_demonstrations_become_a_policy_that_training_begins_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    c3po, out = CONFIGS / "tiny" / "c3po.py", tmp_path / "demos.jsonl"
+    small = [f"--config={c3po}", "--config.data.world.size=60"]
+    with serving(scripted) as (address, seen):
+        writer = ["--writer", f"openai:m@{address}", "--temperature=0.3", "--limit=5"]
+        command = ["demos", *small, f"--config.policy={folder}", f"--out={out}", *writer]
+        assert main(command) == 0
+        count, asked = len(load_demos(out)), len(seen)
+        moved = [a.replace(address, f"{address}/") for a in command]  # another address, all done
+        assert main(moved) == 0
+        assert len(seen) == asked and len(load_demos(out)) == count
+    assert {body["temperature"] for body in seen} == {0.3}
+    replies = {d.reply.partition("]")[0] for d in load_demos(out) if d.role == ROUTER}
+    assert {"[Retrieval", "[Planning"} <= replies
+    sft = CONFIGS / "tiny" / "sft_c3po.py"
+    layout = ["--config.layout.lengths=(1024,)", "--config.layout.tokens=4096"]
+    given = [f"--config.data.demos={out}", f"--config.policy={folder}", "--config.epochs=4"]
+    given += ["--config.optimizer.policy_lr=0.01", f"--out={tmp_path / 'warm'}"]
+    assert main(["sft", f"--config={sft}", *given, *layout]) == 0
+    told = json.loads((tmp_path / "warm" / "summary.json").read_text())
+    assert told["demos"] == count and told["loss"]["last"] < told["loss"]["first"] - 0.5
+    shapes = ["--config.shapes.lengths=(1024,)", "--config.shapes.batches=(16,)"]
+    short = {"steps": 1, "questions": 2, "dev_questions": 2, "eval_every": 1}
+    run = [f"--config.run.{key}={value}" for key, value in short.items()]
+    begun = [f"--config.policy={told['checkpoint']}", f"--workdir={tmp_path / 'run'}"]
+    assert main(["train", *small, *begun, *shapes, *layout, *run]) == 0
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(row)["step"] == 1
