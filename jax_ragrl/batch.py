@@ -67,7 +67,7 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows.
+    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows on a device.
 
     The last batch of a job may be part empty: its rows are then halved, up to `halvings` times.
     Each length may be compiled once, and once more a halving; twice as often from `PLAIN_FROM` on.
@@ -90,8 +90,8 @@ class Layout:
         return next(n for n in self.lengths if size <= n)
 
     def count(self, length: int, ways: int = 1) -> int:
-        """Rows of a length in a batch: a multiple of `ways`."""
-        return max(1, self.tokens // (length * ways)) * ways
+        """Rows of a length in a batch that `ways` devices share."""
+        return max(1, self.tokens // length) * ways
 
     def fewest(self, used: int, length: int, ways: int = 1) -> int:
         """The smallest number of rows that a batch with `used` of them may have."""

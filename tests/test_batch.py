@@ -184,7 +184,7 @@ def test_an_opened_batch_is_filled_before_another_is_opened():
     assert batch.rows.ids_RL.shape == (2, 64)
 
 
-@pytest.mark.parametrize(("ways", "sizes"), [(1, {1, 2, 3, 5, 9}), (4, {4, 8})])
+@pytest.mark.parametrize(("ways", "sizes"), [(1, {1, 2, 3, 5, 9}), (4, {4, 8, 12, 20, 36})])
 def test_only_the_last_batch_has_fewer_rows_and_those_of_few_sizes(ways, sizes):
     layout = Layout(lengths=(8,), tokens=9 * 8, halvings=9)
     for count in range(1, 30):

@@ -26,7 +26,7 @@ RUN = Plan(
     Objective(critic="none", advantage="group_normalised", kl=KL("loss", "k3")),
     Optimizer(1e-3),
     Shapes(lengths=(32,), batches=(16,), steps=8, tokens=64),
-    Layout(lengths=(64,), tokens=8 * 64),
+    Layout(lengths=(64,), tokens=64),
     mesh=(1, 8, 1),
 )
 
