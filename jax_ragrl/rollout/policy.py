@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import context_ids, told
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.sampling.sampler import Job, Shapes, start_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 TOO_LONG = "Prompt Too Long"
@@ -45,29 +45,37 @@ class PolicySampler:
             for f, forced in enumerate(request.branching.forced):
                 if not forced.complete:
                     wanted.setdefault((name, 1), []).append((i, f))
+        # All are started before one is waited for: a device goes on while its rows are read.
+        started = [
+            self._start(name, requests, prompts, width, keys)
+            for (name, width), keys in sorted(wanted.items())
+        ]
         written: dict[tuple[int, int], list[Action]] = {}
-        for (name, width), keys in sorted(wanted.items()):
-            written |= self._sample(name, requests, prompts, width, keys)
+        for finish in started:
+            written |= finish()
         return [self._in_order(i, r, prompts[i], written) for i, r in enumerate(requests)]
 
-    def _sample(
+    def _start(
         self,
         name: str,
         requests: Sequence[ActionRequest],
         prompts: Sequence[tuple[int, ...]],
         width: int,
         keys: Sequence[tuple[int, int]],
-    ) -> dict[tuple[int, int], list[Action]]:
+    ) -> Callable[[], dict[tuple[int, int], list[Action]]]:
         prefixes = {key: self._prefix(requests[key[0]], key[1]) for key in keys}
         longest = self.shapes.lengths[-1]
         fits = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
         jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
-        drawn = sample_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
-        none = [Action((), (), "", (), TOO_LONG)]
-        out = dict.fromkeys(keys, none)
-        for (i, f), rows in zip(fits, drawn, strict=True):
-            out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
-        return out
+        drawn = start_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
+
+        def finish() -> dict[tuple[int, int], list[Action]]:
+            out = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
+            for (i, f), rows in zip(fits, drawn(), strict=True):
+                out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
+            return out
+
+        return finish
 
     def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
         if number < 0:

@@ -64,6 +64,9 @@ class Shapes:
         return next((n for n in self.sizes(ways) if size <= n <= most), most)
 
 
+Written = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]  # rows of every job
+
+
 def sample_jobs(
     graph: Any,
     params: Any,
@@ -71,16 +74,27 @@ def sample_jobs(
     jobs: Sequence[Job],
     width: int,
     shapes: Shapes,
-) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
+) -> Written:
     """`width` continuations (ids, log-probabilities) of every job, in the order of `jobs`.
 
     Every job's prompt must fit one of `shapes.lengths`. Prompts go where the parameters are: over a
     mesh, in batches that divide it.
     """
+    return start_jobs(graph, params, tokenizer, jobs, width, shapes)()
+
+
+def start_jobs(
+    graph: Any,
+    params: Any,
+    tokenizer: ChatTokenizer,
+    jobs: Sequence[Job],
+    width: int,
+    shapes: Shapes,
+) -> Callable[[], Written]:
+    """As `sample_jobs`, which the devices begin with; what is returned waits for them."""
     mesh = mesh_of(params)
     stride = 16 if jax.default_backend() == "gpu" else 1
     stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
-    results: list[Any] = [None] * len(jobs)
     pending = []
     for chunk, length in chunks(jobs, shapes, ways(mesh)):
         batch = shapes.batch(len(chunk), length, ways(mesh))
@@ -91,11 +105,16 @@ def sample_jobs(
         with on(mesh):
             sampled = generate(graph, params, *given, width=width, steps=shapes.steps, **fixed)
         pending.append((chunk, sampled))
-    for chunk, sampled in pending:
-        rows = _rows(fetch(sampled))
-        for at, i in enumerate(chunk):
-            results[i] = rows[at * width : (at + 1) * width]
-    return results
+
+    def finish() -> Written:
+        results: list[Any] = [None] * len(jobs)
+        for chunk, sampled in pending:
+            rows = _rows(fetch(sampled))
+            for at, i in enumerate(chunk):
+                results[i] = rows[at * width : (at + 1) * width]
+        return results
+
+    return finish
 
 
 def chunks(jobs: Sequence[Job], shapes: Shapes, ways: int = 1) -> list[tuple[list[int], int]]:
