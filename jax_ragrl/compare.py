@@ -46,14 +46,8 @@ from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import (
-    load_job,
-    load_llm,
-    load_policies,
-    load_policy,
-    mesh_for,
-    parse_llm,
-)
+from jax_ragrl.train.assemble import load_llm, load_policies, load_policy, mesh_for
+from jax_ragrl.train.job import load_job, parse_llm
 from jax_ragrl.train.loop import trained_policies
 from jax_ragrl.types import Question
 

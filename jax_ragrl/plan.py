@@ -32,7 +32,7 @@ from jax_ragrl.sampling.decode import Prompts, generate
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways
 from jax_ragrl.topology import is_gpu, memory_of
-from jax_ragrl.train.assemble import load_recipe
+from jax_ragrl.train.job import load_recipe
 from jax_ragrl.train.objective import Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.step import gradient, layout_of

@@ -32,7 +32,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
 from jax_ragrl.retrieval.index import open_index
-from jax_ragrl.train.assemble import Index, open_or_build_index
+from jax_ragrl.train.assemble import open_or_build_index
+from jax_ragrl.train.job import Index
 from jax_ragrl.train.log import append
 from jax_ragrl.types import Question
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_ragrl.quickstart import quickstart
-from jax_ragrl.train.assemble import Job
+from jax_ragrl.train.job import Job
 
 COLUMNS = ("system", "seed", "warm start F1", "trained F1", "gain", "95 %", "wall s")
 

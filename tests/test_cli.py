@@ -197,7 +197,7 @@ def test_a_limit_is_no_negative_number(capsys):
 
 def test_a_key_that_a_config_leaves_out_can_be_given(tmp_path, capsys):
     from jax_ragrl.cli import load_config
-    from jax_ragrl.train.assemble import load_job
+    from jax_ragrl.train.job import load_job
 
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}

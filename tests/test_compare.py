@@ -46,8 +46,9 @@ from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train import assemble
-from jax_ragrl.train.assemble import REPLY, load_job, load_policies, policy_folder
+from jax_ragrl.train.assemble import load_policies, policy_folder
 from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.job import REPLY, load_job
 from jax_ragrl.train.loop import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening

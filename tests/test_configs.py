@@ -11,9 +11,9 @@ import pytest
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.assemble import FileData, load_job, system_module
 from jax_ragrl.train.demos import load_warm_start
 from jax_ragrl.train.finetune import load_finetune
+from jax_ragrl.train.job import FileData, load_job, system_module
 from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
 

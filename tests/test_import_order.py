@@ -15,7 +15,18 @@ PACKAGE = "jax_ragrl"
 
 # An entry is a module or a package. In a package siblings may import each other, but not in cycles.
 ORDER = [
-    *("errors", "types", "config", "draws", "sharding", "hosts", "text", "corpus", "models"),
+    *(
+        "errors",
+        "types",
+        "config",
+        "config_file",
+        "draws",
+        "sharding",
+        "hosts",
+        "text",
+        "corpus",
+        "models",
+    ),
     *("retrieval", "sampling", "llm", "rollout", "credit", "batch", "losses", "systems"),
     *(
         "evaluate",

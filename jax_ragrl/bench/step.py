@@ -22,7 +22,8 @@ from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.train.assemble import Job, Parts, assemble, mesh_for
+from jax_ragrl.train.assemble import Parts, assemble, mesh_for
+from jax_ragrl.train.job import Job
 from jax_ragrl.train.loop import acting_environment, learn, prepare_policies, roll_out
 from jax_ragrl.train.policies import Policies
 from jax_ragrl.types import Question

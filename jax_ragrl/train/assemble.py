@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: world or files, index, language model, policy, shapes."""
+"""From a job to the parts of a run: world or files, index, language models, policies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.batch import Layout
-from jax_ragrl.config import build, local
+from jax_ragrl.config import local
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.corpus.questions import load_answered
@@ -27,7 +26,7 @@ from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.int8 import quantize_decoder
-from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.models.lora import add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
@@ -37,274 +36,9 @@ from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
-from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
-from jax_ragrl.systems.base import Credit, Recipe, two_or_more
-from jax_ragrl.systems.crossing import OWN, crossed
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.dpo import Preference
-from jax_ragrl.train.objective import ESTIMATED, GROUPED, Objective
-from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.policies import Schedule
-from jax_ragrl.train.watch import Guard
+from jax_ragrl.train.job import LLM, REMOTE, REPLY, TINY, Data, Index, Job
 from jax_ragrl.types import Question
-
-REMOTE = "remote"  # the kind of an index that another machine holds
-TINY = "tiny"  # the warm-started policy that ships with the package
-REPLY = 512  # tokens of a reply: no system asks more of a frozen language model
-
-
-@dataclasses.dataclass(frozen=True)
-class WorldData:
-    """The generated encyclopedia; see `corpus.world.generate`."""
-
-    seed: int = 0
-    size: int = 240
-    famous: float = 0.3
-    hops: tuple[int, ...] = (1, 2, 3, 4)
-
-
-@dataclasses.dataclass(frozen=True)
-class FileData:
-    """Files in any known format; `dev` and `test` may be the same file as `train`.
-
-    `corpus` may be empty where the index is remote.
-    """
-
-    corpus: str
-    train: str
-    dev: str
-    test: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Either a generated world or files."""
-
-    world: WorldData | None = None
-    files: FileData | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Index:
-    """How the corpus is searched. `folder` is opened where it exists, else made there.
-
-    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else.
-    """
-
-    encoder: str = "lexical"
-    kind: str = "scann"
-    folder: str = ""
-    url: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.kind == REMOTE) != bool(self.url):
-            raise UserError(
-                f"index.kind is {self.kind!r} and index.url is {self.url!r}: give kind remote and "
-                "an address, or neither"
-            )
-        if self.folder:
-            local(self.folder)
-
-
-@dataclasses.dataclass(frozen=True)
-class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
-
-    A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
-    policy in training keeps its own: what it samples has to be what is scored. A local one writes
-    up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy. `concurrency`
-    requests at once, `retries` and `timeout` (seconds) are for `openai`, see `llm.openai`.
-    """
-
-    kind: str = "world_reader"
-    model: str = TINY
-    base_url: str | None = None
-    documents: int = 5  # how many the world reader reads
-    noise: float = 0.1
-    confusion: float = 0.35
-    int8: bool = False
-    dtype: str = "float32"
-    concurrency: int = 32
-    retries: int = 5
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.int8 and self.kind != "local":
-            raise UserError(f"llm.int8 is for llm.kind local, but this is {self.kind!r}: unset it")
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How long a run is, and how often it saves, evaluates and keeps trees for the report.
-
-    `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
-    The last step is always saved and evaluated. In several `cohorts` the questions of a step are
-    rolled out side by side: worth it where the devices would wait for a retriever or a language
-    model elsewhere (`rollout/cohorts.py`).
-    """
-
-    steps: int
-    questions: int = 16
-    cohorts: int = 1
-    save_every: int = 5
-    eval_every: int = 5
-    dev_questions: int = 64
-    test_questions: int = 300
-    trees_every: int = 5
-    trees: int = 2
-    baselines: str = "c3po_tiny"
-
-    def __post_init__(self) -> None:
-        for name in ("questions", "cohorts", "save_every", "eval_every", "trees_every"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"run.{name} is {getattr(self, name)}: give at least 1; what is done every so "
-                    "many steps is done after the last alone where this is more than run.steps"
-                )
-        if self.steps < 0:
-            raise UserError(f"run.steps is {self.steps}: give at least 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A whole training run; the fields are the sections of its config file.
-
-    `policy` is the folder that every policy of the system starts from, except those that `policies`
-    names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
-    keeps actions that were forced in the update, scored under the current policy. A `judge` is a
-    language model that grades answers in the place of the system's own metric, as the reward and on
-    dev questions; kind `none` is none. With `preference`
-    the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
-    `remat` are the dtype of forward and backward passes and what the latter computes again. `mesh`
-    is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without it a run
-    takes the first device.
-    """
-
-    run: Run
-    recipe: Recipe
-    objective: Objective
-    optimizer: Optimizer
-    data: Data = Data()
-    index: Index = Index()
-    llm: LLM = LLM()
-    judge: LLM = LLM("none")
-    shapes: Shapes = Shapes()
-    layout: Layout = Layout()
-    policy: str = TINY
-    policies: tuple[tuple[str, str], ...] = ()
-    lora: LoRAConfig | None = None
-    schedule: Schedule = Schedule()
-    preference: Preference | None = None
-    guard: Guard = Guard()
-    compute: str = "float32"
-    remat: str = "none"
-    mesh: tuple[int, ...] = ()
-    train_forced: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.judge.kind != "none" and not self.recipe.judged:
-            raise UserError(
-                f"judge.kind is {self.judge.kind!r}, but this system's reward takes no judge's "
-                "verdict: set it to none"
-            )
-        systems = (self.recipe.system, self.recipe.evaluated)
-        for role in (role for system in systems for role in system.roles.values()):
-            asked, most = role.sampling.max_tokens, self.shapes.steps
-            if asked > most:
-                raise UserError(
-                    f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
-                    "its actions would be cut: raise shapes.steps, or lower the role's tokens"
-                )
-        if self.preference is None:
-            self._check_credit()
-
-    def _check_credit(self) -> None:
-        """`UserError` where the recipe has no credit for the objective, or compares nothing."""
-        rule, recipe = self.objective.advantage, self.recipe
-        wanted = tuple(recipe.advantages) or ESTIMATED
-        if rule not in wanted:
-            raise UserError(
-                f"objective.advantage is {rule!r}, which the credit of this system cannot be made "
-                f"into: use {' or '.join(wanted)}, or another config.credit (systems/crossing.py)"
-            )
-        if self.objective.span == "conversation" and recipe.turns is None:
-            raise UserError(
-                "objective.span is 'conversation', but no turn of this system continues another: "
-                "use span 'turn'"
-            )
-        if rule in GROUPED and recipe.width < 2:
-            two_or_more("rollouts", recipe.rollouts)
-
-    @property
-    def policy_of(self) -> dict[str, str]:
-        """The policy of each role."""
-        return {name: role.policy for name, role in self.recipe.system.roles.items()}
-
-    @property
-    def credit(self) -> Credit:
-        """The recipe's credit, as the objective wants it."""
-        if self.recipe.turns is not None and self.objective.span == "conversation":
-            return self.recipe.turns
-        return self.recipe.advantages.get(self.objective.advantage, self.recipe.credit)
-
-    @property
-    def temperature(self) -> float:
-        """The sampling temperature of every trained role."""
-        found = {role.sampling.temperature for role in self.recipe.system.roles.values()}
-        if len(found) != 1:
-            raise UserError(f"trained roles are sampled at temperatures {sorted(found)}: use one")
-        return found.pop()
-
-
-SYSTEMS: Mapping[str, Any] = {
-    "c3po": c3po,
-    "coda": coda,
-    "mao_arag": mao_arag,
-    "mmoa_rag": mmoa_rag,
-    "opera": opera,
-}
-
-
-def load_job(values: Mapping[str, Any]) -> Job:
-    """A job from the values of a config: `system` names a paper, `recipe` holds its settings."""
-    values = dict(values)
-    return build(Job, {"recipe": load_recipe(values), **values})
-
-
-def system_module(name: str) -> Any:
-    """The module of a system: one of `SYSTEMS`, or any by its dotted name.
-
-    It has a dataclass `Settings` and a function `recipe` from one to a `Recipe`.
-    """
-    if name in SYSTEMS:
-        return SYSTEMS[name]
-    try:
-        return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
-        known = ", ".join(SYSTEMS)
-        raise UserError(
-            f"config.system is {name!r}: use {known}, or the dotted name of a module ({error})"
-        ) from error
-
-
-def load_recipe(values: dict[str, Any]) -> Recipe:
-    """The recipe of a config; the keys that make it are taken out of `values`.
-
-    These are `system`, `recipe`, and `credit` and `rollouts`, which `systems.crossing` explains.
-    """
-    name, given = values.pop("system", None), values.pop("recipe", {})
-    credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
-    if not isinstance(rollouts, int) or rollouts < 0:
-        raise UserError(f"config.rollouts is {rollouts!r}: give a number of them, or 0")
-    module = system_module(str(name))
-    if missing := [part for part in ("Settings", "recipe") if not hasattr(module, part)]:
-        raise UserError(
-            f"config.system is {name!r}, but that module has no {missing[0]}: a system has a "
-            "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
-        )
-    recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
-    return crossed(recipe, str(credit), rollouts)
 
 
 class Parts(NamedTuple):
@@ -443,14 +177,6 @@ def load_policy(
     """A decoder and its tokenizer from a Hugging Face folder, over a mesh or on one device."""
     folder = policy_folder(name)
     return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
-
-
-def parse_llm(text: str, *, int8: bool = False) -> LLM:
-    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL]`."""
-    if not text.startswith("openai:"):
-        return LLM("local", text, int8=int8)
-    model, _, url = text.removeprefix("openai:").partition("@")
-    return LLM("openai", model, url or None, int8=int8)
 
 
 def load_llm(

@@ -27,8 +27,9 @@ from jax_ragrl.rollout.context import context_ids, written_ids
 from jax_ragrl.rollout.effects import Said, Segment, Told
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import TINY, load_policy
+from jax_ragrl.train.assemble import load_policy
 from jax_ragrl.train.finetune import batches, finish, learn
+from jax_ragrl.train.job import TINY
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example
 from jax_ragrl.train.trainer import prepare, trained
@@ -114,7 +115,7 @@ class WarmStart:
 
     A step is `batch` demonstrations, and a run sees each `epochs` times. With `lora` an adapter is
     trained, and merged in the end. Every `save_every` steps (0: never) the run is saved, to go on
-    from there. `mesh`, `compute` and `remat` are as in `assemble.Job`.
+    from there. `mesh`, `compute` and `remat` are as in `job.Job`.
     """
 
     data: Taught

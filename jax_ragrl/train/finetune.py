@@ -44,17 +44,9 @@ from jax_ragrl.systems.baselines.rows import (
 )
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import (
-    LLM,
-    TINY,
-    Data,
-    Index,
-    load_data,
-    load_llm,
-    load_policy,
-    load_retriever,
-)
+from jax_ragrl.train.assemble import load_data, load_llm, load_policy, load_retriever
 from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.job import LLM, TINY, Data, Index
 from jax_ragrl.train.log import append, keep_until
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, example, imitate

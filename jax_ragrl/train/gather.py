@@ -33,18 +33,9 @@ from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.expert_pool import Scribe
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import (
-    Job,
-    Parts,
-    load_data,
-    load_job,
-    load_llm,
-    mesh_for,
-    parse_llm,
-    policy_folder,
-    surrounded,
-)
+from jax_ragrl.train.assemble import Parts, load_data, load_llm, mesh_for, policy_folder, surrounded
 from jax_ragrl.train.demos import Demo
+from jax_ragrl.train.job import Job, load_job, parse_llm
 from jax_ragrl.train.pool import Ghostwriter, conversation
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
 from jax_ragrl.types import Message, Question

@@ -27,9 +27,10 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import Job, Parts
+from jax_ragrl.train.assemble import Parts
 from jax_ragrl.train.checkpoint import Checkpoints, abstract
 from jax_ragrl.train.dpo import pairs_of, prefer_all
+from jax_ragrl.train.job import Job
 from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.train.policies import (
     Policies,

@@ -27,7 +27,8 @@ from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Settings, recipe
 from jax_ragrl.systems.opera_grammar import PLAN, REWRITE
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import assemble, load_job, load_llm, parse_llm
+from jax_ragrl.train.assemble import assemble, load_llm
+from jax_ragrl.train.job import load_job, parse_llm
 from jax_ragrl.types import LLMRequest, Message, Question
 
 GROUP = 3  # candidates a decision and temperature: twelve at the four of the paper

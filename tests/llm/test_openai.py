@@ -9,7 +9,8 @@ import pytest
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train import assemble
+from jax_ragrl.train.assemble import load_llm
+from jax_ragrl.train.job import LLM
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
 
@@ -96,8 +97,8 @@ def test_a_config_says_how_many_requests_are_made_at_once_and_how_long_they_take
         return "x"
 
     with serving(reply) as (address, _):
-        llm = assemble.LLM("openai", "m", address, concurrency=2, retries=0, timeout=9.0)
-        found = assemble.load_llm(llm, None, "", Shapes())
+        llm = LLM("openai", "m", address, concurrency=2, retries=0, timeout=9.0)
+        found = load_llm(llm, None, "", Shapes())
         assert found.complete([asked(f"q{i}") for i in range(8)]) == ["x"] * 8
     assert max(most) == 2
 

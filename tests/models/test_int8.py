@@ -18,7 +18,8 @@ from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.assemble import LLM, load_llm
+from jax_ragrl.train.assemble import load_llm
+from jax_ragrl.train.job import LLM
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import tokenizer
 

@@ -15,7 +15,8 @@ from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
-from jax_ragrl.train.assemble import Index, open_or_build_index
+from jax_ragrl.train.assemble import open_or_build_index
+from jax_ragrl.train.job import Index
 from jax_ragrl.types import Hits, Passage, Question
 
 PASSAGES = tuple(

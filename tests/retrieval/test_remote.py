@@ -26,7 +26,8 @@ from jax_ragrl.rollout.expand import once
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from jax_ragrl.train.assemble import Data, FileData, Index, load_data, load_retriever
+from jax_ragrl.train.assemble import load_data, load_retriever
+from jax_ragrl.train.job import Data, FileData, Index
 from jax_ragrl.types import Passage
 from tests.listening import listening
 from tests.rollout.tape import ANN, BOB, Tape

@@ -14,7 +14,7 @@ from jax_ragrl.rollout.cohorts import in_cohorts
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.train.assemble import Run
+from jax_ragrl.train.job import Run
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
 from tests.rollout.test_shares import BATCH, assert_equal, reply

@@ -7,7 +7,7 @@ from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.tree import decisions
-from jax_ragrl.train.assemble import Job, load_job
+from jax_ragrl.train.job import Job, load_job
 from tests.rollout.tape import ANN, Tape
 
 GRPO = {

@@ -15,8 +15,8 @@ from jax_ragrl.systems.baselines import rag_ddr
 from jax_ragrl.systems.baselines.rag_ddr import Settings
 from jax_ragrl.systems.mmoa_rag import GENERATOR, MMOARAG, SELECTOR
 from jax_ragrl.train import loop
-from jax_ragrl.train.assemble import load_job
 from jax_ragrl.train.dpo import pairs_of
+from jax_ragrl.train.job import load_job
 from tests.rollout.tape import ANN, Tape
 
 SYSTEM = MMOARAG("mmoa_rag_tiny", "S+G", 2, "D")

@@ -14,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.train.assemble import Index, load_data, load_policy, load_retriever
+from jax_ragrl.train.assemble import load_data, load_policy, load_retriever
 from jax_ragrl.train.finetune import (
     ROWS,
     Source,
@@ -22,6 +22,7 @@ from jax_ragrl.train.finetune import (
     fine_tune,
     load_finetune,
 )
+from jax_ragrl.train.job import Index
 from jax_ragrl.train.sft import Example, example
 from jax_ragrl.types import Message
 from tests.rollout.tape import ANN, Tape

@@ -16,8 +16,9 @@ from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.train import loop, trainer
-from jax_ragrl.train.assemble import assemble, load_job
+from jax_ragrl.train.assemble import assemble
 from jax_ragrl.train.checkpoint import Checkpoints
+from jax_ragrl.train.job import load_job
 from tests.tiny import policy, tokenizer
 
 

@@ -12,7 +12,8 @@ from flax import nnx
 from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.sharding import mesh_of
-from jax_ragrl.train.assemble import assemble, load_job
+from jax_ragrl.train.assemble import assemble
+from jax_ragrl.train.job import load_job
 from jax_ragrl.train.loop import train
 from tests.tiny import policy, tokenizer
 
