@@ -112,7 +112,12 @@ def local(path: str | pathlib.Path) -> pathlib.Path:
 
 
 # Where something is, which no number of a run depends on.
-PLACES = ("config.index.folder", "config.index.url", "config.llm.base_url")
+PLACES = (
+    "config.index.folder",
+    "config.index.url",
+    "config.llm.base_url",
+    "config.judge.base_url",
+)
 
 
 def settle(

@@ -43,8 +43,12 @@ for size in 0.5b 1.5b; do
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done
 done
-# A whole step of C-3PO, rollout and updates, with a policy and a critic of 1.5B.
-measure step-1.5b step --config=configs/tiny/c3po.py --shape qwen2.5-1.5b \
-  --config.compute=bfloat16 --config.remat=full --config.run.questions=32 --config.layout.tokens=8192
+# A whole step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions in
+# step, and in two parts that take turns.
+for cohorts in 1 2; do
+  measure "step-1.5b-$cohorts" step --config=configs/tiny/c3po.py --shape qwen2.5-1.5b \
+    --config.compute=bfloat16 --config.remat=full --config.run.questions=32 \
+    --config.run.cohorts="$cohorts" --config.layout.tokens=8192
+done
 
 ((${#failed[@]} == 0)) || { printf 'failed, see %s\n' "${failed[@]}" >&2; exit 1; }

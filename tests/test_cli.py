@@ -105,12 +105,13 @@ def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_p
 def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
     from jax_ragrl.config import settle, settled
 
-    file, llm = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
-    settle(file, {"llm": llm, "seed": 0})
-    settle(file, {"llm": llm | {"base_url": "http://b/v1"}, "seed": 0})
-    assert settled(file)["llm"]["base_url"] == "http://b/v1"
+    file, here = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
+    there = here | {"base_url": "http://b/v1"}
+    settle(file, {"llm": here, "judge": here, "seed": 0})
+    settle(file, {"llm": there, "judge": there, "seed": 0})
+    assert settled(file)["llm"] == settled(file)["judge"] == there
     with pytest.raises(UserError, match="config.seed differs"):
-        settle(file, {"llm": llm, "seed": 1})
+        settle(file, {"llm": there, "judge": there, "seed": 1})
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from jax_ragrl.config import PLACES, settle
+from jax_ragrl.config import settle
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluate import METRICS
@@ -42,7 +42,6 @@ from jax_ragrl.types import Message, Question
 
 CHUNK = 64  # questions rolled out together, and lost together where a run is killed
 LABELS = "labels"
-FREE = (*PLACES, "config.judge.base_url")
 
 
 class Made(NamedTuple):
@@ -83,7 +82,7 @@ def make_demos(
     source = source_of(job, parts, writer)
     model = writer.name.partition("@")[0] if writer.name.startswith("openai:") else writer.name
     given = {**values, "writer": writer._replace(name=model)._asdict()}  # its server may move
-    settle(out.with_suffix(".config.json"), given, free=FREE, place="--out")
+    settle(out.with_suffix(".config.json"), given, place="--out")
     gather(source, questions, out)
     return summary(out)
 
