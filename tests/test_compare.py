@@ -48,7 +48,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train import assemble
 from jax_ragrl.train.assemble import load_policies, policy_folder
 from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.job import REPLY, load_job
+from jax_ragrl.train.job import REPLY, load_job, parse_llm
 from jax_ragrl.train.loop import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening
@@ -115,7 +115,7 @@ def test_a_tiny_policy_is_trained_within_the_tokens_that_a_table_gives_it(name):
 def test_a_local_model_writes_as_much_as_systems_ask(monkeypatch, steps):
     loaded = nnx.merge(*policy()), tokenizer()
     monkeypatch.setattr(assemble, "load_policy", lambda *_: loaded)
-    llm = assemble.load_llm(assemble.parse_llm("tiny"), None, "", Shapes(steps=steps))
+    llm = assemble.load_llm(parse_llm("tiny"), None, "", Shapes(steps=steps))
     assert llm._shapes.steps == max(REPLY, steps)
 
 
