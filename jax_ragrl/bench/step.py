@@ -8,10 +8,11 @@ What is compiled in a step, for shapes that no step before it had, is counted an
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jax_ragrl.batch import turns_of
 from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
+from jax_ragrl.rollout.cohorts import Around
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.train.assemble import Parts, assemble, mesh_for
 from jax_ragrl.train.job import Job
@@ -31,26 +33,20 @@ from jax_ragrl.types import Question
 Interval = tuple[float, float]
 
 
-class Timed:
+class Timed(Around):
     """Another object, the seconds of whose calls are added up in `seconds[name]`."""
 
     def __init__(self, wrapped: Any, name: str, seconds: dict[str, float]):
-        self._wrapped, self._name, self._seconds = wrapped, name, seconds
+        super().__init__(wrapped, lambda: _timing(name, seconds))
 
-    def __getattr__(self, attribute: str) -> Any:
-        value = getattr(self._wrapped, attribute)
-        return self._timing(value) if callable(value) else value
 
-    def _timing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                passed = time.perf_counter() - begun
-                self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
-
-        return timed
+@contextlib.contextmanager
+def _timing(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
 
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of JAX, its duration in seconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jax_ragrl.rollout.collect import Environment
@@ -35,11 +36,11 @@ def in_cohorts(
     device, search = threading.Lock(), threading.Lock()
 
     def locked(model: Any) -> Any:
-        return OneAtATime(model, device) if getattr(model, "on_device", False) else model
+        return Around(model, lambda: device) if getattr(model, "on_device", False) else model
 
     shared = environment._replace(
-        sampler=OneAtATime(environment.sampler, device),
-        retriever=OneAtATime(environment.retriever, search),
+        sampler=Around(environment.sampler, lambda: device),
+        retriever=Around(environment.retriever, lambda: search),
         llm=locked(environment.llm),
         judge=locked(environment.judge),
     )
@@ -48,19 +49,19 @@ def in_cohorts(
         return merge(questions, shares, [*parts])
 
 
-class OneAtATime:
-    """Another object, whose calls wait for each other."""
+class Around:
+    """Another object, every call of which is made within a context, such as a lock."""
 
-    def __init__(self, wrapped: Any, lock: threading.Lock) -> None:
-        self._wrapped, self._lock = wrapped, lock
+    def __init__(self, wrapped: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._wrapped, self._context = wrapped, context
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._wrapped, name)
-        return self._locked(value) if callable(value) else value
+        return self._within(value) if callable(value) else value
 
-    def _locked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
+    def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self._context():
                 return call(*args, **kwargs)
 
-        return locked
+        return within

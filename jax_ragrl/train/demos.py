@@ -50,10 +50,10 @@ class Demo(NamedTuple):
     reward: float = 1.0
     chat: bool = True
 
-    def line(self) -> str:
-        """The demonstration as a line of a file."""
+    def row(self) -> dict[str, Any]:
+        """The demonstration as a row of a file."""
         row = self._asdict() | {"prompt": [message._asdict() for message in self.prompt]}
-        return json.dumps({k: v for k, v in row.items() if k != "chat" or not v}) + "\n"
+        return {k: v for k, v in row.items() if k != "chat" or not v}
 
     def example(self, tokenizer: ChatTokenizer) -> Example:
         """Its ids, those that a rollout with this context and action has."""

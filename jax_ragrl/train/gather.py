@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 import pathlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -36,6 +35,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import Parts, load_data, load_llm, mesh_for, policy_folder, surrounded
 from jax_ragrl.train.demos import Demo
 from jax_ragrl.train.job import Job, load_job, parse_llm
+from jax_ragrl.train.log import append, keep_rows, rows_of
 from jax_ragrl.train.pool import Ghostwriter, conversation
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
 from jax_ragrl.types import Message, Question
@@ -161,12 +161,14 @@ def gather(source: Source, questions: Sequence[Question], out: pathlib.Path) -> 
     Raises `UserError` where nothing comes back any more: what is done is kept.
     """
     log = log_of(out)
-    tried = {row["question"]: "error" in row for row in _rows(log)}
+    tried = {row["question"]: "error" in row for row in rows_of(log)}
     done = {question for question, failed in tried.items() if not failed}
     todo = [question for question in questions if question.id not in done]
     todo.sort(key=lambda question: question.id in tried)  # what failed waits for its second try
+    again = {question.id for question in todo}
     for file in (out, log):
-        _forget(file, {question.id for question in todo})
+        keep_rows(file, lambda row: row["question"] not in again)
+        file.touch()
     bar = tqdm(total=len(questions), initial=len(questions) - len(todo), unit="question")
     with bar:
         for start in range(0, len(todo), CHUNK):
@@ -178,8 +180,10 @@ def gather(source: Source, questions: Sequence[Question], out: pathlib.Path) -> 
                     f"all of {len(chunk)} questions failed ({next(iter(made.failed.values()))}): "
                     "put that right, then the same command goes on from here"
                 )
-            _add(out, (demo.line() for demo in made.demos))
-            _add(log, (json.dumps(row) + "\n" for row in _told(chunk, made)))
+            for demo in made.demos:
+                append(out, demo.row())
+            for row in _told(chunk, made):
+                append(log, row)
             bar.update(len(chunk))
 
 
@@ -200,9 +204,9 @@ def _told(questions: Sequence[Question], made: Made) -> Iterator[dict[str, Any]]
 
 def summary(out: pathlib.Path) -> dict[str, Any]:
     """What a file holds by role, and what became of the questions."""
-    rows = list(_rows(log_of(out)))
+    rows = list(rows_of(log_of(out)))
     errors = [row["error"] for row in rows if "error" in row]
-    roles = collections.Counter(row["role"] for row in _rows(out))
+    roles = collections.Counter(row["role"] for row in rows_of(out))
     return {
         "questions": len(rows),
         "with_demos": sum(row["demos"] > 0 for row in rows),
@@ -212,32 +216,3 @@ def summary(out: pathlib.Path) -> dict[str, Any]:
         "roles": dict(sorted(roles.items())),
         "out": str(out),
     }
-
-
-def _add(file: pathlib.Path, lines: Iterator[str]) -> None:
-    with file.open("a", encoding="utf-8") as opened:
-        opened.writelines(lines)
-
-
-def _rows(file: pathlib.Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
-    if file.exists():
-        with file.open(encoding="utf-8") as opened:
-            yield from (row for line in opened if (row := _parsed(line)) is not None)
-
-
-def _parsed(line: str) -> Mapping[str, Any] | None:
-    try:
-        row: Mapping[str, Any] = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row
-
-
-def _forget(file: pathlib.Path, questions: Set[str]) -> None:
-    """Drops what a file holds on some questions, a line at a time: it may be large."""
-    kept = file.with_suffix(".tmp")
-    rows = (row for row in _rows(file) if row["question"] not in questions)
-    kept.write_text("", encoding="utf-8")
-    _add(kept, (json.dumps(row) + "\n" for row in rows))
-    kept.replace(file)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,15 +176,26 @@ def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
         out.write(json.dumps(row) + "\n")
 
 
-def keep_until(file: pathlib.Path, step: int) -> None:
-    """Drops rows after `step`, a torn last line among them."""
+def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
     if not file.exists():
         return
-    kept = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        kept += [line] if row["step"] <= step else []
-    file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    with file.open(encoding="utf-8") as opened:
+        for line in opened:
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
+def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Drops the other rows of a file, and torn ones, a line at a time: it may be large."""
+    if not file.exists():
+        return
+    kept = file.with_suffix(".tmp")
+    with kept.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows_of(file) if wanted(row))
+    kept.replace(file)
+
+
+def keep_until(file: pathlib.Path, step: int) -> None:
+    """Drops rows after `step`, a torn last line among them."""
+    keep_rows(file, lambda row: row["step"] <= step)

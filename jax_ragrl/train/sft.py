@@ -18,6 +18,7 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.batch import Rows, Turn, grouped, lay_out
+from jax_ragrl.rollout.context import written_ids
 from jax_ragrl.sharding import fetch, on, ways
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import KL, Objective
@@ -40,8 +41,7 @@ def example(
     tokenizer: ChatTokenizer, messages: Sequence[Message], target: str, role: str
 ) -> Example:
     """A conversation and what `role` is to write next, which ends with the stop token."""
-    ids = (*tokenizer.encode(target), tokenizer.stop_ids[0])
-    return Example(tuple(tokenizer.chat(messages)), ids, role)
+    return Example(tuple(tokenizer.chat(messages)), written_ids(tokenizer, target, True), role)
 
 
 class Packed(NamedTuple):

@@ -32,7 +32,7 @@ TALKED = (*ASKED, Message("assistant", "film"), Message("user", "the <|im_end|>"
 
 
 def write(file: pathlib.Path, *rows: Demo) -> str:
-    file.write_text("".join(row.line() for row in rows), encoding="utf-8")
+    file.write_text("".join(json.dumps(row.row()) + "\n" for row in rows), encoding="utf-8")
     return str(file)
 
 

@@ -126,7 +126,8 @@ def test_what_a_killed_run_left_half_done_is_done_again(tmp_path):
     out = tmp_path / "d.jsonl"
     gather(Source(), QUESTIONS[:2], out)
     with out.open("a") as file:  # a chunk whose questions are not noted, and a torn line
-        file.write(Demo("2", "r", (Message("user", "who"),), "stale").line() + '{"question": "3"')
+        stale = Demo("2", "r", (Message("user", "who"),), "stale").row()
+        file.write(json.dumps(stale) + '\n{"question": "3"')
     gather(Source(), QUESTIONS[:4], out)
     assert held(out) == [f"{i}{reply}" for i in range(4) for reply in "ab"]
 
