@@ -259,7 +259,7 @@ def test_a_cache_without_its_offsets_is_refused(tiny):
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_no_gradient_is_a_sum_over_tokens_in_half_precision(qkv_bias):
-    """In bfloat16 the sum of thousands of like numbers stops growing, and no TPU is told to widen it."""
+    """In bfloat16 thousands of like numbers stop adding up, and no TPU is told to widen them."""
     config = dataclasses.replace(TINY, dtype="bfloat16", qkv_bias=qkv_bias, qk_norm=not qkv_bias)
     graphdef, state = nnx.split(jax.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     ids_BL = jax.ShapeDtypeStruct((2, 64), jnp.int32)
