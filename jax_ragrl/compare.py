@@ -17,7 +17,7 @@ from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import open_with_corpus
+from jax_ragrl.retrieval.index import load_indexed, open_index, read_description
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
@@ -202,7 +202,8 @@ def retriever_of(setting: Setting) -> Retriever:
         raise UserError(
             "--questions needs --corpus and --index, or --retriever alone; --data makes its own"
         )
-    return open_with_corpus(folder, corpus)
+    read_description(folder)  # a wrong folder is left as it is
+    return open_index(folder, load_indexed(corpus, folder))
 
 
 def load_actors(setting: Setting) -> Actors:

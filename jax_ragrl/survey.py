@@ -25,6 +25,7 @@ from jax_ragrl.compare import (
     measured,
     open_bench,
     questions_of,
+    retriever_of,
 )
 from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
@@ -33,7 +34,6 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import open_with_corpus
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
 from jax_ragrl.train.log import append
@@ -140,7 +140,7 @@ def _opened(
     try:
         assert data.corpus is not None, "with_corpora names one"
         if setting.index_folder and data.corpus == setting.corpus:
-            retriever = open_with_corpus(setting.index_folder, data.corpus)
+            retriever = retriever_of(setting)
         else:
             retriever = _indexed(data.corpus, workdir, encoder)
         bench = open_bench(setting, actors, retriever)

@@ -62,7 +62,10 @@ class Corpus:
 
 
 def load_corpus(
-    path: pathlib.Path | str, format: str | None = None, folder: pathlib.Path | None = None
+    path: pathlib.Path | str,
+    format: str | None = None,
+    folder: pathlib.Path | None = None,
+    of: str = "",
 ) -> Corpus:
     """The corpus of a file in any known passage format, plain or gzipped.
 
@@ -71,11 +74,13 @@ def load_corpus(
       format: a name from `jax_ragrl.corpus.formats.FORMATS`; None looks at the content.
       folder: where the passages are kept on disk: written first, and again where the file has
         another size or time of change; else opened without reading it. None holds them in memory.
+      of: the fingerprint that what is kept must have, if any.
 
     Raises:
-      UserError: no passages, repeated ids, an unknown format or a malformed record.
+      UserError: no passages, repeated ids, an unknown format, a malformed record, or passages that
+        are not `of`: the folder is then left as it is.
     """
-    stored = None if folder is None else _stored(pathlib.Path(path), format, folder)
+    stored = None if folder is None else _stored(pathlib.Path(path), format, folder, of)
     if stored is not None:
         return Corpus(stored, stored.fingerprint)
     passages = tuple(iter_passages(path, format))
@@ -86,17 +91,18 @@ def load_corpus(
 
 
 def _stored(
-    path: pathlib.Path, format: str | None, folder: pathlib.Path
+    path: pathlib.Path, format: str | None, folder: pathlib.Path, of: str
 ) -> store.StoredPassages | None:
     """The passages of a file as a folder holds them; None where it may not be written."""
     source = store.source_of(path, format)
     opened = store.open_passages(folder, source)
     if opened is not None:
         return opened
-    if (folder / store.FILE).exists():
-        print(f"ragrl: {folder} is not of {path} as it is now: reading it again", file=sys.stderr)
+    older = (folder / store.FILE).exists()
     try:
-        store.write_passages(iter_passages(path, format), folder, source, path)
+        store.write_passages(iter_passages(path, format), folder, source, path, of)
+        if older:
+            print(f"ragrl: {path} has changed: read again into {folder}", file=sys.stderr)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

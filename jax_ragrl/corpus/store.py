@@ -101,21 +101,31 @@ def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
 
 
 def write_passages(
-    passages: Iterable[Passage], folder: pathlib.Path, source: Any, path: pathlib.Path
+    passages: Iterable[Passage],
+    folder: pathlib.Path,
+    source: Any,
+    path: pathlib.Path,
+    of: str = "",
 ) -> None:
     """Writes passages one by one, with a progress bar; older ones are replaced once all are there.
 
     Args:
       source, path: of the file they are read from, see `source_of`.
+      of: the fingerprint that they must have, if any.
 
     Raises:
-      UserError: two passages share an id.
+      UserError: two passages share an id, or they are of another fingerprint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Apart until they are whole: another process may read the older ones, or write as well.
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as name:
         made = pathlib.Path(name)
         fingerprint, hash_X = _write_rows(passages, made)
+        if of and fingerprint != of:
+            raise UserError(
+                f"index {folder.parent} was built for corpus {of}, but {path} holds {fingerprint}: "
+                "rerun 'ragrl index', or give the corpus it was built for"
+            )
         about = {"fingerprint": fingerprint, "sources": [*_same(folder, fingerprint), source]}
         (made / FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
         try:

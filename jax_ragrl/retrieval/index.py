@@ -167,13 +167,18 @@ def open_index(
     return DenseRetriever(corpus, encoder, _searcher(made["kind"], folder, made["count"]))
 
 
-def open_with_corpus(folder: pathlib.Path, corpus_path: pathlib.Path) -> DenseRetriever:
-    """`open_index` over the corpus of a file, whose passages the folder keeps.
+def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
+    """The corpus of a file, its passages kept in the folder of an index that is there, or will be.
 
-    Raises `UserError` as that and `load_corpus` do.
+    Without a folder they are held in memory.
+
+    Raises:
+      UserError: as `load_corpus` does, or the index is of another corpus.
     """
-    read_description(folder)  # a wrong folder is left as it is
-    return open_index(folder, load_corpus(corpus_path, folder=folder / PASSAGES))
+    if folder is None:
+        return load_corpus(path)
+    of = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
+    return load_corpus(path, folder=folder / PASSAGES, of=of)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:

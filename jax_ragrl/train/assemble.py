@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import importlib.resources
 import pathlib
@@ -16,7 +15,7 @@ from jax.sharding import Mesh
 
 from jax_ragrl.config import local
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import in_turn
@@ -32,8 +31,8 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import (
-    PASSAGES,
     build_index,
+    load_indexed,
     make_encoder,
     open_index,
     read_description,
@@ -133,11 +132,10 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
         splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
-        kept = None if folder is None else folder / PASSAGES
         if not files.corpus:
             return Loaded(Corpus(()), splits, None)
-        corpus = in_turn(functools.partial(load_corpus, local(files.corpus), folder=kept))
-        return Loaded(corpus, splits, None)
+        path = local(files.corpus)
+        return Loaded(in_turn(lambda: load_indexed(path, folder)), splits, None)
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
     chosen = data.world

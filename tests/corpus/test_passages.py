@@ -96,7 +96,7 @@ def test_a_changed_file_is_read_again_and_what_is_open_stays(tmp_path, capsys):
     first = load_corpus(path, folder=folder)
     written(path, *PASSAGES[:2])
     second = load_corpus(path, folder=folder)
-    assert "c.jsonl as it is now: reading it again" in capsys.readouterr().err
+    assert "c.jsonl has changed: read again into" in capsys.readouterr().err
     assert tuple(second.passages) == PASSAGES[:2] and second.fingerprint != first.fingerprint
     assert tuple(first.passages) == PASSAGES
     assert sorted(p.name for p in folder.iterdir()) == ["corpus.json", "offsets.npy", "rows.jsonl"]

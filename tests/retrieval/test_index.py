@@ -13,7 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
+from jax_ragrl.retrieval.index import build_index, load_indexed, open_index, recall, run_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
@@ -91,6 +91,18 @@ def test_another_corpus_is_refused_and_both_fingerprints_named(corpus, tmp_path)
     with pytest.raises(UserError, match="ragrl index") as caught:
         open_index(tmp_path, other)
     assert corpus.fingerprint in str(caught.value) and other.fingerprint in str(caught.value)
+
+
+def test_an_index_keeps_its_passages_whatever_corpus_is_tried(corpus, tmp_path):
+    folder, path = tmp_path / "index", tmp_path / "corpus.jsonl"
+    save_corpus(corpus, path)
+    run_index(path, folder, kind="exact")
+    save_corpus(Corpus(PASSAGES[::-1]), tmp_path / "other.jsonl")
+    with pytest.raises(UserError, match="built for corpus.*but .*other.jsonl holds"):
+        load_indexed(tmp_path / "other.jsonl", folder)
+    kept = load_indexed(path, folder)
+    assert kept.known and tuple(kept.passages) == PASSAGES
+    assert open_index(folder, kept).search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
 
 
 def test_another_encoder_is_refused(corpus, tmp_path):
