@@ -72,7 +72,7 @@ def score_tokens(
         return _in_chunks(None, head, tokens)
     split = "fsdp" if "fsdp" in axes else None
     by_row, whole = PartitionSpec(axes), PartitionSpec()
-    by_head = _Head(whole, PartitionSpec(None, split), whole, whole)
+    by_head = _Head(whole, PartitionSpec(None, split), whole, whole)  # type: ignore[arg-type]
     apart = jax.shard_map(
         functools.partial(_in_chunks, split),
         in_specs=(by_head, by_row),
