@@ -93,7 +93,8 @@ def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], Chat
     names = sorted(set(job.policy_of.values()))
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
-        raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
+        known = ", ".join(dict.fromkeys([*names, *job.policy_of]))
+        raise UserError(f"policies names {unknown[0]!r}: this system has {known}")
     loaded = {folder: load_policy(folder, mesh) for folder in sorted(set(folders.values()))}
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
     if len(tokenizers) > 1:
