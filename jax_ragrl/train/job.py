@@ -10,6 +10,7 @@ from typing import Any
 from jax_ragrl.batch import Layout
 from jax_ragrl.config import build, convert, local
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import METRICS
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
@@ -180,6 +181,11 @@ class Job:
             raise UserError(
                 f"judge.kind is {self.judge.kind!r}, but this system's reward takes no judge's "
                 "verdict: set it to none"
+            )
+        if self.recipe.metric not in METRICS:
+            raise UserError(
+                f"the recipe's metric is {self.recipe.metric!r}: use one of {', '.join(METRICS)}, "
+                "or add it to jax_ragrl.evaluate.METRICS in the module of the system"
             )
         systems = (self.recipe.system, self.recipe.evaluated)
         for role in (role for system in systems for role in system.roles.values()):

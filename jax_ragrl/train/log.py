@@ -176,7 +176,7 @@ class Log:
             append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in self.SHOWN if k in metrics)
+        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in told(metrics, self.SHOWN))
         seconds = metrics["time/rollout_s"] + metrics["time/train_s"]
         self._bar.write(f"step {step} {shown} {seconds:.1f}s")
         self._bar.update()
@@ -185,6 +185,11 @@ class Log:
         """Closes the files."""
         self._bar.close()
         self._board.close()
+
+
+def told(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    """The keys of these metrics; where there are several policies, of each policy's."""
+    return [key for name in names for key in sorted(metrics) if f"/{key}".endswith(f"/{name}")]
 
 
 class Silent:

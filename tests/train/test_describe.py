@@ -15,6 +15,7 @@ from jax_ragrl.train.log import (
     expert_shares,
     found_gold,
     own_rewards,
+    told,
     zero_variance,
 )
 from jax_ragrl.types import Question
@@ -111,3 +112,11 @@ def test_the_share_of_decisions_with_an_expert_is_of_the_roles_in_training():
     assert shares(PLAN, None) == {}
     forced = play(Tape(always(router="[No Retrieval]")), expander=wide)
     assert expert_shares(forced, wide, ("router",)) == {}
+
+
+def test_a_step_is_told_in_one_line_of_several_policies_too():
+    assert told({"kl/mean": 0.1, "entropy": 1.0, "entropy/old/mean": 1.0}, ("entropy", "mfu")) == [
+        "entropy"
+    ]
+    several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
+    assert told(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]
