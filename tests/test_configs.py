@@ -280,6 +280,22 @@ def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
     assert max(shapes.batches) in used
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipe.max_steps": "0"}, "schedule names role 'plan': use some of analysis, rewrite"),
+        ({"schedule.phases": "({'steps':1,'roles':('planner',)},)"}, "names role 'planner'"),
+        (
+            {"objective.aggregation": "role_sum", "objective.role_weights": "(('x',1.0),)"},
+            "role_weights is 'x'",
+        ),
+    ],
+)
+def test_a_role_that_is_not_there_is_refused_before_anything_is_loaded(given, said):
+    with pytest.raises(UserError, match=said):
+        load_job(load("tiny/opera", given))
+
+
 def test_a_metric_that_is_not_there_is_refused_before_training_and_may_be_ones_own(monkeypatch):
     job = load_job(load("tiny/coda", {}))
     recipe = dataclasses.replace(job.recipe, metric="mine")

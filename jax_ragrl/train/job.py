@@ -195,6 +195,9 @@ class Job:
                     f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
                     "its actions would be cut: raise shapes.steps, or lower the role's tokens"
                 )
+        roles = tuple(self.policy_of)
+        self.schedule.roles(0, roles)  # both refuse a role that is not there
+        self.objective.weights_of(roles)
         if self.preference is None:
             self._check_credit()
 
