@@ -105,7 +105,8 @@ def load_policies(
     names = sorted(set(job.policy_of.values()))
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
-        raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
+        known = ", ".join(dict.fromkeys([*names, *job.policy_of]))
+        raise UserError(f"policies names {unknown[0]!r}: this system has {known}")
     dtype = dtype or ("float32" if job.lora is None else job.compute)
     loaded = {folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
