@@ -38,7 +38,8 @@ Begun = tuple[Prompts, Loop, KVCache]
 
 def segments(steps: int, first: int) -> tuple[int, ...]:
     """The sizes of a cache of at most `steps` slots: about `first`, and twice the one before."""
-    sizes = [-(-first // STRIDE) * STRIDE]  # a program may look at its rows this seldom
+    # A program may look at its rows this seldom, and none ends between.
+    sizes = [max(1, -(-first // STRIDE)) * STRIDE]
     while sizes[-1] < steps:
         sizes.append(2 * sizes[-1])
     return (*sizes[:-1], steps)
@@ -73,17 +74,16 @@ class Batch:
         if self.one:
             prompts = place(self.prompts, self.mesh)
             with on(self.mesh):
-                given = (*self.net, prompts, self.grammar)
-                sampled = generate(*given, steps=self.slots[0], **fixed)
+                sampled = generate(*self.net, prompts, self.grammar, steps=self.slots[0], **fixed)
             return lambda: [(np.arange(count), fetch(sampled))]
         # Padding comes last: each device gets its share of it.
         numbers = np.arange(count).reshape(-1, apart).T.ravel()
         prompts = place(jax.tree.map(lambda x: x[numbers], self.prompts), self.mesh)
         given = (*self.net, prompts, self.grammar, self._few(count // apart))
         with on(self.mesh):
-            begun = begin(*given, slots=self.slots[0], **fixed)
+            loop, prefix = begin(*given, slots=self.slots[0], **fixed)
         # In a list, which whoever goes on empties: the arrays are given up on the way.
-        return functools.partial(self._finish, numbers, [(prompts, *begun)])
+        return functools.partial(self._finish, numbers, [(prompts, loop, prefix)])
 
     def _finish(
         self, numbers: np.ndarray, begun: list[tuple[Prompts, Loop, KVCache]]

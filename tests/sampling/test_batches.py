@@ -35,6 +35,7 @@ def test_a_cache_doubles_until_it_holds_what_some_row_may_need():
     assert segments(2048, 128) == (128, 256, 512, 1024, 2048)
     assert segments(300, 100) == (112, 224, 300)  # a GPU looks at its rows every 16 tokens
     assert segments(128, 128) == (128,) and segments(64, 128) == (64,)
+    assert segments(40, 0) == (16, 32, 40)
     shapes = Shapes(steps=2048)
     found = {limit: shapes.caches(limit)[-1] for limit in (1, 128, 129, 1000, 2048)}
     assert found == {1: 128, 128: 128, 129: 256, 1000: 1024, 2048: 2048}
@@ -43,7 +44,7 @@ def test_a_cache_doubles_until_it_holds_what_some_row_may_need():
 @pytest.mark.parametrize(
     "width, mesh, kind",
     [
-        (1, None, {"tokens": "[a-z ]+", "stops": ("a", "never written")}),
+        (1, None, {"tokens": "[a-z ]+", "stops": ("ab", "never written")}),
         (8, None, {}),
         (2, (1, 4, 1), {"top_p": 0.9}),
     ],
@@ -63,7 +64,7 @@ def test_a_batch_in_parts_writes_what_one_program_writes(width, mesh, kind, monk
         assert [ids for ids, _ in rows] == [ids for ids, _ in others]
         for (_, logps), (_, other) in zip(rows, others, strict=True):
             np.testing.assert_allclose(logps, other, atol=1e-5)
-    assert len(went) > 1 and max(len(ids) for rows in found for ids, _ in rows) > 16
+    assert went and max(len(ids) for rows in found for ids, _ in rows) > 16
 
 
 def test_a_batch_goes_on_with_the_prompts_and_the_slots_that_are_needed(monkeypatch):
