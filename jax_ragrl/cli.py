@@ -207,6 +207,9 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind = kinds.add_parser("train", help="a train step: siblings after shared prompts")
     kind.set_defaults(measure=_bench_train)
     _bench_train_arguments(kind)
+    kind = kinds.add_parser("sample", help="continuations of prompts, of equal length or not")
+    kind.set_defaults(measure=_bench_sample)
+    _bench_sample_arguments(kind)
     kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
     kind.set_defaults(measure=_bench_step, takes_config=True)
     kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
@@ -216,6 +219,24 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind.add_argument("--shape", help="random policies of a published shape, or tiny")
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
+
+
+def _bench_sample_arguments(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
+    for name, default, text in (
+        ("prompts", 64, "how many"),
+        ("siblings", 8, "continuations of each"),
+        ("prompt", 512, "tokens of a prompt"),
+        ("new", 1024, "most tokens of a continuation"),
+        ("mean", 0, "tokens of one on average, exponentially distributed; 0: all have the most"),
+        ("batch", 64, "prompts sampled at once"),
+        ("slots", 128, "new tokens that a cache begins with; as many as --new: it never grows"),
+        ("repeats", 3, "rollouts timed, after one that compiles"),
+    ):
+        kind.add_argument(
+            f"--{name}", type=positive if default else natural, default=default, help=text
+        )
+    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
 
 
 def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
@@ -505,6 +526,13 @@ def _shape(name: str) -> Any:
     from jax_ragrl.models.shapes import shape
 
     return TINY if name == "tiny" else shape(name)
+
+
+def _bench_sample(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.sample import Rollout, bench_sample
+
+    names = [field.name for field in dataclasses.fields(Rollout)]
+    return bench_sample(Rollout(**{name: getattr(arguments, name) for name in names}))
 
 
 def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:

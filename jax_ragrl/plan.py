@@ -28,7 +28,7 @@ from jax_ragrl.models.decoder import (
     logical_axes,
     param_count,
 )
-from jax_ragrl.sampling.decode import Prompts, generate
+from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways
 from jax_ragrl.topology import is_gpu, memory_of
@@ -93,10 +93,7 @@ def _abstract(config: DecoderConfig, mesh: Mesh, rules: Rules | None = None) -> 
     shapes = abstract_params(config)
     layouts = tree_shardings(logical_axes(config), shapes, mesh, rules)
 
-    def placed(x: Any, layout: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
-
-    decoder = Decoder.from_params(config, jax.tree.map(placed, shapes, layouts))
+    decoder = Decoder.from_params(config, _placed(shapes, layouts))
     graph, params = nnx.split(decoder, nnx.Param)
     return graph, params
 
@@ -140,7 +137,7 @@ def _update(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
             objective=objective,
             layout=layout_of(params),
         )
-    facts = _compiled(traced, mesh)
+    facts, _ = _compiled(traced, mesh)
     # A second batch's gradient is added to the first one's.
     grads = _bytes(params)
     return {"rows": [count, length], **facts, "bytes": facts["temporary_bytes"] + 2 * grads}
@@ -150,7 +147,8 @@ def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     """The batch of prompts whose cache is largest, `run.width` continuations each.
 
     While a rollout lasts, a copy of each policy's weights is there for it: in the dtype that it
-    computes in, and whole on the devices that share a batch.
+    computes in, and whole on the devices that share a batch. Where a cache grows, the batch is
+    taken to need all of it while no row has ended, and of each policy another batch has begun.
     """
     new, shared = run.width * run.shapes.steps, ways(mesh)
     length = max(run.shapes.lengths, key=lambda n: run.shapes.most(n, shared) * (n + new))
@@ -170,12 +168,37 @@ def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
         top_p_B=column(jnp.float32),
         limit_B=column(jnp.int32),
     )
-    stops = _whole((2,), jnp.int32, mesh)
-    with jax.set_mesh(mesh):
-        fixed = {"width": run.width, "steps": run.shapes.steps}
-        traced = generate.lower(graph, params, prompts, stops, **fixed)
-    facts = {"width": run.width, "weight_bytes": weights, **_compiled(traced, mesh)}
+    given = (graph, params, prompts, Grammar(_whole((2,), jnp.int32, mesh)))
+    facts = {"width": run.width, "weight_bytes": weights, **_decoding(run, given, mesh)}
     return {"prompts": [count, length], **facts, "bytes": weights + facts["temporary_bytes"]}
+
+
+def _decoding(run: Plan, given: tuple[Any, ...], mesh: Mesh) -> dict[str, Any]:
+    """What the programs of a batch take at most, with the rows and caches between them."""
+    first, *more = run.shapes.caches(run.shapes.steps)
+    with jax.set_mesh(mesh):
+        if not more:
+            return _compiled(generate.lower(*given, width=run.width, steps=first), mesh)[0]
+        given = (*given, _whole((ways(mesh),), jnp.int32, mesh))
+        traced = begin.lower(*given, width=run.width, slots=first)
+        begun, layouts = _compiled(traced, mesh)
+        last = begin.eval_shape(*given, width=run.width, slots=more[-1])
+        small, large = (_placed(x, layouts) for x in (traced.out_info, last))
+        ended, _ = _compiled(go_on.lower(*given, *large), mesh)
+    # A cache is copied array by array while it grows.
+    beside = max(ended["temporary_bytes"], *(_bytes(x) for x in jax.tree.leaves(large)))
+    most = max(begun["temporary_bytes"] + _bytes(small), _bytes(large) + beside)
+    return {
+        "temporary_bytes": most + run.learners * _bytes(small),
+        "compile_s": round(begun["compile_s"] + ended["compile_s"], 1),
+    }
+
+
+def _placed(tree: Any, layouts: Any) -> Any:
+    def placed(x: Any, layout: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
+
+    return jax.tree.map(placed, tree, layouts)
 
 
 def _batch(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -199,17 +222,19 @@ def _attending(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderConfig:
     return dataclasses.replace(config, attention_impl=impl)
 
 
-def _compiled(traced: Any, mesh: Mesh) -> dict[str, Any]:
-    """What the compiler says of a program: bytes beside its arguments, seconds to compile."""
+def _compiled(traced: Any, mesh: Mesh) -> tuple[dict[str, Any], Any]:
+    """What the compiler says of a program: bytes beside its arguments, seconds to compile; and the
+    layouts of what it returns."""
     # Where there is no GPU, none can be asked which of several kernels is faster, or possible.
     off = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
     options: dict[str, Any] = off if is_gpu(mesh.devices.flat[0]) else {}
     begun = time.perf_counter()
-    memory = traced.compile(options).memory_analysis()
-    return {
-        "temporary_bytes": int(memory.temp_size_in_bytes),
+    compiled = traced.compile(options)
+    facts = {
+        "temporary_bytes": int(compiled.memory_analysis().temp_size_in_bytes),
         "compile_s": round(time.perf_counter() - begun, 1),
     }
+    return facts, compiled.output_shardings
 
 
 def plan_of(values: Mapping[str, Any]) -> dict[str, Any]:

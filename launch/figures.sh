@@ -43,6 +43,13 @@ for size in 0.5b 1.5b; do
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done
 done
+# Rollouts of 512 rows: caches that grow and batches that shrink, or one program for all tokens; rows
+# of unequal length, or of equal.
+for mean in 200 0; do
+  for slots in 128 1024; do
+    measure "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
+  done
+done
 # A whole step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions in
 # step, and in two parts that take turns.
 for cohorts in 1 2; do

@@ -64,6 +64,16 @@ def test_a_rollout_takes_a_copy_of_the_weights_to_each_device_and_caches_of_all_
     assert one["temporary_bytes"] < caches < more["temporary_bytes"]
 
 
+def test_a_cache_that_grows_is_planned_at_its_end_beside_a_batch_that_has_begun():
+    shapes = dataclasses.replace(RUN.shapes, steps=32, slots=16)
+    found = plan(dataclasses.replace(RUN, shapes=shapes, width=64), SMALL, jax.devices())
+    slot = 64 * 2 * 2 * 2 * 8 * 2  # of siblings after two prompts; bfloat16 keys and values
+    assert found["sampling"]["temporary_bytes"] > (32 + 16) * slot
+    assert found["sampling"]["bytes"] == sum(
+        found["sampling"][name] for name in ("weight_bytes", "temporary_bytes")
+    )
+
+
 def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():
     one, three = planned(), planned(width=64, learners=3)
     assert three["state_bytes"] == 3 * one["state_bytes"]

@@ -1,8 +1,9 @@
 """The jitted sampler: prefill once a prompt, fork, decode many steps without a host sync.
 
-A sampled token depends on its own prompt, its own key and its own position alone: keys are folded
-from (seed of the state, sibling, position), so a question sampled alone or among others gets the
-same tokens.
+A batch of few tokens is one program, `generate`. A longer one is begun, and goes on with a cache of
+more slots, or with fewer prompts (`sampling/batches.py` says when). A sampled token depends on its
+own prompt, its own key and its own position alone: keys are folded from (seed of the state,
+sibling, position), so a question sampled alone or among others gets the same tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.sharding import constrain
 from jax_ragrl.types import Tensor
+
+# Tokens between two looks at whether rows have ended. A look is free on a CPU and a TPU; on a GPU
+# the host waits for it.
+STRIDE = 16
 
 
 class Prompts(NamedTuple):
@@ -44,7 +50,10 @@ class Sampled(NamedTuple):
     count_B: Array
 
 
-class _Loop(NamedTuple):
+class Loop(NamedTuple):
+    """Rows of which `t` tokens are written, or fewer where one is done. Outside of a program its
+    cache is without the prefix, which stays as it is."""
+
     t: Array
     cache: KVCache
     logits_BV: Array
@@ -54,15 +63,30 @@ class _Loop(NamedTuple):
     count_B: Array
     state_B: Array
 
+    def sampled(self) -> Sampled:
+        """What is written so far."""
+        return Sampled(self.ids_BT, self.logps_BT, self.count_B)
+
+
+class Grammar(NamedTuple):
+    """What may be written, and what ends a row.
+
+    Fields: int32 `stop_ids_S`, an argument so that a new one takes effect; bool `allowed_V`, the
+    only tokens that may be written (a grammar), None: all; `stop_SV` of strings that end a row too,
+    see `text.stops.stop_table`, None: there are none.
+    """
+
+    stop_ids_S: Tensor
+    allowed_V: Tensor | None = None
+    stop_SV: Tensor | None = None
+
 
 @functools.partial(jax.jit, static_argnames=("graph", "width", "steps", "nucleus", "stride"))
 def generate(
     graph: Any,
     params: Any,
     prompts: Prompts,
-    stop_ids_S: Array,
-    allowed_V: Array | None = None,
-    stop_SV: Array | None = None,
+    grammar: Grammar,
     *,
     width: int,
     steps: int,
@@ -74,41 +98,117 @@ def generate(
     Args:
       graph, params: a split decoder; `graph` is static.
       prompts: the batch; rows of length 0 are padding and return no tokens.
-      stop_ids_S: int32 ids that end a row, an argument so that a new one takes effect.
-      allowed_V: bool, the only tokens that may be written (a grammar); None: all.
-      stop_SV: strings that end a row too, see `text.stops.stop_table`; None: there are none.
+      grammar: for all rows alike.
       width: siblings a prompt; their prompt is prefilled once.
       steps: the most new tokens of any row; the loop ends when every row has ended.
       nucleus: whether some row has a `top_p` below 1: where none has, nothing is truncated.
-      stride: tokens between two looks at whether every row has ended. It changes no result: a look
-        is free on a CPU and a TPU, and on a GPU the host waits for it.
+      stride: tokens between two looks at whether every row has ended. It changes no result.
     """
     model = nnx.merge(graph, params)
+    loop = _forked(model, prompts, width, steps)
+    return _decoded(model, prompts, grammar, loop, None, nucleus, stride).sampled()
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "width", "slots", "nucleus", "stride"))
+def begin(
+    graph: Any,
+    params: Any,
+    prompts: Prompts,
+    grammar: Grammar,
+    few_W: Array,
+    *,
+    width: int,
+    slots: int,
+    nucleus: bool = True,
+    stride: int = 1,
+) -> tuple[Loop, KVCache]:
+    """The first `slots` tokens as `generate` samples them, and the cache of the prompts.
+
+    It ends early when of each of the W equal parts of the batch, one on a device, no more than
+    `few_W` prompts have a row that goes on. `stride` has to divide `slots`.
+    """
+    model = nnx.merge(graph, params)
+    loop = _forked(model, prompts, width, slots)
+    prefix = loop.cache.prefix
+    assert prefix is not None, "the prompts' own"
+    return _pinned(_decoded(model, prompts, grammar, loop, few_W, nucleus, stride), prefix)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("graph", "nucleus", "stride"), donate_argnames=("loop",)
+)
+def go_on(
+    graph: Any,
+    params: Any,
+    prompts: Prompts,
+    grammar: Grammar,
+    few_W: Array,
+    loop: Loop,
+    prefix: KVCache,
+    *,
+    nucleus: bool = True,
+    stride: int = 1,
+) -> Loop:
+    """More tokens of rows that were begun, until their cache is full, or early as in `begin`."""
+    loop = loop._replace(cache=loop.cache._replace(prefix=prefix))
+    model = nnx.merge(graph, params)
+    return _pinned(_decoded(model, prompts, grammar, loop, few_W, nucleus, stride), prefix)[0]
+
+
+def _forked(model: Any, prompts: Prompts, width: int, slots: int) -> Loop:
+    """Rows that have written nothing yet."""
     prefix, logits_BV = _prefill(model, prompts)
-    rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
-    sibling_B = jnp.tile(jnp.arange(width), prompts.length_B.shape[0])
-    keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
-        rows.seed_B, sibling_B
-    )
-    batch = rows.length_B.shape[0]
-    loop = _Loop(
+    batch = prompts.length_B.shape[0] * width
+    return Loop(
         t=jnp.int32(0),
-        cache=init_cache(model.config, batch, steps, prefix),
+        cache=init_cache(model.config, batch, slots, prefix),
         logits_BV=jnp.repeat(logits_BV, width, axis=0),
-        done_B=rows.length_B == 0,
-        ids_BT=jnp.zeros((batch, steps), jnp.int32),
-        logps_BT=jnp.zeros((batch, steps), jnp.float32),
+        done_B=jnp.repeat(prompts.length_B, width) == 0,
+        ids_BT=jnp.zeros((batch, slots), jnp.int32),
+        logps_BT=jnp.zeros((batch, slots), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
         state_B=jnp.zeros(batch, jnp.uint8),
     )
-    fixed = (model, model.layers_apart(), rows, keys_B, stop_ids_S, allowed_V, stop_SV, nucleus)
-    step = functools.partial(_decode, *fixed)
 
-    def several(s: _Loop) -> _Loop:
+
+def _decoded(
+    model: Any,
+    prompts: Prompts,
+    grammar: Grammar,
+    loop: Loop,
+    few_W: Array | None,
+    nucleus: bool,
+    stride: int,
+) -> Loop:
+    """Rows as they are when their cache is full, or few enough go on."""
+    slots, count = loop.ids_BT.shape[1], prompts.length_B.shape[0]
+    width = loop.done_B.shape[0] // count
+    rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
+    sibling_B = jnp.tile(jnp.arange(width), count)
+    keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
+        rows.seed_B, sibling_B
+    )
+    step = functools.partial(_decode, model, model.layers_apart(), rows, keys_B, grammar, nucleus)
+
+    def unfinished(s: Loop) -> Array:
+        if few_W is None:
+            return ~jnp.all(s.done_B)
+        live_WN = jnp.any(~s.done_B.reshape(few_W.shape[0], -1, width), axis=-1)
+        return jnp.any(jnp.sum(live_WN, axis=-1) > few_W)
+
+    def several(s: Loop) -> Loop:
         return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s)
 
-    loop = jax.lax.while_loop(lambda s: (s.t < steps) & ~jnp.all(s.done_B), several, loop)
-    return Sampled(loop.ids_BT, loop.logps_BT, loop.count_B)
+    return jax.lax.while_loop(lambda s: (s.t < slots) & unfinished(s), several, loop)
+
+
+def _pinned(loop: Loop, prefix: KVCache) -> tuple[Loop, KVCache]:
+    """Both in one layout, whichever program made them: the next one is then compiled once."""
+    names = {0: (), 1: ("batch",), 2: ("batch", None), 4: ("batch", None, "kv", None)}
+    loop = loop._replace(cache=loop.cache._replace(prefix=None))
+    logits_BV = constrain(loop.logits_BV, ("batch", "vocab"))
+    loop, prefix = jax.tree.map(lambda x: constrain(x, names[x.ndim]), (loop, prefix))
+    return loop._replace(logits_BV=logits_BV), prefix
 
 
 def _prefill(model: Any, prompts: Prompts) -> tuple[KVCache, Array]:
@@ -128,16 +228,15 @@ def _decode(
     layers: Any,
     rows: Prompts,
     keys_B: Array,
-    stop_ids_S: Array,
-    allowed_V: Array | None,
-    stop_SV: Array | None,
+    grammar: Grammar,
     nucleus: bool,
-    s: _Loop,
-) -> _Loop:
+    s: Loop,
+) -> Loop:
     """Samples token `t` of every row and reads the logits after it.
 
     Rows that are done write nothing, and past the last step none does.
     """
+    stop_ids_S, allowed_V, stop_SV = grammar
     logits_BV = s.logits_BV if allowed_V is None else only(s.logits_BV, allowed_V[None])
     top_p_B = rows.top_p_B if nucleus else None
     ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
@@ -157,7 +256,7 @@ def _decode(
         positions_BS,
         layers=layers,
     )
-    return _Loop(
+    return Loop(
         t=s.t + 1,
         cache=cache,
         logits_BV=model.logits(hidden_BLD[:, 0]),

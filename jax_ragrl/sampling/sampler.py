@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jax_ragrl.sampling.decode import Prompts, Sampled, generate
-from jax_ragrl.sharding import fetch, mesh_of, on, place, share, ways
+from jax_ragrl.sampling.batches import Batch, Finish, Part, segments
+from jax_ragrl.sampling.decode import STRIDE, Grammar, Prompts, Sampled
+from jax_ragrl.sharding import mesh_of, share, ways
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
@@ -37,12 +39,18 @@ class Shapes:
     `batches` are sizes on one device: where `ways` devices share a batch, it has so many times as
     many prompts, or as few as one of these where there are no more. A device's part holds at most
     `tokens` prompt tokens, padding included, unless the batch is the smallest.
+
+    A cache for `slots` new tokens doubles until it has the `steps` that some row may need, and a
+    batch of which half or more has ended goes on in a smaller one. So for each prompt length and
+    batch size there is one program where `steps` is at most `slots`; else one that begins, and at
+    most one that goes on for each size of the cache: 2048 steps have 128, 256, 512, 1024 and 2048.
     """
 
     lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
     batches: tuple[int, ...] = (1, 4, 16, 64)
     steps: int = 64
     tokens: int = 16384
+    slots: int = 128
 
     def length(self, size: int) -> int | None:
         """The smallest prompt length that holds `size` tokens; None where none does."""
@@ -62,6 +70,11 @@ class Shapes:
         """The smallest batch that holds `size` prompts of a length, at most `most(length)`."""
         most = self.most(length, ways)
         return next((n for n in self.sizes(ways) if size <= n <= most), most)
+
+    def caches(self, limit: int) -> tuple[int, ...]:
+        """The sizes that a cache has, until it holds `limit` new tokens."""
+        sizes = segments(self.steps, self.slots)
+        return tuple(n for i, n in enumerate(sizes) if i == 0 or sizes[i - 1] < limit)
 
 
 Written = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]  # rows of every job
@@ -91,30 +104,63 @@ def start_jobs(
     width: int,
     shapes: Shapes,
 ) -> Callable[[], Written]:
-    """As `sample_jobs`, which the devices begin with; what is returned waits for them."""
-    mesh = mesh_of(params)
-    stride = 16 if jax.default_backend() == "gpu" else 1
-    stops = share(np.array(tokenizer.stop_ids, np.int32), mesh)
-    pending = []
-    for chunk, length in chunks(jobs, shapes, ways(mesh)):
-        batch = shapes.batch(len(chunk), length, ways(mesh))
-        prompts = place(pad_prompts([jobs[i] for i in chunk], length, batch), mesh)
-        grammar = tokenizer.allowed(jobs[chunk[0]].tokens), tokenizer.stops(jobs[chunk[0]].stops)
-        given = (prompts, stops, *(None if x is None else share(x, mesh) for x in grammar))
-        fixed = {"nucleus": any(jobs[i].top_p < 1 for i in chunk), "stride": stride}
-        with on(mesh):
-            sampled = generate(graph, params, *given, width=width, steps=shapes.steps, **fixed)
-        pending.append((chunk, sampled))
+    """As `sample_jobs`, which the devices begin with; what is returned waits for them.
+
+    Of batches that take several programs one is begun at a time: a batch that has begun leaves its
+    cache on the devices.
+    """
+    parts = chunks(jobs, shapes, ways(mesh_of(params)))
+    batches = (
+        _batch((graph, params), tokenizer, [jobs[i] for i in chunk], length, width, shapes)
+        for chunk, length in parts
+    )
+    begun: deque[tuple[Batch, Finish]] = deque()
+
+    def advance() -> None:
+        for batch in batches:
+            begun.append((batch, batch.begin()))
+            if not batch.one:
+                return
+
+    advance()
 
     def finish() -> Written:
         results: list[Any] = [None] * len(jobs)
-        for chunk, sampled in pending:
-            rows = _rows(fetch(sampled))
-            for at, i in enumerate(chunk):
-                results[i] = rows[at * width : (at + 1) * width]
+        for chunk, _ in parts:
+            batch, end = begun.popleft()
+            ended = end()
+            if not batch.one:
+                advance()
+            for at, rows in enumerate(_read(ended, len(chunk), width)):
+                results[chunk[at]] = rows
         return results
 
     return finish
+
+
+def _batch(
+    net: tuple[Any, Any],
+    tokenizer: ChatTokenizer,
+    jobs: Sequence[Job],
+    length: int,
+    width: int,
+    shapes: Shapes,
+) -> Batch:
+    mesh = mesh_of(net[1])
+    count = shapes.batch(len(jobs), length, ways(mesh))
+    stops = np.array(tokenizer.stop_ids, np.int32)
+    grammar = stops, tokenizer.allowed(jobs[0].tokens), tokenizer.stops(jobs[0].stops)
+    return Batch(
+        net,
+        pad_prompts(jobs, length, count),
+        Grammar(*(None if x is None else share(x, mesh) for x in grammar)),
+        width,
+        shapes.caches(max(job.limit for job in jobs)),
+        tuple(n // ways(mesh) for n in shapes.sizes(ways(mesh))),
+        nucleus=any(job.top_p < 1 for job in jobs),
+        stride=STRIDE if jax.default_backend() == "gpu" else 1,
+        mesh=mesh,
+    )
 
 
 def chunks(jobs: Sequence[Job], shapes: Shapes, ways: int = 1) -> list[tuple[list[int], int]]:
@@ -153,8 +199,13 @@ def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
     )
 
 
-def _rows(sampled: Sampled) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    return [
-        (tuple(ids[:n].tolist()), tuple(logps[:n].tolist()))
-        for ids, logps, n in zip(*sampled, strict=True)
-    ]
+def _read(parts: Sequence[Part], count: int, width: int) -> Written:
+    """The rows of the first `count` prompts: of each what it held when it was seen last."""
+    last = {i: (sampled, at) for numbers, sampled in parts for at, i in enumerate(numbers.tolist())}
+
+    def row(sampled: Sampled, b: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        ids, logps, n = (x[b] for x in sampled)
+        return tuple(ids[:n].tolist()), tuple(logps[:n].tolist())
+
+    held = (last[i] for i in range(count))
+    return [[row(sampled, at * width + k) for k in range(width)] for sampled, at in held]

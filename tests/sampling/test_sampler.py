@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
-from jax_ragrl.sampling.decode import generate, only, truncated
+from jax_ragrl.sampling.decode import Grammar, generate, only, truncated
 from jax_ragrl.sampling.sampler import Job, Shapes, chunks, pad_prompts, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
@@ -133,7 +133,7 @@ def test_looking_up_less_often_changes_nothing_and_writes_nothing_past_the_end()
     stops = jax.device_put(np.array(tokenizer().stop_ids, np.int32))
     fixed = {"width": 2, "steps": 12, "nucleus": False}
     often, seldom = (
-        jax.device_get(generate(*policy(), prompts, stops, **fixed, stride=stride))
+        jax.device_get(generate(*policy(), prompts, Grammar(stops), **fixed, stride=stride))
         for stride in (1, 5)
     )
     for one, other in zip(often, seldom, strict=True):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import LoRAConfig, add_lora
-from jax_ragrl.sampling.decode import generate
+from jax_ragrl.sampling.decode import Grammar, generate
 from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
@@ -35,7 +35,7 @@ def test_no_weight_and_no_row_of_the_cache_is_gathered_while_a_mesh_samples():
         prompts = shard_batch(pad_prompts(jobs, 16, 4), mesh)
         stops = replicate(np.array([1], np.int32), mesh)
         acting = for_sampling({"policy": decoder})["policy"]
-        lowered = generate.lower(*acting, prompts, stops, width=1, steps=4)
+        lowered = generate.lower(*acting, prompts, Grammar(stops), width=1, steps=4)
         text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
     assert "while(" in text and "all-gather" not in text
 
