@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.batch import Layout, Turn, grouped
+from jax_ragrl.batch import Layout, Turn, grouped, lay_out
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
@@ -20,6 +20,7 @@ from jax_ragrl.train import update as module
 from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.step import score
 from jax_ragrl.train.targets import Scored, credited
 from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, refresh, trained
 from jax_ragrl.train.update import update
@@ -332,6 +333,45 @@ def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
         own, others = jax.tree.leaves(given.params()), jax.tree.leaves(models.reference)
         assert {id(x) for x in own} == {id(x) for x in others}
         assert not {id(x) for x in own} & {id(x) for x in jax.tree.leaves(models.policy)}
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_reference_in_half_the_bytes_scores_to_the_last_bit_as_one_in_float32(critic, adapted):
+    config = dataclasses.replace(DEEP, hidden_size=64, head_dim=16, qkv_bias=True)
+    given, rng = drawn(config), np.random.default_rng(5)
+    for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):  # all ones, which any dtype holds
+        shape = given.layers[norm].shape
+        given.layers[norm] = nnx.Param(jax.device_put(rng.normal(1, 0.1, shape).astype(np.float32)))
+    if adapted:
+        given = add_lora(given, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
+    objective = dataclasses.replace(PPO, critic=critic)
+    trainer, models = prepared(objective, PPO_ADAM, given, compute="bfloat16")
+    kept, whole = models.reference, models.policy.params
+    half = {name for name, x in by_path(kept).items() if x.dtype == jax.numpy.bfloat16}
+    wide = {name for name in by_path(kept) if "_norm" in name or name.startswith("head/")}
+    assert half == by_path(whole).keys() - wide and len(half) >= 2
+    (batch,) = lay_out(grouped(turns(), LAYOUT), ROLES, LAYOUT)
+    rows, heat = jax.device_put((batch.rows, np.float32(HEAT)))
+    one, other = (
+        score(trainer.policy.graph, params, trainer.policy.frozen, rows, heat).logp_RM
+        for params in (kept, whole)
+    )
+    assert np.abs(one).max() > 1
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_with_a_float32_reference_goes_on_with_it_cast(tmp_path):
+    _, models = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
+    moved = jax.tree.map(lambda x: x * np.float32(1.1), models.policy.params)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, models._replace(reference=moved), {})
+    restored, _ = checkpoints.restore(1, models)
+    checkpoints.close()
+    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), moved, models.reference)
+    for found, wanted in zip(*map(jax.tree.leaves, (restored.reference, expected)), strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(*jax.device_get((found, wanted)))
 
 
 def test_what_acts_is_cast_and_what_is_exported_is_what_was_trained():
