@@ -290,8 +290,7 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
 
 
 def _trials(arguments: argparse.Namespace) -> None:
-    import jax
-
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
@@ -304,8 +303,7 @@ def _trials(arguments: argparse.Namespace) -> None:
         return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
 
     # A system's seeds share their programs, which take longer to compile than a seed to evaluate.
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str((arguments.out / "compiled").resolve()))
+    keep_programs(arguments.out, also_cpu=True)
     systems = arguments.systems.split(",")
     print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import jax
 
 
-def keep_programs(folder: pathlib.Path) -> None:
+def keep_programs(folder: pathlib.Path, *, also_cpu: bool = False) -> None:
     """Programs that take over a second to compile are kept in `folder/compiled` from here on.
 
     All hosts of a run read them there, and the first one writes. A place that the user has chosen
     (`JAX_COMPILATION_CACHE_DIR`) comes first. A CPU compiles in seconds what others take minutes
-    for, and does not always accept what it compiled itself (jax-ml/jax issue 38445): without such a
-    choice it keeps nothing. Asks for the devices, so a process has joined the others before.
+    for, and does not always accept what it compiled itself (jax-ml/jax issue 38445): its programs
+    are kept where that is asked for. Asks for the devices: a process has joined the others before.
     """
-    if jax.config.jax_compilation_cache_dir is None and jax.default_backend() != "cpu":
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not chosen and (also_cpu or jax.default_backend() != "cpu"):
         jax.config.update("jax_compilation_cache_dir", str((folder / "compiled").resolve()))
