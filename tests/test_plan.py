@@ -50,7 +50,7 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     assert found["update"]["rows"] == [8, 64] and found["sampling"]["prompts"] == [16, 32]
     larger = max(found["update"]["bytes"], found["sampling"]["bytes"])
     assert found["peak_bytes"] == found["state_bytes"] + larger
-    assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + 2 * each
+    assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + each
     assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
     assert found["fits"] is None and found["memory_bytes"] is None
 
