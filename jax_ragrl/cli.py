@@ -292,9 +292,12 @@ def _quickstart(arguments: argparse.Namespace) -> None:
     from jax_ragrl.hosts import first, join
 
     join()  # before anything asks for a device
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.quickstart import quickstart
 
-    summary = quickstart(_seeded_job(values, arguments.seed, workdir), workdir)
+    job = _seeded_job(values, arguments.seed, workdir)
+    keep_programs(workdir)
+    summary = quickstart(job, workdir)
     if first():
         print(json.dumps(summary, indent=2))
 
@@ -308,8 +311,7 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Any
 
 
 def _trials(arguments: argparse.Namespace) -> None:
-    import jax
-
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
@@ -322,7 +324,7 @@ def _trials(arguments: argparse.Namespace) -> None:
         return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
 
     # A system's seeds share their programs, which take longer to compile than a seed to evaluate.
-    jax.config.update("jax_compilation_cache_dir", str((arguments.out / "compiled").resolve()))
+    keep_programs(arguments.out, also_cpu=True)
     systems = arguments.systems.split(",")
     print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
 
@@ -341,25 +343,31 @@ def _train(arguments: argparse.Namespace) -> None:
     from jax_ragrl.hosts import join
 
     join()  # before anything asks for a device
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.assemble import assemble
     from jax_ragrl.train.loop import train
 
     job = _load_job(values, arguments.workdir)
+    keep_programs(arguments.workdir)
     train(job, assemble(job, arguments.workdir), arguments.workdir)
 
 
 def _warmup(arguments: argparse.Namespace) -> None:
     values = load_config(CONFIGS / "tiny" / "warmup.py", arguments.config)
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.warmup import load_warmup, warm_up
 
+    keep_programs(arguments.out)
     print(json.dumps(warm_up(*load_warmup(values), arguments.out), indent=2))
 
 
 def _sft(arguments: argparse.Namespace) -> None:
     values = load_config(None, arguments.config)
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.demos import load_warm_start, warm_start
     from jax_ragrl.train.finetune import fine_tune, load_finetune
 
+    keep_programs(arguments.out)
     if "demos" in values.get("data", {}):
         print(json.dumps(warm_start(load_warm_start(values), arguments.out), indent=2))
         return
@@ -408,6 +416,7 @@ def _index(arguments: argparse.Namespace) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from jax_ragrl.compare import RUN, Setting, compare
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.survey import parse_data, survey
 
     a = arguments
@@ -415,6 +424,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     systems = (*a.systems.split(","), *(f"{RUN}{folder}" for folder in a.runs))
     setting = Setting(**given | {"systems": systems})
     if a.data:
+        keep_programs(a.workdir)
         print(survey(setting, [parse_data(text) for text in a.data], a.workdir, a.encoder))
         return
     table = compare(setting)
@@ -439,6 +449,7 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     import tempfile
 
     from jax_ragrl.config import settled
+    from jax_ragrl.programs import keep_programs
     from jax_ragrl.train.assemble import assemble
     from jax_ragrl.train.job import load_job
     from jax_ragrl.train.loop import trained_policies
@@ -457,6 +468,7 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     values = settled(run / "config.json") if run else load_config(default, given)
     if run:
         override(values, given)
+        keep_programs(run)
     job = load_job(values)
     with tempfile.TemporaryDirectory() as folder:
         yield values, job, parts(run or pathlib.Path(folder))

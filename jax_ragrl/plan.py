@@ -27,6 +27,7 @@ from jax_ragrl.models.decoder import (
     abstract_params,
     logical_axes,
     param_count,
+    used_as,
 )
 from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
 from jax_ragrl.sampling.sampler import Shapes
@@ -62,10 +63,10 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     """Bytes of each device: what stays (`state`), and what each program takes beside it.
 
     `state` holds of each policy float32 weights, both moments of Adam, and, where the objective has
-    them, a reference and a critic with moments of its own. `peak_bytes` is the larger of both
-    programs on top of it; `fits` compares it with the device's memory, None where that is not
-    known. Policies and critics are updated one after the other, a critic by a program like its
-    policy's, so that one gradient is counted.
+    them, a reference in the dtype of `compute` and a critic with moments of its own. `peak_bytes`
+    is the larger of both programs on top of it; `fits` compares it with the device's memory, None
+    where that is not known. Policies and critics are updated one after the other, a critic by a
+    program like its policy's, so that one gradient is counted.
     """
     mesh = make_mesh(run.mesh or (1, -1, 1), devices)
     config = dataclasses.replace(config, dtype=run.compute, param_dtype="float32", remat=run.remat)
@@ -102,16 +103,18 @@ def _state_bytes(run: Plan, params: Any) -> int:
     weights, moment = _bytes(params), jnp.dtype(run.optimizer.moments).itemsize / 4
     learner = weights * (2 + moment)  # weights and second moments are float32
     critics = run.objective.critic == "own"
-    references = run.objective.kl.where != "none"
-    return int(learner * (1 + critics) + weights * references)
+    reference = _bytes(params, run.compute) if run.objective.kl.where != "none" else 0
+    return int(learner * (1 + critics) + reference)
 
 
-def _bytes(tree: Any) -> int:
-    """Bytes that a device holds of arrays."""
-    sizes = (
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
-    return sum(sizes)
+def _bytes(tree: Any, compute: str | None = None) -> int:
+    """Bytes that a device holds of arrays; of parameters as a forward in `compute` takes them."""
+
+    def size(path: Any, x: Any) -> int:
+        dtype = used_as(path, x, compute) if compute else x.dtype
+        return math.prod(x.sharding.shard_shape(x.shape)) * dtype.itemsize
+
+    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, tree)))
 
 
 def _update(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
@@ -136,11 +139,12 @@ def _update(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
             *(graph, params, nnx.State({}), rows, targets, scalar, scalar),
             objective=objective,
             layout=layout_of(params),
+            total=params,
         )
     facts, _ = _compiled(traced, mesh)
-    # A second batch's gradient is added to the first one's.
-    grads = _bytes(params)
-    return {"rows": [count, length], **facts, "bytes": facts["temporary_bytes"] + 2 * grads}
+    # The sum of gradients is there before the first batch, and each is added to it in place.
+    total = facts["temporary_bytes"] + _bytes(params)
+    return {"rows": [count, length], **facts, "bytes": total}
 
 
 def _sampling(run: Plan, config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:

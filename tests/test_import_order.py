@@ -23,6 +23,7 @@ ORDER = [
         "draws",
         "sharding",
         "hosts",
+        "programs",
         "text",
         "corpus",
         "models",

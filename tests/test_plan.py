@@ -10,17 +10,20 @@ from typing import Any
 
 import jax
 import pytest
+from flax import nnx
 from jax.experimental import topologies
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import DecoderConfig, param_count
-from jax_ragrl.plan import Plan, plan, plan_of
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
+from jax_ragrl.plan import Plan, _abstract, _state_bytes, plan, plan_of
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.trainer import prepare
 
 SMALL = DecoderConfig(64, 16, 32, 1, 2, 2, 8)
 RUN = Plan(
@@ -41,13 +44,14 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     """Every matrix of this shape splits evenly; the vectors of norms lie on each device whole."""
     found = planned()
     whole = 3 * 16 + 2 * 8  # norms: a layer's two, the last one, queries' and keys'
-    each = 4 * ((param_count(SMALL) - whole) // 8 + whole)
-    assert found["state_bytes"] == 4 * each  # weights, two moments, the reference
+    split = (param_count(SMALL) - whole) // 8
+    each, reference = 4 * (split + whole), 2 * split + 4 * whole
+    assert found["state_bytes"] == 3 * each + reference  # weights and two moments are float32
     assert found["parameters"] == param_count(SMALL) and found["devices"] == 8
     assert found["update"]["rows"] == [8, 64] and found["sampling"]["prompts"] == [16, 32]
     larger = max(found["update"]["bytes"], found["sampling"]["bytes"])
     assert found["peak_bytes"] == found["state_bytes"] + larger
-    assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + 2 * each
+    assert found["update"]["bytes"] == found["update"]["temporary_bytes"] + each
     assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
     assert found["fits"] is None and found["memory_bytes"] is None
 
@@ -72,6 +76,23 @@ def test_a_cache_that_grows_is_planned_at_its_end_beside_a_batch_that_has_begun(
     assert found["sampling"]["bytes"] == sum(
         found["sampling"][name] for name in ("weight_bytes", "temporary_bytes")
     )
+
+
+def test_a_reference_is_planned_in_the_bytes_that_it_is_kept_in():
+    given = (
+        Decoder(SMALL, rngs=nnx.Rngs(0)),
+        RUN.objective,
+        RUN.optimizer,
+        RUN.layout,
+        ("a",),
+        1.0,
+        1,
+    )
+    kept = prepare(*given, compute=RUN.compute)[1].reference
+    _, params = _abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
+    none = dataclasses.replace(RUN, objective=dataclasses.replace(RUN.objective, kl=KL("none")))
+    planned = _state_bytes(RUN, params) - _state_bytes(none, params)
+    assert planned == sum(x.nbytes for x in jax.tree.leaves(kept))
 
 
 def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():

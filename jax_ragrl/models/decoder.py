@@ -450,6 +450,14 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
     return (wide * _row(gain, wide)).astype(x.dtype)
 
 
+def used_as(path: Any, x: Any, compute: str) -> Any:
+    """The dtype that a forward pass takes a parameter in, by its place in a tree: kept in it, the
+    results are the same. The gains of norms, and a head for values, multiply in float32."""
+    name = jax.tree_util.keystr(path)
+    wide = "_norm" in name or "['head']" in name
+    return x.dtype if wide else jnp.dtype(compute)
+
+
 def _row(vector: Array, like: Array) -> Array:
     """`vector` in the dtype of `like`, with leading axes so that ranks agree."""
     return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.types import Hits
 
 
@@ -19,9 +19,22 @@ class Retriever(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The `k` best passages of each query, fewer where there are no more, best first."""
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Hits | EffectError]:
+        """The `k` best passages of each query, fewer where there are no more, best first.
+
+        In place of what could not be found, after retries, stands an `EffectError`.
+        """
         ...
+
+
+def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hits]:
+    """The hits of every query, where none may be missing: raises the first `EffectError`."""
+    found = []
+    for hits in retriever.search(queries, k):
+        if isinstance(hits, EffectError):
+            raise hits
+        found.append(hits)
+    return found
 
 
 def page_of(hits: Hits, k: int, page: int) -> Hits:
@@ -30,7 +43,9 @@ def page_of(hits: Hits, k: int, page: int) -> Hits:
     return Hits(hits.passages[ranks], hits.scores[ranks])
 
 
-def search_pages(retriever: Retriever, requests: Sequence[tuple[str, int, int]]) -> list[Hits]:
+def search_pages(
+    retriever: Retriever, requests: Sequence[tuple[str, int, int]]
+) -> list[Hits | EffectError]:
     """Answers requests (query, k, page) with one search, each distinct query asked once.
 
     All queries are searched as deep as the deepest request needs: one batched call costs less than
@@ -41,7 +56,7 @@ def search_pages(retriever: Retriever, requests: Sequence[tuple[str, int, int]])
       requests: `k` at least 1, `page` counted from 0.
 
     Returns:
-      The hits of each request, in order.
+      The hits of each request, in order; an `EffectError` where its query failed.
 
     Raises:
       UserError: a request with k below 1 or page below 0.
@@ -54,4 +69,7 @@ def search_pages(retriever: Retriever, requests: Sequence[tuple[str, int, int]])
     queries = list(dict.fromkeys(query for query, _, _ in requests))
     depth = max(k * (page + 1) for _, k, page in requests)
     found = dict(zip(queries, retriever.search(queries, depth), strict=True))
-    return [page_of(found[query], k, page) for query, k, page in requests]
+    return [
+        hits if isinstance(hits := found[query], EffectError) else page_of(hits, k, page)
+        for query, k, page in requests
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx2
@@ -22,11 +22,15 @@ from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
-BUSY = 429  # like 5xx, over by itself
+AWAY = (429, 502, 503, 504)  # over by itself, whatever is asked
+ASKED = (400, 413, 422)  # a refusal that may be of one query alone
 
 
 class RemoteRetriever:
     """Searches whatever the server at an address searches: that address is the fingerprint.
+
+    A query of which the server makes nothing fails alone: where a request of several is refused, or
+    ends in an error through all tries, each half of it is asked by itself.
 
     Args:
       url: `http://HOST:PORT`, with or without `/retrieve`.
@@ -55,33 +59,64 @@ class RemoteRetriever:
         if not whole:
             raise UserError(f"{url!r} is no address of a retriever: give http://HOST:PORT")
         self.fingerprint = url.rstrip("/").removesuffix(PATH)
+        if retries < 0 or timeout <= 0:
+            raise UserError(
+                f"{url}: retries {retries} and timeout {timeout} allow no request: give at least 0 "
+                "and some seconds"
+            )
         self._batch, self._retries, self._pause = batch, retries, pause
+        self._known = False  # whether it ever found something
         self._client = httpx2.Client(timeout=timeout)
 
-    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """The `k` best passages of each query as the server ranks them, fewer if it sends fewer.
 
+        An `EffectError` stands in place of what it did not find: for a query, or for all that were
+        left when it stayed away through all tries.
+
         Raises:
-          EffectError: the server stayed away through all tries.
-          UserError: k is below 1; the server refused, or sent something else.
+          UserError: k is below 1; a server that never found anything refused, or sent something
+            else: then the address, or k, is to blame.
         """
         if k < 1:
             raise UserError(f"k={k} asks for no passages: give at least 1")
-        chunks = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
-        return [hits for chunk in chunks for hits in self._ask(chunk, k)]
+        found: list[Hits | UserError | EffectError] = []
+        try:
+            for i in range(0, len(queries), self._batch):
+                found.extend(self._ask(queries[i : i + self._batch], k))
+        except EffectError as error:  # what came before it is in the list
+            found += [error] * (len(queries) - len(found))
+        self._known = self._known or any(isinstance(x, Hits) for x in found)
+        wrong = next((x for x in found if isinstance(x, UserError)), None)
+        if wrong is not None and not self._known:
+            raise wrong
+        return [EffectError(str(x)) if isinstance(x, UserError) else x for x in found]
 
-    def _ask(self, queries: Sequence[str], k: int) -> list[Hits]:
+    def _ask(
+        self, queries: Sequence[str], k: int, *, whole: bool = True
+    ) -> Iterator[Hits | UserError | EffectError]:
+        """What becomes of some queries, in order; `whole` where they are no part of a request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
-        reply = self._post(json.dumps(body))
-        if reply.status_code != 200:
-            raise UserError(
-                f"{self.fingerprint}{PATH} refused {len(queries)} queries with status "
-                f"{reply.status_code}: {reply.text[:200]!r}"
-            )
-        return read_result(reply.text, f"{self.fingerprint}{PATH}", len(queries), k)
+        reply = self._post(json.dumps(body), patient=whole)
+        place, status = f"{self.fingerprint}{PATH}", reply.status_code
+        if status == 200:
+            yield from read_result(reply.text, place, len(queries), k)
+            return
+        one = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
+        did = "refused" if status < 500 else "failed on"
+        told = f"{place} {did} {one} with status {status}: {reply.text[:200]!r}"
+        if status < 500 and status not in ASKED:
+            yield from [UserError(told)] * len(queries)
+        elif len(queries) == 1:
+            yield UserError(told) if status < 500 else EffectError(told)
+        else:
+            half = len(queries) // 2
+            yield from self._ask(queries[:half], k, whole=False)
+            yield from self._ask(queries[half:], k, whole=False)
 
-    def _post(self, body: str) -> httpx2.Response:
-        """The first reply that asking again would not change."""
+    def _post(self, body: str, *, patient: bool) -> httpx2.Response:
+        """The first reply that asking again would not change: an error of the server's (500) only
+        where that has been tried."""
         tries, why = self._retries + 1, ""
         for i in range(tries):
             time.sleep(self._pause * 2 ** (i - 1) if i else 0)
@@ -92,26 +127,36 @@ class RemoteRetriever:
             except httpx2.RequestError as error:
                 why = f"{type(error).__name__}: {error}"
                 continue
-            if reply.status_code < 500 and reply.status_code != BUSY:
+            last = i + 1 == tries or not patient
+            if reply.status_code not in AWAY and (reply.status_code < 500 or last):
                 return reply
             why = f"status {reply.status_code}: {reply.text[:200]!r}"
         raise EffectError(f"{self.fingerprint} failed {tries} times, the last with {why}")
 
 
-def read_result(text: str, place: str, queries: int, k: int) -> list[Hits]:
-    """The hits of a reply; `UserError` with its beginning where it has another form."""
+def read_result(text: str, place: str, queries: int, k: int) -> list[Hits | UserError]:
+    """The hits of each query of a reply; in their place an error, with what another form has."""
     try:
         body = json.loads(text)
     except ValueError:
         body = None
     result = body.get("result") if isinstance(body, dict) else None
-    lists = isinstance(result, list) and all(isinstance(found, list) for found in result)
-    if not isinstance(result, list) or not lists or len(result) != queries:
-        raise UserError(
+    if not isinstance(result, list) or len(result) != queries:
+        told = (
             f'{place} sent {text[:200]!r} for {queries} queries: it must be {{"result": [...]}} '
             "with a list of hits for each"
         )
-    return [read_hits(found[:k], f"{place}, query {q}") for q, found in enumerate(result, start=1)]
+        return [UserError(told)] * queries
+    return [_hits(found, k, f"{place}, query {q}") for q, found in enumerate(result, start=1)]
+
+
+def _hits(found: Any, k: int, place: str) -> Hits | UserError:
+    if not isinstance(found, list):
+        return UserError(f"{place}: {str(found)[:200]!r} is not a list of hits")
+    try:
+        return read_hits(found[:k], place)
+    except UserError as error:
+        return error
 
 
 def read_hits(found: Sequence[Any], place: str) -> Hits:

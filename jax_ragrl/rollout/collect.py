@@ -374,6 +374,7 @@ def _only(replies: Sequence[Any]) -> Any:
 
 
 def _search(retriever: Retriever, effects: Sequence[Search]) -> Sequence[Any]:
+    """The hits of every search in one call; a failure stands in place of its hits."""
     if not effects:
         return []
     try:

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Sharding
 
-from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.decoder import Decoder, used_as
 from jax_ragrl.sharding import own_part, whole_along
 
 Form = tuple[jnp.dtype, Sharding]
@@ -48,9 +48,7 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:
-    """The gains of norms keep their dtype: they multiply in float32."""
-    gain = "_norm" in jax.tree_util.keystr(path)
-    return x.dtype if gain else jnp.dtype(compute), whole_along(x.sharding)
+    return used_as(path, x, compute), whole_along(x.sharding)
 
 
 def _has(x: Array, form: Form) -> bool:

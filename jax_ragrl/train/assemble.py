@@ -159,7 +159,7 @@ def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
 def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
     """The retriever of a run: a server asked, or an index of its corpus."""
     if index.kind == REMOTE:
-        return RemoteRetriever(index.url)
+        return RemoteRetriever(index.url, retries=index.retries, timeout=index.timeout)
     if not len(corpus):
         raise UserError(
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "

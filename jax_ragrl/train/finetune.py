@@ -31,7 +31,7 @@ from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
-from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
@@ -111,7 +111,7 @@ class Source(NamedTuple):
 
     def found(self, k: int) -> list[Hits]:
         """The `k` passages that each question itself finds."""
-        return self.retriever.search([q.text for q in self.questions], k)
+        return search_all(self.retriever, [q.text for q in self.questions], k)
 
 
 def _vanilla(run: Finetune, source: Source) -> list[Row]:

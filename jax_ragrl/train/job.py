@@ -62,13 +62,16 @@ class Data:
 class Index:
     """How the corpus is searched. `folder` is opened where it exists, else made there.
 
-    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else.
+    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else;
+    `retries` and `timeout` (seconds) are for it.
     """
 
     encoder: str = "lexical"
     kind: str = "scann"
     folder: str = ""
     url: str = ""
+    retries: int = 5
+    timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if (self.kind == REMOTE) != bool(self.url):

@@ -8,13 +8,15 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jax_ragrl.batch import Turn, grouped
 from jax_ragrl.errors import UserError
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.trainer import Models, Trainer, refresh, scalar
+from jax_ragrl.train.trainer import Models, Trainer, scalar
 from jax_ragrl.train.update import update
 
 Policies = Mapping[str, tuple[Trainer, Models]]
@@ -149,4 +151,7 @@ def with_new_references(policies: Policies) -> dict[str, tuple[Trainer, Models]]
 def _with_new_reference(models: Models) -> Models:
     if models.reference is None:
         return models
-    return models._replace(reference=refresh(models.policy.params))
+    kept = jax.tree.map(
+        lambda x, old: jnp.array(x, old.dtype), models.policy.params, models.reference
+    )
+    return models._replace(reference=kept)

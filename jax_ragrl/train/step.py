@@ -103,7 +103,10 @@ class Gradient(NamedTuple):
     sums: dict[str, Array]
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "objective", "layout"))
+_PROGRAM = {"static_argnames": ("graph", "objective", "layout"), "donate_argnames": "total"}
+
+
+@functools.partial(jax.jit, **_PROGRAM)
 def gradient(
     graph: Any,
     params: Any,
@@ -116,8 +119,9 @@ def gradient(
     *,
     objective: Objective,
     layout: tuple[Any, ...] | None = None,
+    total: Any = None,
 ) -> Gradient:
-    """The gradient of the weighted losses of one batch.
+    """The gradient of the weighted losses of one batch, added to `total` if given: that is used up.
 
     `layout` is the sharding of each parameter (`layout_of`), which its gradient gets too: left to
     itself the compiler may give every device a whole one. The sums: `loss/policy` and `loss/value`
@@ -136,8 +140,48 @@ def gradient(
             loss, sums = loss + scale * value, sums | {"loss/value": value}
         return loss, sums
 
-    grads, sums = jax.grad(loss_of, has_aux=True)(params)
+    if total is None:
+        grads, sums = jax.grad(loss_of, has_aux=True)(params)
+    else:
+        grads, sums = _added(loss_of, params, total)
     return Gradient(laid_out(grads, layout), sums)
+
+
+def _added(loss_of: Any, params: Any, total: Any) -> tuple[Any, dict[str, Array]]:
+    """`total` and the gradient of a loss, the same sums to the last bit; and what goes with it.
+
+    The backward pass adds what it finds of a layer to that layer of `total`, in place, so that no
+    second tree of all layers is ever there. What is not of a layer may be used twice (a tied
+    embedding): it is summed by itself first.
+    """
+    if not all(x.size for x in jax.tree.leaves(total)):  # a model without layers
+        grads, sums = jax.grad(loss_of, has_aux=True)(params)
+        return jax.tree.map(jnp.add, total, grads), sums
+    pull: Any
+    loss, pull, sums = jax.vjp(loss_of, params, has_aux=True)
+
+    def begin(path: Any, x: Array) -> Any:
+        return jax.new_ref(x if _of_layers(path) else jnp.zeros_like(x))
+
+    refs = jax.tree_util.tree_map_with_path(begin, total)
+    pull.with_refs(refs)(jnp.ones_like(loss))
+
+    def end(path: Any, x: Array, ref: Any) -> Array:
+        found: Array = jax.freeze(ref)
+        return found if _of_layers(path) else x + jax.lax.optimization_barrier(found)
+
+    return jax.tree_util.tree_map_with_path(end, total, refs), sums
+
+
+def _of_layers(path: Any) -> bool:
+    name = jax.tree_util.keystr(path)
+    return "['layers']" in name or "['adapter']" in name
+
+
+@functools.partial(jax.jit, static_argnames="layout")
+def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
+    """The sum of no gradients, laid out as `gradient` lays its own out."""
+    return laid_out(jax.tree.map(jnp.zeros_like, params), layout)
 
 
 def layout_of(params: Any) -> tuple[Any, ...]:

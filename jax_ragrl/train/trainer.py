@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.decoder import Decoder, used_as
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import mesh_of, replicate, share
@@ -36,8 +36,9 @@ class Net(NamedTuple):
 
 class Models(NamedTuple):
     """What an update changes, and what is saved: a critic of its own, a reference and the KL
-    coefficient (float32) are there where the objective has them. Of a model with an adapter only
-    the adapter is here; the reference then is an adapter too."""
+    coefficient (float32) are there where the objective has them. The reference is kept as a forward
+    pass takes it (see `used_as`). Of a model with an adapter only the adapter is here; the
+    reference then is an adapter too."""
 
     policy: Learner
     critic: Learner | None
@@ -74,7 +75,8 @@ def prepare(
 ) -> tuple[Trainer, Models]:
     """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
 
-    Where there is a reference, it is the arrays of `policy` themselves.
+    Where there is a reference, it is the arrays of `policy` themselves, cast where it computes in
+    another dtype.
 
     Args:
       policy: its weights in the storage dtype (float32 for training). The run is laid out as they
@@ -101,7 +103,7 @@ def prepare(
     )
     models = Models(_learner(net, given, whole), None, None, scalar(objective.kl.coefficient, mesh))
     if objective.kl.where != "none":
-        models = models._replace(reference=given)
+        models = models._replace(reference=_reference(given, policy.config.dtype))
     critic = None
     if objective.critic == "own":
         transform = optimizer.transform(optimizer.value_lr, steps)
@@ -110,6 +112,16 @@ def prepare(
     fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
     allowed = None if allowed_ZV is None else share(allowed_ZV, mesh)
     return Trainer(net, critic, *fixed, allowed), models
+
+
+def _reference(params: Any, compute: str) -> Any:
+    """Parameters that only a forward pass reads: scores are the same to the last bit."""
+
+    def kept(path: Any, x: jax.Array) -> jax.Array:
+        dtype = used_as(path, x, compute)
+        return x if x.dtype == dtype else x.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(kept, params)
 
 
 def refresh(params: Any) -> Any:

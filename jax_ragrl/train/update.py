@@ -28,7 +28,7 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.sharding import fetch, on, place, share, ways
 from jax_ragrl.train.speed import operations
-from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, score
+from jax_ragrl.train.step import Learner, add, apply, gradient, score, zeros
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
 
@@ -209,21 +209,20 @@ def _descend(
 ) -> tuple[Learner, dict[str, Any]]:
     temperature = scalar(trainer.temperature, trainer.mesh)
     coefficient = models.kl_coefficient
-    total: Gradient | None = None
+    grads, sums = zeros(learner.params, net.layout), list[dict[str, Any]]()
     # At once: several hosts compare what they place, for which each waits for the others.
     batches = [(batch.rows, target) for batch, target in zip(part, targets, strict=True)]
     for rows, target in place(batches, trainer.mesh):
-        one = gradient(
+        grads, more = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,
             objective=trainer.objective,
             layout=net.layout,
+            total=grads,  # the one tree of gradients that there is
         )
-        total = one if total is None else add(total, one)
-        del one  # beside the sum there is only the gradient that is made next
-    assert total is not None, "a minibatch has at least one batch"
-    learner, stepped = apply(net.optimizer, learner, total.grads)
-    return learner, total.sums | stepped
+        sums.append(more)
+    learner, stepped = apply(net.optimizer, learner, grads)
+    return learner, functools.reduce(add, sums) | stepped
 
 
 def _means(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import json
 import pathlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,9 +19,10 @@ from jax_ragrl.config import build
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.retrieval.base import search_pages
+from jax_ragrl.retrieval.base import search_all, search_pages
 from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
@@ -28,11 +31,12 @@ from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.train.assemble import load_data, load_retriever
 from jax_ragrl.train.job import Data, FileData, Index
-from jax_ragrl.types import Passage
+from jax_ragrl.types import Passage, Question
 from tests.listening import listening
 from tests.rollout.tape import ANN, BOB, Tape
 
 Reply = Callable[[dict[str, Any]], tuple[int, Any]]
+GOOD = {"document": {"id": 1, "contents": "t\nx"}, "score": 1.0}
 PASSAGES = (
     Passage("1", "Silent Harbor", "Silent Harbor was directed by Adela Brandt in 1971."),
     Passage("2", '"Adela" Brandt', "Adela Brandt was born in Thornby.\nShe\tdirected.  "),
@@ -105,7 +109,7 @@ def test_a_served_index_is_searched_as_it_is_at_home(tmp_path: pathlib.Path):
         assert search_pages(remote, pages) == search_pages(local, pages)
         assert remote.search([], 1) == [] and remote.fingerprint == address
         with pytest.raises(UserError, match="status 400.*from 1 to"):
-            remote.search(["q"], 10**6)
+            RemoteRetriever(address).search(["q"], 10**6)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/retrieve", "/retrieve/"])
@@ -143,9 +147,10 @@ def test_a_server_that_is_away_for_a_while_is_asked_again():
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
     monkeypatch.setattr("jax_ragrl.retrieval.remote.time.sleep", slept.append)
-    failed = pytest.raises(EffectError, match="failed 4 times.*502.*no memory")
-    with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _), failed:
-        RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
+    with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _):
+        (error,) = RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
+    assert isinstance(error, EffectError)
+    assert re.search("failed 4 times.*502.*no memory", str(error))
     assert [s for s in slept if s] == [0.5, 1.0, 2.0]
 
 
@@ -158,10 +163,79 @@ def test_a_server_that_does_not_answer_in_time_has_failed():
 
     with answering(reply) as (address, seen, _):
         remote = RemoteRetriever(address, retries=1, timeout=0.2, pause=0.01)
-        with pytest.raises(EffectError, match="failed 2 times.*Timeout"):
-            remote.search(["a"], 1)
+        (error,) = remote.search(["a"], 1)
         done.set()
+    assert isinstance(error, EffectError) and re.search("failed 2 times.*Timeout", str(error))
     assert len(seen) == 2
+
+
+def is_found(found: list[Any]) -> list[bool]:
+    return [not isinstance(hits, EffectError) for hits in found]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+@pytest.mark.parametrize("wrong", [[0], [5], [2, 3, 7]])
+def test_a_query_that_a_server_makes_nothing_of_fails_alone(status: int, wrong: list[int]):
+    queries = [f"bad {i}" if i in wrong else f"good {i}" for i in range(8)]
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        bad = any("bad" in query for query in body["queries"])
+        return (status, {"detail": "cannot"}) if bad else documents(body)
+
+    with answering(reply) as (address, seen, _):
+        found = RemoteRetriever(address, retries=1, pause=0.01).search(queries, 1)
+    assert is_found(found) == [i not in wrong for i in range(8)]
+    assert f"query 'bad {wrong[0]}' with status {status}" in str(found[wrong[0]])
+    assert all(found[i].passages[0].title == f"good {i} 0" for i in range(8) if i not in wrong)
+    # Once more where that may help, and then halves of halves.
+    assert len(seen) <= 1 + (status == 500) + 2 * 3 * len(wrong)
+
+
+def test_where_a_server_goes_away_what_it_found_is_kept_and_no_further_batch_waits_for_it():
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        return documents(body) if "a" in body["queries"] else (503, {})
+
+    with answering(reply) as (address, seen, _):
+        remote = RemoteRetriever(address, batch=2, retries=1, pause=0.01)
+        found = remote.search(list("abcdef"), 1)
+    assert is_found(found) == [True] * 2 + [False] * 4 and "failed 2 times" in str(found[-1])
+    assert [body["queries"] for body in seen] == [["a", "b"], ["c", "d"], ["c", "d"]]
+
+
+def test_a_server_that_has_found_something_ends_no_run_with_what_it_says_later():
+    replies = iter([documents, lambda body: (404, {}), lambda body: (200, b"<html>")])
+    with answering(lambda body: next(replies)(body)) as (address, _, _):
+        remote = RemoteRetriever(address)
+        found = [remote.search(["a"], 1)[0] for _ in range(3)]
+    assert is_found(found) == [True, False, False]
+    assert "status 404" in str(found[1]) and "<html>" in str(found[2])
+
+
+def test_of_a_reply_the_query_whose_hits_cannot_be_read_fails_alone():
+    nan = b'{"document": {"id": 1, "contents": "x"}, "score": NaN}'
+    both = b'{"result": [[%s], [%s]]}' % (json.dumps(GOOD).encode(), nan)
+    with answering(lambda body: (200, both)) as (address, _, _):
+        found = RemoteRetriever(address).search(["a", "b"], 1)
+    assert is_found(found) == [True, False] and "query 2, hit 1: the score 'nan'" in str(found[1])
+
+
+def test_recall_is_of_the_questions_whose_search_came_back():
+    asked = [Question(q, q, ("x",), gold=(f"{q} 0",)) for q in ("good", "bad")]
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        return (400, {}) if "bad" in body["queries"] else documents(body)
+
+    with answering(reply) as (address, _, _):
+        assert recall(RemoteRetriever(address), asked, (1,)) == {"recall@1": 1.0}
+    with answering(lambda body: (503, {})) as (address, _, _), pytest.raises(EffectError):
+        recall(RemoteRetriever(address, retries=0), asked, (1,))
+
+
+def test_where_no_search_may_be_missing_the_first_failure_is_raised():
+    with answering(lambda body: (503, {})) as (address, _, _):
+        remote = RemoteRetriever(address, retries=0)
+        with pytest.raises(EffectError, match="failed 1 times"):
+            search_all(remote, ["a"], 1)
 
 
 def test_a_server_that_is_not_there_excludes_its_questions_and_is_no_reward():
@@ -175,13 +249,14 @@ def test_a_server_that_is_not_there_excludes_its_questions_and_is_no_reward():
 
 
 def test_what_a_server_refuses_is_not_asked_again():
-    refused = pytest.raises(UserError, match="2 queries.*422.*topk too large")
+    refused = pytest.raises(UserError, match="'a'.*422.*topk too large")
     with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen, _), refused:
         RemoteRetriever(address).search(["a", "b"], 1)
+    assert [body["queries"] for body in seen] == [["a", "b"], ["a"], ["b"]]
+    refused = pytest.raises(UserError, match="2 queries.*404")
+    with answering(lambda body: (404, {})) as (address, seen, _), refused:
+        RemoteRetriever(address).search(["a", "b"], 1)
     assert len(seen) == 1
-
-
-GOOD = {"document": {"id": 1, "contents": "t\nx"}, "score": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +266,7 @@ GOOD = {"document": {"id": 1, "contents": "t\nx"}, "score": 1.0}
         ([[GOOD]], "contents"),
         ({"results": [[GOOD]]}, '"results"'),
         ({"result": [[GOOD], [GOOD]]}, "for 1 queries"),
-        ({"result": [GOOD]}, "a list of hits for each"),
+        ({"result": [GOOD]}, "is not a list of hits"),
         ({"result": [["text"]]}, "query 1, hit 1: 'text'"),
         ({"result": [[GOOD, {"id": 1, "contents": "x"}]]}, "hit 2: field 'document' is missing"),
         ({"result": [[{"document": "x", "score": 1}]]}, "'document' holds str"),
@@ -233,6 +308,17 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
 def test_half_a_remote_index_is_refused(given: dict[str, str], told: str):
     with pytest.raises(UserError, match=told):
         build(Index, given)
+
+
+def test_the_config_says_how_often_and_how_long_a_server_is_asked(tmp_path: pathlib.Path):
+    with answering(lambda body: (503, {})) as (address, seen, _):
+        index = build(Index, {"kind": "remote", "url": address, "retries": 0})
+        (error,) = load_retriever(Corpus(()), index, tmp_path).search(["a"], 1)
+    assert isinstance(error, EffectError) and len(seen) == 1
+    with pytest.raises(UserError, match="timeout 0"):
+        load_retriever(
+            Corpus(()), build(Index, dataclasses.asdict(index) | {"timeout": 0}), tmp_path
+        )
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host"])

@@ -86,15 +86,15 @@ class Tape:
     def _write(self, role: str, prompt: str, rng: random.Random) -> str:
         return self.texts(role, prompt, rng) if callable(self.texts) else self.texts[role].pop(0)
 
-    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[str], k: int) -> list[Any]:
         self.log += [("search", query, k) for query in queries]
-        ranked = [self._ranked(query)[:k] for query in queries]
-        return [Hits(passages, (1.0,) * len(passages)) for passages in ranked]
+        return [self._found(query, k) for query in queries]
 
-    def _ranked(self, query: str) -> tuple[Passage, ...]:
-        if isinstance(self.found.get(query), EffectError):
-            raise self.found[query]  # type: ignore[misc]
-        return tuple(self.found.get(query, [passage(i) for i in range(1, 10)]))
+    def _found(self, query: str, k: int) -> Hits | EffectError:
+        ranked = self.found.get(query, [passage(i) for i in range(1, 10)])
+        if isinstance(ranked, EffectError):
+            return ranked
+        return Hits(tuple(ranked[:k]), (1.0,) * len(ranked[:k]))
 
     def complete(self, requests: Sequence[LLMRequest]) -> list[Any]:
         self.log += [(request.purpose,) for request in requests]

@@ -278,6 +278,16 @@ def test_a_failed_search_excludes_and_counts_its_question():
     assert forest.reward_N.tolist() == [0.0, 1.0]
 
 
+def test_a_failed_search_excludes_no_other_that_searched_beside_it():
+    def search(role: str, prompt: str, rng: random.Random) -> str:
+        asked = "Bob" if "Bob" in prompt else "Ann"
+        return KEEP_1 if role == "filter" else f"[Retrieval] {asked}"
+
+    forest = play(Tape(search, {"Bob": EffectError("timeout")}), ANN, BOB)  # type: ignore[dict-item]
+    assert forest.failed == (1,) and forest.failures == ("timeout",)
+    assert set(forest.question_N.tolist()) == {0} and forest.reward_N.max() == 1.0
+
+
 def test_a_failed_question_costs_nothing_more():
     tape = Tape({"router": ["[Retrieval] Bob", "[Planning]"]}, {"Bob": EffectError("timeout")})  # type: ignore[dict-item]
     forest = play(tape, expander=twice)

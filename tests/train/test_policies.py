@@ -117,6 +117,17 @@ def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
         assert not any(a is b for a, b in zip(*leaves, strict=True))
 
 
+def test_a_refreshed_reference_is_kept_in_the_dtypes_of_the_one_before():
+    trainer, before = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
+    _, after = with_new_references({"a": (trainer, before)})["a"]
+    for old, new, own in zip(
+        *map(jax.tree.leaves, (before.reference, after.reference, before.policy.params)),
+        strict=True,
+    ):
+        assert new.dtype == old.dtype and new is not own
+        np.testing.assert_array_equal(*jax.device_get((new, own.astype(old.dtype))))
+
+
 def test_a_phase_trains_at_its_own_rate_and_without_one_at_the_runs():
     adam = Optimizer(0.1, schedule="constant")
     updates = {"a": 4, "b": 4}

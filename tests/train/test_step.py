@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,12 +14,12 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.batch import Rows
-from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.train import scoring
 from jax_ragrl.train.objective import KL, Objective
-from jax_ragrl.train.step import Gradient, Learner, apply, gradient, layout_of, score
+from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score
 from jax_ragrl.train.targets import Targets
 from tests.tiny import policy
 from tests.train.turns import (
@@ -70,6 +71,38 @@ def test_gradients_accumulated_over_batches_equal_those_of_one():
     assert len(halves) == 2
     one = total_gradient(policy(), together(turns), GRPO)
     assert_close(total_gradient(policy(), halves, GRPO), one)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_gradient_added_in_place_is_to_the_last_bit_the_sum_of_two(compute):
+    decoder = nnx.merge(*policy())
+    decoder.config = dataclasses.replace(decoder.config, dtype=compute, remat="full")
+    model = nnx.split(decoder, nnx.Param)
+    (one,), (other,) = together(siblings()), together(strangers())
+    args = [
+        (NOTHING, *jax.device_put((b.rows, targets_of([b])[0], np.float32(1), np.float32(0.1))))
+        for b in (one, other)
+    ]
+    first, second = (gradient(*model, *given, objective=GRPO).grads for given in args)
+    expected = add(jax.tree.map(jax.numpy.copy, first), second)
+    found = gradient(*model, *args[1], objective=GRPO, total=first).grads
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_beside_the_sum_of_gradients_there_is_no_second_tree_of_them():
+    config = DecoderConfig(256, 64, 256, 4, 2, 1, 32)
+    graph, params = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)
+    (batch,) = together(siblings())
+    given = (graph, params, NOTHING, batch.rows, targets_of([batch])[0], *np.float32([1, 0.1]))
+
+    def beside(**total: Any) -> int:
+        lowered = gradient.lower(*given, objective=GRPO, **total)
+        compiled = lowered.compile({"xla_backend_optimization_level": 0})
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    layers = sum(4 * x.size for x in jax.tree.leaves(params["layers"]))
+    assert beside(total=params) < beside() + layers / 2
 
 
 @pytest.mark.parametrize("family", [conversation, strangers])

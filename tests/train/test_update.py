@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import weakref
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.batch import Layout, Turn, grouped
+from jax_ragrl.batch import Layout, Turn, grouped, lay_out
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
@@ -20,6 +19,7 @@ from jax_ragrl.train import update as module
 from jax_ragrl.train.checkpoint import Checkpoints, by_path
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.step import score
 from jax_ragrl.train.targets import Scored, credited
 from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, refresh, trained
 from jax_ragrl.train.update import update
@@ -155,20 +155,22 @@ def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
     assert metrics["flops"] == 3 * 6 * weights * tokens
 
 
-def test_beside_the_sum_of_gradients_there_is_one_of_them_at_a_time(monkeypatch):
-    made, alive = [], []
+def test_of_gradients_there_is_one_tree_to_which_every_batch_is_added(monkeypatch):
+    sums = []
 
-    def gradient(*args, **kwargs):
-        alive.append(sum(ref() is not None and not ref().is_deleted() for ref in made))
-        one = step_gradient(*args, **kwargs)
-        made.append(weakref.ref(jax.tree.leaves(one.grads)[0]))
+    def gradient(*args, total, **kwargs):
+        given = jax.tree.leaves(total)
+        assert not sums or all(a is b for a, b in zip(given, sums[-1], strict=True))
+        one = step_gradient(*args, total=total, **kwargs)
+        assert all(x.is_deleted() for x in given if x.size)
+        sums.append(jax.tree.leaves(one.grads))
         return one
 
     step_gradient = module.gradient
     monkeypatch.setattr(module, "gradient", gradient)
     trainer, models = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
     run(trainer._replace(layout=Layout((16,), 16)), models)
-    assert len(alive) > 2 and alive == [0, 1] + [0] * (len(alive) - 2)  # the first one is the sum
+    assert len(sums) > 2
 
 
 def test_hosts_compare_what_they_place_as_often_whatever_the_number_of_batches(monkeypatch):
@@ -332,6 +334,45 @@ def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
         own, others = jax.tree.leaves(given.params()), jax.tree.leaves(models.reference)
         assert {id(x) for x in own} == {id(x) for x in others}
         assert not {id(x) for x in own} & {id(x) for x in jax.tree.leaves(models.policy)}
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_reference_in_half_the_bytes_scores_to_the_last_bit_as_one_in_float32(critic, adapted):
+    config = dataclasses.replace(DEEP, hidden_size=64, head_dim=16, qkv_bias=True)
+    given, rng = drawn(config), np.random.default_rng(5)
+    for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):  # all ones, which any dtype holds
+        shape = given.layers[norm].shape
+        given.layers[norm] = nnx.Param(jax.device_put(rng.normal(1, 0.1, shape).astype(np.float32)))
+    if adapted:
+        given = add_lora(given, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
+    objective = dataclasses.replace(PPO, critic=critic)
+    trainer, models = prepared(objective, PPO_ADAM, given, compute="bfloat16")
+    kept, whole = models.reference, models.policy.params
+    half = {name for name, x in by_path(kept).items() if x.dtype == jax.numpy.bfloat16}
+    wide = {name for name in by_path(kept) if "_norm" in name or name.startswith("head/")}
+    assert half == by_path(whole).keys() - wide and len(half) >= 2
+    (batch,) = lay_out(grouped(turns(), LAYOUT), ROLES, LAYOUT)
+    rows, heat = jax.device_put((batch.rows, np.float32(HEAT)))
+    one, other = (
+        score(trainer.policy.graph, params, trainer.policy.frozen, rows, heat).logp_RM
+        for params in (kept, whole)
+    )
+    assert np.abs(one).max() > 1
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_with_a_float32_reference_goes_on_with_it_cast(tmp_path):
+    _, models = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
+    moved = jax.tree.map(lambda x: x * np.float32(1.1), models.policy.params)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, models._replace(reference=moved), {})
+    restored, _ = checkpoints.restore(1, models)
+    checkpoints.close()
+    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), moved, models.reference)
+    for found, wanted in zip(*map(jax.tree.leaves, (restored.reference, expected)), strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(*jax.device_get((found, wanted)))
 
 
 def test_what_acts_is_cast_and_what_is_exported_is_what_was_trained():

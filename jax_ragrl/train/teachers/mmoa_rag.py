@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.reader import UNKNOWN, Plan, conclude, facts_of, question_of, resolve, understand
-from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.effects import Generate, Segment
 from jax_ragrl.systems.mmoa_rag import (
     DOCUMENT,
@@ -91,7 +91,7 @@ def heuristic_demos(
     if label not in LABELS:
         raise UserError(f"label is {label!r}: use {' or '.join(LABELS)}")
     asked = [q for q in questions if q.answers]
-    found = retriever.search([q.text for q in asked], system.top_k)
+    found = search_all(retriever, [q.text for q in asked], system.top_k)
     demos = []
     for question, hits in zip(asked, found, strict=True):
         passages = tuple(shuffled(rng, hits.passages))
