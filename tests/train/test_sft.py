@@ -4,11 +4,12 @@ import functools
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
-from jax_ragrl.batch import Turn
+from jax_ragrl.batch import Layout, Turn
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.sft import Example, Packed, imitate, pack, token_losses
+from jax_ragrl.train.sft import Example, Packed, imitate, pack, sft_step, token_losses
 from tests.tiny import policy
 from tests.train import reference
 from tests.train.bigram import GRPO, named, prepared
@@ -24,6 +25,7 @@ def examples(seed: int = 0, most: int = 250) -> list[Example]:
 
 def test_an_imitated_example_equals_cross_entropy_in_float64():
     trainer, models = prepared(GRPO, ADAM)
+    trainer = trainer._replace(layout=Layout((16,), 16))  # several batches, one mean
     made = examples(most=12)
     turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(made)]
     tokens, params = reference.Tokens.of(turns), named(models.policy.params)
@@ -61,6 +63,35 @@ def test_packed_examples_have_the_losses_of_examples_alone():
         alone += each[one.weight_RL[:, 1:] > 0].tolist()
     assert len(found) == sum(len(e.prompt) + len(e.target) - 1 for e in made)
     np.testing.assert_allclose(found, sorted(alone), atol=1e-5)
+
+
+def test_targets_weigh_one_prompts_what_they_are_given_and_a_first_token_nothing():
+    """Two examples in a row, one for the next batch, and one that no row holds."""
+    one, two = Example((1, 2), (3, 4), "planner"), Example((5, 6, 7), (8,), "planner")
+    long = Example((9,) * 8, (9,) * 8, "planner")
+    batch, left = pack([one, two, one, long], 1, 10, prompt_weight=0.25)
+    assert left == [one]
+    np.testing.assert_array_equal(batch.ids_RL, [[1, 2, 3, 4, 5, 6, 7, 8, 0, 0]])
+    np.testing.assert_array_equal(batch.segments_RL, [[1, 1, 1, 1, 2, 2, 2, 2, 0, 0]])
+    np.testing.assert_array_equal(batch.positions_RL, [[0, 1, 2, 3, 0, 1, 2, 3, 0, 0]])
+    np.testing.assert_allclose(batch.weight_RL, [[0, 0.25, 1, 1, 0, 0.25, 0.25, 1, 0, 0]])
+
+
+def test_a_supervised_step_descends_the_weighted_mean_of_its_tokens():
+    """The loss is by weight; the accuracy is that of targets alone."""
+    batch, _ = pack(examples(), 3, 32, prompt_weight=0.1)
+    graph, params = policy()
+    rate = optax.sgd(0.0)
+    step = jax.jit(functools.partial(sft_step, graph, rate))
+    batch = jax.device_put(batch)
+    loss_RL, right_RL = jax.device_get(losses(graph, params, batch))
+    weight_RL = jax.device_get(batch.weight_RL)[:, 1:]
+    _, _, metrics = jax.device_get(step(params, rate.init(params), batch))
+    expected = (loss_RL * weight_RL).sum() / weight_RL.sum()
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["token_accuracy"], right_RL[weight_RL == 1].mean(), rtol=1e-6
+    )
 
 
 def test_nothing_to_imitate_changes_nothing():
