@@ -219,6 +219,24 @@ def test_conversations_are_the_paths_of_turns_that_continue_each_other():
     assert sorted(paths) == [[0, 2], [0, 3], [1]]
 
 
+def test_a_turn_that_does_not_hold_what_was_written_before_it_continues_nothing():
+    """It begins with the same prompt, and goes on otherwise: a context of its own."""
+    (question,) = generate(0, 40).questions["train"][:1]
+    records = [
+        Record(-1, 0, "planner", 1, (0,), Action((1, 2), (3,), "a")),
+        Record(0, 0, "planner", 2, (0, 0), Action((1, 2, 9), (3,), "a")),
+    ]
+    turns = turns_of(plant((question,), records), np.ones(2, np.float32))
+    assert [turn.after for turn in turns] == [-1, -1]
+
+
+def test_a_batch_has_as_many_rows_as_its_tokens_fill_and_one_at_least():
+    layout = Layout(lengths=(48, 128), tokens=100)
+    assert [layout.count(n) for n in layout.lengths] == [2, 1]
+    assert [layout.count(n, 3) for n in layout.lengths] == [6, 3]
+    assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
+
+
 @pytest.mark.parametrize("ways", [1, 4])
 def test_rows_of_a_batch_divide_over_the_devices(ways):
     turns = forest_of_turns(0)

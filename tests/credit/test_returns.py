@@ -36,13 +36,13 @@ def reference(parents, leaf, reward, weight):
 
 
 def random_forest(rng: np.random.Generator, count: int):
-    """Parents before children; some ends are no leaves (dead, ignored); weights 1 to 3."""
+    """Parents before children; some ends are no leaves (dead, ignored); weights 0.5 to 1.5."""
     parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
     ends = set(range(count)) - set(parents)
     leaf = [n in ends and rng.random() < 0.7 for n in range(count)]
     # What is no leaf may hold any reward: it is never read.
     reward = np.where(leaf, rng.integers(0, 2, count), np.nan)
-    return parents, leaf, reward, rng.integers(1, 4, count).astype(float)
+    return parents, leaf, reward, rng.integers(1, 4, count) / 2
 
 
 @pytest.mark.parametrize("seed", range(12))

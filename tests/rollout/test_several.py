@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, told, written_ids
 from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
 from jax_ragrl.rollout.expand import Branching, once
 from jax_ragrl.rollout.roles import Parsed, Role
@@ -199,6 +199,17 @@ def test_an_observation_cannot_close_a_turn(tokenizer):
     plain = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), False)
     start = len(context_ids(tokenizer, ASKED, (), True))
     assert turn[start:].count(stop) == 2 and plain[start:].count(stop) == 1
+
+
+def test_an_action_that_nobody_sampled_ends_with_the_stop_token_where_it_is_a_turn(tokenizer):
+    """In plain text the assistant's turn goes on behind what it is told."""
+    ids = tuple(tokenizer.encode("go"))
+    assert written_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
+    assert written_ids(tokenizer, "go", False) == ids
+
+
+def test_what_was_sampled_is_no_text_to_encode():
+    assert told(ASKED, (Said((1, 2)), Told("seen"))) == ["go", "seen"]
 
 
 def test_a_conversation_in_turns_is_the_templates_own(tokenizer):

@@ -203,7 +203,8 @@ def test_a_model_whose_gradient_is_not_finite_is_skipped_alone_and_counted():
             trainer, models, flat, [t._replace(**{spoiled: nan}) for t in targets[0]]
         )
         after = [named(x.params) for x in (models.policy, models.critic)]
-        found = [any((x != b[k]).any() for k, x in a.items()) for a, b in zip(after, before, strict=True)]
+        pairs = zip(after, before, strict=True)
+        found = [any((x != b[k]).any() for k, x in a.items()) for a, b in pairs]
         assert found == moved and float(sums["skipped"]) == 1.0
 
 
