@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jax_ragrl.rollout.tree import LEAF, LIMITS, NO_PARENT, Record, decisions, plant
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, decisions, plant
 from tests.rollout.tape import ANN, BOB, Tape, improvise, play
 from tests.rollout.test_collect import QUESTIONS, twice
 from tests.rollout.test_several import fan
@@ -55,7 +55,7 @@ def test_an_answer_of_no_words_is_an_answer_and_none_is_a_dead_end():
     assert plant((ANN,), rows).dead_N.tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("why", LIMITS)
+@pytest.mark.parametrize("why", ["Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer"])
 def test_a_limit_is_nobodys_fault_and_neither_is_an_answer(why):
     assert record(0, role=LEAF, why=why).fault == ""
     assert record(0, role=LEAF, why="Invalid Format").fault == "Invalid Format"
