@@ -176,6 +176,17 @@ def test_rows_of_one_role_share_its_instructions():
     assert all(n <= 64 for n in used)
 
 
+def test_groups_in_any_order_fit_the_rows_they_are_put_in():
+    """Minibatches are mixed: what the first and the last begin with, one between them may not."""
+    instructions = tuple(range(100, 124))
+    turns = [Turn(k, "planner", (*instructions, k), (50 + k,) * 2) for k in range(8)]
+    stranger = Turn(8, "planner", tuple(range(25)), (5, 6))
+    layout = Layout(lengths=(64,), tokens=64)
+    groups = [*grouped(turns, layout), *grouped([stranger], layout)]
+    batches = lay_out([*groups[:4], groups[-1], *groups[4:-1]], ROLES, layout)
+    assert sum(int(b.rows.mask_RM.sum()) for b in batches) == 9 * 2
+
+
 def test_an_opened_batch_is_filled_before_another_is_opened():
     layout = Layout(lengths=(16, 64), tokens=128)
     long = Turn(0, "planner", tuple(range(1, 61)), (5,))
