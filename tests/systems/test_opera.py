@@ -15,6 +15,7 @@ from jax_ragrl.systems import opera
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera_memory import trajectory
+from jax_ragrl.systems.opera_rewards import SubGoal
 from jax_ragrl.types import Question
 from tests.conftest import REPO
 from tests.rollout.tape import Tape, passage
@@ -59,6 +60,13 @@ def test_a_step_that_was_not_found_is_reworded_and_searched_again():
     assert searched(tape) == queries
     assert tape.prompts[2] == "reword\nQuestion: employer of Ann Lee"
     assert ends(forest) == [("Ulm", "answered")]
+
+
+def test_a_sub_goal_is_judged_as_the_step_it_is_of_its_plan():
+    """Which gold it has depends on that: the last one's is the question's."""
+    forest, _ = play({PLAN: [CHAIN], ANALYSIS: [ACME, ULM]})
+    judged = [r.state.judged for r in forest.records if r.role == ANALYSIS]
+    assert judged == [SubGoal("employer of Ann Lee", 0, 2), SubGoal("seat of Acme", 1, 2)]
 
 
 def test_rewrites_are_counted_anew_for_every_step():
