@@ -11,14 +11,13 @@ import tqdm
 from flax import nnx
 
 from jax_ragrl.config import settled
-from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import open_index
+from jax_ragrl.retrieval.index import load_indexed, open_index, read_description
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
@@ -203,7 +202,8 @@ def retriever_of(setting: Setting) -> Retriever:
         raise UserError(
             "--questions needs --corpus and --index, or --retriever alone; --data makes its own"
         )
-    return open_index(folder, load_corpus(corpus))
+    read_description(folder)  # a wrong folder is left as it is
+    return open_index(folder, load_indexed(corpus, folder))
 
 
 def load_actors(setting: Setting) -> Actors:

@@ -6,6 +6,7 @@ where it stood: cells that are there are read, those that failed are tried again
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import time
@@ -24,6 +25,7 @@ from jax_ragrl.compare import (
     measured,
     open_bench,
     questions_of,
+    retriever_of,
 )
 from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
@@ -31,7 +33,7 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.report.load import read_lines
-from jax_ragrl.retrieval.index import open_index
+from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
 from jax_ragrl.train.log import append
@@ -137,16 +139,22 @@ def _opened(
     """The questions and the index of a set, which is made unless it is there."""
     try:
         assert data.corpus is not None, "with_corpora names one"
-        corpus = load_corpus(data.corpus)
-        given = setting.index_folder if data.corpus == setting.corpus else None
-        made = Index(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
-        retriever = (
-            open_index(given, corpus) if given else open_or_build_index(corpus, made, workdir)
-        )
+        if setting.index_folder and data.corpus == setting.corpus:
+            retriever = retriever_of(setting)
+        else:
+            retriever = _indexed(data.corpus, workdir, encoder)
         bench = open_bench(setting, actors, retriever)
         return Opened(bench, questions_of(setting._replace(questions=data.questions)))
     except Exception as error:  # whatever it is, the other sets are not lost
         return Opened(error=_failure(error))
+
+
+def _indexed(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> DenseRetriever:
+    """The index of a corpus in the work folder, made unless it is there."""
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    corpus = load_corpus(path, folder=workdir / "passages" / place)
+    made = Index(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
+    return open_or_build_index(corpus, made, workdir)
 
 
 def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:

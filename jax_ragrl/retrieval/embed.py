@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +18,7 @@ from jax_ragrl.types import Passage
 
 BATCH = 1024  # passages encoded at once: enough for an encoder to sort them by length
 SHARD_BYTES = 1 << 26
+PROGRESS = "progress.json"  # beside the shards, until the index is whole
 
 
 class Encoder(Protocol):
@@ -44,11 +48,20 @@ def _spec(folder: pathlib.Path) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder.resolve()}/"}}
 
 
+def _rows(dimension: int) -> int:
+    """The rows of a shard: whole batches."""
+    return max(1, SHARD_BYTES // (4 * dimension * BATCH)) * BATCH
+
+
+def _shards(count: int, dimension: int) -> Iterator[slice]:
+    """The rows of each shard. A shard that is written whole is not read first."""
+    rows = _rows(dimension)
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
 def _create(folder: pathlib.Path, count: int, dimension: int) -> tensorstore.TensorStore:
     """A new float32 [count, dimension] store, sharded by rows; an older one is deleted."""
-    # Whole batches a shard: no shard is written twice.
-    rows = max(1, SHARD_BYTES // (4 * dimension * BATCH)) * BATCH
-    layout = tensorstore.ChunkLayout(chunk_shape=[min(count, rows), dimension])
+    layout = tensorstore.ChunkLayout(chunk_shape=[min(count, _rows(dimension)), dimension])
     return tensorstore.open(
         _spec(folder),
         create=True,
@@ -60,29 +73,60 @@ def _create(folder: pathlib.Path, count: int, dimension: int) -> tensorstore.Ten
 
 
 def write_vectors(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
-    """Writes float32 [X, D]."""
+    """Writes float32 [X, D], of which a shard at a time is in memory if it is mapped."""
     store = _create(folder, *vectors_XD.shape)
-    store.write(vectors_XD).result()
+    for shard in _shards(*vectors_XD.shape):
+        store[shard].write(np.asarray(vectors_XD[shard], np.float32)).result()
 
 
-def embed(passages: Sequence[Passage], encoder: Encoder, folder: pathlib.Path) -> None:
-    """Encodes passages and writes float32 [X, D] in their order, with a progress bar."""
-    store = _create(folder, len(passages), encoder.dimension)
-    with tqdm.tqdm(total=len(passages), desc="embed", unit="passage", disable=None) as bar:
-        for start in range(0, len(passages), BATCH):
-            batch = passages[start : start + BATCH]
-            store[start : start + len(batch)].write(encoder.encode_passages(batch)).result()
-            bar.update(len(batch))
+def embed(passages: Sequence[Passage], encoder: Encoder, folder: pathlib.Path, of: str) -> None:
+    """Encodes passages and writes float32 [X, D] in their order, with a progress bar.
+
+    Goes on behind the last whole shard of a call that was killed, if `of`, what the vectors are of,
+    was equal. `PROGRESS` in the folder keeps it until the caller takes it away.
+    """
+    count, done = len(passages), _done(folder, of)
+    shape = (count, encoder.dimension)
+    store = tensorstore.open(_spec(folder)).result() if done else _create(folder, *shape)
+    bar = tqdm.tqdm(total=count, initial=done, desc="embed", unit="passage", disable=None)
+    with bar:
+        for shard in _shards(*shape):
+            if shard.stop <= done:
+                continue
+            vectors = []
+            for start in range(shard.start, shard.stop, BATCH):
+                vectors.append(encoder.encode_passages(passages[start : start + BATCH]))
+                bar.update(len(vectors[-1]))
+            store[shard].write(np.concatenate(vectors)).result()
+            part = folder / f"{PROGRESS}.part"
+            part.write_text(json.dumps({"of": of, "rows": shard.stop}), encoding="utf-8")
+            os.replace(part, folder / PROGRESS)
 
 
-def read_vectors(folder: pathlib.Path) -> np.ndarray:
-    """float32 [X, D] as written.
+def _done(folder: pathlib.Path, of: str) -> int:
+    """How many rows an earlier call wrote."""
+    try:
+        made = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0
+    return made["rows"] if made["of"] == of else 0
+
+
+@contextlib.contextmanager
+def readable(folder: pathlib.Path) -> Iterator[tensorstore.TensorStore]:
+    """The float32 [X, D] of a folder; a slice is read when an array is made of it.
 
     Raises:
-      UserError: there are no vectors, or they are damaged.
+      UserError: there are no vectors, or what is read of them is damaged.
     """
     try:
-        return tensorstore.open(_spec(folder), open=True).result().read().result()
+        yield tensorstore.open(_spec(folder), open=True).result()
     except ValueError as error:
         why = str(error).splitlines()[0][:200]
         raise UserError(f"{folder} has no readable vectors ({why}): rerun 'ragrl index'") from error
+
+
+def read_vectors(folder: pathlib.Path) -> np.ndarray:
+    """All of them in memory; errors as above."""
+    with readable(folder) as store:
+        return store.read().result()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,13 +69,18 @@ def bucket(n: int, low: int, high: int) -> int:
 class ExactSearcher:
     """Holds the vectors on the devices of this process, few on the first alone."""
 
-    def __init__(self, vectors_XD: np.ndarray):
-        """Args: float32 [X, D]."""
-        devices = jax.local_devices()[: max(1, len(vectors_XD) // PART)]
-        parts = np.array_split(np.asarray(vectors_XD, np.float32), len(devices))
-        self._parts = [jax.device_put(x, d) for x, d in zip(parts, devices, strict=True)]
-        self._starts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
-        room = SCORE_BYTES // (4 * len(parts[0]))
+    def __init__(self, vectors_XD: Any):
+        """Args: float32 [X, D], an array or a TensorStore: the host holds one device's part."""
+        count = vectors_XD.shape[0]  # a TensorStore has no length
+        devices = jax.local_devices()[: max(1, count // PART)]
+        size, more = divmod(count, len(devices))
+        sizes = [size + (n < more) for n in range(len(devices))]
+        self._starts = np.cumsum([0, *sizes], dtype=np.int32)
+        self._parts = [
+            jax.device_put(np.asarray(vectors_XD[start : start + size], np.float32), device)
+            for start, size, device in zip(self._starts.tolist(), sizes, devices, strict=False)
+        ]
+        room = SCORE_BYTES // (4 * sizes[0])
         # The largest power of two with room for its scores: batches are padded to one.
         self._most = min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
 

@@ -1,6 +1,7 @@
 """An index: a folder with the vectors of a corpus, made once and opened by every run.
 
 index.json  corpus fingerprint, encoder, kind, dimension, count; written last
+passages/   the corpus, see `corpus.store`, where it came from a file
 vectors/    float32 [count, dimension], TensorStore
 encoder/    what the encoder needs beyond its description
 scann/      the trained searcher, for the kind `scann` above some 20 000 passages
@@ -20,7 +21,14 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import encoder as bert
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
-from jax_ragrl.retrieval.embed import Encoder, embed, read_vectors, write_vectors
+from jax_ragrl.retrieval.embed import (
+    PROGRESS,
+    Encoder,
+    embed,
+    read_vectors,
+    readable,
+    write_vectors,
+)
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
@@ -28,6 +36,7 @@ from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 
 KINDS = ("exact", "scann")
 FILE = "index.json"
+PASSAGES = "passages"
 
 
 def _check_kind(kind: str) -> None:
@@ -47,7 +56,8 @@ def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> 
 def _searcher(kind: str, folder: pathlib.Path, count: int) -> Searcher:
     if kind == "scann":
         return ScannSearcher.open(folder / "scann", folder / "vectors", count)
-    return ExactSearcher(read_vectors(folder / "vectors"))
+    with readable(folder / "vectors") as vectors_XD:
+        return ExactSearcher(vectors_XD)
 
 
 def build_index(
@@ -57,7 +67,7 @@ def build_index(
     folder: pathlib.Path | str,
     vectors: np.ndarray | None = None,
 ) -> DenseRetriever:
-    """Encodes a corpus, writes the index and opens it.
+    """Encodes a corpus, writes the index and opens it. A build that was killed goes on.
 
     Args:
       corpus: at least one passage.
@@ -76,15 +86,17 @@ def build_index(
     # First gone, last written: what is there is whole.
     (folder / FILE).unlink(missing_ok=True)
     if vectors is None:
-        embed(corpus.passages, encoder, folder / "vectors")
+        of = json.dumps([corpus.fingerprint, _identity(encoder.describe())], sort_keys=True)
+        embed(corpus.passages, encoder, folder / "vectors", of)
     else:
         _check_vectors(vectors, corpus, encoder)
-        write_vectors(np.asarray(vectors, np.float32), folder / "vectors")
+        write_vectors(vectors, folder / "vectors")
     encoder.save(folder / "encoder")
     if kind == "scann":
         build_scann(read_vectors(folder / "vectors"), folder / "scann")
     retriever = DenseRetriever(corpus, encoder, _searcher(kind, folder, len(corpus)))
     _write_description(folder, retriever, kind)
+    (folder / "vectors" / PROGRESS).unlink(missing_ok=True)
     return retriever
 
 
@@ -155,6 +167,20 @@ def open_index(
     return DenseRetriever(corpus, encoder, _searcher(made["kind"], folder, made["count"]))
 
 
+def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
+    """The corpus of a file, its passages kept in the folder of an index that is there, or will be.
+
+    Without a folder they are held in memory.
+
+    Raises:
+      UserError: as `load_corpus` does, or the index is of another corpus.
+    """
+    if folder is None:
+        return load_corpus(path)
+    of = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
+    return load_corpus(path, folder=folder / PASSAGES, of=of)
+
+
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     """An encoder by name: `lexical`, `minilm`, or a local folder of a BERT-family model.
 
@@ -200,7 +226,7 @@ def run_index(
     questions = None if questions_path is None else load_questions(questions_path)
     if questions is not None and not any(question.gold for question in questions):
         raise UserError(f"{questions_path} names no gold passages: recall needs some")
-    corpus = load_corpus(corpus_path)
+    corpus = load_corpus(corpus_path, folder=pathlib.Path(out) / PASSAGES)
     start = time.perf_counter()
     retriever = build_index(corpus, make_encoder(encoder, corpus, **prefixes), kind, out)
     seconds = round(time.perf_counter() - start, 2)

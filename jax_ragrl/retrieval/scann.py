@@ -1,7 +1,8 @@
 """Approximate inner-product search on the host with ScaNN (Guo et al. 2020).
 
 Below `BRUTE_FORCE` passages every passage is scored; above, a tree of about sqrt(X) leaves and
-asymmetric hashing choose candidates that are then scored exactly.
+asymmetric hashing choose candidates that are then scored exactly. Searched are a tenth of the
+leaves, from 32 up to `MOST_LEAVES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from jax_ragrl.retrieval.exact import GRID, bucket
 
 BRUTE_FORCE = 20_000
 NEIGHBOURS = 64  # searches are rounded up to this: pages of one query then agree
+# A recall takes a number of leaves, not a share of them: 32 gave a recall@10 of 0.984, 0.988, 0.991
+# among 50 000, 200 000, 600 000 vectors with the spectrum of MiniLM's, for questions far from all.
+MOST_LEAVES = 128
 CANDIDATES = 4  # scored exactly, for each neighbour wanted
 
 
@@ -42,7 +46,7 @@ def _brute_force(vectors_XD: np.ndarray) -> Any:
 
 
 def _hashed(vectors_XD: np.ndarray) -> Any:
-    """Tree and asymmetric hashing, with the ratios ScaNN's guide recommends."""
+    """Tree and asymmetric hashing, with as many leaves as ScaNN's guide recommends."""
     count, dimension = vectors_XD.shape
     leaves = round(math.sqrt(count))
     tree = (
@@ -50,7 +54,7 @@ def _hashed(vectors_XD: np.ndarray) -> Any:
         .builder(vectors_XD, NEIGHBOURS, "dot_product")
         .tree(
             num_leaves=leaves,
-            num_leaves_to_search=min(leaves, max(32, leaves // 10)),
+            num_leaves_to_search=min(leaves, max(32, leaves // 10), MOST_LEAVES),
             training_sample_size=min(count, 250_000),
         )
     )

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jax_ragrl.config import local
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import in_turn
@@ -30,7 +30,13 @@ from jax_ragrl.models.lora import add_lora
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
-from jax_ragrl.retrieval.index import build_index, make_encoder, open_index, read_description
+from jax_ragrl.retrieval.index import (
+    build_index,
+    load_indexed,
+    make_encoder,
+    open_index,
+    read_description,
+)
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
@@ -62,7 +68,7 @@ class Parts(NamedTuple):
 
 def assemble(job: Job, workdir: pathlib.Path) -> Parts:
     """Everything a run acts on; the index is made in the work folder unless it is there."""
-    data, mesh = load_data(job.data), mesh_for(job)
+    data, mesh = load_data(job.data, index_folder(job.index, workdir)), mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
     return surrounded(job, workdir, data, mesh, tokenizer)._replace(policies=policies)
 
@@ -117,19 +123,29 @@ class Loaded(NamedTuple):
     world: worlds.World | None
 
 
-def load_data(data: Data) -> Loaded:
-    """Corpus, questions by split, and the world where the data are generated."""
+def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
+    """Corpus, questions by split, and the world where the data are generated.
+
+    `folder` is that of the index, where the passages of a file are kept; None holds them in memory.
+    """
     if data.files is not None and data.world is None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
         splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
-        corpus = load_corpus(local(files.corpus)) if files.corpus else Corpus(())
-        return Loaded(corpus, splits, None)
+        if not files.corpus:
+            return Loaded(Corpus(()), splits, None)
+        path = local(files.corpus)
+        return Loaded(in_turn(lambda: load_indexed(path, folder)), splits, None)
     if data.world is None or data.files is not None:
         raise UserError("config section data needs one of data.world and data.files")
     chosen = data.world
     world = worlds.generate(chosen.seed, chosen.size, famous=chosen.famous, hops=chosen.hops)
     return Loaded(Corpus(world.passages), world.questions, world)
+
+
+def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
+    """Where the index of a run is, or will be."""
+    return pathlib.Path(index.folder or workdir / "index")
 
 
 def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
@@ -150,7 +166,7 @@ def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> 
     Raises `UserError` where the index that is there is of another kind or encoder. (A folder of an
     encoder may have moved: whether it is the same is not seen from its name.)
     """
-    folder = pathlib.Path(index.folder or workdir / "index")
+    folder = index_folder(index, workdir)
     if not (folder / INDEX_FILE).exists():
         return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
     made = read_description(folder)

@@ -44,7 +44,13 @@ from jax_ragrl.systems.baselines.rows import (
 )
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import load_data, load_llm, load_policy, load_retriever
+from jax_ragrl.train.assemble import (
+    index_folder,
+    load_data,
+    load_llm,
+    load_policy,
+    load_retriever,
+)
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.job import LLM, TINY, Data, Index
 from jax_ragrl.train.log import append, keep_until
@@ -149,7 +155,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     if (out / "checkpoint").exists():
         raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    corpus, questions, world = load_data(run.data)
+    corpus, questions, world = load_data(run.data, index_folder(run.index, out))
     retriever = load_retriever(corpus, run.index, out)
     policy, tokenizer = load_policy(run.policy)
     rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))

@@ -32,7 +32,15 @@ from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.expert_pool import Scribe
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import Parts, load_data, load_llm, mesh_for, policy_folder, surrounded
+from jax_ragrl.train.assemble import (
+    Parts,
+    index_folder,
+    load_data,
+    load_llm,
+    mesh_for,
+    policy_folder,
+    surrounded,
+)
 from jax_ragrl.train.demos import Demo
 from jax_ragrl.train.job import Job, load_job, parse_llm
 from jax_ragrl.train.log import append, keep_rows, rows_of
@@ -72,7 +80,7 @@ def make_demos(
     Beside `out` it keeps what it was called with, and a line a question. Returns a summary.
     """
     job = load_job(values)
-    data = load_data(job.data)
+    data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy))
     parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
     answered = {q.id: q for q in parts.questions["train"] if q.answers}

@@ -119,7 +119,8 @@ def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path, name, content, expe
     zipped = tmp_path / "zipped"
     zipped.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
     assert formats.detect(zipped) == formats.detect(plain) == name
-    assert formats.FORMATS[name].read(zipped) == formats.FORMATS[name].read(plain)
+    of_both = [map(list, formats.FORMATS[name].read(path)) for path in (zipped, plain)]
+    assert list(of_both[0]) == list(of_both[1])
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "nq_open", "flashrag_questions"])

@@ -1,9 +1,13 @@
 """Laws of a corpus and its fingerprint."""
 
+import errno
 import gzip
 
+import numpy as np
 import pytest
 
+from jax_ragrl.corpus import passages, store
+from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
@@ -61,3 +65,102 @@ def test_an_empty_corpus_is_refused_by_name(tmp_path, text):
     (tmp_path / "none.json").write_text(text)
     with pytest.raises(UserError, match=r"none\.json.* (is empty|holds no passages)"):
         load_corpus(tmp_path / "none.json")
+
+
+def written(path, *passages):
+    save_corpus(Corpus(passages), path)
+    return path
+
+
+def test_stored_passages_are_those_of_the_file_and_have_its_fingerprint(tmp_path):
+    path, memory = written(tmp_path / "c.jsonl", *PASSAGES), Corpus(PASSAGES)
+    stored = load_corpus(path, folder=tmp_path / "kept")
+    assert stored.fingerprint == memory.fingerprint and len(stored) == 3
+    assert tuple(stored.passages) == PASSAGES == stored.passages[:]
+    assert stored.passages[-1] == PASSAGES[2] and stored.passages[::2] == PASSAGES[::2]
+    assert PASSAGES[1] in stored.passages and stored.passages[5:] == ()
+    with pytest.raises(IndexError):
+        stored.passages[3]
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, capsys):
+    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
+    load_corpus(path, folder=folder)
+    monkeypatch.setattr(passages, "iter_passages", None)
+    assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
+    assert capsys.readouterr().err == ""
+
+
+def test_a_changed_file_is_read_again_and_what_is_open_stays(tmp_path, capsys):
+    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
+    first = load_corpus(path, folder=folder)
+    written(path, *PASSAGES[:2])
+    second = load_corpus(path, folder=folder)
+    assert "c.jsonl has changed: read again into" in capsys.readouterr().err
+    assert tuple(second.passages) == PASSAGES[:2] and second.fingerprint != first.fingerprint
+    assert tuple(first.passages) == PASSAGES
+    assert sorted(p.name for p in folder.iterdir()) == ["corpus.json", "offsets.npy", "rows.jsonl"]
+
+
+def test_copies_of_a_file_on_two_hosts_are_each_read_once(tmp_path, monkeypatch):
+    paths = [written(tmp_path / name, *PASSAGES) for name in ("one.jsonl", "two.jsonl")]
+    for path in paths:
+        load_corpus(path, folder=tmp_path / "kept")
+    monkeypatch.setattr(passages, "iter_passages", None)
+    for path in paths:
+        assert len(load_corpus(path, folder=tmp_path / "kept")) == 3
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "offsets.npy", "corpus.json"])
+def test_a_store_that_was_cut_is_written_again(tmp_path, name):
+    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
+    load_corpus(path, folder=folder)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+    assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
+
+
+def test_what_cannot_be_stored_leaves_nothing(tmp_path):
+    path, folder = tmp_path / "c.jsonl", tmp_path / "kept"
+    path.write_text('{"id": "a", "title": "T", "text": "x"}\n' * 3)
+    with pytest.raises(UserError, match=r"c\.jsonl: passage id 'a' occurs 3 times"):
+        load_corpus(path, folder=folder)
+    path.write_text("\n")
+    with pytest.raises(UserError, match="is empty|holds no passages"):
+        load_corpus(path, folder=folder)
+    with pytest.raises(UserError, match="absent does not exist"):
+        load_corpus(tmp_path / "absent", folder=folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_is_done_without(tmp_path, monkeypatch, capsys):
+    def refused(*given):
+        raise PermissionError(errno.EACCES, "no")
+
+    path = written(tmp_path / "c.jsonl", *PASSAGES)
+    monkeypatch.setattr(store, "write_passages", refused)
+    assert load_corpus(path, folder=tmp_path / "kept").passages == PASSAGES
+    assert "holding" in capsys.readouterr().err
+
+
+def test_ids_with_equal_hashes_are_not_repeated_ids():
+    store.refuse_repeated(np.zeros(3, np.int64), PASSAGES)
+    with pytest.raises(UserError, match="'b' occurs 2 times"):
+        store.refuse_repeated(np.zeros(4, np.int64), (*PASSAGES, PASSAGES[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("dpr", "id\ttext\ttitle\n1\tx\tT\n"),
+        ("flashrag_passages", '{"id": "1", "contents": "T\\nx"}\n'),
+        ("passages_jsonl", '{"id": "1", "title": "T", "text": "x"}\n'),
+        ("beir_corpus", '{"_id": "1", "title": "T", "text": "x"}\n'),
+    ],
+)
+def test_large_formats_are_read_as_far_as_they_are_asked(tmp_path, name, line):
+    path = tmp_path / "c"
+    path.write_text(line + '{"no": "passage"}\n' * 2)
+    read = iter_passages(path, name)
+    assert next(read) == Passage("1", "T", "x")
+    with pytest.raises(UserError, match="c, line"):
+        next(read)

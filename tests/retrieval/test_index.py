@@ -13,7 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import build_index, open_index, recall, run_index
+from jax_ragrl.retrieval.index import build_index, load_indexed, open_index, recall, run_index
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
@@ -93,6 +93,18 @@ def test_another_corpus_is_refused_and_both_fingerprints_named(corpus, tmp_path)
     assert corpus.fingerprint in str(caught.value) and other.fingerprint in str(caught.value)
 
 
+def test_an_index_keeps_its_passages_whatever_corpus_is_tried(corpus, tmp_path):
+    folder, path = tmp_path / "index", tmp_path / "corpus.jsonl"
+    save_corpus(corpus, path)
+    run_index(path, folder, kind="exact")
+    save_corpus(Corpus(PASSAGES[::-1]), tmp_path / "other.jsonl")
+    with pytest.raises(UserError, match="built for corpus.*but .*other.jsonl holds"):
+        load_indexed(tmp_path / "other.jsonl", folder)
+    kept = load_indexed(path, folder)
+    assert kept.known and tuple(kept.passages) == PASSAGES
+    assert open_index(folder, kept).search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+
+
 def test_another_encoder_is_refused(corpus, tmp_path):
     built = build(corpus, "exact", tmp_path)
     open_index(tmp_path, corpus, built.encoder)
@@ -143,9 +155,43 @@ def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypat
 def test_vectors_are_written_in_batches_as_encoded(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "BATCH", 4)
     encoder = LexicalEncoder.fit(corpus.passages, 32)
-    embed.embed(corpus.passages, encoder, tmp_path / "v")
+    embed.embed(corpus.passages, encoder, tmp_path / "v", "of")
     expected = encoder.encode_passages(corpus.passages)
     np.testing.assert_array_equal(embed.read_vectors(tmp_path / "v"), expected)
+
+
+def test_an_encoding_that_was_killed_goes_on_behind_its_last_whole_shard(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(embed, "BATCH", 1)
+    monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
+
+    class Counting(LexicalEncoder):
+        left, asked = 5, 0
+
+        def encode_passages(self, passages):
+            self.left, self.asked = self.left - 1, self.asked + 1
+            if self.left < 0:
+                raise RuntimeError("power cut")
+            return super().encode_passages(passages)
+
+    def build_with(left):
+        encoder = Counting.fit(corpus.passages, 32)
+        encoder.left = left
+        build_index(corpus, encoder, "exact", tmp_path)
+        return encoder.asked
+
+    with pytest.raises(RuntimeError):
+        build_with(5)
+    assert build_with(9) == 2  # of three shards, two were whole
+    expected = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
+    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
+    assert build_with(9) == 6  # a whole index is made anew
+    with pytest.raises(RuntimeError):
+        build_with(5)
+    other = Corpus(PASSAGES[::-1])
+    found = build_index(other, LexicalEncoder.fit(other.passages, 32), "exact", tmp_path)
+    assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
 
 
 def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():

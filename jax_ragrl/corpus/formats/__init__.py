@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
@@ -36,11 +36,20 @@ from jax_ragrl.corpus.formats.verl import read_verl, read_verl_parquet
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
-__all__ = ["FORMATS", "Format", "detect", "load_passages", "load_questions", "save_questions"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "detect",
+    "iter_passages",
+    "load_passages",
+    "load_questions",
+    "save_questions",
+]
 
 QUESTIONS, PASSAGES = frozenset({"questions"}), frozenset({"passages"})
 BOTH = QUESTIONS | PASSAGES
-Reader = Callable[[pathlib.Path | str], tuple[list[Question], list[Passage]]]
+# Passages are read as they are asked for, where a format is one that large corpora have.
+Reader = Callable[[pathlib.Path | str], tuple[list[Question], Iterable[Passage]]]
 
 
 class Format(NamedTuple):
@@ -196,7 +205,7 @@ def detect(path: pathlib.Path | str, wanted: str | None = None) -> str:
 
 def _load(
     path: pathlib.Path | str, format: str | None, wanted: str
-) -> tuple[list[Question], list[Passage]]:
+) -> tuple[list[Question], Iterable[Passage]]:
     name = detect(path, wanted) if format is None else format
     if name not in FORMATS:
         raise UserError(f"format {name!r} is not known: use one of {', '.join(FORMATS)}")
@@ -219,13 +228,19 @@ def load_questions(path: pathlib.Path | str, format: str | None = None) -> list[
     return questions
 
 
-def load_passages(path: pathlib.Path | str, format: str | None = None) -> list[Passage]:
-    """The passages of a file, the contexts of its questions included; arguments as above.
+def iter_passages(path: pathlib.Path | str, format: str | None = None) -> Iterator[Passage]:
+    """The passages of a file one by one, the contexts of its questions included; as above.
 
     Raises:
       UserError: no passages, unknown format, malformed JSON or a missing field, with its place.
     """
-    _, passages = _load(path, format, "passages")
-    if not passages:
+    passage = None
+    for passage in _load(path, format, "passages")[1]:
+        yield passage
+    if passage is None:
         raise UserError(f"{path} holds no passages: give a corpus with at least one")
-    return passages
+
+
+def load_passages(path: pathlib.Path | str, format: str | None = None) -> list[Passage]:
+    """All of `iter_passages`."""
+    return list(iter_passages(path, format))

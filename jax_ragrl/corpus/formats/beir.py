@@ -7,6 +7,7 @@ questions serve to measure retrieval.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
 from jax_ragrl.corpus.formats.files import Record, field, others, read_records, read_table
 from jax_ragrl.errors import UserError
@@ -53,7 +54,7 @@ def _question(record: Record, gold: dict[str, list[str]]) -> Question:
     )
 
 
-def read_beir(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
+def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
     """The judged queries (all of them where nothing is judged) and the passages."""
     folder = pathlib.Path(path)
     gold = _qrels(folder)
@@ -62,10 +63,11 @@ def read_beir(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
     return [query for query in queries if query.gold or not gold], passages
 
 
-def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Passages `{_id, title, text}`; the title may be missing."""
-    passages = []
-    for record in read_records(path):
-        title = str(record.fields.get("title") or "")
-        passages.append(Passage(field(record, "_id", str), title, field(record, "text", str)))
-    return [], passages
+def _passage(record: Record) -> Passage:
+    title = str(record.fields.get("title") or "")
+    return Passage(field(record, "_id", str), title, field(record, "text", str))
+
+
+def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+    """Passages `{_id, title, text}` one by one; the title may be missing."""
+    return [], map(_passage, read_records(path))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.formats.files import Record, field, read_records, strings, unique
@@ -66,13 +66,14 @@ def read_flashrag_questions(path: pathlib.Path | str) -> tuple[list[Question], l
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
-def read_flashrag_passages(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Passages, their title split off the contents."""
-    passages = []
-    for record in read_records(path):
-        title, text = split_contents(field(record, "contents", str))
-        passages.append(Passage(str(field(record, "id", object)), title, text))
-    return [], passages
+def _passage(record: Record) -> Passage:
+    title, text = split_contents(field(record, "contents", str))
+    return Passage(str(field(record, "id", object)), title, text)
+
+
+def read_flashrag_passages(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+    """Passages one by one, their title split off the contents."""
+    return [], map(_passage, read_records(path))
 
 
 def _record(question: Question) -> dict[str, Any]:

@@ -80,9 +80,10 @@ def robust_rows(
       corpus: where gold and random passages come from.
       k: passages a row, at most.
     """
+    wanted = {name for question in questions for name in question.gold}
     named = collections.defaultdict(list)
     for passage in corpus:
-        for name in {passage.id, passage.title}:
+        for name in {passage.id, passage.title} & wanted:
             named[name].append(passage)
     rows = []
     for question, hits in zip(questions, found, strict=True):
