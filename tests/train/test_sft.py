@@ -8,8 +8,9 @@ import optax
 from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn
+from jax_ragrl.train import sft as module
 from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.sft import Example, Packed, imitate, pack, sft_step, token_losses
+from jax_ragrl.train.sft import Example, Packed, imitate, pack, token_losses
 from tests.tiny import policy
 from tests.train import reference
 from tests.train.bigram import GRPO, named, prepared
@@ -77,21 +78,20 @@ def test_targets_weigh_one_prompts_what_they_are_given_and_a_first_token_nothing
     np.testing.assert_allclose(batch.weight_RL, [[0, 0.25, 1, 1, 0, 0.25, 0.25, 1, 0, 0]])
 
 
-def test_a_supervised_step_descends_the_weighted_mean_of_its_tokens():
-    """The loss is by weight; the accuracy is that of targets alone."""
+def test_a_supervised_step_has_the_loss_of_weights_and_the_accuracy_of_targets(monkeypatch):
     batch, _ = pack(examples(), 3, 32, prompt_weight=0.1)
-    graph, params = policy()
-    rate = optax.sgd(0.0)
-    step = jax.jit(functools.partial(sft_step, graph, rate))
-    batch = jax.device_put(batch)
-    loss_RL, right_RL = jax.device_get(losses(graph, params, batch))
-    weight_RL = jax.device_get(batch.weight_RL)[:, 1:]
-    _, _, metrics = jax.device_get(step(params, rate.init(params), batch))
+    weight_RL, rng = batch.weight_RL[:, 1:], np.random.default_rng(0)
+    loss_RL = rng.random(weight_RL.shape).astype(np.float32)
+    right_RL = rng.random(weight_RL.shape) < 0.5
+    found = jax.device_put((loss_RL, right_RL))
+    monkeypatch.setattr(module, "token_losses", lambda *_: found)
+    (graph, params), rate = policy(), optax.sgd(0.0)
+    step = jax.jit(functools.partial(module.sft_step, graph, rate))
+    _, _, metrics = jax.device_get(step(params, rate.init(params), jax.device_put(batch)))
     expected = (loss_RL * weight_RL).sum() / weight_RL.sum()
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
-    np.testing.assert_allclose(
-        metrics["token_accuracy"], right_RL[weight_RL == 1].mean(), rtol=1e-6
-    )
+    right = right_RL[weight_RL == 1].mean()
+    np.testing.assert_allclose(metrics["token_accuracy"], right, rtol=1e-6)
 
 
 def test_nothing_to_imitate_changes_nothing():
