@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_roles, over_rollouts, over_siblings, padded, shared
+from jax_ragrl.credit.assign import (
+    earned,
+    over_roles,
+    over_rollouts,
+    over_siblings,
+    padded,
+    reachable_leaves,
+    shared,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Record, plant
 from jax_ragrl.types import Question
@@ -132,6 +140,18 @@ def test_siblings_are_compared_by_what_their_leaves_earned():
     advantage_N, weight_N = over_siblings(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N[:5], [-0.25, 0.25, 0.0, 0.5, -0.5])
     np.testing.assert_array_equal(weight_N, [1, 1, 0, 1, 1, 0, 0, 0])
+
+
+def test_unless_told_otherwise_a_dead_leaf_counts_and_a_merged_sibling_counts_once():
+    records = [
+        Record(NO_PARENT, 0, "role", 1, (0,)),
+        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
+        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
+        Record(0, 0, LEAF, 2, (0, 1), why="Invalid Format"),
+    ]
+    value_N, leaves_N = reachable_leaves(*rewarded(records, [1.0, 0.0]))
+    np.testing.assert_array_equal(value_N, [0.5, 1, 1, 0])
+    np.testing.assert_array_equal(leaves_N, [2, 1, 1, 1])
 
 
 def test_an_action_without_siblings_is_not_to_be_trained():
