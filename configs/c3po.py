@@ -11,6 +11,12 @@ has the commands. The paper's headline is a mean judge accuracy of 62.08 (0.5B) 
 over six sets against 51.35 for Standard RAG with Qwen2-72B-Instruct; this config has not been run
 at that size here. Clip, gamma, lambda, whitening, where the KL goes and where the cosine ends are
 not in the paper: they are the defaults of the trainer that its authors name.
+
+Its ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
+    --config.recipe.tree.retrieval=sampled --config.recipe.tree.width=1
+    --config.recipe.tree.retrieval=sampled
+and one strategy for all questions (table 3), which needs no training: `ragrl export`, then `ragrl
+evaluate --systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
 """
 
 import functools

@@ -5,6 +5,7 @@
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/coda.py:code ...          (as the authors published it)
+    ragrl train --config=configs/coda.py:alone ...         (AutoRefine: one agent, one context)
 
 The policy is Qwen2.5-3B (base), the retriever e5-base-v2 over the Wikipedia of December 2018, top
 3. The paper's headline is a mean exact match of .407 over seven sets, against .380 for AutoRefine
@@ -13,15 +14,23 @@ with 8 rollouts each, in minibatches of 256 sequences: the number of optimizer s
 least, one for every 256 planners. Dual clip, KL in the loss and the entropy bonus are the code's.
 Paper and code differ in how executors are judged (`systems/coda.py`, departure 5), and the code
 samples from the nucleus.
+
+Its ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.kind=search_r1`;
+without the reward of refinement, and without that of the form too (table 4),
+    --config.recipe.refine=0
+    --config.recipe.refine=0 --config.recipe.formats=0
 """
 
 import functools
 
 from ml_collections import ConfigDict, config_dict
 
+SYSTEMS = {"alone": "jax_ragrl.systems.baselines.executor"}
+HIERARCHY = {"executor_turns": 6, "formats": 1.0, "refine": 0.5}
 CHOICES = {
-    "paper": {"top_p": 1.0, "together": True},
-    "code": {"top_p": 0.95, "together": False},
+    "paper": {**HIERARCHY, "top_p": 1.0, "together": True},
+    "code": {**HIERARCHY, "top_p": 0.95, "together": False},
+    "alone": {"kind": "autorefine", "top_p": 1.0},
 }
 
 
@@ -35,18 +44,15 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
-            "system": "coda",
+            "system": SYSTEMS.get(preset, "coda"),
             "recipe": {
                 "style": "coda",
                 "top_k": 3,
                 "max_turns": 6,
-                "executor_turns": 6,
                 "max_tokens": 512,
                 "temperature": 1.0,
                 "chat": False,
                 "rollouts": 8,
-                "formats": 1.0,
-                "refine": 0.5,
                 **CHOICES[preset],
             },
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},

@@ -15,6 +15,9 @@ Paper and code differ in the weights and the unit of costs (`systems/mao_arag.py
 paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens. The
 coefficient of the KL and the learning rates are the code's where the paper has none. The code makes
 an update for each turn; here all turns of a batch are one.
+
+A planner that has fewer executors, here no parallel decomposition:
+    --config.recipe.system.executors="('QDS','QR','R','DS','AG')"
 """
 
 import functools
@@ -55,6 +58,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                     "max_tokens": 16,
                     "temperature": 1.0,
                     "select_needs_search": False,
+                    "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
                 },
                 "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset]},
             },

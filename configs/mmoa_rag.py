@@ -21,6 +21,13 @@ eq. 15: the reward of the last token; the code: that of every token), and in its
 paper lets the coefficient fall from 0.2 to 0.06 without saying how; here the code's controller does
 it. Temperature and epochs are the code's where the paper has none; the rate falls to zero, as a
 cosine does in the framework that its authors name.
+
+Its ablations keep one role from learning (figure 2; the policy is shared, so that role still moves
+with the others), here the selector. Without penalties, and with a policy for each role:
+    --config.schedule.phases="({'steps':700,'roles':('rewriter','generator')},)"
+    --config.recipe.penalties.rewriter=0 --config.recipe.penalties.selector=0 \
+        --config.recipe.penalties.generator=0
+    --config.policies="(('rewriter','FOLDER'),('selector','FOLDER'),('generator','FOLDER'))"
 """
 
 import functools

@@ -15,6 +15,20 @@ decision in their rollouts, where the paper counts such decisions. The paper's h
 been run at that size here. `ragrl pool` writes and scores the actions of `pool.jsonl`; the paper
 has some 30,000 from DeepSeek-R1. Paper and code differ in the scoring of plans and in the expert
 (`systems/opera.py`, departure 4).
+
+Its ablations (table 2): without planner, without rewriter (phases name the roles that are there,
+and `policies` none that is not), without experts, all roles at once, and GRPO, which compares whole
+rollouts by their answers, or the same groups divided by their deviation:
+    --config.recipe.max_steps=0 \
+        --config.schedule.phases="({'steps':94,'roles':('analysis',)},{'steps':94,'roles':('rewrite',)})"
+    --config.recipe.max_rewrites=0 --config.policies="()" \
+        --config.schedule.phases="({'steps':141,'roles':('plan',)},{'steps':94,'roles':('analysis',)})"
+    --config.recipe.expert.when=off --config.recipe.pool=none
+    --config.schedule.phases="()"
+    --config.recipe.group=1 --config.rollouts=8 --config.recipe.expert.when=off \
+        --config.recipe.pool=none --config.schedule.phases="()" \
+        --config.objective.advantage=group_normalised
+    --config.objective.advantage=group_normalised
 """
 
 import functools

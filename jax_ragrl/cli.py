@@ -464,8 +464,8 @@ def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.train.loop import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
-    # On one device: the run's mesh may be of a larger machine.
-    policies = trained_policies(job, load_policies(job, None)[0], arguments.workdir)
+    # On one device: the run's mesh may be of a larger machine. An adapter is merged in float32.
+    policies = trained_policies(job, load_policies(job, None, "float32")[0], arguments.workdir)
     name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
     if name not in policies:
         raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")

@@ -24,7 +24,9 @@ from jax_ragrl.text.metrics import (
 )
 from jax_ragrl.types import Question
 
-METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
+# From an answer and the gold ones to a score from 0 to 1. A module of one's own may add another,
+# which is then a column of every table.
+METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "cover_em": cover_match,
     "cover_em_tokens": cover_match_tokens,
     "em": exact_match,

@@ -82,7 +82,7 @@ def summarise(
         "steps": job.run.steps,
         "seed": job.seed,
         "questions": len(after.scores[metric]),
-        "metric": f"{METRIC_NAMES[metric]}, percent",
+        "metric": f"{METRIC_NAMES.get(metric, metric)}, percent",
         "reader": parts.llm.name,
         "accuracy": {**accuracy, "trained": after.summary()[metric]},
         "gain": {"over": "warm_start", **gains[metric]},

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.errors import UserError
@@ -71,11 +71,31 @@ def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None)
             f"there are {len(devices)}: choose three factors of {len(devices)}"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
+    return Mesh(arranged(sizes, devices), MESH_AXES, axis_types=auto)
+
+
+def arranged(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
+    """The devices as an array of the mesh, so that those of an axis have short ways."""
     if sizes[-1] > 1 and len({d.process_index for d in devices}) > 1:
         # Each host samples with its own devices, so they have to hold whole rows of a tensor axis.
-        by_host = sorted(devices, key=lambda d: (d.process_index, d.id))
-        return Mesh(np.array(by_host).reshape(sizes), MESH_AXES, axis_types=auto)
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=devices)
+        by_host = sorted(devices, key=lambda d: (_slice_of(d), d.process_index, d.id))
+        return np.array(by_host).reshape(sizes)
+    slices = len({_slice_of(d) for d in devices})
+    if slices > 1:
+        # The network between slices is slower, and the devices of `data` talk least.
+        data = math.gcd(sizes[0], slices)
+        across = (data, slices // data, 1)
+        within = [size // n for size, n in zip(sizes, across, strict=True)]
+        return mesh_utils.create_hybrid_device_mesh(
+            within, across, devices, allow_split_physical_axes=True
+        )
+    # An axis may take a part of one of a torus: two of 32 devices each on one of 8 x 8, say.
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def _slice_of(device: jax.Device) -> int:
+    """The slice that a TPU's device belongs to. A GPU has one too, but its order respects that."""
+    return getattr(device, "slice_index", None) or 0 if device.platform == "tpu" else 0
 
 
 def _fill_in(shape: tuple[int, ...], num_devices: int) -> tuple[int, ...]:

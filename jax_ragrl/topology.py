@@ -34,7 +34,7 @@ GPUS = {
     "h200": Chip((9, 0), 132, 151_397_597_184, 4_800 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
 }
 # By the kind that the compiler names, in GiB.
-TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}
+TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32, "TPU7x": 96}
 TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -70,7 +70,10 @@ def describe_devices(topology: str) -> list[Any]:
     try:
         if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::(\d+))?", topology):
             return _gpus(gpus[1], int(gpus[2] or 1))
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+        # The two cores of a chip are one device, as JAX has them there; later kinds are by default.
+        options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+        described = topologies.get_topology_desc(topology, "tpu", **options)
+        return list(described.devices)
     except Exception as error:
         told = str(error).splitlines()[0]
         raise UserError(

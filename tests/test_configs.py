@@ -1,7 +1,9 @@
 """Every config of the project loads as the command line loads it, and its sections are read."""
 
+import ast
 import dataclasses
 import pathlib
+import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.demos import load_warm_start
 from jax_ragrl.train.finetune import load_finetune
@@ -18,7 +21,7 @@ from jax_ragrl.train.objective import GROUPED
 from jax_ragrl.train.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
-FULL = (*PAPERS, "coda:code", "mao_arag:code", "mmoa_rag:code", "opera:code")
+FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
 TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
 PRESETS = ("tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
@@ -92,6 +95,38 @@ def test_an_experts_roles_are_set_on_the_command_line():
     for name in ("opera", "tiny/opera"):
         expert = load(name, given_to(name) | roles)["recipe"]["expert"]
         assert (expert["roles"], expert["period"]) == (("plan",), 8)
+
+
+ABLATIONS = [
+    (name, tuple(shlex.split(line)))
+    for name in PAPERS
+    for line in (ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text())) or "").split(
+        "\n"
+    )
+    if line.startswith("    --config.")
+]
+
+
+@pytest.mark.parametrize(("name", "overrides"), ABLATIONS)
+def test_an_ablation_that_a_config_names_is_another_run_than_its_own(name, overrides):
+    given = [f"--config.{k}={v}" for k, v in given_to(name).items()]
+    own, other = (
+        load_job(load_config(CONFIGS / f"{name}.py", [*given, *more])) for more in ((), overrides)
+    )
+    assert {ablated for ablated, _ in ABLATIONS} == set(PAPERS)
+    for job in (own, other):
+        roles = tuple(job.recipe.system.roles)
+        assert all(job.schedule.roles(step, roles) for step in (0, job.run.steps - 1))
+        named = {policy for policy, _ in job.policies}
+        assert named <= set(job.policy_of.values()), "load_policies refuses others"
+    assert str(own) != str(other)
+
+
+def test_a_tiny_config_whose_roles_the_shipped_policy_does_not_know_begins_with_a_warm_up():
+    for name in set(PAPERS) - {"c3po"}:
+        text = (CONFIGS / f"tiny/{name}.py").read_text(encoding="utf-8")
+        assert f"configs/tiny/warmup_{name}.py" in text
+        assert f"--config.policy=runs/warm-{name}/checkpoint" in text
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -243,3 +278,28 @@ def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
     shapes = Shapes(**values)
     used = {shapes.most(length) for length in shapes.lengths}
     assert max(shapes.batches) in used
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipe.max_steps": "0"}, "schedule names role 'plan': use some of analysis, rewrite"),
+        ({"schedule.phases": "({'steps':1,'roles':('planner',)},)"}, "names role 'planner'"),
+        (
+            {"objective.aggregation": "role_sum", "objective.role_weights": "(('x',1.0),)"},
+            "role_weights is 'x'",
+        ),
+    ],
+)
+def test_a_role_that_is_not_there_is_refused_before_anything_is_loaded(given, said):
+    with pytest.raises(UserError, match=said):
+        load_job(load("tiny/opera", given))
+
+
+def test_a_metric_that_is_not_there_is_refused_before_training_and_may_be_ones_own(monkeypatch):
+    job = load_job(load("tiny/coda", {}))
+    recipe = dataclasses.replace(job.recipe, metric="mine")
+    with pytest.raises(UserError, match=r"metric is 'mine': use one of cover_em, .*METRICS"):
+        dataclasses.replace(job, recipe=recipe)
+    monkeypatch.setitem(METRICS, "mine", lambda answer, answers: 1.0)
+    assert dataclasses.replace(job, recipe=recipe).recipe.metric == "mine"

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from jax.experimental import topologies
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
@@ -96,6 +97,21 @@ def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
 def test_a_topology_that_is_not_known_is_refused(name):
     with pytest.raises(UserError, match=f"'{name}'.*v5e:4x4.*h100:8"):
         describe_devices(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("v4:2x2x4", {"chip_config_name": "megacore"}), ("v5p:2x2x4", {})]
+)
+def test_a_chip_is_one_device_of_a_described_v4_too(monkeypatch, name, options):
+    """Its two cores would be one each, where nothing is said: no mesh is made of those."""
+    asked = []
+
+    def describe(*given: str, **options: str) -> types.SimpleNamespace:
+        asked.append((given, options))
+        return types.SimpleNamespace(devices=[])
+
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    assert describe_devices(name) == [] and asked == [((name, "tpu"), options)]
 
 
 def test_gpus_are_described_and_compiled_for_where_there_are_none():

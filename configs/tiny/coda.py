@@ -1,6 +1,8 @@
 """CoDA on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
 
-    ragrl train --config=configs/tiny/coda.py --workdir=runs/coda
+    ragrl warmup --config=configs/tiny/warmup_coda.py --out=runs/warm-coda
+    ragrl train --config=configs/tiny/coda.py --workdir=runs/coda \
+        --config.policy=runs/warm-coda/checkpoint
 
 Reward, group statistics and objective are the paper's; turns, groups, learning rate, KL and batch
 are scaled to the model, and observations are turns of the chat template. Chains have two hops at

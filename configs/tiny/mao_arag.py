@@ -1,6 +1,8 @@
 """MAO-ARAG on the embedded default: the generated encyclopedia, a tiny planner, two CPU cores.
 
-    ragrl train --config=configs/tiny/mao_arag.py --workdir=runs/mao_arag
+    ragrl warmup --config=configs/tiny/warmup_mao_arag.py --out=runs/warm-mao_arag
+    ragrl train --config=configs/tiny/mao_arag.py --workdir=runs/mao_arag \
+        --config.policy=runs/warm-mao_arag/checkpoint
 
 Chen et al. 2025, "MAO-ARAG: Multi-Agent Orchestration for Adaptive Retrieval-Augmented Generation".
 The world's rule-based reader plays the executors. Rewards, the limit of turns and
@@ -32,6 +34,7 @@ def get_config() -> ConfigDict:
                     "max_tokens": 16,
                     "temperature": 1.0,
                     "select_needs_search": False,
+                    "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
                 },
                 "costs": {
                     "alpha": 0.1,

@@ -1,6 +1,8 @@
 """MMOA-RAG on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
 
-    ragrl train --config=configs/tiny/mmoa_rag.py --workdir=runs/mmoa_rag
+    ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
+    ragrl train --config=configs/tiny/mmoa_rag.py --workdir=runs/mmoa_rag \
+        --config.policy=runs/warm-mmoa_rag/checkpoint
 
 Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
 Learning". Modules, penalties, shared reward and the KL of the last token are the paper's; learning

@@ -1,6 +1,8 @@
 """OPERA on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
 
-    ragrl train --config=configs/tiny/opera.py --workdir=runs/opera
+    ragrl warmup --config=configs/tiny/warmup_opera.py --out=runs/warm-opera
+    ragrl train --config=configs/tiny/opera.py --workdir=runs/opera \
+        --config.policy=runs/warm-opera/checkpoint
 
 Rewards and expert injection are the paper's; groups, learning rate and KL are scaled to the model,
 and most steps go to the role that needs them. The roles share one tiny policy, the expert and the

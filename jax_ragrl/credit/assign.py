@@ -44,13 +44,23 @@ def padded(x: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
 def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The reward of a rollout's leaf to each of its actions, added to what the action earned.
 
-    For rollouts that do not branch: one leaf each.
+    For rollouts that do not branch, one leaf each; `UserError` for others.
     """
     root_N = forest.roots()
+    _check_lines(forest, root_N, "reachable_leaves")
     leaf_N = np.zeros(len(root_N), np.float32)
     np.add.at(leaf_N, root_N[forest.leaf_N], reward_N[forest.leaf_N])
     own_N = np.where(forest.leaf_N, 0, reward_N)
     return (leaf_N[root_N] + own_N).astype(np.float32), np.ones(len(root_N), np.float32)
+
+
+def _check_lines(forest: Forest, root_N: np.ndarray, instead: str) -> None:
+    """`UserError` where a rollout has several leaves: their rewards would be added up."""
+    if np.bincount(root_N[forest.leaf_N], minlength=1).max() > 1:
+        raise UserError(
+            "these rollouts branch, so that one has several rewards, and this credit is for those "
+            f"that do not: use config.credit={instead}, or a recipe of single rollouts"
+        )
 
 
 def earned(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,12 +86,8 @@ def over_rollouts(
     section 3.3.2). `rule` is one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
     """
     root_N = forest.roots()
+    _check_lines(forest, root_N, "siblings")
     roots, member_N = np.unique(root_N, return_inverse=True)
-    if np.bincount(member_N[forest.leaf_N], minlength=1).max() > 1:
-        raise UserError(
-            "rollouts that branch have several rewards, and cannot be compared as whole ones: use "
-            "over_siblings (config.credit=siblings)"
-        )
     total_R = np.zeros(len(roots), np.float32)
     np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
     questions = len(forest.questions)

@@ -405,10 +405,17 @@ def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Arr
     c = call.config
     q, k, v = (linear(x_BLD, f"{n}_proj", p, call.adapter_scale) for n in "qkv")
     if c.qkv_bias:
-        q, k, v = (x + _row(p[f"{n}_bias"], x) for n, x in zip("qkv", (q, k, v), strict=True))
+        q, k, v = (_biased(x, p[f"{n}_bias"]) for n, x in zip("qkv", (q, k, v), strict=True))
     if c.qk_norm:
         q, k = rms_norm(q, p["q_norm"], c.rms_norm_eps), rms_norm(k, p["k_norm"], c.rms_norm_eps)
     return apply_rope(q, call.rope), apply_rope(k, call.rope), v
+
+
+def _biased(x: Array, bias: Array) -> Array:
+    """`x + bias`, of the dtype of `x`; added in float32, where the bias's gradient then sums the
+    cotangents of all tokens."""
+    wide = _row(bias.astype(x.dtype), x).astype(jnp.float32)
+    return (x.astype(jnp.float32) + wide).astype(x.dtype)
 
 
 def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:

@@ -23,7 +23,11 @@ class ValueHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((), jnp.float32))
 
     def __call__(self, hidden: Array) -> Array:
-        return jnp.tensordot(hidden.astype(jnp.float32), self.kernel[...], axes=1) + self.bias[...]
+        # By default a TPU would round both to bfloat16, a GPU to ten bits: this is one column.
+        exactly = jax.lax.Precision.HIGHEST
+        wide = hidden.astype(jnp.float32)
+        value = jnp.tensordot(wide, self.kernel[...], axes=1, precision=exactly)
+        return value + self.bias[...]
 
 
 class Critic(nnx.Module):

@@ -29,6 +29,16 @@ FACTS = {
     "reader": "Frozen language model",
     "seed": "Seed",
 }
+# Of the run's config, by dotted key: what tells one run of an ablation from another.
+CHOICES = {
+    "system": "System",
+    "policy": "Policy",
+    "credit": "Credit",
+    "objective.advantage": "Advantage",
+    "run.questions": "Questions a step",
+    "optimizer.policy_lr": "Learning rate",
+    "seed": "Seed",
+}
 TITLES = {
     "kl/mean": "KL to the reference",
     "kl/loss": "KL in the loss",
@@ -37,11 +47,16 @@ TITLES = {
     "clip_frac": "Clipped share",
     "response_length/mean": "Response length",
     "grad_norm": "Gradient norm",
+    "zero_variance_frac": "Questions with equal rewards",
+    "retrieval/recall": "Gold passages found",
     "right": "Pairs ordered rightly",
 }
 # Of one role, whose name follows.
 ROLE_TITLES = {
     "valid_frac/": "Valid actions",
+    "earned/": "Reward of its own",
+    "actions/": "Actions a rollout",
+    "zero_variance_frac/": "Groups with equal rewards",
     "kl/": "KL",
     "entropy/old/": "Entropy",
     "response_length/": "Response length",
@@ -52,7 +67,10 @@ NODE = {
     "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),
     "tokens": (), "calls": (),
 }  # fmt: skip
-SMALL = ("valid_frac/", "kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right")
+SMALL = (
+    *("earned/", "zero_variance_frac", "retrieval/recall", "valid_frac/", "actions/"),
+    *("kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right"),
+)
 TWICE = ("entropy/old/mean",)  # shown as the entropy
 FAULTS = {"malformed/": "Malformed", "dead/": "Ended without an answer"}
 
@@ -75,7 +93,7 @@ class Tree(NamedTuple):
     roots: Sequence[Twig]
     picture: Markup
     leaves: int
-    right: float
+    reward: float
 
 
 def build_report(workdir: pathlib.Path) -> pathlib.Path:
@@ -108,7 +126,7 @@ def render(run: Run) -> str:
     scale = scale_of([tree for row in run.trees for tree in row.get("trees", ())])
     return environment.from_string(source.read_text(encoding="utf-8")).render(
         summary=run.summary,
-        facts=facts(run.summary),
+        facts=facts(run.summary, run.config),
         accuracy=accuracy(run.summary),
         gain=gain(run.summary),
         reward=reward(run),
@@ -123,12 +141,21 @@ def render(run: Run) -> str:
     )
 
 
-def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the run was, as pairs of a name and a value."""
-    known = {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
+    chosen = {name: _held(config, key.split(".")) for key, name in CHOICES.items()}
+    known = {name: value for name, value in chosen.items() if value is not None}
+    known |= {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
     if is_number(summary.get("wall_s")):
         known["Wall time"] = duration(summary["wall_s"])
     return [(name, str(value)) for name, value in known.items()]
+
+
+def _held(values: Any, keys: Sequence[str]) -> Any:
+    """The value under nested keys; None where there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
 
 
 def duration(seconds: float) -> str:
@@ -343,6 +370,7 @@ def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> Tree:
     nodes = [{**NODE, **node} for node in tree.get("nodes") or ()]
     roots = grow(nodes)
     leaves = [node for node in nodes if node.get("role") == "leaf"]
+    rewards = [float(node["reward"]) for node in leaves if is_number(node.get("reward"))]
     return Tree(
         anchor=anchor,
         question=str(tree.get("question", "")),
@@ -351,5 +379,5 @@ def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> Tree:
         roots=roots,
         picture=sketch(roots, scale, anchor),
         leaves=len(leaves),
-        right=sum(float(n["reward"]) for n in leaves if is_number(n.get("reward"))),
+        reward=sum(rewards) / max(len(rewards), 1),
     )

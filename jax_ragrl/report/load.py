@@ -6,11 +6,13 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import UserError
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
+CONFIG = "config.json"
 
 
 class Run(NamedTuple):
@@ -19,6 +21,7 @@ class Run(NamedTuple):
     metrics: Sequence[Mapping[str, Any]]
     trees: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
+    config: Mapping[str, Any] = MappingProxyType({})
 
 
 class Curve(NamedTuple):
@@ -34,23 +37,24 @@ def load_run(workdir: pathlib.Path) -> Run:
     Raises:
       UserError: the metrics are missing, or a file cannot be read.
     """
-    trees, summary = workdir / TREES, workdir / SUMMARY
+    trees, summary, config = workdir / TREES, workdir / SUMMARY, workdir / CONFIG
     return Run(
         metrics=by_step(read_lines(workdir / METRICS)),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
-        summary=read_summary(summary) if summary.is_file() else {},
+        summary=read_object(summary) if summary.is_file() else {},
+        config=read_object(config) if config.is_file() else {},
     )
 
 
-def read_summary(path: pathlib.Path) -> Mapping[str, Any]:
+def read_object(path: pathlib.Path) -> Mapping[str, Any]:
     """The JSON object of a file."""
     try:
-        summary = json.loads(_text(path))
+        found = json.loads(_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}): {_remedy(path)}") from None
-    if not isinstance(summary, dict):
+    if not isinstance(found, dict):
         raise UserError(f"{path} holds no JSON object: {_remedy(path)}")
-    return summary
+    return found
 
 
 def read_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:

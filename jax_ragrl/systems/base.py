@@ -91,7 +91,8 @@ class Recipe:
       expander: from the roles in training, which actions a state tries.
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
-      metric: the headline metric of its evaluation, see `evaluate.METRICS`.
+      metric: the headline metric of its evaluation, a name in `evaluate.METRICS`; a module may add
+        one of its own there.
       judged: whether a judge's verdict may take the place of the metric in `reward`.
       width: how many actions at most the expander has sampled after one prompt, for plans.
     """

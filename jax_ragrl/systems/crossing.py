@@ -1,16 +1,23 @@
-"""One paper's credit on another's rollouts, by config alone: `credit` and `rollouts`."""
+"""One paper's choice on another's system, by config alone.
+
+`credit` and `rollouts` put one paper's credit on another's rollouts; `policies` that name roles
+give these parameters of their own, as OPERA's have, where a paper shares them among all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import earned, over_rollouts, over_siblings, reachable_leaves, shared
 from jax_ragrl.errors import UserError
-from jax_ragrl.systems.base import Credit, Recipe, two_or_more
+from jax_ragrl.rollout.effects import Effect
+from jax_ragrl.rollout.roles import Role
+from jax_ragrl.systems.base import Credit, Recipe, System, two_or_more
+from jax_ragrl.types import Question
 
 OWN = "own"
 # What an action is worth, for an objective with a critic.
@@ -52,3 +59,50 @@ def crossed(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         for rule in (group_centred, group_normalised, leave_one_out)
     }
     return dataclasses.replace(recipe, advantages=advantages, turns=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """A system some of whose roles have a policy of their own, of the role's name."""
+
+    system: System
+    own: frozenset[str]
+
+    @property
+    def style(self) -> str:
+        """The system's."""
+        return self.system.style
+
+    @property
+    def top_k(self) -> int:
+        """The system's."""
+        return self.system.top_k
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The system's, those of their own with another policy."""
+        return {
+            name: dataclasses.replace(role, policy=name) if name in self.own else role
+            for name, role in self.system.roles.items()
+        }
+
+    def start(self, question: Question) -> Any:
+        """The system's."""
+        return self.system.start(question)
+
+    def wants(self, state: Any) -> Effect | tuple[Effect, ...]:
+        """The system's."""
+        return self.system.wants(state)
+
+    def advance(self, state: Any, reply: Any) -> Any:
+        """The system's."""
+        return self.system.advance(state, reply)
+
+
+def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
+    """A recipe in which the roles among `names` have policies of their own."""
+    own = frozenset(names) & recipe.system.roles.keys()
+    if not own:
+        return recipe
+    inference = Apart(recipe.inference, own) if recipe.inference else None
+    return dataclasses.replace(recipe, system=Apart(recipe.system, own), inference=inference)

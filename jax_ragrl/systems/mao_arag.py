@@ -34,12 +34,23 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.credit.assign import shared
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Call, Forest
 from jax_ragrl.systems.base import Recipe, nodes_to
-from jax_ragrl.systems.workflows import AG, DS, QDP, QDS, QR, R, parse_plan, render_plan
+from jax_ragrl.systems.workflows import (
+    AG,
+    DS,
+    EXECUTORS,
+    QDP,
+    QDS,
+    QR,
+    R,
+    parse_plan,
+    render_plan,
+)
 from jax_ragrl.text.metrics import f1
 from jax_ragrl.text.prompts import numbered, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
@@ -134,7 +145,12 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class MAOARAG:
-    """The system. `max_turns` counts planner calls: one plan, and one for each sub-question."""
+    """The system. `max_turns` counts planner calls: one plan, and one for each sub-question.
+
+    A workflow that names another than the `executors` is illegal: without `QDP`, for instance, all
+    sub-questions come one after the other. What a planner is told of them stands in its prompt: a
+    trained one learns from the penalty, one that is not needs a `style` of your own.
+    """
 
     style: str = "mao_arag"
     top_k: int = 5
@@ -142,11 +158,24 @@ class MAOARAG:
     max_tokens: int = 16
     temperature: float = 1.0
     select_needs_search: bool = False
+    executors: tuple[str, ...] = EXECUTORS
+
+    def __post_init__(self) -> None:
+        if AG not in self.executors or (unknown := sorted({*self.executors} - {*EXECUTORS})):
+            wrong = f"does not hold {AG}" if AG not in self.executors else f"names {unknown[0]!r}"
+            raise UserError(
+                f"recipe.system.executors {wrong}: use {AG}, which ends every workflow, and "
+                f"some of {', '.join(EXECUTORS)}"
+            )
 
     @property
     def roles(self) -> Mapping[str, Role]:
         """The planner before its first legal plan and after; one policy."""
-        parse = functools.partial(parse_plan, select_needs_search=self.select_needs_search)
+        choices: dict[str, Any] = {
+            "select_needs_search": self.select_needs_search,
+            "executors": self.executors,
+        }
+        parse = functools.partial(parse_plan, **choices)
         sampling = Sampling(self.temperature, 1.0, self.max_tokens)
         return {
             PLANNER: Role(PLANNER, functools.partial(parse, first=True), sampling),

@@ -89,7 +89,7 @@ class Groups:
 
 
 def siblings_mean(
-    forest: Forest, reward_N: np.ndarray, injection: Injection
+    forest: Forest, reward_N: np.ndarray, injection: Injection, *, normalised: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each action's reward against the mean of its group, and whether to train it, float32 `[N]`.
 
@@ -100,7 +100,8 @@ def siblings_mean(
     the sum over all that was written; what the aggregate divides by, and a KL in the loss, see the
     node once.) An action without siblings has weight 0: there is nothing to learn from it, and it
     is of a role that is not in training. So has a dropped sample, and an expert without gradient
-    unless the policy wrote the same. Every other weight is 1.
+    unless the policy wrote the same. Every other weight is 1. `normalised` divides by the unbiased
+    deviation of the group plus 1e-6, as GRPO does.
     """
     credit_N = np.zeros(len(forest.records), np.float32)
     weight_N = np.zeros(len(forest.records), np.float32)
@@ -113,6 +114,9 @@ def siblings_mean(
             count_K[worst] -= 1
         if count_K.sum() > 1:
             trained_K = count_K - (0 if injection.gradient else forced_K)
-            credit_N[nodes] = trained_K * (reward_K - np.average(reward_K, weights=count_K))
+            centred_K = reward_K - np.average(reward_K, weights=count_K)
+            variance = np.sum(count_K * centred_K**2) / (count_K.sum() - 1)
+            scale = np.sqrt(variance) + 1e-6 if normalised else 1.0
+            credit_N[nodes] = trained_K * centred_K / scale
             weight_N[nodes] = trained_K > 0
     return credit_N, weight_N

@@ -38,7 +38,8 @@ from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply, two_or_more
+from jax_ragrl.systems.base import Recipe, Reply
+from jax_ragrl.systems.coda import ROLLOUT_ADVANTAGES, rollout_advantages
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.mapgrpo import Expert, Groups, Injection, siblings_mean
 from jax_ragrl.systems.opera_grammar import (
@@ -100,7 +101,11 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Opera:
-    """The system. `shared` lets all roles use one policy; the paper gives each its own."""
+    """The system. `shared` lets all roles use one policy; the paper gives each its own.
+
+    With `max_steps` 0 there is no planner: the question is the only sub-goal. With `max_rewrites` 0
+    there is no rewriter.
+    """
 
     style: str = "opera"
     top_k: int = 5
@@ -112,8 +117,9 @@ class Opera:
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """Plan, analysis and rewrite, in the order in which they are trained."""
+        """Plan, analysis and rewrite, in the order in which they are trained, as far as wanted."""
         parsers = {PLAN: parse_plan, ANALYSIS: parse_analysis, REWRITE: parse_rewrite}
+        wanted = {PLAN: self.max_steps, ANALYSIS: 1, REWRITE: self.max_rewrites}
         return {
             name: Role(
                 name,
@@ -122,10 +128,13 @@ class Opera:
                 policy="policy" if self.shared else name,
             )
             for (name, parse), tokens in zip(parsers.items(), self.max_tokens, strict=True)
+            if wanted[name]
         }
 
     def start(self, question: Question) -> State:
-        """A question without a plan."""
+        """A question without a plan, or, without a planner, its search."""
+        if PLAN not in self.roles:
+            return next_step(State(question, steps=(Step(question.text),)))
         return State(question)
 
     def wants(self, state: State) -> Effect:
@@ -214,6 +223,9 @@ WORLD = "world"
 class Settings:
     """The choices of an OPERA run; the defaults are the paper's.
 
+    `max_steps` and `max_rewrites` are as in `Opera`. A `group` of 1 tries nothing else at any
+    decision: whole rollouts of a question (`config.rollouts` of them) are compared by their answers
+    instead, which is the GRPO that the paper compares with, and takes no expert.
     `plan_reward` is `paper` or `code`, `least_steps` the plan length below which structure suffers,
     `ndcg_power` 1 leaves out the root. `gold` says where the gold of sub-goals comes from: the data
     set's `steps`, or the generated `world`. `pool` is a file of scored actions (`expert_pool.py`),
@@ -242,7 +254,16 @@ class Settings:
                 raise UserError(f"recipe.{name} is {given!r}: use {known}")
         if unknown := sorted(set(self.expert.roles) - set(ROLES)):
             raise UserError(f"recipe.expert.roles names {unknown[0]!r}: use {', '.join(ROLES)}")
-        two_or_more("group", self.group)
+        if self.group < 1 or (self.group == 1 and self.expert.when != "off"):
+            raise UserError(
+                f"recipe.group is {self.group} with recipe.expert.when {self.expert.when!r}: use 2 "
+                "or more; or 1, which compares whole rollouts, with recipe.expert.when=off"
+            )
+        if self.max_steps < 0 or self.max_rewrites < 0:
+            raise UserError(
+                f"recipe.max_steps is {self.max_steps} and recipe.max_rewrites {self.max_rewrites}"
+                ": give at least 0, which leaves out the planner or the rewriter"
+            )
 
 
 def paper() -> Settings:
@@ -308,7 +329,10 @@ def groups(trained: frozenset[str], settings: Settings) -> Expander:
 
 
 def recipe(settings: Settings) -> Recipe:
-    """MAPGRPO: groups of one role's decisions, its own reward, centred within the group."""
+    """MAPGRPO: groups of one role's decisions, its own reward, centred within the group.
+
+    `objective.advantage=group_normalised` divides by the deviation of the group, as GRPO does.
+    """
     system = Opera(
         settings.style,
         settings.top_k,
@@ -318,13 +342,18 @@ def recipe(settings: Settings) -> Recipe:
         settings.max_tokens,
         settings.shared,
     )
+    earned = functools.partial(reward, settings=settings)
+    if settings.group == 1:
+        rules = ROLLOUT_ADVANTAGES
+        return Recipe(system, earned, rollout_advantages, metric="em", advantages=rules)
     credit = functools.partial(siblings_mean, injection=settings.expert)
+    normalised = functools.partial(credit, normalised=True)
     return Recipe(
         system,
-        functools.partial(reward, settings=settings),
+        earned,
         credit,
         functools.partial(groups, settings=settings),
         metric="em",
         width=settings.group,
-        advantages={"group_centred": credit},
+        advantages={"group_centred": credit, "group_normalised": normalised},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jax_ragrl.rollout.roles import Parsed, malformed
 
@@ -25,6 +25,7 @@ SPELLINGS = {
     DS: "ds|document selector|document selection|selector|select",
     AG: "ag|answer generator|answer generation|generator|generate|answer",
 }
+EXECUTORS = tuple(SPELLINGS)
 NAMES: Mapping[str, str] = {
     spelling: name for name, line in SPELLINGS.items() for spelling in line.split("|")
 }
@@ -34,14 +35,23 @@ WORKFLOWS = tuple(
 )
 
 
-def parse_plan(text: str, *, first: bool, select_needs_search: bool = False) -> Parsed:
-    """`QR,R,DS,AG`: a workflow; `QDS` or `QDP` alone, where the plan is the first."""
+def parse_plan(
+    text: str,
+    *,
+    first: bool,
+    select_needs_search: bool = False,
+    executors: Collection[str] = EXECUTORS,
+) -> Parsed:
+    """`QR,R,DS,AG`: a workflow; `QDS` or `QDP` alone, where the plan is the first.
+
+    An executor that is not among `executors` is as unknown as any other word.
+    """
     listed = re.sub(r"^\s*workflow\s*:", "", text, flags=re.IGNORECASE)
     items = [item.strip(" \t\r\n.`'\"").lower() for item in re.split(r",|\band\b", listed)]
     named = [item for item in items if item]
     if not named:
         return malformed("Empty Workflow")
-    if any(item not in NAMES for item in named):
+    if any(NAMES.get(item) not in executors for item in named):
         return malformed("Unknown Executor")
     plan = tuple(NAMES[item] for item in named)
     fault = _fault(plan, first, select_needs_search)

@@ -94,13 +94,21 @@ def mesh_for(job: Job) -> Mesh | None:
     return make_mesh(job.mesh) if job.mesh else None
 
 
-def load_policies(job: Job, mesh: Mesh | None) -> tuple[dict[str, Decoder], ChatTokenizer]:
-    """Every policy of the system, laid out over a mesh, and the tokenizer that they share."""
+def load_policies(
+    job: Job, mesh: Mesh | None, dtype: str = ""
+) -> tuple[dict[str, Decoder], ChatTokenizer]:
+    """Every policy of the system, laid out over a mesh, and the tokenizer that they share.
+
+    Its weights are kept in `dtype`; by default in float32 where they are trained, and below an
+    adapter, where they are not, in that of the run's passes: a sampler then needs no copy.
+    """
     names = sorted(set(job.policy_of.values()))
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
-        raise UserError(f"policies names {unknown[0]!r}: the system has {', '.join(names)}")
-    loaded = {folder: load_policy(folder, mesh) for folder in sorted(set(folders.values()))}
+        known = ", ".join(dict.fromkeys([*names, *job.policy_of]))
+        raise UserError(f"policies names {unknown[0]!r}: this system has {known}")
+    dtype = dtype or ("float32" if job.lora is None else job.compute)
+    loaded = {folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
     if len(tokenizers) > 1:
         raise UserError(

@@ -29,6 +29,7 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.sharding import own_mesh
 from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.crossing import Apart
 from jax_ragrl.systems.expert_pool import Scribe
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -109,6 +110,7 @@ def source_of(job: Job, parts: Parts, writer: Writer) -> Source:
 def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question]) -> Made:
     """MMOA-RAG's labels; a question's metadata may hold `rewritings`, separated by `;`."""
     system = job.recipe.system
+    system = system.system if isinstance(system, Apart) else system
     if not isinstance(system, MMOARAG):
         raise UserError("--writer labels is for system mmoa_rag: name a language model instead")
     rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}

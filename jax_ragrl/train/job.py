@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.config import build, local
+from jax_ragrl.config import build, convert, local
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluate import METRICS
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Credit, Recipe, two_or_more
-from jax_ragrl.systems.crossing import OWN, crossed
+from jax_ragrl.systems.crossing import OWN, crossed, with_own_policies
 from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.objective import ESTIMATED, GROUPED, Objective
 from jax_ragrl.train.optimizer import Optimizer
@@ -143,14 +144,14 @@ class Job:
     """A whole training run; the fields are the sections of its config file.
 
     `policy` is the folder that every policy of the system starts from, except those that `policies`
-    names (pairs of policy and folder); with `lora` their adapters alone are trained. `train_forced`
-    keeps actions that were forced in the update, scored under the current policy. A `judge` is a
-    language model that grades answers in the place of the system's own metric, as the reward and on
-    dev questions; kind `none` is none. With `preference`
-    the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute` and
-    `remat` are the dtype of forward and backward passes and what the latter computes again. `mesh`
-    is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without it a run
-    takes the first device.
+    names (pairs of policy and folder); a role that is named there has a policy of its own. With
+    `lora` their adapters alone are trained. `train_forced` keeps actions that were forced in the
+    update, scored under the current policy. A `judge` is a language model that grades answers in
+    the place of the system's own metric, as the reward and on dev questions; kind `none` is none.
+    With `preference` the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute`
+    and `remat` are the dtype of forward and backward passes and what the latter computes again.
+    `mesh` is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without
+    it a run takes the first device.
     """
 
     run: Run
@@ -181,6 +182,11 @@ class Job:
                 f"judge.kind is {self.judge.kind!r}, but this system's reward takes no judge's "
                 "verdict: set it to none"
             )
+        if self.recipe.metric not in METRICS:
+            raise UserError(
+                f"the recipe's metric is {self.recipe.metric!r}: use one of {', '.join(METRICS)}, "
+                "or add it to jax_ragrl.evaluate.METRICS in the module of the system"
+            )
         systems = (self.recipe.system, self.recipe.evaluated)
         for role in (role for system in systems for role in system.roles.values()):
             asked, most = role.sampling.max_tokens, self.shapes.steps
@@ -189,6 +195,9 @@ class Job:
                     f"role {role.name} may write {asked} tokens, but shapes.steps is {most}, where "
                     "its actions would be cut: raise shapes.steps, or lower the role's tokens"
                 )
+        roles = tuple(self.policy_of)
+        self.schedule.roles(0, roles)  # both refuse a role that is not there
+        self.objective.weights_of(roles)
         if self.preference is None:
             self._check_credit()
 
@@ -264,7 +273,8 @@ def system_module(name: str) -> Any:
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """The recipe of a config; the keys that make it are taken out of `values`.
 
-    These are `system`, `recipe`, and `credit` and `rollouts`, which `systems.crossing` explains.
+    These are `system`, `recipe`, and `credit` and `rollouts`, which `systems.crossing` explains, as
+    it does what `policies` says of roles.
     """
     name, given = values.pop("system", None), values.pop("recipe", {})
     credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
@@ -277,6 +287,8 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
             "dataclass Settings and a function recipe(settings), as CONTRIBUTING.md shows"
         )
     recipe: Recipe = module.recipe(build(module.Settings, given, "config.recipe"))
+    pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
+    recipe = with_own_policies(recipe, [name for name, _ in pairs])
     return crossed(recipe, str(credit), rollouts)
 
 

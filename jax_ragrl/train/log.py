@@ -30,18 +30,24 @@ def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed)),
         "retrieval/recall": found_gold(forest),
-        "zero_variance_frac": zero_variance(forest),
     }
     fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
     for role in sorted({r.role for r in forest.records if r.action is not None}):
         nodes = [i for i, r in enumerate(forest.records) if r.role == role]
+        metrics[f"actions/{role}"] = len(nodes) / max(len(leaves), 1)
         if np.isfinite(known_N[nodes]).any():
             metrics[f"credit/{role}"] = float(np.nanmean(known_N[nodes]))
         sampled = forest.multiplicity_N[nodes] - forest.forced_N[nodes]
         if sampled.any():
             valid = [i not in fatal and forest.records[i].fault == "" for i in nodes]
             metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=sampled))
-    return metrics | counts(forest) | strategy_rewards(forest)
+    return (
+        metrics
+        | zero_variance(forest)
+        | own_rewards(forest)
+        | counts(forest)
+        | strategy_rewards(forest)
+    )
 
 
 def expert_shares(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
@@ -56,12 +62,38 @@ def expert_shares(forest: Forest, expander: Expander, roles: Sequence[str]) -> d
     return {f"expert_frac/{role}": float(np.mean(held[role])) for role in roles if role in held}
 
 
-def zero_variance(forest: Forest) -> float:
-    """The share of questions whose leaves all earned the same: of those no group learns."""
-    earned: dict[int, set[float]] = {}
+def zero_variance(forest: Forest) -> dict[str, float]:
+    """`zero_variance_frac`: the share of questions whose leaves all earned the same, of which no
+    group learns. Of a single leaf there is nothing to say: where no question has more, nothing is.
+    """
+    earned: dict[int, list[float]] = collections.defaultdict(list)
     for i in np.flatnonzero(forest.leaf_N).tolist():
-        earned.setdefault(int(forest.question_N[i]), set()).add(float(forest.reward_N[i]))
-    return float(np.mean([len(rewards) == 1 for rewards in earned.values()])) if earned else 0.0
+        earned[int(forest.question_N[i])].append(float(forest.reward_N[i]))
+    same = [len(set(rewards)) == 1 for rewards in earned.values() if len(rewards) > 1]
+    return {"zero_variance_frac": float(np.mean(same))} if same else {}
+
+
+def own_rewards(forest: Forest) -> dict[str, float]:
+    """Of each role, where actions earn something themselves: `earned/<role>`, the mean of what it
+    sampled, and `zero_variance_frac/<role>`, the share of its groups in which all earned the same.
+    """
+    if not forest.reward_N[~forest.leaf_N].any():
+        return {}
+    metrics = {}
+    sampled_N = forest.multiplicity_N - forest.forced_N
+    same: dict[str, list[bool]] = collections.defaultdict(list)
+    for nodes in decisions(forest):
+        if forest.multiplicity_N[nodes].sum() > 1:
+            rewards = set(forest.reward_N[nodes].tolist())
+            same[forest.records[nodes[0]].role].append(len(rewards) == 1)
+    for role in sorted({r.role for r in forest.records if r.action is not None}):
+        nodes = [i for i, r in enumerate(forest.records) if r.role == role]
+        if sampled_N[nodes].any():
+            mean = np.average(forest.reward_N[nodes], weights=sampled_N[nodes])
+            metrics[f"earned/{role}"] = float(mean)
+        if same[role]:
+            metrics[f"zero_variance_frac/{role}"] = float(np.mean(same[role]))
+    return metrics
 
 
 def counts(forest: Forest) -> dict[str, float]:
@@ -144,7 +176,7 @@ class Log:
             append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in self.SHOWN if k in metrics)
+        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in told(metrics, self.SHOWN))
         seconds = metrics["time/rollout_s"] + metrics["time/train_s"]
         self._bar.write(f"step {step} {shown} {seconds:.1f}s")
         self._bar.update()
@@ -153,6 +185,11 @@ class Log:
         """Closes the files."""
         self._bar.close()
         self._board.close()
+
+
+def told(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    """The keys of these metrics; where there are several policies, of each policy's."""
+    return [key for name in names for key in sorted(metrics) if f"/{key}".endswith(f"/{name}")]
 
 
 class Silent:

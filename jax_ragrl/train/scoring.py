@@ -7,6 +7,7 @@ gradient, in one pass over the logits of a chunk.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -61,17 +62,23 @@ def score_tokens(
     """The scores of a batch at a temperature, padding included.
 
     On a mesh each device goes through its own rows, so that the head is gathered once, and its
-    gradient summed over the devices once, not with every chunk.
+    gradient summed over the devices once, not with every chunk. Of that sum a device gets the part
+    of the width that it trains: all of it in float32 would be several times the head itself.
     """
     head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
     role_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
     tokens = _Tokens(hidden_RMD, rows.target_RM, role_RM, rows.mask_RM)
     if not (axes := _batch_axes()):
-        return _in_chunks(head, tokens)
-    by_row = PartitionSpec(axes)
-    specs = (PartitionSpec(), by_row)
+        return _in_chunks(None, head, tokens)
+    split = "fsdp" if "fsdp" in axes else None
+    by_row, whole = PartitionSpec(axes), PartitionSpec()
+    by_head = _Head(whole, PartitionSpec(None, split), whole, whole)  # type: ignore[arg-type]
     apart = jax.shard_map(
-        _in_chunks, in_specs=specs, out_specs=by_row, axis_names=set(axes), check_vma=False
+        functools.partial(_in_chunks, split),
+        in_specs=(by_head, by_row),
+        out_specs=by_row,
+        axis_names=set(axes),
+        check_vma=False,
     )
     return apart(head, tokens)
 
@@ -82,9 +89,10 @@ def _batch_axes() -> tuple[str, ...]:
     return tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
 
 
-@jax.custom_vjp
-def _in_chunks(head: _Head, tokens: _Tokens) -> Scores:
-    return _forward(head, tokens)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_chunks(split: str | None, head: _Head, tokens: _Tokens) -> Scores:
+    """`split`: the mesh axis that the sink's width is split over, in a `shard_map`; None: none."""
+    return _forward(split, head, tokens)[0]
 
 
 class _Kept(NamedTuple):
@@ -96,7 +104,7 @@ class _Kept(NamedTuple):
     entropy_RM: Array
 
 
-def _forward(head: _Head, tokens: _Tokens) -> tuple[Scores, _Kept]:
+def _forward(split: str | None, head: _Head, tokens: _Tokens) -> tuple[Scores, _Kept]:
     size, used = _chunks(tokens.mask_RM)
 
     def score(c: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -120,7 +128,7 @@ def _forward(head: _Head, tokens: _Tokens) -> tuple[Scores, _Kept]:
     return scores, _Kept(head, tokens, lse_RM, entropy_RM)
 
 
-def _backward(kept: _Kept, pushed: Scores) -> tuple[_Head, _Tokens]:
+def _backward(split: str | None, kept: _Kept, pushed: Scores) -> tuple[_Head, _Tokens]:
     """From `d logp = onehot - p` and `d entropy = -p (log p + entropy)`, by logits."""
     head, tokens = kept.head, kept.tokens
     size, used = _chunks(tokens.mask_RM)
@@ -140,8 +148,11 @@ def _backward(kept: _Kept, pushed: Scores) -> tuple[_Head, _Tokens]:
         head_VD = head_VD + product("rcv,rcd->vd", grad_RCV, chunk.hidden_RMD)
         return _put(hidden_RMD, back_RCD, c), head_VD
 
-    none = (jnp.zeros_like(tokens.hidden_RMD), jnp.zeros_like(head.sink_VD))
+    none = (jnp.zeros_like(tokens.hidden_RMD), jnp.zeros(head.copy_VD.shape, jnp.float32))
     hidden_RMD, head_VD = jax.lax.fori_loop(0, used, push, none)
+    if split is not None:
+        # Along the first axis, where the parts that travel are in one piece.
+        head_VD = jax.lax.psum_scatter(head_VD.T, split, tiled=True).T
     return _Head(None, head_VD, None, None), _Tokens(hidden_RMD, None, None, None)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import jax
 from jax_ragrl.train.trainer import Models, Trainer
 
 # Operations a second in bfloat16, as the makers state them, by how JAX's name of a device begins:
-# the longest of these that fits.
+# the longest of these that fits. A chip of TPU7x is two devices.
 PEAKS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -20,7 +20,7 @@ PEAKS = {
     "TPU v5": 459e12,
     "TPU v5 lite": 197e12,
     "TPU v6 lite": 918e12,
-    "TPU7x": 2307e12,
+    "TPU7x": 2307e12 / 2,
 }
 
 

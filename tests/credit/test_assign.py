@@ -175,3 +175,11 @@ def test_rollouts_that_branch_are_not_compared_as_whole_ones():
     forest, reward_N = rewarded(records, [1.0, 1.0])
     with pytest.raises(UserError, match="siblings"):
         over_rollouts(forest, reward_N, group_centred)
+
+
+def test_the_leaves_of_a_rollout_that_branches_are_not_added_up_to_a_shared_reward():
+    records = chains(1)
+    records.append(Record(0, 0, LEAF, 1, (), answer="y"))
+    forest, reward_N = rewarded(records, [1.0, 1.0])
+    with pytest.raises(UserError, match="credit=reachable_leaves"):
+        shared(forest, reward_N)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import decoding
 import jax
@@ -254,3 +255,19 @@ def test_a_cache_without_its_offsets_is_refused(tiny):
     ids_BL, mask = random_ids(1, 2), np.ones((1, 2, 4), bool)
     with pytest.raises(UserError, match="without write_B"):
         tiny(ids_BL, ids_BL, mask, init_cache(TINY, 1, 4))
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_no_gradient_is_a_sum_over_tokens_in_half_precision(qkv_bias):
+    """In bfloat16 thousands of like numbers stop adding up, and no TPU is told to widen them."""
+    config = dataclasses.replace(TINY, dtype="bfloat16", qkv_bias=qkv_bias, qk_norm=not qkv_bias)
+    graphdef, state = nnx.split(jax.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    ids_BL = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+
+    def loss(state, ids_BL):
+        hidden, _ = nnx.merge(graphdef, state)(ids_BL, ids_BL, None)
+        return jnp.sum(hidden.astype(jnp.float32))
+
+    lines = jax.jit(jax.grad(loss)).lower(state, ids_BL).as_text().splitlines()
+    sums = [line for line in lines if "stablehlo.reduce(" in line and "stablehlo.add" in line]
+    assert sums and not [line for line in sums if re.search(r"tensor<2x64x\S*bf16>", line)]

@@ -31,6 +31,12 @@ def test_a_value_is_the_inner_product_with_the_hidden_state():
     assert values.dtype == jnp.float32
 
 
+def test_no_device_rounds_the_factors_of_a_value():
+    """A TPU would take them in bfloat16, where nothing is said."""
+    lowered = jax.jit(lambda hidden: ValueHead(3)(hidden)).lower(jnp.ones((2, 3), jnp.bfloat16))
+    assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
+
+
 def test_an_untrained_critic_says_zero(policy):
     critic = Critic.from_policy(policy)
     values = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))

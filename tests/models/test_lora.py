@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, save_decoder
@@ -24,7 +25,10 @@ from jax_ragrl.models.lora import (
     save_lora,
     with_adapter,
 )
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh
+from jax_ragrl.train.assemble import load_policies
+from jax_ragrl.train.job import load_job
 
 GOLDEN = Path(__file__).parent / "golden"
 LORA = LoRAConfig(rank=4, alpha=12.0)
@@ -162,3 +166,16 @@ def test_a_decoder_with_an_adapter_is_not_saved_as_if_it_had_none(base, tmp_path
         save_decoder(trained(base), tmp_path / "out")
     with pytest.raises(UserError, match="carries no adapter"):
         save_lora(base, tmp_path / "out")
+
+
+def test_below_adapters_a_run_keeps_weights_in_the_dtype_of_its_passes():
+    """They are not trained: a sampler then shares them, where it would need a copy of float32."""
+    values = load_config(CONFIGS / "tiny" / "c3po.py", ["--config.compute=bfloat16"])
+    adapted = load_job(values | {"lora": {"rank": 2}})
+    ((name, one),) = load_policies(adapted, None)[0].items()
+    ((_, whole),) = load_policies(load_job(values), None)[0].items()
+    dtypes = [{x.dtype.name for x in jax.tree.leaves(d.params())} for d in (one, whole)]
+    assert dtypes == [{"bfloat16"}, {"float32"}]
+    assert {x.dtype.name for x in adapter_arrays(one).values()} == {"float32"}
+    acting = nnx.merge(*for_sampling({name: one})[name])
+    assert acting.embed[...] is one.embed[...]

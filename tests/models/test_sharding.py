@@ -1,6 +1,8 @@
 """The mesh rules, and that a sharded model is the same model."""
 
 import dataclasses
+import itertools
+import math
 
 import decoding
 import jax
@@ -10,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from jax_ragrl import sharding
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import (
     Decoder,
@@ -105,6 +108,46 @@ def test_a_mesh_needs_as_many_devices_as_there_are():
     with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
         make_mesh((1, 3, 2))
     assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a mesh is arranged by, of a device of a TPU."""
+
+    id: int
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v6 lite"
+    core_on_chip: int = 0
+
+
+def torus(*sides: int, slices: int = 1) -> list:
+    """The chips of some TPU slices, four of a slice to a process."""
+    places = list(np.ndindex(*sides))
+    chips = itertools.product(range(slices), enumerate(places))
+    return [Chip(s * len(places) + i, at, s, (s * len(places) + i) // 4) for s, (i, at) in chips]
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 1), (4, 16, 1), (1, 64, 1), (64, 1, 1)])
+def test_an_axis_of_a_mesh_may_take_a_part_of_one_of_a_torus(shape):
+    """JAX refuses 2 x 32 on 8 x 8 chips unless it is told that it may."""
+    chips = torus(8, 8, 1)
+    found = sharding.arranged(shape, chips)
+    assert found.shape == shape and set(found.flat) == set(chips)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices"), [((2, 16, 1), 2), ((4, 8, 1), 2), ((2, 32, 1), 4), ((1, 32, 1), 2)]
+)
+def test_slices_are_crossed_by_the_data_axis_first_and_by_the_tensor_axis_never(shape, slices):
+    found = sharding.arranged(shape, torus(4, 4, 1, slices=slices))
+    slice_of = np.vectorize(lambda chip: chip.slice_index)(found)
+    data = math.gcd(shape[0], slices)
+    parts = slice_of.reshape(data, shape[0] // data, slices // data, -1).swapaxes(1, 2)
+    assert all(len(np.unique(part)) == 1 for part in parts.reshape(slices, -1))
+    assert len(np.unique(slice_of)) == slices
 
 
 def test_constrain_is_a_hint_that_leaves_values_and_odd_sizes_alone():

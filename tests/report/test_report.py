@@ -203,6 +203,27 @@ def test_a_training_run_without_a_summary_has_a_report(tmp_path):
     assert "Mean reward" in build_report(tmp_path).read_text(encoding="utf-8")
 
 
+def test_a_report_names_what_tells_a_run_from_another(tmp_path):
+    config = {"system": "opera", "objective": {"advantage": "group_centred"}, "credit": EVIL}
+    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
+    text = read(tmp_path).text
+    assert "System opera" in text and "Advantage group_centred" in text and EVIL in text
+
+
+def test_a_tree_shows_the_mean_of_what_its_leaves_earned(tmp_path):
+    leaves = [node(1, 0, "leaf", reward=-3.0), node(2, 0, "leaf", reward=-2.0)]
+    text = read(write_run(tmp_path, trees=[tree([node(0, None), *leaves])])).text
+    assert "2 leaves, mean reward -2.5" in text
+
+
+def test_what_a_role_earns_itself_is_an_indicator(tmp_path):
+    rows = [{"step": s, "earned/plan": 0.5, "zero_variance_frac/plan": 0.1} for s in range(2)]
+    (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = read(tmp_path).text
+    assert "Reward of its own: plan 0.5000" in text
+    assert "Groups with equal rewards: plan 0.1000" in text
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

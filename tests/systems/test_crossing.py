@@ -1,6 +1,7 @@
 """Systems are crossed by config: the credit is what the objective asks for, or it is an error."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.tree import decisions
 from jax_ragrl.systems.crossing import crossed
+from jax_ragrl.train.assemble import load_policies
 from jax_ragrl.train.job import Job, load_job
+from tests.conftest import REPO
 from tests.rollout.tape import ANN, Tape
 
 GRPO = {
@@ -35,7 +38,7 @@ def job(system: str, given: dict[str, object]) -> Job:
         ("mao_arag", GRPO),
         ("coda", PPO),
         ("coda", {"objective.advantage": "tree_group"}),
-        ("opera", {"objective.advantage": "group_normalised"}),
+        ("opera", {"objective.advantage": "leave_one_out"}),
         ("tree_grpo", {"objective.advantage": "group_normalised"}),
     ],
 )
@@ -99,3 +102,28 @@ def test_the_strategies_of_c3po_are_compared_with_each_other():
     assert groups and any(np.abs(credit_N[nodes]).sum() > 0 for nodes in groups)
     for nodes in groups:
         assert abs(credit_N[nodes].sum()) < 1e-6
+
+
+def test_the_crossing_of_the_readme_is_a_job():
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"`(--config\.credit=siblings[^`]*)`", text)
+    assert load_job(load_config(CONFIGS / "tiny" / "c3po.py", command.split())).credit
+
+
+@pytest.mark.parametrize("system", ["c3po", "mmoa_rag", "coda", "mao_arag", "opera"])
+def test_a_role_that_policies_name_has_one_of_its_own(system):
+    roles = tuple(job(system, {}).policy_of)
+    named = "(" + ",".join(f"('{role}','tiny')," for role in roles[:1]) + ")"
+    first, *others = job(system, {"policies": named}).policy_of.items()
+    assert first == (roles[0], roles[0])
+    assert {policy for _, policy in others} == {"policy"}
+    apart = job(system, {"policies": named}).recipe
+    assert apart.evaluated.roles[roles[0]].policy == roles[0]
+    assert apart.system.wants(apart.system.start(ANN)) == job(system, {}).recipe.system.wants(
+        job(system, {}).recipe.system.start(ANN)
+    )
+
+
+def test_a_policy_that_no_role_can_have_is_refused():
+    with pytest.raises(UserError, match="'judge': this system has policy, rewriter, selector"):
+        load_policies(job("mmoa_rag", {"policies": "(('judge','tiny'),)"}), None)

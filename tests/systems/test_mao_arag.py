@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from jax_ragrl.config import build
 from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
@@ -123,6 +124,16 @@ def test_illegal_workflows_are_named(text, error):
 
 def test_a_part_is_not_decomposed_again():
     assert parse_plan("QDS", first=False) == malformed("Decomposed Twice")
+
+
+def test_an_executor_that_is_not_there_is_unknown():
+    system = MAOARAG(executors=("QDS", "R", "AG"))
+    parse = system.roles["planner"].parse
+    assert parse("QDS").valid and parse("R,AG").valid
+    assert parse("QDP") == parse("R,DS,AG") == malformed("Unknown Executor")
+    for wrong in (("R", "DS"), ("R", "AG", "XY")):
+        with pytest.raises(UserError, match="executors"):
+            MAOARAG(executors=wrong)
 
 
 def test_selecting_may_need_a_search_before():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.batch import turns_of
+from jax_ragrl.credit.advantages import group_normalised
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
@@ -159,6 +160,19 @@ def test_merged_actions_are_pushed_as_far_as_their_copies_would_be():
 
 def test_a_group_of_equals_learns_nothing():
     assert analyses(YES, YES, YES) == close([(YES, 0.0, 1)])
+
+
+def test_a_normalised_group_is_divided_by_the_deviation_of_all_that_was_written():
+    """Three of one text and one of another, merged: GRPO's numbers for four samples."""
+    records = [
+        Record(NO_PARENT, 0, PLAN, 1, (i,), Action((1,), (i, 9), "t"), multiplicity=count)
+        for i, count in enumerate((3, 1))
+    ]
+    reward_N = np.array([0.2, 0.8], np.float32)
+    credit_N, _ = siblings_mean(plant([ASKED], records), reward_N, OFF, normalised=True)
+    reward_X = np.array([0.2, 0.2, 0.2, 0.8], np.float32)
+    expected_X = group_normalised(reward_X, np.zeros(4, np.int32), np.ones(4, bool), 1)
+    np.testing.assert_allclose(credit_N / [3, 1], expected_X[2:], rtol=1e-5)
 
 
 def test_an_expert_is_trained_like_any_other():

@@ -154,6 +154,29 @@ def test_the_full_style_previews_the_failed_search_and_says_what_is_missing():
     assert "no job is told" in rewrite and "a of B" in rewrite
 
 
+def test_without_steps_or_rewrites_there_is_no_planner_or_rewriter():
+    alone = Opera("opera_tiny", top_k=1, max_steps=0)
+    assert tuple(alone.roles) == (ANALYSIS, REWRITE)
+    forest, tape = play({ANALYSIS: [NOT, ULM], REWRITE: ["rephrase: Ann Lee seat"]}, alone)
+    assert searched(tape) == [QUESTION.text, "Ann Lee seat"]
+    assert ends(forest) == [("Ulm", "answered")]
+    bare = dataclasses.replace(alone, max_rewrites=0)
+    assert tuple(bare.roles) == (ANALYSIS,)
+    assert ends(play({ANALYSIS: [NOT]}, bare)[0]) == [(None, "Out of Rewrites")]
+
+
+def test_a_group_of_one_compares_whole_rollouts_by_their_answers():
+    recipe = opera.recipe(dataclasses.replace(WORLD, group=1, expert=opera.Injection("off")))
+    texts = {PLAN: [CHAIN, CHAIN + " "], ANALYSIS: [ACME, ACME, ULM, "b\nyes: Rom"]}
+    forest, _ = talk(
+        recipe.system, texts, QUESTION, expander=recipe.expander(frozenset(opera.ROLES)), rollouts=2
+    )
+    credit_N, weight_N = recipe.advantages["group_centred"](forest, recipe.reward(forest))
+    right = [r.path[:1] == forest.records[0].path[:1] for r in forest.records]
+    np.testing.assert_allclose(credit_N, np.where(right, 0.5, -0.5))
+    assert weight_N.all()
+
+
 def test_every_role_has_parameters_of_its_own_unless_shared():
     assert {r.name: r.policy for r in SYSTEM.roles.values()} == {r: r for r in SYSTEM.roles}
     shared = dataclasses.replace(SYSTEM, shared=True)
@@ -227,7 +250,8 @@ def test_an_expert_that_is_wanted_and_not_there_is_an_error_when_training_starts
     [
         ({"gold": "x"}, "recipe.gold is 'x': use steps or world"),
         ({"plan_reward": "x"}, "recipe.plan_reward is 'x': use paper or code"),
-        ({"group": 1}, "group 1.*use 2 or more"),
+        ({"group": 1}, "group is 1 .*use 2 or more"),
+        ({"max_steps": -1}, "max_steps is -1 .*at least 0"),
         ({"expert": opera.Injection(roles=("planner",))}, "names 'planner': use plan, analysis"),
     ],
 )

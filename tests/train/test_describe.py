@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
-from jax_ragrl.train.log import counts, describe, expert_shares, found_gold, zero_variance
+from jax_ragrl.train.log import (
+    counts,
+    describe,
+    expert_shares,
+    found_gold,
+    own_rewards,
+    told,
+    zero_variance,
+)
 from jax_ragrl.types import Question
 from tests.rollout.tape import ANN, BOB, Tape, passage, play
 from tests.systems.talk import talk
@@ -61,11 +70,27 @@ def test_what_a_state_put_right_is_counted():
 def test_questions_whose_leaves_earned_the_same_are_counted():
     forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
     leaf_N = forest.leaf_N
-    assert zero_variance(forest) == 1.0
+    assert zero_variance(forest) == {}, "one leaf is compared with nothing"
     twins = play(Tape({"router": ["[No Retrieval]", "nonsense"] * 2}), ANN, BOB,
                  expander=lambda effect, question: Branching(2))  # fmt: skip
     rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
-    assert zero_variance(rewards) == 0.0 and leaf_N.any()
+    equal = twins._replace(reward_N=twins.leaf_N.astype(np.float32))
+    assert zero_variance(equal) == {"zero_variance_frac": 1.0}
+    assert zero_variance(rewards) == {"zero_variance_frac": 0.0} and leaf_N.any()
+
+
+def test_a_role_shows_what_its_samples_earned_themselves_and_how_many_groups_are_of_equals():
+    """Two questions with two plans each: of the first both are 0.4, of the second 0.2 and 1."""
+    twice = Groups(frozenset((PLAN,)), 2, Injection("off"), None, frozenset((PLAN,)))
+    texts = {PLAN: ["1 a", "1 a", "1 c", "1 d"], ANALYSIS: ["a\nyes: Ulm"] * 4}
+    forest, _ = talk(Opera("opera_tiny", top_k=1), texts, ANN, BOB, expander=twice)
+    plans = [i for i, r in enumerate(forest.records) if r.role == PLAN]
+    assert len(plans) == 3 and own_rewards(forest) == {}
+    forest.reward_N[plans] = [0.4, 0.2, 1.0]
+    seen = describe(forest, np.zeros(len(forest.records)))
+    assert seen["earned/plan"] == pytest.approx((2 * 0.4 + 0.2 + 1.0) / 4)
+    assert seen["zero_variance_frac/plan"] == 0.5
+    assert seen["actions/plan"] == 1.0 and seen["earned/analysis"] == 0.0
 
 
 def test_the_share_of_decisions_with_an_expert_is_of_the_roles_in_training():
@@ -87,3 +112,11 @@ def test_the_share_of_decisions_with_an_expert_is_of_the_roles_in_training():
     assert shares(PLAN, None) == {}
     forced = play(Tape(always(router="[No Retrieval]")), expander=wide)
     assert expert_shares(forced, wide, ("router",)) == {}
+
+
+def test_a_step_is_told_in_one_line_of_several_policies_too():
+    assert told({"kl/mean": 0.1, "entropy": 1.0, "entropy/old/mean": 1.0}, ("entropy", "mfu")) == [
+        "entropy"
+    ]
+    several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
+    assert told(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]

@@ -161,6 +161,7 @@ def test_labels_are_demonstrations(tmp_path, capsys):
     config = f"--config={CONFIGS / 'tiny' / 'mmoa_rag.py'}"
     out = tmp_path / "d.jsonl"
     given = [config, f"--out={out}", "--config.data.world.size=40", "--limit=3"]
+    given.append("--config.policies=(('rewriter','tiny'),)")  # roles of their own read them too
     assert main(["demos", *given, "--writer", "labels:answer"]) == 0
     assert [(d.question, d.role) for d in load_demos(out)] == [
         (f"train-0000{i}", role) for i in range(3) for role in ("selector", "generator")

@@ -54,6 +54,20 @@ def test_a_metric_that_no_step_of_a_period_has_is_named():
     assert len(seen) == 1
 
 
+def test_a_role_that_writes_nothing_that_can_be_read_is_named_once():
+    watch = Watch(Guard(), pathlib.Path("runs/x"))
+    mute = {"valid_frac/planner": 0.0, "valid_frac/executor": 0.5, "malformed/No Plan": 9.0}
+    with pytest.warns(UserWarning, match=r"of role planner .*No Plan.*warm start") as seen:
+        watch.update(mute)
+        watch.update(mute)
+    assert len(seen) == 1
+
+
+def test_a_role_that_can_be_read_now_and_then_is_nothing_to_warn_of(recwarn):
+    Watch(Guard(), pathlib.Path("runs/x")).update({"valid_frac/planner": 0.01})
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("wrong", [Guard, lambda **k: Guard((("kl/mean", 1.0, 0.0),), **k)])
 def test_bounds_that_hold_nothing_are_refused(wrong):
     with pytest.raises(UserError, match="lowest, highest"):
