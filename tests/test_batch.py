@@ -176,6 +176,17 @@ def test_rows_of_one_role_share_its_instructions():
     assert all(n <= 64 for n in used)
 
 
+def test_groups_in_any_order_fit_the_rows_they_are_put_in():
+    """Minibatches are mixed: what the first and the last begin with, one between them may not."""
+    instructions = tuple(range(100, 124))
+    turns = [Turn(k, "planner", (*instructions, k), (50 + k,) * 2) for k in range(8)]
+    stranger = Turn(8, "planner", tuple(range(25)), (5, 6))
+    layout = Layout(lengths=(64,), tokens=64)
+    groups = [*grouped(turns, layout), *grouped([stranger], layout)]
+    batches = lay_out([*groups[:4], groups[-1], *groups[4:-1]], ROLES, layout)
+    assert sum(int(b.rows.mask_RM.sum()) for b in batches) == 9 * 2
+
+
 def test_an_opened_batch_is_filled_before_another_is_opened():
     layout = Layout(lengths=(16, 64), tokens=128)
     long = Turn(0, "planner", tuple(range(1, 61)), (5,))
@@ -217,6 +228,24 @@ def test_conversations_are_the_paths_of_turns_that_continue_each_other():
     actions = joined(lay_out(grouped(turns, LAYOUT), ROLES, LAYOUT))
     paths = [[int(actions.node_A[a]) for a in path] for path in conversations(actions)]
     assert sorted(paths) == [[0, 2], [0, 3], [1]]
+
+
+def test_a_turn_that_does_not_hold_what_was_written_before_it_continues_nothing():
+    """It begins with the same prompt, and goes on otherwise: a context of its own."""
+    (question,) = generate(0, 40).questions["train"][:1]
+    records = [
+        Record(-1, 0, "planner", 1, (0,), Action((1, 2), (3,), "a")),
+        Record(0, 0, "planner", 2, (0, 0), Action((1, 2, 9), (3,), "a")),
+    ]
+    turns = turns_of(plant((question,), records), np.ones(2, np.float32))
+    assert [turn.after for turn in turns] == [-1, -1]
+
+
+def test_a_batch_has_as_many_rows_as_its_tokens_fill_and_one_at_least():
+    layout = Layout(lengths=(48, 128), tokens=100)
+    assert [layout.count(n) for n in layout.lengths] == [2, 1]
+    assert [layout.count(n, 3) for n in layout.lengths] == [6, 3]
+    assert [layout.length(n) for n in (1, 48, 49, 128)] == [48, 48, 128, 128]
 
 
 @pytest.mark.parametrize("ways", [1, 4])

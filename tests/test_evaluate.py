@@ -6,11 +6,11 @@ import json
 import numpy as np
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.evaluate import NoSampler, Result, evaluate, judged, table
+from jax_ragrl.evaluate import NoSampler, Result, costs_of, evaluate, intervals, judged, table
 from jax_ragrl.quickstart import gain
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from tests.rollout.tape import ANN, BOB, Tape, system
+from tests.rollout.tape import ANN, BOB, Tape, play, system
 
 HAND_OVER = "Thought: done\nAction: [LLM]"
 
@@ -31,6 +31,23 @@ def test_calls_tokens_and_rounds_are_counted_a_question():
     # Route, roadmap, decide, search, filter, decide, answer: seven calls in sequence.
     assert costs["rounds"] == 7 and result.ended == {"answered": 1}
     assert result.mean("cover_em") == 1.0 and result.mean("em") == 0.0
+
+
+def test_the_peak_is_the_longest_prompt_with_its_action():
+    texts = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [1]"]}
+    forest = play(Tape(texts))
+    sizes = [len(r.action.prompt_ids + r.action.ids) for r in forest.records if r.action]
+    (cost,) = costs_of(forest)
+    assert len(sizes) == 2 and cost["peak_context"] == max(sizes)
+
+
+def test_intervals_and_tables_are_of_the_questions_that_did_not_fail():
+    scores = {"em": np.array([1.0, float("nan"), 1.0, float("nan")]), "f1": np.full(4, np.nan)}
+    result = Result(scores, {}, {}, {}, {}, ())
+    assert intervals(result) == {"em": [100.0, 100.0]}
+    rows = table(result, [ANN, BOB, BOB, ANN], lambda question: question.id)
+    assert [rows[q.id]["em"] for q in (ANN, BOB)] == [[100.0] * 3] * 2
+    assert "f1" not in rows[ANN.id] and rows[ANN.id]["questions"] == 2
 
 
 def test_a_failed_environment_is_neither_right_nor_wrong():

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_roles, over_rollouts, over_siblings, shared
+from jax_ragrl.credit.assign import (
+    earned,
+    over_roles,
+    over_rollouts,
+    over_siblings,
+    padded,
+    reachable_leaves,
+    shared,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Record, plant
 from jax_ragrl.types import Question
@@ -47,6 +55,12 @@ def test_a_leafs_reward_is_earned_by_the_action_right_before_it():
     np.testing.assert_allclose(earned(forest, reward_N)[0], [-0.5, 0.6, 0, 0], atol=1e-7)
 
 
+def test_the_first_action_of_a_batch_earns_its_leaf_and_a_leaf_alone_is_nobodys():
+    records = [*chains(1), Record(NO_PARENT, 1, LEAF, 1, (), answer="y")]
+    forest, reward_N = rewarded(records, [0.4, 0.8])
+    np.testing.assert_allclose(earned(forest, reward_N)[0], [0.4, 0, 0], atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -80,6 +94,22 @@ def test_a_role_is_compared_with_itself_in_the_other_rollouts():
     assert weight_N.all() and advantage_N.dtype == np.float32
 
 
+def test_roles_of_different_questions_are_not_compared():
+    """Two questions, two rollouts each of two roles: in each, its own mean, for each role."""
+    records = chains(2, 2)
+    other = [r for r in chains(2, 2, question=1)]
+    for r in other:
+        r.parent += len(records) if r.parent != NO_PARENT else 0
+    records += other
+    for node, role in enumerate(["first", "second", LEAF] * 4):
+        records[node].role = role
+    forest, reward_N = rewarded(records, [1.0, 0.0, 0.5, 0.1], [(1, -0.5), (6, -0.2)])
+    advantage_N, _ = over_roles(forest, reward_N, group_centred)
+    acts = [0, 1, 3, 4, 6, 7, 9, 10]
+    expected = [0.5, 0.25, -0.5, -0.25, 0.1, 0.2, -0.1, -0.2]
+    np.testing.assert_allclose(advantage_N[acts], expected, atol=1e-6)
+
+
 def test_a_question_with_one_rollout_teaches_nothing():
     other = [
         Record(r.parent if r.parent < 0 else r.parent + 2, 1, r.role, 1, (), answer=r.answer)
@@ -110,8 +140,33 @@ def test_siblings_are_compared_by_what_their_leaves_earned():
     advantage_N, weight_N = over_siblings(forest, reward_N, group_centred)
     np.testing.assert_allclose(advantage_N[:5], [-0.25, 0.25, 0.0, 0.5, -0.5])
     np.testing.assert_array_equal(weight_N, [1, 1, 0, 1, 1, 0, 0, 0])
-    alone, reward_N = rewarded(chains(2), [1.0])
-    assert not over_siblings(alone, reward_N, group_centred)[1].any()
+
+
+def test_unless_told_otherwise_a_dead_leaf_counts_and_a_merged_sibling_counts_once():
+    records = [
+        Record(NO_PARENT, 0, "role", 1, (0,)),
+        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
+        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
+        Record(0, 0, LEAF, 2, (0, 1), why="Invalid Format"),
+    ]
+    value_N, leaves_N = reachable_leaves(*rewarded(records, [1.0, 0.0]))
+    np.testing.assert_array_equal(value_N, [0.5, 1, 1, 0])
+    np.testing.assert_array_equal(leaves_N, [2, 1, 1, 1])
+
+
+def test_an_action_without_siblings_is_not_to_be_trained():
+    records = chains(2)
+    for record in records[:2]:
+        record.action = Action((), (1,), "x")
+    forest, reward_N = rewarded(records, [1.0])
+    assert not over_siblings(forest, reward_N, group_centred)[1].any()
+
+
+def test_credit_of_no_nodes_is_of_no_nodes_whatever_is_padded():
+    """At least one block is compiled: nothing has a shape of none."""
+    assert padded(np.zeros((0, 3)), 4, -1).shape == (4, 3)
+    np.testing.assert_array_equal(padded(np.ones(4), 4), np.ones(4))
+    np.testing.assert_array_equal(padded(np.ones(5, np.int32), 4, -1), [1, 1, 1, 1, 1, -1, -1, -1])
 
 
 def test_rollouts_that_branch_are_not_compared_as_whole_ones():

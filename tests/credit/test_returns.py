@@ -36,13 +36,13 @@ def reference(parents, leaf, reward, weight):
 
 
 def random_forest(rng: np.random.Generator, count: int):
-    """Parents before children; some ends are no leaves (dead, ignored); weights 1 to 3."""
+    """Parents before children; some ends are no leaves (dead, ignored); weights 0.5 to 1.5."""
     parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
     ends = set(range(count)) - set(parents)
     leaf = [n in ends and rng.random() < 0.7 for n in range(count)]
     # What is no leaf may hold any reward: it is never read.
     reward = np.where(leaf, rng.integers(0, 2, count), np.nan)
-    return parents, leaf, reward, rng.integers(1, 4, count).astype(float)
+    return parents, leaf, reward, rng.integers(1, 4, count) / 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -214,3 +214,18 @@ def test_padding_never_reaches_the_gradient_of_gae():
     grads = jax.grad(lambda r, v: gae(r, v, mask_T, lam=0.5)[0], (0, 1))(reward_T, value_T)
     # A_0 = r_0 + V_2 - V_0 + (r_2 - V_2) / 2
     np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])
+
+
+def test_past_the_end_of_a_conversation_nothing_comes_next_and_nothing_is_counted():
+    """Conversations of two turns and of one, of two tokens each: rewards to go, less the values."""
+    reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
+    value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
+    path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
+    given = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
+    found = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*given))
+    np.testing.assert_allclose(found, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
+    usual, named = (
+        jax.device_get(jax.jit(lambda *x, k=k: gae_over_turns(*x, **k))(*given))
+        for k in ({}, {"gamma": 1.0, "lam": 0.95})
+    )
+    np.testing.assert_array_equal(usual, named)

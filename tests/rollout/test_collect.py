@@ -11,7 +11,7 @@ from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import Branch, collect
 from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, decisions
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import (
     ANN,
@@ -376,6 +376,16 @@ def test_equal_roadmaps_are_one_branch_and_different_ones_two():
     assert sum(rollout(lambda request: str(request.seed)).leaf_N) == 2
 
 
+def test_decisions_after_different_roadmaps_are_drawn_and_compared_apart():
+    """And those after the first are drawn alike, whether or not the second says the same."""
+    texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
+    same, apart = (Tape(texts, told={"roadmap": x}) for x in ("one", lambda r: str(r.seed)))
+    play(same, roadmaps=2)
+    forest = play(apart, roadmaps=2)
+    assert len(set(apart.seeds)) == 3 and same.seeds == apart.seeds[:2]
+    assert [len(nodes) for nodes in decisions(forest)] == [1, 1, 1]
+
+
 def test_only_what_was_not_sampled_is_forced():
     def expander(effect, question):
         return Branching(1, (Forced("[Planning]"),)) if effect.role == "router" else Branching(1)
@@ -463,6 +473,13 @@ def test_one_round_searches_each_distinct_query_once():
     assert [e for e in tape.log if e[0] == "search"] == [("search", "same", 2)]
 
 
+def test_a_call_is_paid_by_the_last_action_before_it():
+    texts = {"router": ["[Planning]"], "decision": [look_up("Ann"), HAND_OVER], "filter": [KEEP_1]}
+    leaf = play(Tape(texts)).records[-1]
+    paid = [(call.purpose, call.turn) for call in leaf.calls]
+    assert paid == [("roadmap", 0), ("search", 1), ("answer", 3)]
+
+
 def test_hits_reach_the_branch_that_searched():
     def by_name(role, prompt, rng):
         return KEEP_1 if role == "filter" else f"[Retrieval] {prompt.split()[-2]}"
@@ -498,6 +515,22 @@ def test_a_question_whose_judge_failed_has_failed():
     forest, _ = judged_forest({"judge": verdict})
     assert forest.failed == (0,) and forest.failures == ("tape failed to judge an answer",)
     assert set(forest.question_N.tolist()) == {1}
+
+
+def test_a_judge_is_not_asked_about_a_question_that_failed():
+    """Its first answer was there when a later one failed."""
+    asked = []
+
+    def answer(request: LLMRequest) -> str | EffectError:
+        return EffectError("down") if "Ann" in request.messages[-1].content else "Ulm"
+
+    def verdict(request: LLMRequest) -> str:
+        asked.append(request.messages[-1].content)
+        return "True"
+
+    forest, tape = judged_forest({"answer": answer, "judge": verdict})
+    assert forest.failed == (0,) and ("answer_direct",) in tape.log
+    assert asked and not any("Ann" in text for text in asked)
 
 
 def test_a_text_is_counted_once_and_prompts_while_they_are_answered():

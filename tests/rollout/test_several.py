@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.context import context_ids, told, written_ids
 from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
 from jax_ragrl.rollout.expand import Branching, once
 from jax_ragrl.rollout.roles import Parsed, Role
@@ -34,7 +34,7 @@ class Fan:
     def wants(self, state):
         if state:
             return Done(state[0].text + state[1].text + state[3])
-        request = LLMRequest("answer", ASKED)
+        request = LLMRequest("answer", (Message("system", "be brief"), *ASKED))
         return Generate("left", ASKED), Generate("right", ASKED), Search("q", 2), Ask(request)
 
     def advance(self, state, replies):
@@ -60,7 +60,7 @@ def test_calls_are_metered_where_they_are_made():
     search, answer = fan().records[-1].calls
     assert (search.purpose, search.asked, search.prompt_tokens) == ("search", "q", 0)
     assert [passage.id for passage in search.found] == ["p1", "p2"]
-    assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 1, 3)
+    assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 3, 3)
     assert (answer.asked, answer.told) == ("go", "three words here")
     assert {search.turn, answer.turn} == {-1}  # no action was there to pay
 
@@ -92,6 +92,22 @@ def test_every_action_of_a_rollout_is_sampled_with_a_seed_of_its_own():
     tape = Tape(lambda role, prompt, rng: "x")
     collect(Again(), once, [ANN], Environment(tape, tape, tape))
     assert len(set(tape.seeds)) == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup(Again):
+    """An action, then two searches at once."""
+
+    def wants(self, state):
+        if state == 0:
+            return Generate("a", ASKED)
+        return Done("end") if state == 2 else (Search("q", 2), Search("r", 1))
+
+
+def test_an_action_is_told_all_that_was_searched_right_after_it():
+    tape = Tape(lambda role, prompt, rng: "x", {"r": [passage(5)]})
+    forest = collect(Lookup(), once, [ANN], Environment(tape, tape, tape))
+    assert [p.id for p in forest.records[0].found] == ["p1", "p2", "p5"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +215,17 @@ def test_an_observation_cannot_close_a_turn(tokenizer):
     plain = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), False)
     start = len(context_ids(tokenizer, ASKED, (), True))
     assert turn[start:].count(stop) == 2 and plain[start:].count(stop) == 1
+
+
+def test_an_action_that_nobody_sampled_ends_with_the_stop_token_where_it_is_a_turn(tokenizer):
+    """In plain text the assistant's turn goes on behind what it is told."""
+    ids = tuple(tokenizer.encode("go"))
+    assert written_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
+    assert written_ids(tokenizer, "go", False) == ids
+
+
+def test_what_was_sampled_is_no_text_to_encode():
+    assert told(ASKED, (Said((1, 2)), Told("seen"))) == ["go", "seen"]
 
 
 def test_a_conversation_in_turns_is_the_templates_own(tokenizer):

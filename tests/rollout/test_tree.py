@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, plant
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, decisions, plant
 from tests.rollout.tape import ANN, BOB, Tape, improvise, play
 from tests.rollout.test_collect import QUESTIONS, twice
+from tests.rollout.test_several import fan
 
 
 def record(parent: int, question: int = 0, role: str = "router", **values) -> Record:
@@ -46,6 +48,24 @@ def test_planting_without_a_failed_question_renumbers_the_parents():
     assert forest.forced_N.tolist() == [False, True, False]
     assert forest.multiplicity_N.tolist() == [1, 3, 1]
     assert rows[3].parent == 1  # the records given are left as they are
+
+
+def test_an_answer_of_no_words_is_an_answer_and_none_is_a_dead_end():
+    rows = [record(NO_PARENT), *(record(0, role=LEAF, answer=a) for a in ("", None, "x"))]
+    assert plant((ANN,), rows).dead_N.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("why", ["Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer"])
+def test_a_limit_is_nobodys_fault_and_neither_is_an_answer(why):
+    assert record(0, role=LEAF, why=why).fault == ""
+    assert record(0, role=LEAF, why="Invalid Format").fault == "Invalid Format"
+    assert record(0, role=LEAF, answer="x", why="answered, Unknown Document").fault == ""
+
+
+def test_actions_in_a_line_are_decisions_of_their_own():
+    """Two written at once in one state were not tried instead of each other."""
+    forest = fan()
+    assert decisions(forest) == [[0], [1]]
 
 
 def test_the_arrays_have_their_declared_dtypes():

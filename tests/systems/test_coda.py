@@ -13,6 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Parsed, malformed
 from jax_ragrl.rollout.tree import plant
 from jax_ragrl.systems import coda
+from jax_ragrl.systems.base import path_to
 from jax_ragrl.systems.coda import (
     EXECUTOR,
     PLANNER,
@@ -230,6 +231,9 @@ def test_one_reward_for_the_whole_rollout():
     for settings, expected in ((PAPER, 3 + 1 + 0 + 0.5), (CODE, 3 + 1 + 0.5 + 0.5)):
         reward_N = coda.reward(forest, settings)
         assert reward_N.tolist() == [0.0] * 6 + [expected]
+    planner, executors = coda.written(path_to(forest, 6))
+    assert planner == f"{TASK}\n{TASK}\n{FINAL}"
+    assert executors == [f"{SEARCH}\n{REFINED}", REFINED]  # nobody's words are another's
     bare = dataclasses.replace(PAPER, formats=0.0, refine=0.0)
     assert coda.reward(forest, bare)[-1] == 3.0
 

@@ -1,14 +1,17 @@
 """Systems are crossed by config: the credit is what the objective asks for, or it is an error."""
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 
 from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.credit.assign import earned
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.tree import decisions
+from jax_ragrl.systems.crossing import crossed
 from jax_ragrl.train.assemble import load_policies
 from jax_ragrl.train.job import Job, load_job
 from tests.conftest import REPO
@@ -59,6 +62,16 @@ def test_credit_and_rollouts_are_chosen_by_config(system, given):
     made = job(system, given)
     assert made.recipe.rollouts == given.get("rollouts", job(system, {}).recipe.rollouts)
     assert made.credit != job(system, {}).credit
+
+
+@pytest.mark.parametrize("credit", ["rollouts", "siblings"])
+def test_a_comparison_is_by_the_rule_that_is_named_and_knows_no_turns(credit):
+    own = dataclasses.replace(job("mmoa_rag", {}).recipe, rollouts=4, width=4, turns=earned)
+    made = crossed(own, credit, 0)
+    assert made.turns is None
+    assert {name: rule.keywords["rule"].__name__ for name, rule in made.advantages.items()} == {
+        name: name for name in ("group_centred", "group_normalised", "leave_one_out")
+    }
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     Penalties,
     Settings,
+    State,
     allocation,
     code,
     paper,
@@ -35,6 +36,7 @@ from jax_ragrl.systems.mmoa_rag import (
     render_queries,
     render_selection,
 )
+from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.train.teacher import TeacherSampler
@@ -242,6 +244,13 @@ def test_a_module_that_is_off_passes_through(modules, log, shown):
     assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
     roles = [name for (name, *_) in log if name != "search"]
     assert list(MMOARAG(modules=modules).roles) == roles
+
+
+def test_a_generator_without_documents_is_asked_without_a_place_for_them():
+    system = MMOARAG("mmoa_rag_tiny")
+    none, one = State(ANN, "generate"), State(ANN, "generate", documents=(passage(1),))
+    direct = user_turn("mmoa_rag_tiny", "generator_direct", question=ANN.text)
+    assert system.wants(none).messages == direct != system.wants(one).messages
 
 
 def test_unknown_modules_are_refused():

@@ -11,10 +11,12 @@ from jax_ragrl.config import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import evaluate
 from jax_ragrl.rollout.expand import Branching
+from jax_ragrl.rollout.tree import Action, Record, plant
 from jax_ragrl.systems import opera
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera_memory import trajectory
+from jax_ragrl.systems.opera_rewards import SubGoal
 from jax_ragrl.types import Question
 from tests.conftest import REPO
 from tests.rollout.tape import Tape, passage
@@ -59,6 +61,13 @@ def test_a_step_that_was_not_found_is_reworded_and_searched_again():
     assert searched(tape) == queries
     assert tape.prompts[2] == "reword\nQuestion: employer of Ann Lee"
     assert ends(forest) == [("Ulm", "answered")]
+
+
+def test_a_sub_goal_is_judged_as_the_step_it_is_of_its_plan():
+    """Which gold it has depends on that: the last one's is the question's."""
+    forest, _ = play({PLAN: [CHAIN], ANALYSIS: [ACME, ULM]})
+    judged = [r.state.judged for r in forest.records if r.role == ANALYSIS]
+    assert judged == [SubGoal("employer of Ann Lee", 0, 2), SubGoal("seat of Acme", 1, 2)]
 
 
 def test_rewrites_are_counted_anew_for_every_step():
@@ -305,6 +314,20 @@ def test_a_wrong_entity_is_judged_by_what_is_told_of_it():
     texts = {PLAN: [CHAIN], ANALYSIS: ["a\nyes: Cid Poe", NOT, NOT, NOT], REWRITE: ["x"] * 2}
     reward_N = opera.reward(play(texts, found=found)[0], WORLD)
     np.testing.assert_allclose(reward_N[1:3], [0.25 + 0.1, 0.9 + 0.1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_an_expert_is_trained_where_the_settings_say_so(gradient):
+    settings = Settings(expert=opera.Injection(gradient=gradient))
+    records = [
+        Record(-1, 0, PLAN, 1, (k,), Action((1,), (k,), "x"), forced=k == 0) for k in range(2)
+    ]
+    forest = plant((QUESTION,), records)
+    reward_N = np.array([1.0, 0.0], np.float32)
+    made = opera.recipe(settings)
+    for credit in (made.credit, made.advantages["group_centred"]):
+        advantage_N, weight_N = credit(forest, reward_N)
+        assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
 
 
 def test_a_plan_earns_what_the_rollout_that_carries_it_out_earns():

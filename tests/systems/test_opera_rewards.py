@@ -79,6 +79,8 @@ def test_a_name_ends_before_its_genitive_and_the_sentences_stop(asked):
         ([Step("a", (), 2), Step("b", (), 1)], 0.8**3),
         ([Step("a [2]", (2,)), Step("b [1]", (1,))], 0.7),
         ([Step("a"), Step("b [1]")], 0.9),
+        ([Step("a"), Step("b [2]", (2,))], 0.7),  # no step can wait for itself
+        ([Step("a"), Step("b"), Step("c [1] [2]")], 0.9**2),
     ],
 )
 def test_structure(steps, score):
@@ -109,6 +111,8 @@ def test_the_codes_plan_reward():
 
 def test_the_parts_of_the_codes_rubric():
     assert plan_potential([Step("Who is"), Step("who is it", (1, 4))]) == pytest.approx(0.8 * 0.5)
+    itself = [Step("Who is he", (1,)), Step("who is it", (1,))]
+    assert plan_potential(itself) == pytest.approx(0.5)
     assert [plan_efficiency(n) for n in range(1, 8)] == [0.3, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
     steps = [Step("a"), Step("b [1]"), Step("c [3]", (3,)), Step("d [1]", (1,))]
     assert plan_placeholders(steps) == pytest.approx((0.5 + 0.5 + 1.0) / 3)

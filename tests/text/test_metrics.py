@@ -23,6 +23,15 @@ def test_normalise_gives_the_golden_strings(text, deleted, spaced):
     assert metrics.normalise(text, punct="space") == spaced
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [metrics.exact_match, metrics.f1, metrics.cover_match, metrics.cover_match_tokens],
+)
+def test_a_metric_deletes_punctuation_unless_it_is_told_to_space_it(metric):
+    assert metric("the U.S.", ("US",)) == 1.0
+    assert metric("the U.S.", ("US",), punct="space") == 0.0
+
+
 @pytest.mark.parametrize("punct", ["delete", "space"])
 @pytest.mark.parametrize("text", [row[0] for row in NORMALISED])
 def test_normalise_is_idempotent(text, punct):

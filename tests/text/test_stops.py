@@ -23,6 +23,16 @@ def test_the_last_state_is_reached_by_the_first_token_that_completes_a_stop(stop
         assert (state == 31) == any(stop in text for stop in stops)
 
 
+@pytest.mark.parametrize(("length", "states"), [(31, 32), (32, 64), (255, 256)])
+def test_a_long_stop_is_found_whole_and_not_a_character_sooner(length, states):
+    """Its beginnings, the empty one among them, are a state each, and its end is one more."""
+    table_SV, state, seen = stop_table(("a" * length,), PIECES), 0, []
+    for _ in range(length):
+        state = table_SV[state, PIECES.index("a")]
+        seen.append(state == states - 1)
+    assert len(table_SV) == states and seen == [False] * (length - 1) + [True]
+
+
 def test_a_stop_is_found_however_a_text_is_encoded():
     stops = ("</task>", "</answer>")
     table_SV = tokenizer().stops(stops)

@@ -20,11 +20,13 @@ Params = dict[str, np.ndarray]
 
 
 class Tokens(NamedTuple):
-    """All written tokens in a row: what precedes each, the token, its turn."""
+    """All written tokens in a row: what precedes each, the token, its turn; and bool `[T, V]`, what
+    its role's grammar lets be written there (None: everything)."""
 
     source: np.ndarray
     target: np.ndarray
     turn: np.ndarray
+    allowed: np.ndarray | None = None
 
     @classmethod
     def of(cls, turns: list[Turn]) -> Tokens:
@@ -44,6 +46,8 @@ def hidden(p: Params, source: np.ndarray) -> np.ndarray:
 def logps(p: Params, tokens: Tokens, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """Log-probability of each token and entropy before it."""
     logits = hidden(p, tokens.source) @ p["lm_head"].T / temperature
+    if tokens.allowed is not None:
+        logits = np.where(tokens.allowed, logits, -1e9)
     logits -= logits.max(axis=1, keepdims=True)
     all_logps = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     chosen = all_logps[np.arange(len(tokens.target)), tokens.target]
@@ -124,10 +128,13 @@ def update(
     turns: list[Turn],
     number: np.ndarray,
     temperature: float,
+    allowed: dict[str, np.ndarray] | None = None,
 ) -> tuple[Params, Params | None]:
-    """`epochs` steps on all turns at once; `number` is one a turn."""
+    """`epochs` steps on all turns at once; `number` is one a turn, `allowed` bool `[V]` a role."""
     tokens = Tokens.of(turns)
     roles = np.array([turns[i].role for i in tokens.turn])
+    if allowed is not None:
+        tokens = tokens._replace(allowed=np.stack([allowed[role] for role in roles]))
     old, _ = logps(policy, tokens, temperature)
     ref, _ = logps(reference, tokens, temperature)
     last = np.append(tokens.turn[1:] != tokens.turn[:-1], True)

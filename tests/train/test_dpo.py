@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
 
 from jax_ragrl.batch import Turn
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.dpo import Pair, dpo_update
+from jax_ragrl.train import dpo as module
+from jax_ragrl.train.dpo import Pair, dpo_update, prefer_all
 from jax_ragrl.train.objective import KL
 from jax_ragrl.train.optimizer import Optimizer
 from tests.train import reference
-from tests.train.bigram import GRPO, HEAT, bigram, named, prepared
+from tests.train.bigram import CONFIG, GRPO, HEAT, bigram, named, prepared
 
 ADAM = Optimizer(0.1, schedule="constant", max_grad_norm=0.3)
 BETA = 0.5
@@ -56,6 +58,44 @@ def test_a_step_equals_its_equation_in_float64():
         for name, x in named(models.policy.params).items():
             np.testing.assert_allclose(x, params[name], atol=2e-4, err_msg=name)
     assert loss(params) < np.log(2) - 0.2
+
+
+def test_each_policy_prefers_among_the_pairs_of_its_roles_epochs_times_minibatches(monkeypatch):
+    """Six pairs of two roles, one of them too long for a row, and a role that is not trained."""
+    asked = []
+
+    def step(trainer, models, part, *, beta):
+        asked.append((trainer.temperature, len(part), beta))
+        return models, {"loss/dpo": float(len(asked)), "right": 0.5}
+
+    monkeypatch.setattr(module, "dpo_update", step)
+    short, long = Pair((1, 2), (3,), (4,), "planner"), Pair((1,), (2,) * 9, (3,) * 9, "planner")
+    made = [short] * 3 + [long, short._replace(role="executor"), short._replace(role="frozen")]
+    two = prepared(GRPO, Optimizer(0.1, epochs=2, minibatches=2))
+    policies = {"a": two, "b": (two[0]._replace(temperature=9.0), two[1])}
+    policy_of = {"planner": "a", "executor": "b"}
+    _, metrics = prefer_all(policies, policy_of, made, 0.7, random.Random(0))
+    assert asked == [(HEAT, 2, 0.7), (HEAT, 1, 0.7)] * 2 + [(9.0, 1, 0.7)] * 2
+    assert (metrics["a/pairs"], metrics["a/left_out"], metrics["b/pairs"]) == (3, 1, 1)
+    assert (metrics["a/loss/dpo"], metrics["b/loss/dpo"]) == (2.5, 5.5)  # means of their steps
+
+
+def test_a_preference_under_a_grammar_is_of_probabilities_over_what_it_allows():
+    pair = Pair((1, 2), (3, 4), (4, 4, 3), "planner")
+    allowed_ZV = np.zeros((2, CONFIG.vocab_size), bool)
+    allowed_ZV[:, [3, 4]] = True
+    trainer, models = prepared(GRPO, ADAM, allowed_ZV=allowed_ZV)
+    answers = [Turn(i, "planner", pair.prompt, ids) for i, ids in enumerate(pair[1:3])]
+    tokens = reference.Tokens.of(answers)
+    tokens = tokens._replace(allowed=allowed_ZV[:1].repeat(len(tokens.turn), axis=0))
+    first, expected = named(models.reference), []
+    for _ in range(2):
+        now = reference.logps(named(models.policy.params), tokens, HEAT)[0]
+        gained = np.bincount(tokens.turn, now - reference.logps(first, tokens, HEAT)[0])
+        expected.append(np.log1p(np.exp(-BETA * (gained[0] - gained[1]))))
+        models, metrics = dpo_update(trainer, models, [pair], beta=BETA)
+        np.testing.assert_allclose(metrics["loss/dpo"], expected[-1], rtol=1e-4)
+    assert expected[1] < expected[0] - 0.01
 
 
 def test_a_pair_longer_than_a_row_and_a_missing_reference_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from jax_ragrl.batch import Turn
 from jax_ragrl.errors import UserError
+from jax_ragrl.train.objective import KL
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.policies import (
     Phase,
@@ -143,6 +145,19 @@ def test_a_phase_trains_at_its_own_rate_and_without_one_at_the_runs():
     assert step(Phase(1, ROLES), "a") == pytest.approx(0.1, rel=1e-3)
     assert step(Phase(1, ROLES, policy_lr=0.02), "a") == pytest.approx(0.02, rel=1e-3)
     assert step(Phase(1, ROLES, policy_lr=0.02), "b") == pytest.approx(0.02, rel=1e-3)
+
+
+def test_a_phases_rate_falls_over_all_updates_of_its_policy():
+    adam, updates = Optimizer(0.1), {"a": 4, "b": 7}
+    phased = with_phase_rate(two_policies(), Phase(2, ROLES, policy_lr=0.02), adam, updates)
+    for name, (trainer, _) in phased.items():
+        assert trainer.policy.optimizer is adam.transform(0.02, updates[name])
+
+
+def test_a_policy_without_a_reference_gets_none_with_a_new_phase():
+    free = dataclasses.replace(STEERED, kl=KL("none"))
+    refreshed = with_new_references({"a": prepared(free, Optimizer(0.1))})
+    assert refreshed["a"][1].reference is None
 
 
 def test_a_phase_has_its_own_kl_coefficient():

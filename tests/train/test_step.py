@@ -206,6 +206,31 @@ def test_no_program_holds_the_logits_of_a_whole_batch():
     assert max(of_logits) <= scoring.SCORED_TOKENS < count * length
 
 
+def test_a_plain_value_loss_is_the_clipped_one_with_room_for_any_change():
+    batches = together(siblings())
+    plain, roomy, tight = (
+        total_gradient(critic(), batches, dataclasses.replace(PPO, **changes))
+        for changes in ({"value_loss": "plain"}, {"value_clip": 100.0}, {"value_clip": 0.01})
+    )
+    assert_close(plain, roomy)
+    assert tight.sums["loss/value"] > 1.01 * plain.sums["loss/value"]
+
+
+def test_clipped_tokens_are_those_whose_ratio_left_its_bounds_on_either_side():
+    """What is clipped, the entropy and the tokens are counted; the losses are weighted."""
+    (batch,), uneven = together(siblings()), dataclasses.replace(GRPO, eps_low=0.1, eps_high=0.3)
+    (targets,) = targets_of([batch])
+    one = jax.device_put(np.float32(1.0))
+    reading = jax.device_get(score(*policy(), NOTHING, jax.device_put(batch.rows), one))
+    mask_RM = batch.rows.mask_RM
+    ratio = np.exp(reading.logp_RM - targets.old_logp)[mask_RM]
+    sums = total_gradient(policy(), [batch], uneven, [targets]).sums
+    low, high = (ratio < 0.9).sum(), (ratio > 1.3).sum()
+    assert sums["clipped"] == low + high and min(low, high) > 0
+    np.testing.assert_allclose(sums["entropy"], reading.entropy_RM[mask_RM].sum(), rtol=1e-5)
+    assert sums["tokens"] == mask_RM.sum()
+
+
 def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():
     """On the trunk the policy's own gradient is added to it."""
     both = ActorCritic(nnx.merge(*policy()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.batch import Layout, Turn, grouped, lay_out
+from jax_ragrl.batch import Actions, Layout, Turn, grouped, lay_out
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
@@ -27,6 +27,7 @@ from tests.compiled import compilations
 from tests.tiny import policy
 from tests.train import reference
 from tests.train.bigram import (
+    CONFIG,
     DEEP,
     GRPO,
     GRPO_ADAM,
@@ -66,17 +67,26 @@ def run(trainer: Trainer, models: Models, made: list[Turn] | None = None, sample
     return update(trainer, models, groups, number_of(), sampled or {}, random.Random(0))
 
 
-@pytest.mark.parametrize("kind", ["PPO", "GRPO", "policy gradient"])
+def written() -> dict[str, np.ndarray]:
+    """A grammar that lets each role write what it writes in `turns`, bool `[V]`."""
+    made = {z: [t for turn in turns() if turn.role == z for t in turn.ids] for z in ROLES}
+    return {z: np.isin(np.arange(CONFIG.vocab_size), ids) for z, ids in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["PPO", "GRPO", "GRPO under a grammar", "policy gradient"])
 def test_an_update_equals_its_equations_in_float64(kind):
     objective, optimizer = {
         "PPO": (PPO, PPO_ADAM),
         "GRPO": (GRPO, GRPO_ADAM),
+        "GRPO under a grammar": (GRPO, GRPO_ADAM),
         "policy gradient": (
             Objective("none", critic="none", advantage="group_centred", kl=KL("loss", "k3", 0.5)),
             Optimizer(0.1),
         ),
     }[kind]
-    trainer, models = prepared(objective, optimizer)
+    allowed = written() if "grammar" in kind else None
+    allowed_ZV = None if allowed is None else np.stack([allowed[z] for z in ROLES])
+    trainer, models = prepared(objective, optimizer, allowed_ZV=allowed_ZV)
     other = jax.jit(lambda tree: jax.tree.map(lambda x: 0.9 * x + 0.05, tree))(models.reference)
     models = models._replace(reference=other)  # a KL that is not zero
     before, critic = named(models.policy.params), None
@@ -85,7 +95,7 @@ def test_an_update_equals_its_equations_in_float64(kind):
         head.set_value(jax.device_put(np.linspace(-1, 1, 4, dtype=np.float32)))
         critic = named(models.critic.params)
     expected, expected_critic = reference.update(
-        *(objective, optimizer, before, critic, named(other)), turns(), number_of(), HEAT
+        *(objective, optimizer, before, critic, named(other)), turns(), number_of(), HEAT, allowed
     )
     models, _ = run(trainer, models)
     found = named(models.policy.params)
@@ -146,6 +156,58 @@ def test_minibatches_are_disjoint_and_each_is_a_step():
     assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(parts) == 2
 
 
+def test_minibatches_are_drawn_and_an_equal_seed_draws_them_again():
+    groups = grouped([Turn(k, "planner", (k, k), (1,)) for k in range(9)], LAYOUT)
+    trainer, _ = prepared(GRPO, dataclasses.replace(GRPO_ADAM, minibatches=3))
+
+    def drawn_by(seed: int) -> list[set[int]]:
+        parts = module._split(groups, trainer, random.Random(seed))
+        return [{n for b in part for n in b.actions.node_A.tolist()} for part in parts]
+
+    assert drawn_by(0) == drawn_by(0) != drawn_by(1)
+    assert [len(part) for part in drawn_by(0)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs", "minibatches", "needed"),
+    [
+        ({}, 1, 1, False),
+        ({}, 2, 1, True),
+        ({}, 1, 2, True),
+        ({"ratio": "none"}, 2, 1, False),
+        ({"stale_cap": 1.5}, 1, 1, True),
+        ({"kl": KL("reward")}, 1, 1, True),
+        ({"kl": KL("terminal")}, 1, 1, True),
+        ({"critic": "shared", "advantage": "gae"}, 1, 1, True),
+    ],
+)
+def test_a_policy_is_scored_first_where_its_one_step_cannot_tell(
+    changes, epochs, minibatches, needed
+):
+    optimizer = Optimizer(0.1, epochs=epochs, minibatches=minibatches)
+    trainer, _ = prepared(dataclasses.replace(GRPO, **changes), optimizer)
+    assert module.needs_old(trainer) == needed
+
+
+def test_a_model_whose_gradient_is_not_finite_is_skipped_alone_and_counted():
+    """An advantage that is none stops the policy's step, a return that is none the critic's."""
+    for spoiled, moved in (("advantage", [False, True]), ("returns", [True, False])):
+        trainer, models = prepared(PPO, PPO_ADAM)
+        parts = module._split(grouped(turns(), LAYOUT), trainer, random.Random(0))
+        flat = [batch for part in parts for batch in part]
+        scored = module.scored_actions(trainer, models, flat, number_of(), {})
+        targets, _ = module.fix_targets(trainer, models, parts, scored)
+        nan = np.full_like(targets[0][0].advantage, np.nan)
+        before = [named(x.params) for x in (models.policy, models.critic)]
+        models, sums = module.optimize(
+            trainer, models, flat, [t._replace(**{spoiled: nan}) for t in targets[0]]
+        )
+        after = [named(x.params) for x in (models.policy, models.critic)]
+        pairs = zip(after, before, strict=True)
+        found = [any((x != b[k]).any() for k, x in a.items()) for a, b in pairs]
+        assert found == moved and float(sums["skipped"]) == 1.0
+
+
 def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
     trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3))
     models, metrics = run(trainer, models)
@@ -195,12 +257,12 @@ def test_without_groups_nothing_changes():
 
 
 def test_what_another_policy_sampled_weighs_at_most_the_cap():
-    objective = dataclasses.replace(GRPO, stale_cap=2.0, kl=KL("none"), entropy=0.0)
+    objective = dataclasses.replace(GRPO, stale_cap=3.0, kl=KL("none"), entropy=0.0)
     trainer, models = prepared(objective, Optimizer(0.1))
     _, fresh = run(trainer, models)
     unlikely = {turn.node: (-50.0,) * len(turn.ids) for turn in turns()}
     _, stale = run(trainer, prepared(objective, Optimizer(0.1))[1], sampled=unlikely)
-    np.testing.assert_allclose(stale["loss/policy"], 2 * fresh["loss/policy"], rtol=1e-5)
+    np.testing.assert_allclose(stale["loss/policy"], 3 * fresh["loss/policy"], rtol=1e-5)
     assert fresh["sampler_gap/max"] == 0 and stale["sampler_gap/max"] > 40
 
 
@@ -228,10 +290,24 @@ def test_the_credit_is_on_the_last_token_and_the_kl_on_each_or_on_the_last():
     np.testing.assert_allclose(last, [[0, 1 - 0.075, 0], [0.5, 0, 0]], atol=1e-6)
 
 
+@pytest.mark.parametrize(("estimator", "paid"), [("k1", 0.05), ("k2", 0.0125), ("k3", 0.0106531)])
+def test_the_reward_pays_for_the_estimate_that_is_named(estimator, paid):
+    """A tenth of the first token's: 0.5, 0.5^2 / 2 and exp(-0.5) - 1 + 0.5."""
+    objective = Objective(advantage="gae", lam=0.0, kl=KL("reward", estimator))
+    advantage, _, _ = credit_of(objective, np.zeros((2, 3), np.float32))
+    np.testing.assert_allclose(advantage[0, 0], -paid, rtol=1e-5)
+
+
 def test_without_a_critic_a_nodes_number_is_the_advantage_of_its_tokens():
     advantage, _, weight = credit_of(GRPO)
     np.testing.assert_array_equal(advantage, [[1, 1, 0], [0.5, 0, 0]])
     np.testing.assert_array_equal(weight, MASK)
+
+
+def test_an_action_that_fills_its_row_has_its_credit_on_its_last_token():
+    whole = Scored(MASK[:, :2], np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32))
+    advantage, _, _ = credited(GRPO, jax.device_put(whole), jax.device_put(np.float32(0.1)))
+    np.testing.assert_array_equal(jax.device_get(advantage), [[1, 1], [0.5, 0]])
 
 
 def test_returns_are_of_advantages_before_whitening():
@@ -284,6 +360,50 @@ def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(tmp_path)
     restored, _ = checkpoints.restore(1, fresh)
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(models))
+
+
+@pytest.mark.parametrize(
+    ("seen", "batch", "expected"),
+    [
+        ({"kl/mean": 1.0, "kl/loss": 9.0}, 6, 0.1 * (1 + (2.5 / 3 - 1) * 6 / 60)),
+        ({"kl/loss": 1.4}, 6, 0.1 * (1 + (3.5 / 3 - 1) * 6 / 60)),
+        ({"kl/mean": 0.0}, 600, 0.05),  # the floor
+    ],
+)
+def test_a_coefficient_is_steered_by_the_nats_of_a_whole_action(seen, batch, expected):
+    """Of 2.5 tokens, against a target of 3; a KL of the scores goes before that of the steps."""
+    trainer, models = prepared(STEERED, Optimizer(0.1))
+    metrics = seen | {"response_length/mean": 2.5}
+    after = module._steered(trainer, models, metrics, batch)
+    np.testing.assert_allclose(jax.device_get(after.kl_coefficient), expected, rtol=1e-6)
+
+
+def test_metrics_are_means_over_the_tokens_of_all_steps_or_over_steps():
+    step = {"tokens": 4.0, "clipped": 1.0, "entropy": 6.0, "kl": 2.0, "grad_norm": 1.0}
+    other = {"tokens": 12.0, "clipped": 3.0, "entropy": 2.0, "kl": 6.0, "grad_norm": 2.0}
+    found = module._means([step | {"skipped": 1.0}, other | {"skipped": 1.0}])
+    expected = {"clip_frac": 0.25, "entropy": 0.5, "kl/loss": 0.5, "grad_norm": 1.5, "skipped": 2.0}
+    assert found == expected
+
+
+def test_what_actions_were_like_is_told_of_all_of_them_and_by_role():
+    """By hand: an action of two tokens and one of one, of two roles."""
+    zero = np.zeros(2, np.int32)
+    actions = Actions(zero, np.array([0, 1]), zero, zero, np.array([2, 1]), zero)
+    mask_AT = np.array([[True, True], [True, False]])
+    logp_AT = np.array([[-1.0, -2.0], [-3.0, 9.0]], np.float32)
+    scored = Scored(mask_AT, zero, zero[:, None], logp_AT, ref_logp_AT=logp_AT - 1)
+    sampled = logp_AT + np.array([[0.5, -0.25], [0, 9]], np.float32)
+    found = module.describe(
+        ROLES, actions, scored._replace(behaviour_AT=sampled), np.array([[1.0, 2.0], [6.0, 9.0]])
+    )
+    assert found["kl/mean"] == found["kl/planner"] == found["kl/executor"] == 1.0
+    assert found["sampler_gap/max"] == 0.5
+    assert (found["advantage/mean"], found["advantage/planner"]) == (3.0, 1.5)
+    assert (found["advantage/executor"], found["advantage/std/executor"]) == (6.0, 0.0)
+    assert found["advantage/std/planner"] == 0.5 and found["advantage/std"] == 14**0.5 / 3**0.5
+    assert found["response_length/mean"] == 1.5
+    assert (found["response_length/planner"], found["response_length/executor"]) == (2.0, 1.0)
 
 
 def test_a_mesh_takes_the_step_that_one_device_takes_and_resumes(tmp_path):

@@ -33,6 +33,12 @@ def test_only_steps_in_a_row_count_and_one_that_is_outside_is_not_saved():
     assert watched(high, fine, high, fine) == [False, True, False, True]
 
 
+def test_a_bound_is_within_itself():
+    assert (
+        watched({"kl/mean": 0.5, "entropy": 0.01}, {"kl/mean": -1.0, "entropy": 9.0}) == [True] * 2
+    )
+
+
 def test_a_metric_that_a_step_does_not_have_changes_nothing():
     high = {"kl/mean": 0.6}
     assert watched({}, high, {}, {"kl/mean": 0.0}) == [True, False, False, True]
