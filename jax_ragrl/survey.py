@@ -7,7 +7,6 @@ where it stood: cells that are there are read, those that failed are tried again
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 import time
 import traceback
@@ -32,11 +31,10 @@ from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
-from jax_ragrl.report.load import read_lines
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
-from jax_ragrl.train.log import append
+from jax_ragrl.train.log import append, keep_rows, rows_of
 from jax_ragrl.types import Question
 
 SHOWN = ("f1", "em", "cover_em")
@@ -139,7 +137,8 @@ def _opened(
     """The questions and the index of a set, which is made unless it is there."""
     try:
         assert data.corpus is not None, "with_corpora names one"
-        if setting.index_folder and data.corpus == setting.corpus:
+        shared = setting.corpus and data.corpus.resolve() == setting.corpus.resolve()
+        if setting.index_folder and shared:
             retriever = retriever_of(setting)
         else:
             retriever = _indexed(data.corpus, workdir, encoder)
@@ -179,12 +178,9 @@ def _failure(error: Exception) -> Row:
 
 
 def kept(file: pathlib.Path) -> dict[tuple[str, str], Row]:
-    """The cells of a table that was begun, by set and system; failed ones are dropped."""
-    lines = read_lines(file) if file.is_file() else []
-    rows = [line for line in lines if "error" not in line]
-    if lines:  # a torn last line is dropped too
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {(row["data"], row["system"]): row for row in rows}
+    """The cells of a table that was begun, by set and system; failed and torn ones are dropped."""
+    keep_rows(file, lambda row: "error" not in row)
+    return {(row["data"], row["system"]): row for row in rows_of(file)}
 
 
 def markdown(

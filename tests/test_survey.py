@@ -137,6 +137,17 @@ def test_a_table_without_a_cell_yet_takes_other_options(sets, capsys, monkeypatc
         assert run(sets, address, "direct", encoder="nowhere") == 2
 
 
+def test_the_index_of_the_common_corpus_is_taken_however_its_path_is_written(sets, monkeypatch):
+    monkeypatch.chdir(sets)
+    monkeypatch.setattr(surveys, "retriever_of", lambda setting: "the index that was given")
+    monkeypatch.setattr(surveys, "open_bench", lambda setting, actors, retriever: retriever)
+    corpus, index = pathlib.Path("corpus.jsonl"), pathlib.Path("index")
+    setting = Setting(corpus, None, index, ("direct",), "tiny", "tiny", "tiny", 2, 0)
+    data = DataSet("one", sets / "one.jsonl", sets / "corpus.jsonl")
+    opened = surveys._opened(setting, data, None, sets / "table", "lexical")
+    assert opened.bench == "the index that was given"
+
+
 def test_one_set_needs_its_corpus_and_index(capsys):
     assert main(["evaluate", "--questions", "x", "--systems", "direct"]) == 2
     assert "--corpus and --index" in capsys.readouterr().err

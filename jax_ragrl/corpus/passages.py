@@ -102,7 +102,7 @@ def _stored(
     try:
         store.write_passages(iter_passages(path, format), folder, source, path, of)
         if older:
-            print(f"ragrl: {path} has changed: read again into {folder}", file=sys.stderr)
+            print(f"ragrl: {path} is new or has changed: read into {folder}", file=sys.stderr)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

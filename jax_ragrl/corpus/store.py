@@ -3,6 +3,8 @@
 rows.jsonl   [id, title, text] of each passage; its SHA-256 begins with the corpus's fingerprint
 offsets.npy  int64 [X + 1]: where each row begins, and where the last one ends
 corpus.json  the fingerprint, and the files that the passages were read from; written last
+
+`unfinished-*` are of processes that write, or were killed when they did: then they can be deleted.
 """
 
 from __future__ import annotations
@@ -132,6 +134,8 @@ def write_passages(
             refuse_repeated(hash_X, StoredPassages(made))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
+        # First gone, last written: what is there is whole.
+        (folder / FILE).unlink(missing_ok=True)
         for part in (ROWS, OFFSETS, FILE):
             os.replace(made / part, folder / part)
 

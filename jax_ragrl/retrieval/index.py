@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import tempfile
 import time
 from typing import Any
 
@@ -226,7 +227,11 @@ def run_index(
     questions = None if questions_path is None else load_questions(questions_path)
     if questions is not None and not any(question.gold for question in questions):
         raise UserError(f"{questions_path} names no gold passages: recall needs some")
-    corpus = load_corpus(corpus_path, folder=pathlib.Path(out) / PASSAGES)
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass  # a folder that may not be written is refused before a corpus fills the memory
+    corpus = load_corpus(corpus_path, folder=out / PASSAGES)
     start = time.perf_counter()
     retriever = build_index(corpus, make_encoder(encoder, corpus, **prefixes), kind, out)
     seconds = round(time.perf_counter() - start, 2)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from jax_ragrl.corpus.formats.files import Record, field
+from jax_ragrl.corpus.formats.files import Record, field, loads
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.types import Hits, Passage
@@ -137,7 +137,7 @@ class RemoteRetriever:
 def read_result(text: str, place: str, queries: int, k: int) -> list[Hits | UserError]:
     """The hits of each query of a reply; in their place an error, with what another form has."""
     try:
-        body = json.loads(text)
+        body = loads(text)
     except ValueError:
         body = None
     result = body.get("result") if isinstance(body, dict) else None

@@ -2,12 +2,13 @@
 
 import gzip
 import json
+import random
 import shutil
 
 import pytest
 
 from jax_ragrl.corpus import formats
-from jax_ragrl.corpus.formats import flashrag
+from jax_ragrl.corpus.formats import files, flashrag
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -198,9 +199,31 @@ def test_files_that_are_no_questions_are_refused_with_the_reason(tmp_path, conte
         formats.load_questions(write(tmp_path / "x", content))
 
 
+@pytest.mark.parametrize("content", ["[{0}, {1}]", "{0}\n{1}\n", "[\n {0},\n {1}\n]"])
+def test_a_first_record_may_be_longer_than_what_is_looked_at(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(files, "HEAD_BYTES", 40)
+    records = [{"id": str(n), "title": "T", "text": "\u00e9" * 99} for n in range(2)]
+    for indent in (None, 1) if content[0] == "[" else (None,):
+        dumped = [json.dumps(r, indent=indent, ensure_ascii=False) for r in records]
+        path = write(tmp_path / "long", content.format(*dumped))
+        found = list(formats.iter_passages(path))
+        assert [p.id for p in found] == ["0", "1"] and len(found[0].text) == 99
+
+
+def test_half_a_surrogate_pair_is_replaced_and_a_whole_one_stays(tmp_path):
+    line = r'{"id": "a\ud800", "title": "\ud83d\ude00", "text": "cut \uD83D"}'
+    (passage,) = formats.iter_passages(write(tmp_path / "x", line + "\n"))
+    assert passage == Passage("a\ufffd", "\U0001f600", "cut \ufffd")
+
+
 def test_damage_is_named(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(json.dumps([HOTPOT] * 50).encode())[:200])
+    with pytest.raises(UserError, match="damaged gzip"):
+        formats.load_questions(path)
+    random_text = random.Random(0).choices("abcdefgh", k=9999)
+    whole = gzip.compress(json.dumps([HOTPOT, "".join(random_text)]).encode())
+    path.write_bytes(whole[:1000] + bytes(100) + whole[1100:])
     with pytest.raises(UserError, match="damaged gzip"):
         formats.load_questions(path)
     with pytest.raises(UserError, match="does not exist"):

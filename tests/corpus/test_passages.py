@@ -96,7 +96,7 @@ def test_a_changed_file_is_read_again_and_what_is_open_stays(tmp_path, capsys):
     first = load_corpus(path, folder=folder)
     written(path, *PASSAGES[:2])
     second = load_corpus(path, folder=folder)
-    assert "c.jsonl has changed: read again into" in capsys.readouterr().err
+    assert "c.jsonl is new or has changed: read into" in capsys.readouterr().err
     assert tuple(second.passages) == PASSAGES[:2] and second.fingerprint != first.fingerprint
     assert tuple(first.passages) == PASSAGES
     assert sorted(p.name for p in folder.iterdir()) == ["corpus.json", "offsets.npy", "rows.jsonl"]
@@ -117,6 +117,21 @@ def test_a_store_that_was_cut_is_written_again(tmp_path, name):
     load_corpus(path, folder=folder)
     (folder / name).write_bytes((folder / name).read_bytes()[:-3])
     assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
+
+
+def test_a_store_that_was_being_replaced_when_a_process_died_is_none(tmp_path, monkeypatch):
+    path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
+    load_corpus(path, folder=folder)
+    source = store.source_of(path, None)
+    other = (PASSAGES[0]._replace(text=PASSAGES[0].text[::-1]), *PASSAGES[1:])  # as long
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        load_corpus(written(tmp_path / "d.jsonl", *other), folder=folder)
+    assert store.open_passages(folder, source) is None
 
 
 def test_what_cannot_be_stored_leaves_nothing(tmp_path):

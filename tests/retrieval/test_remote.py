@@ -124,6 +124,13 @@ def test_the_servers_of_search_r1_are_read(end: str):
     assert ann.scores == (1.0, 0.875)
 
 
+def test_half_a_surrogate_pair_of_a_server_is_replaced():
+    cut = {"document": {"id": "1", "contents": '"T"\ncut \ud83d'}, "score": 1.0}
+    with answering(lambda body: (200, {"result": [[cut]]})) as (address, _, _):
+        (hits,) = RemoteRetriever(address).search(["q"], 1)
+    assert hits.passages == (Passage("1", "T", "cut \ufffd"),)
+
+
 def test_queries_go_in_batches_over_one_connection_and_come_back_in_order():
     with answering(documents) as (address, seen, connected):
         remote = RemoteRetriever(address, batch=2)

@@ -109,8 +109,9 @@ def _listed(path: pathlib.Path, text: str) -> Look:
     try:
         return Look("records", _names(_first_of_list(text)))
     except json.JSONDecodeError:
-        if read_json(path):  # says on which line the JSON breaks
-            raise
+        # No entry, one that is longer than the text, or JSON that breaks: which reading it tells.
+        if values := read_json(path):
+            return Look("records", _names(values[0]))
         raise UserError(f"{path} is empty: give a file with records") from None
 
 

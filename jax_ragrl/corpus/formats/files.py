@@ -11,7 +11,9 @@ import gzip
 import io
 import json
 import pathlib
+import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +22,8 @@ from jax_ragrl.errors import UserError
 T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-HEAD_BYTES = 1 << 22  # enough for the first record of every format
+HALF = re.compile("[\ud800-\udfff]")
+HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
 
 
 class Record(NamedTuple):
@@ -46,16 +49,16 @@ def open_bytes(path: pathlib.Path | str) -> gzip.GzipFile | io.BufferedReader:
 
 
 def read_head(path: pathlib.Path | str) -> bytes:
-    """The first bytes of a file, unzipped."""
+    """The first bytes of a file, unzipped, and the rest of the line that they end in."""
     with open_bytes(path) as file:
-        return _guarded(path, lambda: file.read(HEAD_BYTES))
+        return _guarded(path, lambda: file.read(HEAD_BYTES) + file.readline())
 
 
 def _guarded(path: pathlib.Path | str, read: Callable[[], T]) -> T:
     """`read()`, with damaged archives and other encodings turned into a user's error."""
     try:
         return read()
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): copy it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}: convert it to UTF-8") from error
@@ -71,10 +74,19 @@ def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
+def loads(text: str) -> Any:
+    """The JSON value of a text. U+FFFD stands where it has half a surrogate pair, as texts cut in
+    the middle of a character do: neither UTF-8 nor a tokenizer takes one."""
+    value = json.loads(text)
+    if "\\ud" not in text and "\\uD" not in text:  # most have no pair at all
+        return value
+    return json.loads(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
+
+
 def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
     """The JSON value of a text that starts on `first_line` of a file."""
     try:
-        return json.loads(text)
+        return loads(text)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(
@@ -91,7 +103,9 @@ def read_json(path: pathlib.Path | str) -> Any:
 
 def first_byte(path: pathlib.Path | str) -> str:
     """The first character of a text file that is not blank; empty for an empty file."""
-    return read_head(path)[:4096].decode("utf-8-sig", errors="ignore").lstrip()[:1]
+    with open_bytes(path) as file:
+        head = _guarded(path, lambda: file.read(4096))
+    return head.decode("utf-8-sig", errors="ignore").lstrip()[:1]
 
 
 def read_records(path: pathlib.Path | str) -> Iterator[Record]:
