@@ -6,6 +6,7 @@ import gzip
 import numpy as np
 import pytest
 
+from jax_ragrl import cli
 from jax_ragrl.corpus import passages, store
 from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
@@ -179,3 +180,12 @@ def test_large_formats_are_read_as_far_as_they_are_asked(tmp_path, name, line):
     assert next(read) == Passage("1", "T", "x")
     with pytest.raises(UserError, match="c, line"):
         next(read)
+
+
+def test_a_run_whose_corpus_could_not_be_read_has_not_begun(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(UserError):
+        load_corpus(tmp_path / "bad.jsonl", folder=tmp_path / "index" / "passages")
+    assert not cli._begun(tmp_path)
+    (tmp_path / "index" / "index.json").write_text("{}")
+    assert cli._begun(tmp_path)
