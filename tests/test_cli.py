@@ -90,7 +90,8 @@ def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
 
 
 def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_path):
-    (tmp_path / "index").mkdir()  # it has begun
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "index.json").touch()  # it has begun
     for schedule in ("constant", "cosine"):
         given = (f"--config={CONFIG}", f"--config.optimizer.schedule={schedule}")
         (tmp_path / "config.json").unlink(missing_ok=True)
