@@ -44,6 +44,40 @@ class System(Protocol):
     def advance(self, state: Any, reply: Any) -> Any: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Wrapped:
+    """Another system, but for what a subclass changes."""
+
+    system: System
+
+    @property
+    def style(self) -> str:
+        """The system's."""
+        return self.system.style
+
+    @property
+    def top_k(self) -> int:
+        """The system's."""
+        return self.system.top_k
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The system's."""
+        return self.system.roles
+
+    def start(self, question: Question) -> Any:
+        """The system's."""
+        return self.system.start(question)
+
+    def wants(self, state: Any) -> Effect | tuple[Effect, ...]:
+        """The system's."""
+        return self.system.wants(state)
+
+    def advance(self, state: Any, reply: Any) -> Any:
+        """The system's."""
+        return self.system.advance(state, reply)
+
+
 def nodes_to(forest: Forest, node: int) -> list[int]:
     """The numbers of the nodes from a node's root down to the node itself."""
     path = []

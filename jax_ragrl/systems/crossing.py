@@ -14,10 +14,8 @@ from typing import Any
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import earned, over_rollouts, over_siblings, reachable_leaves, shared
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Credit, Recipe, System, two_or_more
-from jax_ragrl.types import Question
+from jax_ragrl.systems.base import Credit, Recipe, Wrapped, two_or_more
 
 OWN = "own"
 # What an action is worth, for an objective with a critic.
@@ -62,21 +60,10 @@ def crossed(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart:
+class Apart(Wrapped):
     """A system some of whose roles have a policy of their own, of the role's name."""
 
-    system: System
     own: frozenset[str]
-
-    @property
-    def style(self) -> str:
-        """The system's."""
-        return self.system.style
-
-    @property
-    def top_k(self) -> int:
-        """The system's."""
-        return self.system.top_k
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -85,18 +72,6 @@ class Apart:
             name: dataclasses.replace(role, policy=name) if name in self.own else role
             for name, role in self.system.roles.items()
         }
-
-    def start(self, question: Question) -> Any:
-        """The system's."""
-        return self.system.start(question)
-
-    def wants(self, state: Any) -> Effect | tuple[Effect, ...]:
-        """The system's."""
-        return self.system.wants(state)
-
-    def advance(self, state: Any, reply: Any) -> Any:
-        """The system's."""
-        return self.system.advance(state, reply)
 
 
 def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.c3po import C3PO, RETRIEVAL, ROUTER, State, parse_router, render_router
+from jax_ragrl.systems.base import Wrapped
+from jax_ragrl.systems.c3po import RETRIEVAL, ROUTER, State, parse_router, render_router
 from jax_ragrl.types import Question
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedStrategy:
+class FixedStrategy(Wrapped):
     """`strategy` is `No Retrieval`, `Retrieval` (with the question as the query) or `Planning`."""
 
-    system: C3PO
     strategy: str
-
-    @property
-    def style(self) -> str:
-        """The system's."""
-        return self.system.style
-
-    @property
-    def top_k(self) -> int:
-        """The system's."""
-        return self.system.top_k
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -39,11 +27,3 @@ class FixedStrategy:
         query = question.text if self.strategy == RETRIEVAL else ""
         forced = parse_router(render_router(self.strategy, query))
         return self.system.advance(self.system.start(question), forced)
-
-    def wants(self, state: State) -> Effect:
-        """The system's."""
-        return self.system.wants(state)
-
-    def advance(self, state: State, reply: Any) -> State:
-        """The system's."""
-        return self.system.advance(state, reply)
