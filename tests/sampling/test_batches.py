@@ -109,7 +109,7 @@ def test_a_batch_that_keeps_its_cache_begins_when_the_one_before_has_ended(
     assert begun == ([0, 1, 2] if at_once == 1 else [0, 0, 0]) and ended == [0, 1, 2]
 
 
-def test_nothing_is_written_past_the_last_slot_between_two_looks_at_rows(monkeypatch):
+def test_a_batch_ends_where_its_last_slot_lies_between_two_looks_at_rows(monkeypatch):
     """As on a GPU, where 37 slots are full before the third look of 16 tokens."""
     monkeypatch.setattr(sampler, "Batch", lambda *a, **k: Batch(*a, **k | {"stride": 16}))
     shapes = dataclasses.replace(SHAPES, steps=37)
