@@ -42,8 +42,9 @@ class Shapes:
 
     A cache for `slots` new tokens doubles until it has the `steps` that some row may need, and a
     batch of which half or more has ended goes on in a smaller one. So for each prompt length and
-    batch size there is one program where `steps` is at most `slots`; else one that begins, and at
-    most one that goes on for each size of the cache: 2048 steps have 128, 256, 512, 1024 and 2048.
+    batch size there is one program where no row may need more than `slots`; for batches where some
+    row may, one that begins, and at most one that goes on for each size of the cache: 2048 steps
+    have 128, 256, 512, 1024 and 2048.
     """
 
     lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
