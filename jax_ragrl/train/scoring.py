@@ -62,8 +62,9 @@ def score_tokens(
     """The scores of a batch at a temperature, padding included.
 
     On a mesh each device goes through its own rows, so that the head is gathered once, and its
-    gradient summed over the devices once, not with every chunk. Of that sum a device gets the part
+    gradient summed over the devices once, not with every chunk. Of that sum a device keeps the part
     of the width that it trains: all of it in float32 would be several times the head itself.
+    (XLA for a TPU may still sum all of it first, as seen with 192 columns a device.)
     """
     head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
     role_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
@@ -151,7 +152,7 @@ def _backward(split: str | None, kept: _Kept, pushed: Scores) -> tuple[_Head, _T
     none = (jnp.zeros_like(tokens.hidden_RMD), jnp.zeros(head.copy_VD.shape, jnp.float32))
     hidden_RMD, head_VD = jax.lax.fori_loop(0, used, push, none)
     if split is not None:
-        # Along the first axis, where the parts that travel are in one piece.
+        # Along the first axis: rows of the transpose are each in one piece.
         head_VD = jax.lax.psum_scatter(head_VD.T, split, tiled=True).T
     return _Head(None, head_VD, None, None), _Tokens(hidden_RMD, None, None, None)  # type: ignore[arg-type]
 
