@@ -46,7 +46,7 @@ def test_a_cache_doubles_until_it_holds_what_some_row_may_need():
     [
         (1, None, {"tokens": "[a-z ]+", "stops": ("ab", "never written")}),
         (8, None, {}),
-        (2, (1, 4, 1), {"top_p": 0.9}),
+        pytest.param(2, (1, 4, 1), {"top_p": 0.9}, marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_in_parts_writes_what_one_program_writes(width, mesh, kind, monkeypatch):
@@ -117,6 +117,7 @@ def test_a_batch_ends_where_its_last_slot_lies_between_two_looks_at_rows(monkeyp
     assert [(len(ids), len(logps)) for [(ids, logps)] in drawn] == [(37, 37), (3, 3), (36, 36)]
 
 
+@pytest.mark.slow
 def test_going_on_gathers_nothing_and_writes_where_it_reads():
     """On a mesh a cache keeps its layout and its memory, and stays on its device."""
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])

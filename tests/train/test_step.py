@@ -73,7 +73,7 @@ def test_gradients_accumulated_over_batches_equal_those_of_one():
     assert_close(total_gradient(policy(), halves, GRPO), one)
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_gradient_added_in_place_is_to_the_last_bit_the_sum_of_two(compute):
     decoder = nnx.merge(*policy())
     decoder.config = dataclasses.replace(decoder.config, dtype=compute, remat="full")
