@@ -178,7 +178,9 @@ def _of_layers(path: Any) -> bool:
     return "['layers']" in name or "['adapter']" in name
 
 
-@functools.partial(jax.jit, static_argnames="layout")
+# Not unused: zeros are on the device of the parameters, as the sums are that come after them. Else
+# there would be a second program for these.
+@functools.partial(jax.jit, static_argnames="layout", keep_unused=True)
 def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
     """The sum of no gradients, laid out as `gradient` lays its own out."""
     return laid_out(jax.tree.map(jnp.zeros_like, params), layout)

@@ -19,7 +19,7 @@ from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.train import scoring
 from jax_ragrl.train.objective import KL, Objective
-from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score
+from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score, zeros
 from jax_ragrl.train.targets import Targets
 from tests.tiny import policy
 from tests.train.turns import (
@@ -294,3 +294,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
     learner, metrics = apply(adam, learner, good)
     assert float(metrics["skipped"]) == 0
     np.testing.assert_allclose(learner.params["w"], [0.9, 0.9], rtol=1e-5)
+
+
+def test_the_sum_of_no_gradients_is_placed_as_later_sums_are():
+    put = jax.device_put(policy()[1], jax.devices()[0])
+    assert all(x.committed for x in jax.tree.leaves(zeros(put)))
