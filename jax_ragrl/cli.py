@@ -221,9 +221,20 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
         kind.add_argument("--json", action="store_true", help="on one line, for machines")
 
 
-def _bench_sample_arguments(kind: argparse.ArgumentParser) -> None:
+def _model_arguments(
+    kind: argparse.ArgumentParser, numbers: Sequence[tuple[str, int, str]]
+) -> None:
+    """A model of random weights, and numbers by name, default and help; 0 may be given if it is."""
     kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
-    for name, default, text in (
+    for name, default, text in numbers:
+        kind.add_argument(
+            f"--{name}", type=positive if default else natural, default=default, help=text
+        )
+    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+
+
+def _bench_sample_arguments(kind: argparse.ArgumentParser) -> None:
+    numbers = (
         ("prompts", 64, "how many"),
         ("siblings", 8, "continuations of each"),
         ("prompt", 512, "tokens of a prompt"),
@@ -232,16 +243,12 @@ def _bench_sample_arguments(kind: argparse.ArgumentParser) -> None:
         ("batch", 64, "prompts sampled at once"),
         ("slots", 128, "new tokens that a cache begins with; as many as --new: it never grows"),
         ("repeats", 3, "rollouts timed, after one that compiles"),
-    ):
-        kind.add_argument(
-            f"--{name}", type=positive if default else natural, default=default, help=text
-        )
-    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    )
+    _model_arguments(kind, numbers)
 
 
 def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
-    for name, default, text in (
+    numbers = (
         ("prompts", 32, "how many"),
         ("siblings", 8, "actions after each prompt"),
         ("prompt", 1024, "tokens of a prompt"),
@@ -250,11 +257,8 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
         ("vocabulary", 0, "another size of it; 0: the shape's"),
         ("tokens", 32768, "of a batch of rows; more are accumulated"),
         ("repeats", 3, "steps timed, after one that compiles"),
-    ):
-        kind.add_argument(
-            f"--{name}", type=positive if default else natural, default=default, help=text
-        )
-    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    )
+    _model_arguments(kind, numbers)
     kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
     kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "xla"))
     rows = kind.add_mutually_exclusive_group()

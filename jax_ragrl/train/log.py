@@ -32,8 +32,7 @@ def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
         "retrieval/recall": found_gold(forest),
     }
     fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
-    for role in sorted({r.role for r in forest.records if r.action is not None}):
-        nodes = [i for i, r in enumerate(forest.records) if r.role == role]
+    for role, nodes in by_role(forest).items():
         metrics[f"actions/{role}"] = len(nodes) / max(len(leaves), 1)
         if np.isfinite(known_N[nodes]).any():
             metrics[f"credit/{role}"] = float(np.nanmean(known_N[nodes]))
@@ -48,6 +47,12 @@ def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
         | counts(forest)
         | strategy_rewards(forest)
     )
+
+
+def by_role(forest: Forest) -> dict[str, list[int]]:
+    """The numbers of the nodes of each role that wrote something, roles in order."""
+    roles = sorted({record.role for record in forest.records if record.action is not None})
+    return {role: [i for i, r in enumerate(forest.records) if r.role == role] for role in roles}
 
 
 def expert_shares(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
@@ -86,8 +91,7 @@ def own_rewards(forest: Forest) -> dict[str, float]:
         if forest.multiplicity_N[nodes].sum() > 1:
             rewards = set(forest.reward_N[nodes].tolist())
             same[forest.records[nodes[0]].role].append(len(rewards) == 1)
-    for role in sorted({r.role for r in forest.records if r.action is not None}):
-        nodes = [i for i, r in enumerate(forest.records) if r.role == role]
+    for role, nodes in by_role(forest).items():
         if sampled_N[nodes].any():
             mean = np.average(forest.reward_N[nodes], weights=sampled_N[nodes])
             metrics[f"earned/{role}"] = float(mean)

@@ -60,30 +60,13 @@ class Watch:
                 " the run goes on from its last checkpoint"
             )
 
-    def _begin(self, metrics: Mapping[str, float]) -> None:
-        """Warns of roles that write nothing but malformed actions in the first step."""
-        prefix, begun = "valid_frac/", self._begun
-        self._begun = True
-        mute = [
-            key.removeprefix(prefix)
-            for key, x in metrics.items()
-            if key.startswith(prefix) and x == 0
-        ]
-        if mute and not begun:
-            faults = [key for key in metrics if key.startswith("malformed/")]
-            most = max(faults, key=lambda key: metrics[key], default="malformed/?")
-            warnings.warn(
-                f"not one action of role {', '.join(mute)} could be read (mostly "
-                f"{most.partition('/')[2]}): this policy does not know the form, and may never "
-                "find it. Begin from a warm start (ragrl warmup, or ragrl demos and ragrl sft)",
-                stacklevel=3,
-            )
-
     def update(self, metrics: Mapping[str, float]) -> None:
         """Raises `UserError` where a metric has been outside its bounds for too long, and warns of
         one that the first `period` steps do not have: its name may be wrong. Warns too of a role
         whose actions are all malformed where the run begins."""
-        self._begin(metrics)
+        if not self._begun:
+            _warn_of_mute(metrics)
+        self._begun = True
         self._unseen, self._until = self._unseen - metrics.keys(), self._until - 1
         if self._unseen and self._until == 0:
             known = ", ".join(sorted(metrics))
@@ -104,3 +87,17 @@ class Watch:
                     f"newest checkpoint of {self._workdir} is from before; 'ragrl export' makes a "
                     "policy of it, from which a run with a lower rate or a higher KL can start"
                 )
+
+
+def _warn_of_mute(metrics: Mapping[str, float]) -> None:
+    """Warns of roles that write nothing but malformed actions."""
+    prefix, faults = "valid_frac/", [key for key in metrics if key.startswith("malformed/")]
+    mute = [k.removeprefix(prefix) for k, x in metrics.items() if k.startswith(prefix) and x == 0]
+    if mute:
+        most = max(faults, key=lambda key: metrics[key], default="malformed/?")
+        warnings.warn(
+            f"not one action of role {', '.join(mute)} could be read (mostly "
+            f"{most.partition('/')[2]}): this policy does not know the form, and may never "
+            "find it. Begin from a warm start (ragrl warmup, or ragrl demos and ragrl sft)",
+            stacklevel=3,
+        )
