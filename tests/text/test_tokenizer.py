@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import hypothesis
 import pytest
 import transformers
@@ -178,3 +180,9 @@ def test_a_damaged_tokenizer_is_named(tokenizer, damage, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match="no readable tokenizer"):
         ChatTokenizer.load(tmp_path)
+
+
+def test_transformers_does_not_tell_that_it_has_no_pytorch_and_tells_the_rest():
+    told = ["PyTorch was not found. Models won't be available", "The tokenizer is damaged"]
+    records = [logging.makeLogRecord({"msg": text}) for text in told]
+    assert [bool(logging.getLogger("transformers").filter(r)) for r in records] == [False, True]
