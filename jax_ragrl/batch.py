@@ -19,9 +19,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest
@@ -330,13 +328,6 @@ def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int,
         before, scored = context, span.stop
     rows.until_RL[r, path] = end
     return placed
-
-
-def prefix_mask(until_RL: Array) -> Array:
-    """Who sees whom, bool `[R, L, L]`: a token sees the earlier ones of its context and itself."""
-    at_L = jnp.arange(until_RL.shape[1], dtype=until_RL.dtype)
-    query_1L1, key_11L = at_L[None, :, None], at_L[None, None, :]
-    return (key_11L <= query_1L1) & (query_1L1 < until_RL[:, None, :])
 
 
 def width_of(batches: Sequence[Batch], multiple: int = 1) -> int:

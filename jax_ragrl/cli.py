@@ -260,7 +260,7 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
     )
     _model_arguments(kind, numbers)
     kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
-    kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "xla"))
+    kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "splash", "xla"))
     rows = kind.add_mutually_exclusive_group()
     rows.add_argument("--grouped", dest="together", action="store_true", default=True)
     rows.add_argument("--ungrouped", dest="together", action="store_false")

@@ -55,6 +55,7 @@ class Plan:
     mesh: tuple[int, ...] = (1, -1, 1)
     compute: str = "bfloat16"
     remat: str = "full"
+    attention: str = "auto"
     width: int = 1
     learners: int = 1
 
@@ -69,7 +70,8 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     program like its policy's, so that one gradient is counted.
     """
     mesh = make_mesh(run.mesh or (1, -1, 1), devices)
-    config = dataclasses.replace(config, dtype=run.compute, param_dtype="float32", remat=run.remat)
+    computed = {"dtype": run.compute, "remat": run.remat, "attention_impl": run.attention}
+    config = dataclasses.replace(config, param_dtype="float32", **computed)  # type: ignore[arg-type]
     update, sampling = _update(run, config, mesh), _sampling(run, config, mesh)
     state = run.learners * _state_bytes(run, _abstract(config, mesh)[1])
     peak = state + max(update["bytes"], sampling["bytes"])
@@ -217,12 +219,16 @@ def _whole(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStru
 def _attending(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderConfig:
     """A config with the attention that its devices choose for rows of a length."""
     c, (device, *_) = config, mesh.devices.flat
+    if c.attention_impl != "auto":
+        return c
     q, k = (
         jax.ShapeDtypeStruct((1, length, heads, c.head_dim), jnp.dtype(c.dtype))
         for heads in (c.num_heads, c.num_kv_heads)
     )
-    with jax.set_mesh(mesh):
-        impl = "cudnn" if is_gpu(device) and cudnn_takes(q, k) else "xla"
+    impl = "splash" if device.platform == "tpu" else "xla"
+    if is_gpu(device):
+        with jax.set_mesh(mesh):
+            impl = "cudnn" if cudnn_takes(q, k) else "xla"
     return dataclasses.replace(config, attention_impl=impl)
 
 

@@ -18,12 +18,12 @@ from jax_ragrl.batch import (
     joined,
     lay_out,
     masks,
-    prefix_mask,
     shared,
     turns_of,
     width_of,
 )
 from jax_ragrl.corpus.world import generate
+from jax_ragrl.models.attention import prefix_mask
 from jax_ragrl.rollout.tree import Action, Record, plant
 
 LAYOUT = Layout(lengths=(16, 32, 64), tokens=128)

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental import topologies
@@ -17,7 +18,7 @@ from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
-from jax_ragrl.plan import Plan, _abstract, _state_bytes, plan, plan_of
+from jax_ragrl.plan import Plan, _abstract, _attending, _state_bytes, plan, plan_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
@@ -99,6 +100,18 @@ def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():
     one, three = planned(), planned(width=64, learners=3)
     assert three["state_bytes"] == 3 * one["state_bytes"]
     assert three["update"]["bytes"] == one["update"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "named", "planned"),
+    [("tpu", "auto", "splash"), ("tpu", "xla", "xla"), ("cpu", "auto", "xla")],
+)
+def test_the_attention_of_the_device_is_planned_unless_the_config_names_another(
+    platform, named, planned
+):
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+    config = dataclasses.replace(SMALL, attention_impl=named)
+    assert _attending(config, 2048, mesh).attention_impl == planned
 
 
 def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():

@@ -8,8 +8,10 @@ from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
 from jax_ragrl.models.product import product
+from jax_ragrl.models.splash import splash, splash_takes
 from jax_ragrl.types import Tensor
 
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
 CUDNN_FROM = 1024
 # Causal attention in XLA runs in this many blocks of queries, if they hold this many at least.
@@ -22,27 +24,32 @@ def attention(
     q_BLHF: Array,
     k_BSKF: Array,
     v_BSKF: Array,
-    mask_BLS: Array | None,
+    seen: Array | None,
     impl: str = "auto",
     *,
     causal: bool = False,
 ) -> Array:
-    """`softmax(q k / sqrt(F)) v` where `mask_BLS`; heads `H` share `K` key-value heads in order.
+    """`softmax(q k / sqrt(F)) v` of what is `seen`; heads `H` share `K` key-value heads in order.
 
-    The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. Every query must see at
-    least one key. `causal` promises that L is S and that the mask hides every later key: what is
-    not computed then is not looked at. Without a mask nothing else is hidden, and cuDNN reads no
-    bias. `impl` is `xla`, `cudnn`, `blockwise` (causal only), or `auto`: cuDNN where it exists and
-    fits, `blockwise` on a CPU, else `xla`. What `auto` takes is what the default backend wants:
-    name one to compile ahead of time for another.
+    The softmax is float32; the result `[B, L, H, F]` has the dtype of `q`. `seen` is a mask, bool
+    `[B, L, S]`, under which every query sees at least one key. `causal` promises that L is S and
+    that it hides every later key: what is not computed then is not looked at. Without a mask
+    nothing else is hidden, and cuDNN reads no bias. Where it `reads_places`, `seen` is no mask but
+    up to where each key is seen, int32 `[B, L]`.
+
+    `impl` is `xla`, `cudnn`, `splash` or `blockwise` (both causal only), or `auto`: cuDNN where it
+    exists and fits, `splash` on a TPU, `blockwise` on a CPU, else `xla`. What `auto` takes is what
+    the default backend wants: name one to compile ahead of time for another.
     """
+    no_mask = causal and (seen is None or seen.ndim == 2)
+    if no_mask and reads_places(impl, q_BLHF.shape[1], k_BSKF.shape[2]):
+        return splash(q_BLHF, k_BSKF, v_BSKF, seen)
     if impl == "cudnn" or (impl == "auto" and _on_cuda() and cudnn_takes(q_BLHF, k_BSKF)):
-        mask_B1LS = None if mask_BLS is None else mask_BLS[:, None]
+        mask_B1LS = None if seen is None else seen[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
         )
-    if mask_BLS is None:
-        mask_BLS = earlier(q_BLHF.shape[1])
+    mask_BLS = earlier(q_BLHF.shape[1]) if seen is None else seen
     size = _pair(q_BLHF.shape[1])
     on_cpu = impl == "auto" and jax.default_backend() == "cpu"
     if causal and size and (on_cpu or impl == "blockwise"):
@@ -85,6 +92,19 @@ def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) ->
 def earlier(length: int) -> Array:
     """The mask of plain causal attention, bool `[1, L, L]`: each sees itself and all before it."""
     return jnp.tril(jnp.ones((length, length), bool))[None]
+
+
+def prefix_mask(until_BL: Array) -> Array:
+    """The mask of keys that are seen from their own place up to another, bool `[B, L, L]`."""
+    at_L = jnp.arange(until_BL.shape[1], dtype=until_BL.dtype)
+    query_1L1, key_11L = at_L[None, :, None], at_L[None, None, :]
+    return (key_11L <= query_1L1) & (query_1L1 < until_BL[:, None, :])
+
+
+def reads_places(impl: str, length: int, kv_heads: int) -> bool:
+    """Whether causal attention of such rows is told up to where each key is seen, and no mask."""
+    on_tpu = impl == "auto" and jax.default_backend() == "tpu"
+    return (on_tpu or impl == "splash") and splash_takes(length, kv_heads)
 
 
 def _pair(length: int) -> int:

@@ -1,8 +1,8 @@
 """One decoder for Qwen2, Qwen2.5, Qwen3 and Llama 3: the families differ by fields of a config.
 
 Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not grow with
-depth. The attention mask is an argument and says who sees whom: nothing here is causal by itself.
-`causal_mask` makes the usual one; the train step makes those of prefix trees.
+depth. Who sees whom is an argument: a mask, such as `causal_mask` makes for packed segments, or up
+to which place each token is seen, as in the rows of prefix trees that are trained on.
 
 Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
 """
@@ -22,7 +22,15 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.attention import Pair, attention, earlier, shared_attention
+from jax_ragrl.models.attention import (
+    IMPLEMENTATIONS,
+    Pair,
+    attention,
+    earlier,
+    prefix_mask,
+    reads_places,
+    shared_attention,
+)
 from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
 from jax_ragrl.models.vocabulary import copied, look_up, project, sink
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
@@ -78,6 +86,10 @@ class DecoderConfig:
             raise UserError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
         if self.remat not in REMAT:
             raise UserError(f"remat is {self.remat!r}: use one of {', '.join(REMAT)}")
+        if self.attention_impl not in IMPLEMENTATIONS:
+            raise UserError(
+                f"attention is {self.attention_impl!r}: use one of {', '.join(IMPLEMENTATIONS)}"
+            )
         if self.sliding_layers and self.sliding_window is None:
             raise UserError(f"layers {self.sliding_layers} slide but sliding_window is not set")
 
@@ -241,7 +253,7 @@ class Decoder(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        attend_BLS: Array | None,
+        seen: Array | None,
         cache: KVCache | None = None,
         write_B: Array | None = None,
         key_positions_BS: Array | None = None,
@@ -254,9 +266,10 @@ class Decoder(nnx.Module):
         Args:
           ids_BL: int32 token ids.
           positions_BL: int32 rotary positions.
-          attend_BLS: bool, whether a query may see a key; every query must see at least one.
+          seen: bool `[B, L, S]`, whether a query may see a key; every query must see at least one.
             Without a cache S is L, and no query may see a later key (such pairs are not computed);
-            None: all earlier ones and itself. With a cache the keys are its prefix, then itself.
+            or int32 `[B, L]`, up to which place each key is seen (`Rows.until_RL`); or None: by
+            all that come after it. With a cache the keys are its prefix, then itself.
           cache: keys and values so far. The new ones are written at slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -279,7 +292,7 @@ class Decoder(nnx.Module):
             config=c,
             adapter_scale=self.adapter_scale,
             rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
-            attend=attend_BLS,
+            seen=_readable(c, seen),
             near=_near(
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
@@ -328,9 +341,18 @@ class LayerCall(NamedTuple):
     config: DecoderConfig
     adapter_scale: float
     rope: tuple[Array, Array]
-    attend: Array | None
+    seen: Array | None
     near: Array | None
     write: Array | None
+
+
+def _readable(config: DecoderConfig, seen: Array | None) -> Array | None:
+    """As a mask, made once for all layers, unless they read places."""
+    if seen is None or seen.ndim == 3:
+        return seen
+    c = config
+    places = not c.sliding_layers and reads_places(c.attention_impl, seen.shape[1], c.num_kv_heads)
+    return seen if places else prefix_mask(seen)
 
 
 def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
@@ -387,15 +409,15 @@ def _layer(
     if cache is not None and call.write is not None:
         kept = _write(cache[0], k_BSKF, call.write), _write(cache[1], v_BSKF, call.write)
         k_BSKF, v_BSKF = (x.astype(x_BLD.dtype) for x in kept)
-    mask = call.attend
+    seen = call.seen
     if call.near is not None:
-        mask = earlier(x_BLD.shape[1]) if mask is None else mask
-        mask = mask & (call.near | ~slides)
-    if before is not None and mask is not None:
-        out_BLHF = shared_attention(q_BLHF, before, (k_BSKF, v_BSKF), mask)
+        seen = earlier(x_BLD.shape[1]) if seen is None else seen
+        seen = seen & (call.near | ~slides)
+    if before is not None and seen is not None:
+        out_BLHF = shared_attention(q_BLHF, before, (k_BSKF, v_BSKF), seen)
     else:
         impl, causal = call.config.attention_impl, cache is None
-        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, mask, impl, causal=causal)
+        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, seen, impl, causal=causal)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
     x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
     return constrain(x_BLD, ("batch", "length", None)), kept

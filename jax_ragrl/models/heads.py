@@ -46,10 +46,10 @@ class Critic(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        attend_BLS: Array | None,
+        seen: Array | None,
     ) -> Array:
         """Values, float32 `[B, L]`; arguments as for `Decoder`."""
-        return self.head(self.trunk(ids_BL, positions_BL, attend_BLS)[0])
+        return self.head(self.trunk(ids_BL, positions_BL, seen)[0])
 
 
 class ActorCritic(nnx.Module):
@@ -63,10 +63,10 @@ class ActorCritic(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        attend_BLS: Array | None,
+        seen: Array | None,
     ) -> tuple[Array, Array]:
         """Hidden states `[B, L, D]` and values, float32 `[B, L]`."""
-        hidden_BLD, _ = self.policy(ids_BL, positions_BL, attend_BLS)
+        hidden_BLD, _ = self.policy(ids_BL, positions_BL, seen)
         return hidden_BLD, self.head(hidden_BLD)
 
 

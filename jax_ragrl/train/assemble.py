@@ -109,6 +109,8 @@ def load_policies(
         raise UserError(f"policies names {unknown[0]!r}: this system has {known}")
     dtype = dtype or ("float32" if job.lora is None else job.compute)
     loaded = {folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
+    for policy, _ in loaded.values():
+        policy.config = dataclasses.replace(policy.config, attention_impl=job.attention)
     tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
     if len(tokenizers) > 1:
         raise UserError(

@@ -152,7 +152,8 @@ class Job:
     update, scored under the current policy. A `judge` is a language model that grades answers in
     the place of the system's own metric, as the reward and on dev questions; kind `none` is none.
     With `preference` the update is DPO on pairs of the rollouts instead (`train/dpo.py`). `compute`
-    and `remat` are the dtype of forward and backward passes and what the latter computes again.
+    and `remat` are the dtype of forward and backward passes and what the latter computes again;
+    `attention` names one of `models/attention.py`, such as `xla`, which has no kernel.
     `mesh` is (data, fsdp, tensor) over all devices, one entry may be -1 for what is left; without
     it a run takes the first device.
     """
@@ -175,6 +176,7 @@ class Job:
     guard: Guard = Guard()
     compute: str = "float32"
     remat: str = "none"
+    attention: str = "auto"
     mesh: tuple[int, ...] = ()
     train_forced: bool = True
     seed: int = 0

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jax_ragrl.batch import Rows, prefix_mask
+from jax_ragrl.batch import Rows
 from jax_ragrl.losses import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -66,8 +66,7 @@ def read(
     all.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
-    mask_RLL = None if rows.until_RL is None else prefix_mask(rows.until_RL)
-    hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, mask_RLL)
+    hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, rows.until_RL)
     hidden_RMD = jax.vmap(lambda hidden_LD, at_M: hidden_LD[at_M])(hidden_RLD, rows.source_RM)
     value_RM = None
     if not isinstance(model, Decoder):

@@ -241,6 +241,10 @@ def test_every_parameter_names_one_logical_axis_a_dimension():
         (lambda: dataclasses.replace(TINY, num_kv_heads=3), "4 heads cannot share 3"),
         (lambda: dataclasses.replace(TINY, head_dim=7), "head_dim 7 is odd"),
         (lambda: dataclasses.replace(TINY, sliding_layers=(0,)), "sliding_window is not set"),
+        (
+            lambda: dataclasses.replace(TINY, attention_impl="flash"),
+            "'flash': use one of auto, xla",
+        ),
         (lambda: RopeScaling("dynamic", 2.0), "'dynamic' is not known"),
         (lambda: RopeScaling("linear", 0.5), "factor 0.5 is below 1"),
         (lambda: shape("qwen9"), "no shape named 'qwen9'"),

@@ -124,6 +124,11 @@ def test_a_role_that_policies_name_has_one_of_its_own(system):
     )
 
 
+def test_every_policy_attends_as_the_config_says():
+    policies, _ = load_policies(job("mmoa_rag", {"attention": "xla"}), None)
+    assert {policy.config.attention_impl for policy in policies.values()} == {"xla"}
+
+
 def test_a_policy_that_no_role_can_have_is_refused():
     with pytest.raises(UserError, match="'judge': this system has policy, rewriter, selector"):
         load_policies(job("mmoa_rag", {"policies": "(('judge','tiny'),)"}), None)
