@@ -122,6 +122,7 @@ class Recipe:
         GAE alone.
       turns: the credit of GAE over conversations (`Objective.span`): what each turn earned itself.
         None: no turn of this system continues another.
+      terms: where the reward of a leaf is a sum, its terms by name, `[N]`: for a run's metrics.
       expander: from the roles in training, which actions a state tries.
       rollouts: whole copies of every question's rollout.
       inference: the system as it is evaluated, where that differs.
@@ -142,6 +143,7 @@ class Recipe:
     width: int = 1
     advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
     turns: Credit | None = None
+    terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
 
     @property
     def evaluated(self) -> System:

@@ -244,20 +244,25 @@ def code() -> Settings:
     return Settings(top_p=0.95, together=False)
 
 
-def reward(forest: Forest, settings: Settings) -> np.ndarray:
-    """R = R_ans + R_format + 0.5 R_refine (eq. 9) on each rollout's leaf, float32 `[N]`."""
-    reward_N = np.zeros(len(forest.records), np.float32)
+def terms(forest: Forest, settings: Settings) -> dict[str, np.ndarray]:
+    """What is added up to a rollout's reward on its leaf (eq. 9), by name, float64 `[N]`."""
+    found = {name: np.zeros(len(forest.records)) for name in ("answer", "format", "refine")}
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
         planner, executors = written(path_to(forest, leaf))
-        terms = (
-            answer_reward(record.answer, answers),
-            settings.formats * format_reward(planner, executors, settings.together),
-            settings.refine * refine_reward(executors, answers, settings.together),
-        )
-        reward_N[leaf] = sum(terms)
-    return reward_N
+        form = format_reward(planner, executors, settings.together)
+        refined = refine_reward(executors, answers, settings.together)
+        found["answer"][leaf] = answer_reward(record.answer, answers)
+        found["format"][leaf] = settings.formats * form
+        found["refine"][leaf] = settings.refine * refined
+    return found
+
+
+def reward(forest: Forest, settings: Settings) -> np.ndarray:
+    """R = R_ans + R_format + 0.5 R_refine (eq. 9) on each rollout's leaf, float32 `[N]`."""
+    answer_N, format_N, refine_N = terms(forest, settings).values()
+    return (answer_N + format_N + refine_N).astype(np.float32)
 
 
 def recipe(settings: Settings) -> Recipe:
@@ -277,4 +282,5 @@ def recipe(settings: Settings) -> Recipe:
         rollouts=settings.rollouts,
         metric="em",
         advantages=ROLLOUT_ADVANTAGES,
+        terms=functools.partial(terms, settings=settings),
     )

@@ -18,10 +18,12 @@ from jax_ragrl.hosts import first
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
 
+Terms = Callable[[Forest], Mapping[str, np.ndarray]]
 
-def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
-    """What a rollout was like: rewards, size, the credit of each role's trained actions (`known_N`,
-    nan elsewhere), and the valid share of what it sampled.
+
+def describe(forest: Forest, known_N: np.ndarray, terms: Terms | None = None) -> dict[str, float]:
+    """What a rollout was like: rewards and their `terms`, size, the credit of each role's trained
+    actions (`known_N`, nan elsewhere), and the valid share of what it sampled.
     """
     leaves = np.flatnonzero(forest.leaf_N)
     metrics = {
@@ -31,6 +33,8 @@ def describe(forest: Forest, known_N: np.ndarray) -> dict[str, float]:
         "failed": float(len(forest.failed)),
         "retrieval/recall": found_gold(forest),
     }
+    if terms is not None and len(leaves):
+        metrics |= {f"reward/{k}": float(x_N[leaves].mean()) for k, x_N in terms(forest).items()}
     fatal = {int(forest.parent_N[i]) for i in leaves if forest.records[i].fault}
     for role, nodes in by_role(forest).items():
         metrics[f"actions/{role}"] = len(nodes) / max(len(leaves), 1)

@@ -68,7 +68,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             turns = turns_of(forest, weight_N, forced=job.train_forced)
             policies, metrics = learn(job, policies, forest, credit_N, turns, roles, step)
             clock.lap("time/train_s")
-            metrics |= describe(forest, known_N) | clock.laps
+            metrics |= describe(forest, known_N, job.recipe.terms) | clock.laps
             metrics |= expert_shares(forest, job.recipe.expander(frozenset(roles)), roles)
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], meshed=bool(job.mesh))

@@ -231,6 +231,8 @@ def test_one_reward_for_the_whole_rollout():
     for settings, expected in ((PAPER, 3 + 1 + 0 + 0.5), (CODE, 3 + 1 + 0.5 + 0.5)):
         reward_N = coda.reward(forest, settings)
         assert reward_N.tolist() == [0.0] * 6 + [expected]
+        terms = {name: x_N[6] for name, x_N in coda.terms(forest, settings).items()}
+        assert terms == {"answer": 3.0, "format": expected - 3.5, "refine": 0.5}
     planner, executors = coda.written(path_to(forest, 6))
     assert planner == f"{TASK}\n{TASK}\n{FINAL}"
     assert executors == [f"{SEARCH}\n{REFINED}", REFINED]  # nobody's words are another's

@@ -120,3 +120,13 @@ def test_a_step_is_told_in_one_line_of_several_policies_too():
     ]
     several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
     assert told(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]
+
+
+def test_the_terms_of_a_reward_are_means_over_leaves():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    leaves = np.flatnonzero(forest.leaf_N)
+    format_N = np.full(len(forest.records), 9.0)
+    format_N[leaves] = [1.0, 0.5]
+    none_N = np.full(len(forest.records), np.nan)
+    assert describe(forest, none_N, lambda _: {"format": format_N})["reward/format"] == 0.75
+    assert "reward/format" not in describe(forest, none_N)
