@@ -16,8 +16,5 @@ done
 
 install_lock test
 
-export XLA_FLAGS=${XLA_FLAGS:---xla_force_host_platform_device_count=8}
-export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
-export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 # Of two -m, pytest takes the last: a -m of the user's own wins.
 exec "$venv/bin/python" -m pytest "${selection[@]}" ${args[@]+"${args[@]}"}

@@ -20,11 +20,12 @@ import pathlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from tests.flags import flags
+
 # Read by JAX and by transformers at import, so set before anything imports them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    devices = "--xla_force_host_platform_device_count=8"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags(8)}".strip()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 

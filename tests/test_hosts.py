@@ -18,6 +18,7 @@ from jax_ragrl.cli import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import by_first, check_shared, gathered, in_turn, launched, named
 from jax_ragrl.sharding import make_mesh, own_mesh, own_part, share
+from tests.flags import flags
 
 REPO = pathlib.Path(__file__).parent.parent
 NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}
@@ -128,12 +129,12 @@ def test_one_process_only_calls(tmp_path: pathlib.Path):
 @pytest.mark.slow
 def test_processes_tell_each_other_what_they_made_and_what_went_wrong(tmp_path: pathlib.Path):
     told = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    given = told | {"XLA_FLAGS": flags(2)}
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.telling", str(tmp_path)],
             cwd=REPO,
-            env=os.environ | told | flags | {"JAX_PROCESS_ID": str(i)},
+            env=os.environ | given | {"JAX_PROCESS_ID": str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.models.hf import save_decoder
+from tests.flags import flags
 from tests.tiny import policy, tokenizer
 
 REPO = pathlib.Path(__file__).parent.parent.parent
@@ -46,8 +47,7 @@ def start(
     given = {**SMALL, "policy": folder, "mesh": mesh}
     overrides = [f"--config.{key}={value}" for key, value in given.items()]
     command = [sys.executable, "-m", "jax_ragrl.cli", "train", f"--config={CONFIG}", *overrides]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(devices)}
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(
         [*command, f"--workdir={workdir}"], cwd=REPO, env=os.environ | environ, **out

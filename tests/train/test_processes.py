@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.flags import flags
 from tests.train.processes import twice
 
 REPO = pathlib.Path(__file__).parent.parent.parent
@@ -22,11 +23,9 @@ def test_two_processes_take_the_updates_that_one_device_takes_and_resume(tmp_pat
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    given = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(2)}
     program = [sys.executable, "-m", "tests.train.processes", str(tmp_path), address, "2"]
-    running = [
-        subprocess.Popen([*program, str(i)], cwd=REPO, env=os.environ | flags) for i in range(2)
-    ]
+    running = [subprocess.Popen([*program, str(i)], cwd=REPO, env=given) for i in range(2)]
     expected = twice(None, tmp_path / "alone")
     assert [process.wait(timeout=1200) for process in running] == [0, 0]
     for i in range(2):
