@@ -35,11 +35,20 @@ from jax_ragrl.models.rope import RopeScaling, apply_rope, rope_tables
 from jax_ragrl.models.vocabulary import copied, look_up, project, sink
 from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
 
+KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")  # splash and cuDNN
+
+
+def _dots(primitive: Any, *given: Any, **params: Any) -> Any:
+    """Products with weights, and of an attention kernel its output and one sum a query and head."""
+    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return primitive.name in KERNELS or products(primitive, *given, **params)
+
+
 # What a layer keeps for the backward pass.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": _dots,
 }
 
 
@@ -49,7 +58,8 @@ class DecoderConfig:
 
     `sliding_layers` are the indices of layers limited to the last `sliding_window` positions.
     `dtype` is the compute dtype, `param_dtype` the storage dtype. `remat` says what of a layer the
-    backward pass computes again: `none`, `full`, or all but the products with weights (`dots`).
+    backward pass computes again: `none`, `full`, or all but the products with weights and the
+    kernels of attention (`dots`).
     `scan_unroll` layers are written out in each step of the layer scan; `attention_impl` is that of
     `models/attention.py`.
     """

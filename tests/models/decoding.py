@@ -21,9 +21,6 @@ from jax_ragrl.models.decoder import (
 )
 from jax_ragrl.models.hf import stored_tensors
 
-# What runs once or twice should compile quickly; `conftest.py` lowers the optimization level too.
-jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": False})
-
 
 def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
     """A decoder whose every parameter matters, drawn on the host: nothing to compile."""
@@ -37,7 +34,7 @@ def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
     return Decoder.from_params(config, jax.device_put(table))
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _call(graphdef, state, *args):
     return nnx.merge(graphdef, state)(*args)
 
@@ -53,7 +50,7 @@ def _forward(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Array
     return decoder.logits(hidden_BLD)
 
 
-_logits = jit(_forward, static_argnums=0)
+_logits = jax.jit(_forward, static_argnums=0)
 
 
 def logits(decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray | None = None) -> np.ndarray:
@@ -63,7 +60,7 @@ def logits(decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray | None = No
     return jax.device_get(_logits(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL)))
 
 
-@functools.partial(jit, static_argnums=(0, 4))
+@functools.partial(jax.jit, static_argnums=(0, 4))
 def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> Array:
     """Prefill left-padded prompts, then decode with the cache; slot and position differ."""
     decoder = nnx.merge(graphdef, state)
@@ -103,7 +100,7 @@ def greedy(
     return jax.device_get(_greedy(graphdef, state, ids_BL, mask_BL, num_tokens))
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _evaluate(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Array):
     def mean_logp(state):
         logits_BLV = _forward(graphdef, state, ids_BL, mask_BL, positions_BL)

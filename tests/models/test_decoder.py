@@ -1,6 +1,7 @@
 """Laws of the decoder that need no other implementation."""
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import attention
@@ -45,7 +47,7 @@ def random_ids(batch: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, TINY.vocab_size, (batch, length), np.int32)
 
 
-@decoding.jit(static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _chunked(graphdef, state, ids_BL, starts_B):
     """Logits from a cache filled in chunks of 4, each row at an offset of its own."""
     decoder = nnx.merge(graphdef, state)
@@ -83,11 +85,11 @@ def test_without_a_mask_each_token_sees_itself_and_all_before_it(window):
     decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
     positions_BL = np.broadcast_to(np.arange(8, dtype=np.int32), (3, 8))
     hidden = decoding.call(decoder, ids_BL, positions_BL, None)[0]
-    logits = decoding.jit(decoder.logits)(hidden)
+    logits = jax.jit(decoder.logits)(hidden)
     np.testing.assert_allclose(logits, decoding.logits(decoder, ids_BL), atol=1e-5)
 
 
-@decoding.jit(static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P):
     """Logits of continuations, two a prompt, whose prompts are prefilled once and padded."""
     decoder, (count, length), (batch, steps) = (
@@ -151,7 +153,7 @@ def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
         return jnp.sum(out_BLD[0, query] * jnp.arange(32.0))
 
     each_query = jax.vmap(jax.grad(hidden), (None, 0))
-    grads = decoding.jit(each_query)(params["embed"], np.arange(6))
+    grads = jax.jit(each_query)(params["embed"], np.arange(6))
     reached = np.any(jax.device_get(grads) != 0, axis=-1)[:, :6]
     expected = np.zeros((6, 6), bool)
     expected[:3, :3], expected[3:5, 3:5] = np.tri(3, dtype=bool), np.tri(2, dtype=bool)
@@ -190,6 +192,29 @@ def test_remat_and_unrolling_change_no_logit(tiny, changes):
     )
 
 
+@pytest.mark.parametrize(
+    ("impl", "kernel"),
+    [("splash", "pallas_call["), ("cudnn", "dot_product_attention_fwd_wrapper[")],
+)
+def test_where_products_are_kept_an_attention_kernel_runs_forward_once(monkeypatch, impl, kernel):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    ids_BL = jnp.zeros((1, 1024), jnp.int32)
+
+    def calls(remat: str) -> int:
+        config = dataclasses.replace(
+            TINY, head_dim=128, dtype="bfloat16", remat=remat, attention_impl=impl
+        )
+        graph, params = nnx.split(Decoder.from_params(config, abstract_params(config)))
+
+        def loss(params):
+            hidden_BLD, _ = nnx.merge(graph, params)(ids_BL, ids_BL, None)
+            return jnp.sum(hidden_BLD.astype(jnp.float32))
+
+        return str(jax.make_jaxpr(jax.grad(loss))(params)).count(kernel)
+
+    assert calls("dots") == calls("full") - 1
+
+
 def test_bfloat16_compute_stays_near_float32_and_logits_stay_float32(tiny):
     ids_BL = random_ids(2, 7)
     half = Decoder.from_params(dataclasses.replace(TINY, dtype="bfloat16"), tiny.params())
@@ -204,7 +229,7 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
     k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
     mask = rng.random((2, 3, 5)) < 0.6
     mask[:, :, 0] = True
-    attend = decoding.jit(attention)
+    attend = jax.jit(attention)
     repeated = attend(q, k.repeat(3, axis=2), v.repeat(3, axis=2), mask)
     np.testing.assert_allclose(attend(q, k, v, mask), repeated, atol=1e-6)
 
