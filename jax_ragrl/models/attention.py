@@ -64,29 +64,36 @@ Pair = tuple[Array, Array]  # keys and values
 
 
 def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) -> Array:
-    """`attention` of rows that begin alike, over keys `[P, S', K, F]` that come before B / P
-    adjacent rows each, and then keys `[B, S'', K, F]` of their own; S is S' + S''.
+    """`attention` of rows that begin alike, over keys `[P, K, S', F]` that come before B / P
+    adjacent rows each, and then keys `[B, K, S'', F]` of their own; S is S' + S''.
 
     What rows share is read once, and all their queries are one product with it (Juravsky et al.
-    2024, Hydragen, arXiv 2402.05099).
+    2024, Hydragen, arXiv 2402.05099). The two parts meet in their sums alone: scores stay where
+    their product has put them.
     """
-    batch, length, heads, head_dim = q_BLHF.shape
-    shared, seen, kv = before[0].shape[:3]
-    apart = shared, batch // shared
-    q_PWLKGF = q_BLHF.reshape(*apart, length, kv, heads // kv, head_dim)
-    k_PWSKF, v_PWSKF = (x.reshape(*apart, *x.shape[1:]) for x in own)
-    scores = jnp.concatenate(
-        [
-            product("pwlkgf,pskf->pkwlgs", q_PWLKGF, before[0]),
-            product("pwlkgf,pwskf->pkwlgs", q_PWLKGF, k_PWSKF),
-        ],
-        axis=-1,
-    )
-    mask_P1WL1S = mask_BLS.reshape(shared, 1, batch // shared, length, 1, -1)
-    probs = _probabilities(scores, mask_P1WL1S, head_dim).astype(v_PWSKF.dtype)
-    out = product("pkwlgs,pskf->pwlkgf", probs[..., :seen], before[1])
-    out = out + product("pkwlgs,pwskf->pwlkgf", probs[..., seen:], v_PWSKF)
-    return out.astype(q_BLHF.dtype).reshape(q_BLHF.shape)
+    batch, length, heads, width = q_BLHF.shape
+    prompts, kv, shared = before[0].shape[:3]
+    apart = prompts, batch // prompts
+    q_PWLKGF = q_BLHF.reshape(*apart, length, kv, heads // kv, width)
+    k_PWKSF, v_PWKSF = (x.reshape(*apart, *x.shape[1:]) for x in own)
+    mask_PWLS = mask_BLS.reshape(*apart, length, -1)
+    first = product("pwlkgf,pksf->pkwlgs", q_PWLKGF, before[0])
+    first = _masked(first, mask_PWLS[:, None, :, :, None, :shared], width)
+    last = product("pwlkgf,pwksf->pwklgs", q_PWLKGF, k_PWKSF)
+    last = _masked(last, mask_PWLS[:, :, None, :, None, shared:], width)
+    top = jnp.maximum(_by_row(jnp.max(first, -1)), jnp.max(last, -1))  # of both, [P, W, K, L, G]
+    first, last = jnp.exp(first - _by_row(top)[..., None]), jnp.exp(last - top[..., None])
+    total = _by_row(jnp.sum(first, -1)) + jnp.sum(last, -1)
+    first, last = (x.astype(v_PWKSF.dtype) for x in (first, last))
+    out = _by_row(product("pkwlgs,pksf->pkwlgf", first, before[1]))
+    out = out + product("pwklgs,pwksf->pwklgf", last, v_PWKSF)
+    out = (out / total[..., None]).astype(q_BLHF.dtype)
+    return jnp.swapaxes(out, 2, 3).reshape(q_BLHF.shape)
+
+
+def _by_row(x: Array) -> Array:
+    """From `[P, K, W, ...]` to `[P, W, K, ...]`, or back."""
+    return jnp.swapaxes(x, 1, 2)
 
 
 def earlier(length: int) -> Array:
@@ -149,12 +156,12 @@ def _grouped(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Ar
     kv_heads = k_BSKF.shape[2]
     q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     scores = product("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
-    probs = _probabilities(scores, mask_BLS[:, None, None], head_dim).astype(v_BSKF.dtype)
+    scores = _masked(scores, mask_BLS[:, None, None], head_dim)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
     out = product("bkgls,bskf->blkgf", probs, v_BSKF)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
 
 
-def _probabilities(scores: Array, mask: Array, head_dim: int) -> Array:
+def _masked(scores: Array, mask: Array, head_dim: int) -> Array:
     # The lowest finite number: a query that sees nothing gets an average instead of a nan.
-    scores = jnp.where(mask, scores * jnp.float32(head_dim**-0.5), jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1)
+    return jnp.where(mask, scores * jnp.float32(head_dim**-0.5), jnp.finfo(jnp.float32).min)

@@ -105,7 +105,7 @@ class DecoderConfig:
 
 
 class KVCache(NamedTuple):
-    """Keys and values of each layer, `[B, S, kv_heads, head_dim]`; keys are already rotated.
+    """Keys and values of each layer, `[B, kv_heads, S, head_dim]`; keys are already rotated.
 
     Layers are apart: a slice of one array for all of them would be copied with every token. What
     siblings begin with is in `prefix` once: row `b` comes after its row `b // (B / its batch)`.
@@ -323,11 +323,12 @@ class Decoder(nnx.Module):
         head_VD = self.embed[...] if self.config.tie_embeddings else self.lm_head[...]
         return copied(head_VD, dtype), sink(head_VD)
 
-    def layers_apart(self) -> list[dict[str, Array]]:
-        """The arrays of each layer. Asked for before a loop they are cut out of the stack once, and
-        copied with every step inside it."""
-        stack = self._layer_arrays()
-        return [jax.tree.map(lambda w, i=i: w[i], stack) for i in range(self.config.num_layers)]
+    def layers_apart(self, join: bool = False) -> list[dict[str, Array]]:
+        """The arrays of each layer, or those `joined`. Asked for before a loop they are cut out of
+        the stack once, and copied with every step inside it."""
+        stack, form = self._layer_arrays(), joined if join else dict
+        layers = range(self.config.num_layers)
+        return [form(jax.tree.map(lambda w, i=i: w[i], stack)) for i in layers]
 
     def _layer_arrays(self) -> dict[str, Array]:
         parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]
@@ -380,8 +381,8 @@ def _scan_layers(
     slides = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
 
     def step(x_BLD: Array, layer: tuple) -> tuple[Array, Pair | None]:
-        x_BLD, new = _layer(call, x_BLD, *layer)
-        return x_BLD, new if keep else None
+        x_BLD, (k, v) = _layer(call, x_BLD, *layer)
+        return x_BLD, (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep else None
 
     if c.remat != "none":
         # Inside a rolled scan nothing merges across steps; unrolled, only barriers prevent it.
@@ -412,20 +413,21 @@ def _layer(
     cache: Pair | None = None,
     before: Pair | None = None,
 ) -> tuple[Array, Pair]:
-    """One layer, and its keys and values: with a cache all of that, else the new ones."""
+    """One layer, and its keys and values: with a cache all of that, `[B, K, S, F]`, else the new
+    ones, `[B, L, K, F]`."""
     eps = call.config.rms_norm_eps
-    q_BLHF, k_BSKF, v_BSKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
-    kept = k_BSKF, v_BSKF
+    q_BLHF, *kv = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
+    kept = kv[0], kv[1]
     if cache is not None and call.write is not None:
-        kept = _write(cache[0], k_BSKF, call.write), _write(cache[1], v_BSKF, call.write)
-        k_BSKF, v_BSKF = (x.astype(x_BLD.dtype) for x in kept)
+        kept = _write(cache[0], kv[0], call.write), _write(cache[1], kv[1], call.write)
     seen = call.seen
     if call.near is not None:
         seen = earlier(x_BLD.shape[1]) if seen is None else seen
         seen = seen & (call.near | ~slides)
     if before is not None and seen is not None:
-        out_BLHF = shared_attention(q_BLHF, before, (k_BSKF, v_BSKF), seen)
+        out_BLHF = shared_attention(q_BLHF, before, kept, seen)
     else:
+        k_BSKF, v_BSKF = kept if cache is None else (jnp.swapaxes(x, 1, 2) for x in kept)
         impl, causal = call.config.attention_impl, cache is None
         out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, seen, impl, causal=causal)
     x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
@@ -433,9 +435,35 @@ def _layer(
     return constrain(x_BLD, ("batch", "length", None)), kept
 
 
+def joined(p: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a layer, with those in one that multiply the same.
+
+    Heads go with the key-value head that they share, and the tensor axis of a mesh splits what it
+    split before; where it splits heads but not these, or weights are int8, they stay apart.
+    """
+    apart = dict(p)
+    if hasattr(p["q_proj"], "qvalue"):
+        return apart
+    apart["gate_up_proj"] = jnp.stack([apart.pop("gate_proj"), apart.pop("up_proj")], axis=1)
+    width, kv, head_dim = p["k_proj"].shape
+    if kv % dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1) == 0:
+        q, k, v = (apart.pop(f"{n}_proj").reshape(width, kv, -1, head_dim) for n in "qkv")
+        apart["qkv_proj"] = jnp.concatenate([q, k, v], axis=2)
+    return apart
+
+
 def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Array, Array]:
     c = call.config
-    q, k, v = (linear(x_BLD, f"{n}_proj", p, call.adapter_scale) for n in "qkv")
+    if "qkv_proj" in p:
+        all_BLKJF = _product(x_BLD, p["qkv_proj"])
+        q, k, v = all_BLKJF[..., :-2, :], all_BLKJF[..., -2, :], all_BLKJF[..., -1, :]
+        q = q.reshape(*q.shape[:2], c.num_heads, c.head_dim)
+    else:
+        q, k, v = (_product(x_BLD, p[f"{n}_proj"]) for n in "qkv")
+    q, k, v = (
+        _adapted(y, x_BLD, f"{n}_proj", p, call.adapter_scale)
+        for n, y in zip("qkv", (q, k, v), strict=True)
+    )
     if c.qkv_bias:
         q, k, v = (_biased(x, p[f"{n}_bias"]) for n, x in zip("qkv", (q, k, v), strict=True))
     if c.qk_norm:
@@ -452,15 +480,30 @@ def _biased(x: Array, bias: Array) -> Array:
 
 def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
     """SwiGLU, Shazeer 2020 (arXiv 2002.05202)."""
-    project = functools.partial(linear, p=p, scale=call.adapter_scale)
-    return project(
-        jax.nn.silu(project(x_BLD, "gate_proj")) * project(x_BLD, "up_proj"), "down_proj"
-    )
+    scale = call.adapter_scale
+    if "gate_up_proj" in p:
+        both = _product(x_BLD, p["gate_up_proj"])
+        gate, up = both[..., 0, :], both[..., 1, :]
+    else:
+        gate, up = (_product(x_BLD, p[name]) for name in ("gate_proj", "up_proj"))
+    gate = _adapted(gate, x_BLD, "gate_proj", p, scale)
+    up = _adapted(up, x_BLD, "up_proj", p, scale)
+    return linear(jax.nn.silu(gate) * up, "down_proj", p, scale)
 
 
 def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1) -> Array:
     """`x W + scale (x A) B`, contracting the last `inputs` axes of `x`; no adapter, no term."""
-    y = jnp.tensordot(x, _widened(p[name], x.dtype), axes=inputs)
+    return _adapted(_product(x, p[name], inputs), x, name, p, scale, inputs)
+
+
+def _product(x: Array, kernel: Any, inputs: int = 1) -> Array:
+    return jnp.tensordot(x, _widened(kernel, x.dtype), axes=inputs)
+
+
+def _adapted(
+    y: Array, x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1
+) -> Array:
+    """`y` and the term of its adapter, if it has one."""
     if f"{name}_lora_a" not in p:
         return y
     low = jnp.tensordot(x, p[f"{name}_lora_a"].astype(x.dtype), axes=inputs)
@@ -495,27 +538,27 @@ def _row(vector: Array, like: Array) -> Array:
     return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))
 
 
-def _write(cache_BSKF: Array, new_BLKF: Array, write_B: Array) -> Array:
+def _write(cache_BKSF: Array, new_BLKF: Array, write_B: Array) -> Array:
     """Put each row's new entries at its offset; what falls past the end is dropped."""
     slots_BL1 = (write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :])[..., None]
     # Rows are a batch dimension, not indices, so that on a mesh each device writes its own: as
     # indices they would be gathered with every token, and what is written too.
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(2, 3),
-        inserted_window_dims=(1,),
-        scatter_dims_to_operand_dims=(1,),
+        inserted_window_dims=(2,),
+        scatter_dims_to_operand_dims=(2,),
         operand_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
     )
-    new_BLKF = new_BLKF.astype(cache_BSKF.dtype)
-    return jax.lax.scatter(cache_BSKF, slots_BL1, new_BLKF, numbers, mode="drop")
+    new_BLKF = new_BLKF.astype(cache_BKSF.dtype)
+    return jax.lax.scatter(cache_BKSF, slots_BL1, new_BLKF, numbers, mode="drop")
 
 
 def init_cache(
     config: DecoderConfig, batch: int, length: int, prefix: KVCache | None = None
 ) -> KVCache:
     """An empty cache of `batch` rows of `length` slots, in the compute dtype."""
-    shape = (batch, length, config.num_kv_heads, config.head_dim)
+    shape = (batch, config.num_kv_heads, length, config.head_dim)
     k, v = ([jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)] for _ in "kv")
     return KVCache(tuple(k), tuple(v), prefix)
 

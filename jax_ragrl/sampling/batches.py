@@ -157,8 +157,9 @@ def _taken(x: Array, keep_WN: Array, count: int, layout: Sharding) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("slots", "layout"))
 def _grown(x: Array, slots: int, layout: Sharding) -> Array:
-    more = slots - x.shape[1]
-    return _laid(jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)]), layout)
+    at = x.ndim // 2  # [rows, slots], or a cache [rows, heads, slots, width]
+    more = [(0, slots - size if axis == at else 0) for axis, size in enumerate(x.shape)]
+    return _laid(jnp.pad(x, more), layout)
 
 
 def _laid(x: Array, layout: Sharding) -> Array:

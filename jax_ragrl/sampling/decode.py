@@ -188,7 +188,9 @@ def _decoded(
     keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
         rows.seed_B, sibling_B
     )
-    step = functools.partial(_decode, model, model.layers_apart(), rows, keys_B, grammar, nucleus)
+    # XLA for GPUs makes one product of several narrow ones, and would join weights every token.
+    layers = model.layers_apart(join=jax.default_backend() == "gpu")
+    step = functools.partial(_decode, model, layers, rows, keys_B, grammar, nucleus)
 
     def unfinished(s: Loop) -> Array:
         if few_W is None:
@@ -204,7 +206,7 @@ def _decoded(
 
 def _pinned(loop: Loop, prefix: KVCache) -> tuple[Loop, KVCache]:
     """Both in one layout, whichever program made them: the next one is then compiled once."""
-    names = {0: (), 1: ("batch",), 2: ("batch", None), 4: ("batch", None, "kv", None)}
+    names = {0: (), 1: ("batch",), 2: ("batch", None), 4: ("batch", "kv", None, None)}
     loop = loop._replace(cache=loop.cache._replace(prefix=None))
     logits_BV = constrain(loop.logits_BV, ("batch", "vocab"))
     loop, prefix = jax.tree.map(lambda x: constrain(x, names[x.ndim]), (loop, prefix))

@@ -24,6 +24,7 @@ from jax_ragrl.models.decoder import (
     logical_axes,
     param_count,
 )
+from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.rope import RopeScaling
 from jax_ragrl.models.shapes import SHAPES, shape
 
@@ -89,8 +90,8 @@ def test_without_a_mask_each_token_sees_itself_and_all_before_it(window):
     np.testing.assert_allclose(logits, decoding.logits(decoder, ids_BL), atol=1e-5)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P):
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P, join=False):
     """Logits of continuations, two a prompt, whose prompts are prefilled once and padded."""
     decoder, (count, length), (batch, steps) = (
         nnx.merge(graphdef, state),
@@ -108,7 +109,10 @@ def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P):
     seen_BTS = jnp.concatenate([seen_BTL, earlier_BTT], axis=2)
     keys_BS = jnp.concatenate([before_BL, at_BT], axis=1)
     zeros_B = jnp.zeros(batch, jnp.int32)
-    return decoder.logits(decoder(ids_BT, at_BT, seen_BTS, cache, zeros_B, keys_BS)[0])
+    layers = decoder.layers_apart(join)
+    return decoder.logits(
+        decoder(ids_BT, at_BT, seen_BTS, cache, zeros_B, keys_BS, layers=layers)[0]
+    )
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -126,6 +130,23 @@ def test_siblings_after_a_shared_prefix_equal_full_forwards_of_each(window):
         np.testing.assert_allclose(found[b], expected[0, length : length + 4], atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_joined_weights_compute_what_they_compute_apart(bias, adapter):
+    decoder = decoding.random_decoder(dataclasses.replace(TINY, qkv_bias=bias))
+    if adapter:
+        decoder = add_lora(decoder, LoRAConfig(rank=2), rngs=nnx.Rngs(0))
+        for name, value in decoder.adapter.items():
+            value[...] = 0.1 * jax.random.normal(jax.random.key(len(name)), value.shape)
+    ids, lengths = random_ids(4, 9), np.array([5, 3], np.int32)
+    given = *nnx.split(decoder), ids[::2, :5], ids[:, 5:], lengths
+    np.testing.assert_allclose(
+        _after_a_prefix(*given, True), _after_a_prefix(*given, False), atol=1e-5
+    )
+    names = decoder.layers_apart(join=True)[0].keys()
+    assert {"qkv_proj", "gate_up_proj"} <= names and not {"q_proj", "gate_proj"} & names
+
+
 def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
     ids_BL, write_B = random_ids(1, 4), np.array([4], np.int32)
     positions_BL = np.arange(4, dtype=np.int32)[None]
@@ -137,8 +158,8 @@ def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
         k = decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)[1].k
         return np.stack(jax.device_get(k))
 
-    np.testing.assert_allclose(keys_after(6), keys_after(8)[:, :, :6], atol=1e-6)
-    assert np.any(keys_after(6)[:, :, 5]) and not np.any(keys_after(6)[:, :, :4])
+    np.testing.assert_allclose(keys_after(6), keys_after(8)[..., :6, :], atol=1e-6)
+    assert np.any(keys_after(6)[..., 5, :]) and not np.any(keys_after(6)[..., :4, :])
 
 
 def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):

@@ -6,14 +6,15 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import LoRAConfig, add_lora
-from jax_ragrl.sampling.decode import Grammar, generate
+from jax_ragrl.sampling.decode import Grammar, Sampled, generate
 from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import make_mesh, replicate, shard_batch
+from jax_ragrl.sharding import Rules, make_mesh, replicate, shard_batch
 from tests.compiled import compilations
 from tests.tiny import policy, tokenizer
 
@@ -38,6 +39,35 @@ def test_no_weight_and_no_row_of_the_cache_is_gathered_while_a_mesh_samples():
         lowered = generate.lower(*acting, prompts, Grammar(stops), width=1, steps=4)
         text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
     assert "while(" in text and "all-gather" not in text
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_on_a_tensor_axis_joined_weights_sample_the_same_and_none_is_moved(monkeypatch, kv_heads):
+    mesh = make_mesh((1, 1, 2), jax.devices()[:2])
+    config = dataclasses.replace(half("float32").config, num_kv_heads=kv_heads)
+    decoder = init_sharded(config, mesh, nnx.Rngs(0), Rules(kv="tensor" if kv_heads > 1 else None))
+    layers_apart, given = Decoder.layers_apart, []
+
+    def sampled(join: bool) -> tuple[Sampled, str]:
+        def layers(decoder: Decoder, **_: bool) -> list[dict]:
+            given.append(layers_apart(decoder, join))
+            return given[-1]
+
+        monkeypatch.setattr(Decoder, "layers_apart", layers)
+        jobs = [Job((3, 4, 5), i, 1.0, 1.0, 4) for i in range(2)]
+        with jax.set_mesh(mesh):
+            prompts = shard_batch(pad_prompts(jobs, 16, 2), mesh)
+            stops = replicate(np.array([1], np.int32), mesh)
+            net = nnx.split(decoder, nnx.Param)
+            jax.clear_caches()
+            compiled = generate.lower(*net, prompts, Grammar(stops), width=2, steps=4).compile()
+            return compiled(net[1], prompts, Grammar(stops)), compiled.as_text()
+
+    (found, text), (expected, before) = sampled(True), sampled(False)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+    assert ("qkv_proj" in given[0][0]) == (kv_heads == 2) and "gate_up_proj" in given[0][0]
+    for name in ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute("):
+        assert text.count(name) <= before.count(name), name
 
 
 def test_weights_cast_once_sample_what_those_cast_with_every_token_sample():
