@@ -9,6 +9,7 @@ sibling, position), so a question sampled alone or among others gets the same to
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -311,32 +312,40 @@ def choose(
     return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
 
 
-def truncated(scaled_BV: Array, top_p_B: Array) -> Array:
+def truncated(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> Array:
     """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020).
 
     What is left out is minus infinity. A row whose `top_p` is 1 stays as it is. Nothing is sorted:
-    the lowest logit that is kept, with less than `top_p` above it, is searched for by bisection
-    over all float32 numbers.
+    the lowest logit that is kept, with less than `top_p` above it, is searched for among all
+    float32 numbers, in so many `parts` of what is left of them at a time. By default 8, for a GPU
+    and a TPU read the logits as long for seven sums as for one; 2 on a CPU.
     """
     weight_BV = jax.nn.softmax(scaled_BV, axis=-1)
     rank_BV = _rank(scaled_BV)
+    parts = parts or (2 if jax.default_backend() == "cpu" else 8)
 
-    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low_B, high_B = bounds
-        middle_B = (low_B & high_B) + ((low_B ^ high_B) >> 1)  # the mean, without overflow
-        above_B = jnp.sum(weight_BV, axis=-1, where=rank_BV > middle_B[:, None])
-        kept_B = above_B < top_p_B
-        return jnp.where(kept_B, low_B, middle_B + 1), jnp.where(kept_B, middle_B, high_B)
+        step_B = (high_B - low_B) // jnp.uint32(parts) + jnp.uint32(1)
+        passed_B = jnp.zeros_like(low_B)
+        for i in range(1, parts):
+            # The last of a part, or the highest logit, above which there is nothing.
+            last_B = low_B + jnp.minimum(jnp.uint32(i) * step_B - jnp.uint32(1), high_B - low_B)
+            above_B = jnp.sum(weight_BV, axis=-1, where=rank_BV > last_B[:, None])
+            passed_B = passed_B + (above_B >= top_p_B).astype(jnp.uint32)
+        low_B = low_B + passed_B * step_B
+        return low_B, low_B + jnp.minimum(step_B - jnp.uint32(1), high_B - low_B)
 
-    high_B = jnp.max(rank_BV, axis=-1)
-    bounds = (jnp.full_like(high_B, jnp.iinfo(jnp.int32).min), high_B)
-    _, lowest_B = jax.lax.fori_loop(0, 32, halve, bounds)
+    rounds = math.ceil(32 / math.log2(parts))
+    bounds = (jnp.zeros(scaled_BV.shape[0], jnp.uint32), jnp.max(rank_BV, axis=-1))
+    lowest_B, _ = jax.lax.fori_loop(0, rounds, narrow, bounds)
     # The sum is rounded: before the last tokens it may already be 1.
     kept_BV = (rank_BV >= lowest_B[:, None]) | (top_p_B >= 1)[:, None]
     return jnp.where(kept_BV, scaled_BV, -jnp.inf)
 
 
 def _rank(x: Array) -> Array:
-    """float32 as int32 in the same order."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+    """float32 as uint32 in the same order."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)

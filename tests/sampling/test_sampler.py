@@ -206,14 +206,23 @@ def test_rows_of_several_roles_end_with_their_own_stops():
     assert mixed[1] == sample([jobs[1]._replace(stops=("ec", "R"))])[0]
 
 
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("logit", [-3.0, 0.0, 1e-30, 17.3])
+def test_a_nucleus_tells_a_logit_from_the_next_float_above_it(logit, parts):
+    pair = np.array([[logit, np.nextafter(np.float32(logit), np.float32(99))]], np.float32)
+    cut = jax.device_get(truncated(*jax.device_put((pair, np.array([0.3], np.float32))), parts))
+    np.testing.assert_array_equal(np.isfinite(cut), [[False, True]])
+
+
+@pytest.mark.parametrize("parts", [2, 8])
 @pytest.mark.parametrize("top_p", [1e-5, 0.3, 0.9, 0.999, 1.0])
-def test_a_nucleus_is_the_smallest_set_of_likeliest_tokens_that_reaches_top_p(top_p: float):
+def test_a_nucleus_is_the_smallest_set_of_likeliest_tokens_that_reaches_top_p(top_p, parts):
     """Logits of both signs, equal ones and forbidden ones among them."""
     rng = np.random.default_rng(0)
     logits_BV = np.round(rng.normal(size=(20, 400)) * 6, 1).astype(np.float32)
     logits_BV[:, ::7] = -np.inf
     top_p_B = np.full(20, top_p, np.float32)
-    cut_BV = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B))))
+    cut_BV = jax.device_get(truncated(*jax.device_put((logits_BV, top_p_B)), parts))
     for logits, cut in zip(logits_BV.astype(np.float64), cut_BV, strict=True):
         probs = np.exp(logits) / np.exp(logits).sum()
         before = np.array([probs[logits > x].sum() for x in logits])
