@@ -21,14 +21,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_ragrl.batch import Layout, Rows
 from jax_ragrl.models.attention import cudnn_takes
-from jax_ragrl.models.decoder import (
-    Decoder,
+from jax_ragrl.models.config import (
     DecoderConfig,
     abstract_params,
     logical_axes,
     param_count,
     used_as,
 )
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, make_mesh, to_sharding, tree_shardings, ways

@@ -16,7 +16,8 @@ from flax import nnx
 
 from jax_ragrl import hosts
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder, logical_axes
+from jax_ragrl.models.config import logical_axes
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import (

@@ -17,7 +17,8 @@ from jax.experimental import topologies
 from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
+from jax_ragrl.models.config import DecoderConfig, param_count
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.plan import Plan, _abstract, _attending, _state_bytes, plan, plan_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh

@@ -7,7 +7,8 @@ from typing import Any
 
 from flax import nnx
 
-from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
 

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import DecoderConfig, layer_weights, param_count, weights
+from jax_ragrl.models.config import DecoderConfig, layer_weights, param_count, weights
 from jax_ragrl.models.hf import load_decoder, write_checkpoint
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.shapes import shape as shape_of

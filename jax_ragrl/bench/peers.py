@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_ragrl.bench.train import Work, peak_bytes, timed
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.hf_config import to_hf
 
 

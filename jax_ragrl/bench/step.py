@@ -21,7 +21,8 @@ from flax import nnx
 from jax_ragrl.batch import turns_of
 from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.rollout.cohorts import Around
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.train.assemble import Parts, assemble, mesh_for

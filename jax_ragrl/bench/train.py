@@ -24,7 +24,8 @@ import numpy as np
 from flax import nnx
 
 from jax_ragrl.batch import Batch, Group, Layout, Turn, grouped, lay_out
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
+from jax_ragrl.models.config import DecoderConfig, param_count
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.shapes import shape as shape_of
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer

@@ -23,7 +23,8 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax_ragrl.config import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, layer_weights, weights
+from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.sharding import Rules, beside, fetch, to_sharding
 
 TOP_NAMES = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import RopeScaling
 
 

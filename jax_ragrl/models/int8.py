@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder, layer_weights
+from jax_ragrl.models.config import layer_weights
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import layout_of
 
 

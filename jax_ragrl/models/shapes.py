@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import RopeScaling
 
 _QWEN2 = functools.partial(DecoderConfig, qkv_bias=True, qk_norm=False, vocab_size=151936)

@@ -15,7 +15,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Sharding
 
-from jax_ragrl.models.decoder import Decoder, used_as
+from jax_ragrl.models.config import used_as
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.sharding import own_part, whole_along
 
 Form = tuple[jnp.dtype, Sharding]

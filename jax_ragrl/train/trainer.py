@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.decoder import Decoder, used_as
+from jax_ragrl.models.config import used_as
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import mesh_of, replicate, share

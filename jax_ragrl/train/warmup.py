@@ -36,7 +36,8 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors, query_of
 from jax_ragrl.llm.reader import understand
-from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.lexical import LexicalEncoder

@@ -11,14 +11,8 @@ from flax import nnx
 from hf_reference import positions_of
 from jax import Array
 
-from jax_ragrl.models.decoder import (
-    Decoder,
-    DecoderConfig,
-    Weight,
-    causal_mask,
-    init_cache,
-    weights,
-)
+from jax_ragrl.models.config import DecoderConfig, Weight, weights
+from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.hf import stored_tensors
 
 

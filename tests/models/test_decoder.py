@@ -15,15 +15,8 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import attention
-from jax_ragrl.models.decoder import (
-    Decoder,
-    DecoderConfig,
-    abstract_params,
-    causal_mask,
-    init_cache,
-    logical_axes,
-    param_count,
-)
+from jax_ragrl.models.config import DecoderConfig, abstract_params, logical_axes, param_count
+from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.rope import RopeScaling
 from jax_ragrl.models.shapes import SHAPES, shape

@@ -11,7 +11,8 @@ from jax_ragrl import export as export_module
 from jax_ragrl.cli import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.export import export, export_adapter, max_logit_difference
-from jax_ragrl.models.decoder import Decoder, param_count
+from jax_ragrl.models.config import param_count
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.lora import (
     CONFIG_FILE,

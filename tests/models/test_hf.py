@@ -11,7 +11,8 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, param_count
+from jax_ragrl.models.config import DecoderConfig, param_count
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
 from jax_ragrl.models.shapes import SHAPES
 from jax_ragrl.sharding import make_mesh

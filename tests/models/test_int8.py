@@ -13,7 +13,7 @@ from flax import nnx
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.local import LocalLLM
-from jax_ragrl.models.decoder import DecoderConfig, param_count
+from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora

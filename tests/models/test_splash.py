@@ -10,7 +10,8 @@ from flax import nnx
 
 from jax_ragrl.models import splash as splash_module
 from jax_ragrl.models.attention import attention, prefix_mask, reads_places
-from jax_ragrl.models.decoder import Decoder, DecoderConfig
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.splash import SPLASH_FROM, splash
 from jax_ragrl.sharding import make_mesh
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, Weight, logical_axes, weights
+from jax_ragrl.models.config import DecoderConfig, Weight, logical_axes, weights
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.sharding import tree_shardings
 from jax_ragrl.train.checkpoint import by_path
 from jax_ragrl.train.objective import KL, Objective

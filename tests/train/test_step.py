@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.batch import Rows
-from jax_ragrl.models.decoder import Decoder, DecoderConfig, init_sharded
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.train import scoring
