@@ -29,7 +29,7 @@ from jax_ragrl.losses import (
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.train.objective import Objective
-from jax_ragrl.train.scoring import score_tokens
+from jax_ragrl.train.scoring import TokenLoss, score_tokens, token_loss
 from jax_ragrl.train.targets import KL_ESTIMATORS, Targets
 
 
@@ -44,13 +44,16 @@ class Reading(NamedTuple):
     """What a model makes of each scored token, float32 `[R, M]`, 0 on padding.
 
     Its log-probability, the entropy of its distribution, whether it was the likeliest (bool), and
-    the value of the state before it; None where the model has no such head.
+    the value of the state before it; None where the model has no such head. `loss` is the sum of
+    the losses of tokens that were asked for: then it has their gradient, and the rest of what a
+    policy says has none.
     """
 
     logp_RM: Array | None
     entropy_RM: Array | None
     likeliest_RM: Array | None
     value_RM: Array | None
+    loss: Array | None = None
 
 
 def read(
@@ -58,12 +61,14 @@ def read(
     rows: Rows,
     temperature: Array,
     allowed_ZV: Array | None = None,
+    loss: TokenLoss | None = None,
+    given_RM: Any = None,
 ) -> Reading:
     """One forward of a policy, a critic, or both on one trunk.
 
     Hidden states are gathered at the places that predict a scored token before any head is applied.
     `allowed_ZV` (bool) are the tokens that each role's grammar lets it write, as in sampling; None:
-    all.
+    all. `loss` is one of a policy's tokens, see `scoring.token_loss`.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
     hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, rows.until_RL)
@@ -73,9 +78,14 @@ def read(
         value_RM = jnp.where(rows.mask_RM, model.head(hidden_RMD), 0.0)
     if isinstance(model, Critic):
         return Reading(None, None, None, value_RM)
-    found = score_tokens(_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
+    given = (_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
+    total = None
+    if loss is None:
+        found = score_tokens(*given)
+    else:
+        total, found = token_loss(*given, loss, given_RM)
     logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in found[:2])
-    return Reading(logp_RM, entropy_RM, found.likeliest_RM & rows.mask_RM, value_RM)
+    return Reading(logp_RM, entropy_RM, found.likeliest_RM & rows.mask_RM, value_RM, total)
 
 
 def _policy(model: Decoder | ActorCritic) -> Decoder:
@@ -128,11 +138,14 @@ def gradient(
     """
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        reading = read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV)
-        sums: dict[str, Array] = {}
-        loss = jnp.zeros(())
-        if reading.logp_RM is not None:
-            loss, sums = _policy_terms(objective, reading, targets, rows.mask_RM, kl_coefficient)
+        model = nnx.merge(graph, params, frozen)
+        kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
+        of_token = functools.partial(_token_loss, objective)
+        given = (targets, rows.mask_RM, kl_RM)
+        reading = read(model, rows, temperature, allowed_ZV, of_token, given)
+        loss, sums = jnp.zeros(()), dict[str, Array]()
+        if reading.loss is not None:
+            loss, sums = reading.loss, _policy_sums(objective, reading, targets, rows.mask_RM)
         if reading.value_RM is not None and targets.returns is not None:
             value = jnp.sum(_value_terms(objective, reading, targets, rows.mask_RM))
             scale = objective.value_coefficient if objective.critic == "shared" else 1.0
@@ -199,28 +212,39 @@ def laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
     return jax.tree.unflatten(treedef, list(placed))
 
 
-def _policy_terms(
-    o: Objective, reading: Reading, t: Targets, mask_RM: Array, kl_coefficient: Array
-) -> tuple[Array, dict[str, Array]]:
-    """The loss of the policy's tokens with its KL and entropy terms, and what is worth knowing."""
+def _token_loss(
+    o: Objective, logp: Array, entropy: Array, given: tuple[Targets, Array, Array]
+) -> Array:
+    """The weighted loss of each token of a policy, with its KL and entropy terms."""
+    t, mask, kl_coefficient = given
+    loss = surrogate(o, logp, _old(logp, t), t.advantage, mask)
+    if o.kl.where == "loss":
+        loss = loss + kl_coefficient * KL_ESTIMATORS[o.kl.estimator](logp, t.ref_logp, mask)
+    if o.entropy:
+        loss = loss - o.entropy * entropy
+    return loss * t.weight
+
+
+def _old(logp: Array, t: Targets) -> Array:
+    return jax.lax.stop_gradient(logp) if t.old_logp is None else t.old_logp
+
+
+def _policy_sums(o: Objective, reading: Reading, t: Targets, mask_RM: Array) -> dict[str, Array]:
+    """What is worth knowing of a policy's tokens."""
     logp_RM, entropy_RM = reading.logp_RM, reading.entropy_RM
     assert logp_RM is not None and entropy_RM is not None
-    old_RM = jax.lax.stop_gradient(logp_RM) if t.old_logp is None else t.old_logp
-    loss_RM = surrogate(o, logp_RM, old_RM, t.advantage, mask_RM)
+    old_RM = _old(logp_RM, t)
+    ratio_RM = jnp.exp(logp_RM - old_RM)
     sums = {
-        "loss/policy": jnp.sum(loss_RM * t.weight),
-        "clipped": _count(jnp.exp(logp_RM - old_RM) < 1 - o.eps_low, mask_RM)
-        + _count(jnp.exp(logp_RM - old_RM) > 1 + o.eps_high, mask_RM),
+        "loss/policy": jnp.sum(surrogate(o, logp_RM, old_RM, t.advantage, mask_RM) * t.weight),
+        "clipped": _count(ratio_RM < 1 - o.eps_low, mask_RM)
+        + _count(ratio_RM > 1 + o.eps_high, mask_RM),
         "entropy": jnp.sum(entropy_RM),
         "tokens": _count(mask_RM, mask_RM),
     }
     if o.kl.where == "loss":
-        kl_RM = KL_ESTIMATORS[o.kl.estimator](logp_RM, t.ref_logp, mask_RM)
-        loss_RM = loss_RM + kl_coefficient * kl_RM
-        sums["kl"] = jnp.sum(kl_RM)
-    if o.entropy:
-        loss_RM = loss_RM - o.entropy * entropy_RM
-    return jnp.sum(loss_RM * t.weight), sums
+        sums["kl"] = jnp.sum(KL_ESTIMATORS[o.kl.estimator](logp_RM, t.ref_logp, mask_RM))
+    return sums
 
 
 def surrogate(o: Objective, logp: Array, old_logp: Array, advantage: Array, mask: Array) -> Array:

@@ -207,6 +207,20 @@ def test_no_program_holds_the_logits_of_a_whole_batch():
     assert max(of_logits) <= scoring.SCORED_TOKENS < count * length
 
 
+def test_a_gradient_multiplies_with_the_vocabulary_three_times_and_scoring_once():
+    """Logits, and from them at once the gradients of hidden states and of the vocabulary."""
+    (batch,) = together(siblings())
+    vocab, one = nnx.merge(*policy()).config.vocab_size, np.float32(1.0)
+
+    def products(lowered: Any) -> int:
+        lines = [line for line in lowered.as_text().splitlines() if ".dot_general" in line]
+        return sum(re.search(rf"[<x]{vocab}x", line) is not None for line in lines)
+
+    given = (*policy(), NOTHING, batch.rows)
+    step = gradient.lower(*given, *targets_of([batch]), one, one, objective=GRPO)
+    assert products(step) == 3 and products(score.lower(*given, one)) == 1
+
+
 def test_a_plain_value_loss_is_the_clipped_one_with_room_for_any_change():
     batches = together(siblings())
     plain, roomy, tight = (
