@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def test_no_weight_and_no_row_of_the_cache_is_gathered_while_a_mesh_samples():
     assert "while(" in text and "all-gather" not in text
 
 
-@pytest.mark.parametrize("kv_heads", [2, 1])
+@pytest.mark.parametrize("kv_heads", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_on_a_tensor_axis_joined_weights_sample_the_same_and_none_is_moved(monkeypatch, kv_heads):
     mesh = make_mesh((1, 1, 2), jax.devices()[:2])
     config = dataclasses.replace(half("float32").config, num_kv_heads=kv_heads)
@@ -58,10 +59,10 @@ def test_on_a_tensor_axis_joined_weights_sample_the_same_and_none_is_moved(monke
         with jax.set_mesh(mesh):
             prompts = shard_batch(pad_prompts(jobs, 16, 2), mesh)
             stops = replicate(np.array([1], np.int32), mesh)
-            net = nnx.split(decoder, nnx.Param)
-            jax.clear_caches()
-            compiled = generate.lower(*net, prompts, Grammar(stops), width=2, steps=4).compile()
-            return compiled(net[1], prompts, Grammar(stops)), compiled.as_text()
+            graph, params = nnx.split(decoder, nnx.Param)
+            anew = jax.jit(functools.partial(generate.__wrapped__, graph, width=2, steps=4))
+            compiled = anew.lower(params, prompts, Grammar(stops)).compile()
+            return compiled(params, prompts, Grammar(stops)), compiled.as_text()
 
     (found, text), (expected, before) = sampled(True), sampled(False)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
