@@ -361,6 +361,7 @@ def test_without_its_extra_the_command_says_how_to_install_it(monkeypatch, capsy
     assert "pip install starlette uvicorn" in line and line.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_tiny_policy_behind_a_socket_answers_as_it_does_under_evaluation(monkeypatch):
     questions, seen = generate(0, 40).questions["test"][:12], []
 

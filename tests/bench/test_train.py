@@ -13,6 +13,7 @@ from jax_ragrl.errors import UserError
 SMALL = Work("tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1)
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_as_rows_hold_them_and_as_rows_of_one_action_would():
     result = bench_train(SMALL, compare=True)
     grouped, ungrouped = result["grouped"], result["ungrouped"]
