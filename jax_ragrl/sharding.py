@@ -105,6 +105,11 @@ def _fill_in(shape: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
     return tuple(num_devices // max(known, 1) if n == -1 else n for n in shape)
 
 
+def axis_size(axis: str) -> int:
+    """The devices along an axis of the mesh under `jax.set_mesh`; 1 where there is none."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
+
+
 def to_spec(
     logical_axes: LogicalAxes,
     shape: Sequence[int],

@@ -9,6 +9,7 @@ from jax import Array
 from jax_ragrl.models.blockwise import blockwise
 from jax_ragrl.models.product import product
 from jax_ragrl.models.splash import splash, splash_takes
+from jax_ragrl.sharding import axis_size
 from jax_ragrl.types import Tensor
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
@@ -140,8 +141,7 @@ def cudnn_takes(q_BLHF: Tensor, k_BSKF: Tensor) -> bool:
     length, keys, head_dim = q_BLHF.shape[1], k_BSKF.shape[1], q_BLHF.shape[-1]
     half = q_BLHF.dtype in (jnp.bfloat16, jnp.float16)
     fits = length % 2 == 0 and keys % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
-    tensor = dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
-    fits = fits and k_BSKF.shape[2] % tensor == 0
+    fits = fits and k_BSKF.shape[2] % axis_size("tensor") == 0
     return half and fits and keys >= CUDNN_FROM
 
 

@@ -41,9 +41,8 @@ class DecoderConfig:
     `sliding_layers` are the indices of layers limited to the last `sliding_window` positions.
     `dtype` is the compute dtype, `param_dtype` the storage dtype. `remat` says what of a layer the
     backward pass computes again: `none`, `full`, or all but the products with weights and the
-    kernels of attention (`dots`).
-    `scan_unroll` layers are written out in each step of the layer scan; `attention_impl` is that of
-    `models/attention.py`.
+    kernels of attention (`dots`). `scan_unroll` layers are written out in each step of the layer
+    scan; `attention_impl` is that of `models/attention.py`.
     """
 
     vocab_size: int

@@ -11,7 +11,7 @@ from jax import Array
 from jax_ragrl.models.attention import Pair, attention, earlier, shared_attention
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import apply_rope
-from jax_ragrl.sharding import constrain
+from jax_ragrl.sharding import axis_size, constrain
 
 
 class LayerCall(NamedTuple):
@@ -66,7 +66,7 @@ def joined(p: dict[str, Any]) -> dict[str, Any]:
         return apart
     apart["gate_up_proj"] = jnp.stack([apart.pop("gate_proj"), apart.pop("up_proj")], axis=1)
     width, kv, head_dim = p["k_proj"].shape
-    if kv % dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1) == 0:
+    if kv % axis_size("tensor") == 0:
         q, k, v = (apart.pop(f"{n}_proj").reshape(width, kv, -1, head_dim) for n in "qkv")
         apart["qkv_proj"] = jnp.concatenate([q, k, v], axis=2)
     return apart

@@ -21,7 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-from jax_ragrl.sharding import Rules, to_spec
+from jax_ragrl.sharding import Rules, axis_size, to_spec
 
 # Sides of a block, the largest that divides a row; the kernel takes multiples of 128.
 SIDES = (512, 256, 128)
@@ -32,8 +32,8 @@ SPLASH_FROM = 1024
 def splash_takes(length: int, kv_heads: int) -> bool:
     """What the kernel does, and does faster: many keys, a length that divides into blocks; on a
     mesh, key-value heads that the tensor axis splits as it splits the queries' (see `Rules`)."""
-    tensor = dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
-    return length >= SPLASH_FROM and length % SIDES[-1] == 0 and kv_heads % tensor == 0
+    whole = length % SIDES[-1] == 0 and kv_heads % axis_size("tensor") == 0
+    return length >= SPLASH_FROM and whole
 
 
 def splash(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) -> Array:

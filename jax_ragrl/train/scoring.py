@@ -21,6 +21,7 @@ from jax_ragrl.batch import Rows
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.product import product
 from jax_ragrl.sampling.decode import only
+from jax_ragrl.sharding import axis_size
 
 SCORED_TOKENS = 2048  # logits held at once on a device, in tokens
 SCORED_CHUNK = 128  # and of one row: rows score different numbers, and the loop ends with the last
@@ -73,9 +74,9 @@ def score_tokens(
     return scores
 
 
-# The losses of tokens, from their log-probabilities, their entropies, and whatever else is given of
-# each: float32 arrays of one shape.
-TokenLoss = Callable[[Array, Array, Any], Array]
+# The losses of tokens, from their log-probabilities, entropies and mask, and whatever else is given
+# of each: arrays of one shape.
+TokenLoss = Callable[[Array, Array, Array, Any], Array]
 
 
 def token_loss(
@@ -122,8 +123,7 @@ def _on_each(function: Any, head: _Head, *by_token: Any) -> Any:
 
 def _batch_axes() -> tuple[str, ...]:
     """The mesh axes that share a batch, under `jax.set_mesh`."""
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    return tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
+    return tuple(axis for axis in ("data", "fsdp") if axis_size(axis) > 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -250,7 +250,8 @@ def _loss_in_chunks(
 
 
 def _sum(loss: TokenLoss, mask: Array, given: Any, logp: Array, entropy: Array) -> Array:
-    return jnp.sum(loss(jnp.where(mask, logp, 0.0), jnp.where(mask, entropy, 0.0), given))
+    logp, entropy = (jnp.where(mask, x, 0.0) for x in (logp, entropy))
+    return jnp.sum(loss(logp, entropy, mask, given))
 
 
 def _loss_forward(

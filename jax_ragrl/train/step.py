@@ -141,8 +141,7 @@ def gradient(
         model = nnx.merge(graph, params, frozen)
         kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
         of_token = functools.partial(_token_loss, objective)
-        given = (targets, rows.mask_RM, kl_RM)
-        reading = read(model, rows, temperature, allowed_ZV, of_token, given)
+        reading = read(model, rows, temperature, allowed_ZV, of_token, (targets, kl_RM))
         loss, sums = jnp.zeros(()), dict[str, Array]()
         if reading.loss is not None:
             loss, sums = reading.loss, _policy_sums(objective, reading, targets, rows.mask_RM)
@@ -213,10 +212,10 @@ def laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
 
 
 def _token_loss(
-    o: Objective, logp: Array, entropy: Array, given: tuple[Targets, Array, Array]
+    o: Objective, logp: Array, entropy: Array, mask: Array, given: tuple[Targets, Array]
 ) -> Array:
     """The weighted loss of each token of a policy, with its KL and entropy terms."""
-    t, mask, kl_coefficient = given
+    t, kl_coefficient = given
     loss = surrogate(o, logp, _old(logp, t), t.advantage, mask)
     if o.kl.where == "loss":
         loss = loss + kl_coefficient * KL_ESTIMATORS[o.kl.estimator](logp, t.ref_logp, mask)

@@ -63,7 +63,7 @@ def _drawn(batch: int, heads: int, kv: int):
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def _close(found, expected):
+def assert_close(found, expected):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-5)
 
@@ -72,19 +72,19 @@ def _close(found, expected):
 def test_keys_are_seen_up_to_their_places(rows):
     """Heads of one row share what the kernel is told; those of several have their row's."""
     given = *_drawn(rows, 4, 2), _trees()[:rows]
-    _close(_outcome(splash, *given), _outcome(_by_mask, *given))
+    assert_close(_outcome(splash, *given), _outcome(_by_mask, *given))
 
 
 def test_without_places_everything_before_is_seen():
     qkv = _drawn(2, 4, 2)
-    _close(_outcome(lambda *x: splash(*x, None), *qkv), _outcome(_by_mask, *qkv))
+    assert_close(_outcome(lambda *x: splash(*x, None), *qkv), _outcome(_by_mask, *qkv))
 
 
 def test_on_a_mesh_each_device_takes_its_rows_and_heads():
     given = *_drawn(2, 4, 2), _trees()
     expected = _outcome(_by_mask, *given)
     with jax.set_mesh(make_mesh((1, 2, 2), jax.devices()[:4])):
-        _close(_outcome(splash, *given), expected)
+        assert_close(_outcome(splash, *given), expected)
 
 
 def test_pairs_of_blocks_that_need_nothing_keep_what_was_read():
