@@ -15,6 +15,7 @@ from jax_ragrl.types import Tensor
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
 # Below this many keys XLA's fused softmax beats cuDNN with a materialised mask.
 CUDNN_FROM = 1024
+AMPERE = 8.0  # the compute capability that it asks for
 # Causal attention in XLA runs in this many blocks of queries, if they hold this many at least.
 BLOCKS, BLOCK = 8, 32
 # On a CPU it visits pairs of blocks of this many queries and keys at most.
@@ -146,9 +147,11 @@ def cudnn_takes(q_BLHF: Tensor, k_BSKF: Tensor) -> bool:
 
 
 def _on_cuda() -> bool:
+    """Whether the default devices are NVIDIA GPUs that cuDNN's attention has kernels for."""
     if jax.default_backend() != "gpu":
         return False
-    return "cuda" in jax.local_devices(backend="gpu")[0].client.platform_version
+    gpu = jax.local_devices(backend="gpu")[0]
+    return "cuda" in gpu.client.platform_version and float(gpu.compute_capability) >= AMPERE
 
 
 def _grouped(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Array) -> Array:

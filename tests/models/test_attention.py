@@ -1,5 +1,7 @@
 """Attention in blocks of queries."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,29 @@ def test_cudnn_is_not_asked_to_split_queries_without_their_keys(shape, fits):
     assert cudnn_takes(q, k)
     with jax.set_mesh(make_mesh(shape)):
         assert cudnn_takes(q, k) == fits
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "taken"),
+    [
+        ("cuda 13", "8.0", True),
+        ("cuda 12", "12.0", True),
+        ("cuda 12", "7.5", False),
+        ("rocm", "gfx942", False),
+    ],
+)
+def test_cudnn_is_asked_on_gpus_that_it_has_kernels_for(monkeypatch, version, capability, taken):
+    client = types.SimpleNamespace(platform_version=version)
+    gpu = types.SimpleNamespace(client=client, compute_capability=capability)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [gpu])
+    asked = []
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda q, *_, **how: asked.append(how) or q
+    )
+    heads = jax.ShapeDtypeStruct((1, CUDNN_FROM, 2, 64), jnp.bfloat16)
+    jax.eval_shape(lambda *x: attention(*x, None, causal=True), heads, heads, heads)
+    assert [how["implementation"] for how in asked] == ["cudnn"] * taken
 
 
 @pytest.mark.parametrize("impl", ["xla", "blockwise"])
