@@ -78,7 +78,7 @@ def describe_devices(topology: str) -> list[Any]:
         told = str(error).splitlines()[0]
         raise UserError(
             f"no topology {topology!r} ({told}): for a TPU install libtpu and name one like "
-            "v5e:4x4, v5p:2x2x4 or v6e:8x8; for GPUs install jax[cuda13] and name "
+            "v5e:4x4, v5p:2x2x4 or v6e:8x8; for GPUs install jax[cuda13] or jax[cuda12] and name "
             f"{', '.join(f'{name}:8' for name in GPUS)} or another number of them"
         ) from error
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs one lock file into it; does nothing where that lock is already installed.
 #
-#   launch/install.sh [cpu|cuda|tpu|test|auto]      auto (the default) looks for an accelerator
+#   launch/install.sh [cpu|cuda|cuda12|tpu|test|auto]     auto (the default) looks for an accelerator
 #
 # PYTHON names the interpreter to use, RAGRL_VENV another folder than .venv, RAGRL_DEVICE what
 # `auto` means. quickstart.sh and test.sh source this file for its functions.
@@ -10,8 +10,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${RAGRL_VENV:-.venv}
 [[ "$venv" == /* ]] || venv=$PWD/$venv
-# jax[cuda13] runs on this driver and newer ones.
-oldest_driver=580
+# What CUDA 13 and CUDA 12 run on: this driver and newer ones. CUDA 13 has no code for GPUs before
+# Turing (compute capability 7.5).
+driver_of_cuda13=580
+driver_of_cuda12=525
+capability_of_cuda13=75
 
 # On a CPU each step of XLA takes its memory afresh from the C library: in huge pages that saves most
 # of the system time, a quarter of the whole.
@@ -27,8 +30,28 @@ fail() {
 
 # --- which device --------------------------------------------------------------------------------
 
-driver_version() {
-  { nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true; } | head -n 1
+of_gpus() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null || true; }
+
+driver_version() { of_gpus driver_version | head -n 1; }
+
+driver_too_old() {
+  echo "NVIDIA driver $(driver_version) is too old: CUDA 12 needs $driver_of_cuda12 or newer"
+}
+
+# cuda (13) or cuda12, whichever this machine's NVIDIA driver and GPUs are for; `too old` where the
+# driver is for neither; nothing where there is none.
+detect_cuda() {
+  local driver capability
+  driver=$(driver_version | sed -nE '1s/^([0-9]+)\..*/\1/p')
+  [[ -n "$driver" ]] || return 0
+  capability=$(of_gpus compute_cap | tr -dc '0-9\n' | sort -n | head -n 1) # the oldest GPU's, times ten
+  if ((driver < driver_of_cuda12)); then
+    echo too old
+  elif ((driver < driver_of_cuda13 || ${capability:-$capability_of_cuda13} < capability_of_cuda13)); then
+    echo cuda12
+  else
+    echo cuda
+  fi
 }
 
 has_tpu() {
@@ -41,33 +64,28 @@ has_tpu() {
 }
 
 detect_device() {
-  local driver
-  driver=$(driver_version)
-  if [[ "$driver" =~ ^([0-9]+)\. ]]; then
-    if ((BASH_REMATCH[1] >= oldest_driver)); then
-      echo cuda
-      return
-    fi
-    say "using the CPU: NVIDIA driver $driver found, but CUDA 13 needs $oldest_driver or newer"
-  fi
+  local cuda
+  cuda=$(detect_cuda)
+  case "$cuda" in
+    cuda*) echo "$cuda" && return ;;
+    too*) say "using the CPU: $(driver_too_old)" ;;
+  esac
   if has_tpu; then echo tpu; else echo cpu; fi
 }
 
-# cpu, cuda or tpu, from what the user asked for.
+# cpu, cuda, cuda12 or tpu, from what the user asked for.
 resolve_device() {
-  local wanted=${1:-${RAGRL_DEVICE:-auto}} driver
+  local wanted=${1:-${RAGRL_DEVICE:-auto}} cuda
   case "$wanted" in
-    cpu | tpu) echo "$wanted" ;;
+    cpu | cuda12 | tpu) echo "$wanted" ;;
     auto) detect_device ;;
     cuda)
-      driver=$(driver_version)
-      if [[ "$driver" =~ ^([0-9]+)\. ]] && ((BASH_REMATCH[1] < oldest_driver)); then
-        fail "NVIDIA driver $driver is too old: CUDA 13 needs $oldest_driver or newer" \
-          "update the driver, or use --device cpu"
-      fi
-      echo cuda
+      cuda=$(detect_cuda)
+      [[ "$cuda" != too* ]] ||
+        fail "$(driver_too_old)" "update the driver, or use --device cpu"
+      echo "${cuda:-cuda}"
       ;;
-    *) fail "unknown device '$wanted'" "use --device cpu, cuda, tpu or auto" ;;
+    *) fail "unknown device '$wanted'" "use --device cpu, cuda, cuda12, tpu or auto" ;;
   esac
 }
 
@@ -149,6 +167,21 @@ pip_install() {
     2>&1 | tee "$log" | show_progress || explain_failure "$log" "$what"
 }
 
+# What serves CUDA 13 and what serves CUDA 12 are both `cuda` to JAX: an environment has one of them.
+drop_other_cuda() {
+  local other=() log=$venv/install.log
+  case "$1" in
+    cuda) other=(12 .ragrl-cuda12) ;;
+    cuda12) other=(13 .ragrl-cuda) ;;
+    *) return 0 ;;
+  esac
+  [[ -e "$venv/${other[1]}" ]] || return 0
+  say "removing CUDA ${other[0]} from $venv"
+  "$venv/bin/python" -m pip uninstall --yes "jax-cuda${other[0]}-plugin" "jax-cuda${other[0]}-pjrt" \
+    >"$log" 2>&1 || explain_failure "$log" "could not remove CUDA ${other[0]}"
+  rm "$venv/${other[1]}"
+}
+
 # Installs requirements/$1.lock and this checkout, editable, into the virtual environment.
 install_lock() {
   local which=$1 now stamp=$venv/.ragrl-$1
@@ -156,6 +189,7 @@ install_lock() {
   now=$(fingerprint)
   make_venv
   [[ "$(cat "$stamp" 2>/dev/null)" != "$now" ]] || return 0
+  drop_other_cuda "$which"
   say "installing requirements/$which.lock into $venv (once; some minutes)"
   pip_install "could not install requirements/$which.lock" \
     --require-hashes -r "requirements/$which.lock"

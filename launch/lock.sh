@@ -22,8 +22,9 @@ lock() {
     --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
 }
 
-# The other three hold what cpu.lock holds, version for version: one environment can take them all.
+# The others hold what cpu.lock holds, version for version: one environment can take several.
 lock cpu "$@"
 lock cuda --extra cuda --constraints requirements/cpu.lock
+lock cuda12 --extra cuda12 --constraints requirements/cpu.lock
 lock tpu --extra tpu --constraints requirements/cpu.lock
 lock test --extra test --constraints requirements/cpu.lock

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package into .venv (the first time) and runs `ragrl quickstart`.
 #
-#   launch/quickstart.sh [--device cpu|cuda|tpu|auto] [arguments of ragrl quickstart]
+#   launch/quickstart.sh [--device cpu|cuda|cuda12|tpu|auto] [arguments of ragrl quickstart]
 set -euo pipefail
 # Everything that the quickstart reads is in this checkout.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1

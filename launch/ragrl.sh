@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package for this machine's device into .venv (the first time) and runs `ragrl`.
 #
-#   launch/ragrl.sh [--device cpu|cuda|tpu|auto] COMMAND [arguments of ragrl COMMAND]
+#   launch/ragrl.sh [--device cpu|cuda|cuda12|tpu|auto] COMMAND [arguments of ragrl COMMAND]
 set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
@@ -12,7 +12,7 @@ while (($#)); do
   case "$1" in
     --device=*) wanted=${1#*=} ;;
     --device)
-      (($# > 1)) || fail '--device needs a value' 'use --device cpu, cuda, tpu or auto'
+      (($# > 1)) || fail '--device needs a value' 'use --device cpu, cuda, cuda12, tpu or auto'
       wanted=$2
       shift
       ;;
@@ -25,7 +25,7 @@ device=$(resolve_device "$wanted")
 install_lock "$device"
 
 # An environment may hold more than one device's packages; the CPU stays in reach beside the device.
-if [[ "$device" == cpu ]]; then platforms=cpu; else platforms=$device,cpu; fi
+if [[ "$device" == cpu ]]; then platforms=cpu; else platforms=${device%12},cpu; fi
 export JAX_PLATFORMS=${JAX_PLATFORMS:-$platforms}
 say "running on $device: ragrl ${args[*]-}"
 exec "$venv/bin/ragrl" ${args[@]+"${args[@]}"}

@@ -50,3 +50,64 @@ def test_the_quickstart_is_ragrl_quickstart_with_the_arguments_that_were_given(t
     start = tmp_path / "launch" / "quickstart.sh"
     told = subprocess.run([start, "--seed", "1", "--workdir", "a b"], capture_output=True)
     assert told.stdout == b"quickstart|--seed|1|--workdir|a b|"
+
+
+def resolved(
+    folder: pathlib.Path, wanted: str, driver: str = "", gpus: str = ""
+) -> tuple[str, str]:
+    """The device that install.sh takes on a machine with such GPUs, and what it says of it."""
+    if driver:
+        told = f'[[ "$1" == *driver* ]] && echo {driver} || printf "%s\\n" {gpus}'
+        script(folder / "bin" / "nvidia-smi", told)
+    shutil.copytree(LAUNCH, folder / "launch", dirs_exist_ok=True)
+    here = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "RAGRL_DEVICE": "auto"}
+    command = f'source "{folder}/launch/install.sh"; resolve_device {wanted}'
+    ran = subprocess.run(
+        ["bash", "-c", command], env=os.environ | here, capture_output=True, text=True
+    )
+    return ran.stdout.strip(), ran.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    "driver, gpus, lock",
+    [
+        ("580.65.06", "9.0 9.0", "cuda"),
+        ("580.65.06", "12.0", "cuda"),  # a two-digit capability
+        ("580.65.06", "9.0 7.0", "cuda12"),  # one of them a V100
+        ("580.65.06", "", "cuda"),  # an nvidia-smi that does not know capabilities
+        ("550.54.15", "7.5", "cuda12"),
+    ],
+)
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_gpus_get_the_cuda_that_their_driver_and_they_run(tmp_path, wanted, driver, gpus, lock):
+    assert resolved(tmp_path, wanted, driver, gpus) == (lock, "")
+
+
+def test_a_driver_that_is_too_old_leaves_the_cpu_and_is_an_error_where_a_gpu_was_asked_for(
+    tmp_path,
+):
+    device, said = resolved(tmp_path, "auto", "470.82.01", "8.0")
+    assert device == "cpu" and "525 or newer" in said
+    device, said = resolved(tmp_path, "cuda", "470.82.01", "8.0")
+    assert device == "" and said.startswith("error: NVIDIA driver 470.82.01 is too old")
+
+
+def test_a_device_that_is_named_is_taken_and_one_that_does_not_exist_refused(tmp_path):
+    assert resolved(tmp_path, "cuda12") == ("cuda12", "")
+    assert resolved(tmp_path, "gpu")[1].startswith("error: unknown device 'gpu'")
+
+
+@pytest.mark.parametrize(
+    "device, platforms", [("cpu", "cpu"), ("cuda", "cuda,cpu"), ("cuda12", "cuda,cpu")]
+)
+def test_jax_is_told_the_device_that_was_installed_for(tmp_path, device, platforms):
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    stand_in = (
+        f"venv={tmp_path}; resolve_device() {{ echo $1; }}; install_lock() {{ :; }}; say() {{ :; }}"
+    )
+    script(tmp_path / "launch" / "install.sh", stand_in)
+    script(tmp_path / "bin" / "ragrl", 'echo "$JAX_PLATFORMS $*"')
+    elsewhere = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    command = [tmp_path / "launch" / "ragrl.sh", "--device", device, "plan", "--json"]
+    told = subprocess.run(command, env=elsewhere, capture_output=True, text=True)
+    assert told.stdout.split() == [platforms, "plan", "--json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import types
 from typing import Any
@@ -160,7 +161,8 @@ def test_a_chip_is_one_device_of_a_described_v4_too(monkeypatch, name, options):
 
 
 def test_gpus_are_described_and_compiled_for_where_there_are_none():
-    pytest.importorskip("jax_cuda13_plugin", reason="describes GPUs; not in the lock for tests")
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        pytest.skip("a CUDA plugin describes GPUs; the lock for tests has none")
     found = plan(RUN, SMALL, describe_devices("h100:8"))
     assert found["device"] == "h100" and found["devices"] == 8 and found["fits"]
     assert found["update"]["temporary_bytes"] > 0 < found["sampling"]["temporary_bytes"]
