@@ -16,7 +16,8 @@ from jax_ragrl.errors import UserError
 
 class Chip(NamedTuple):
     """What the compiler asks of a GPU: compute capability, processors, memory in bytes and bytes a
-    second, its second-level cache, GHz, and the shared memory of a processor and of a block."""
+    second, its second-level cache, GHz, the shared memory of a processor and of a block, and how
+    many threads a processor holds."""
 
     capability: tuple[int, int]
     processors: int
@@ -26,12 +27,21 @@ class Chip(NamedTuple):
     clock: float
     shared: int
     shared_block: int
+    threads: int = 2048
 
 
+# By the makers' data sheets; memory as `nvidia-smi` or JAX tells it.
 GPUS = {
     "a100": Chip((8, 0), 108, 84_987_740_160, 2_039 * 10**9, 40 << 20, 1.41, 167_936, 166_912),
     "h100": Chip((9, 0), 132, 84_942_979_072, 3_352 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
     "h200": Chip((9, 0), 132, 151_397_597_184, 4_800 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
+    "b200": Chip((10, 0), 148, 183_359 << 20, 8_000 * 10**9, 126 << 20, 1.96, 233_472, 232_448),
+    "a6000": Chip((8, 6), 84, 49_140 << 20, 768 * 10**9, 6 << 20, 1.80, 102_400, 101_376, 1536),
+    "l4": Chip((8, 9), 58, 23_034 << 20, 300 * 10**9, 48 << 20, 2.04, 102_400, 101_376, 1536),
+    "l40s": Chip((8, 9), 142, 46_068 << 20, 864 * 10**9, 96 << 20, 2.52, 102_400, 101_376, 1536),
+    "rtx4090": Chip(
+        (8, 9), 128, 24_564 << 20, 1008 * 10**9, 72 << 20, 2.52, 102_400, 101_376, 1536
+    ),
 }
 # By the kind that the compiler names, in GiB.
 TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32, "TPU7x": 96}
@@ -42,7 +52,7 @@ gpu_device_info {{
   shared_memory_per_block: 49152
   shared_memory_per_core: {chip.shared}
   shared_memory_per_block_optin: {chip.shared_block}
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {chip.threads}
   core_count: {chip.processors}
   fpus_per_core: 128
   block_dim_limit_x: 2147483647
