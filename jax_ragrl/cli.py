@@ -255,7 +255,7 @@ def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
         ("new", 128, "tokens of an action"),
         ("layers", 0, "another depth; 0: the shape's"),
         ("vocabulary", 0, "another size of it; 0: the shape's"),
-        ("tokens", 32768, "of a batch of rows; more are accumulated"),
+        ("tokens", 65536, "of a batch of rows; more are accumulated"),
         ("repeats", 3, "steps timed, after one that compiles"),
     )
     _model_arguments(kind, numbers)

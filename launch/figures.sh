@@ -31,9 +31,12 @@ failed=()
 against=()
 "$python" -c 'import tunix' 2>/dev/null && against=(--against tunix)
 
-# A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 after each.
-measure grpo train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
-  ${against[@]+"${against[@]}"}
+# A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 after each. All of it in one batch, or in
+# two; Tunix, which has an action in each row, takes five batches of as many tokens, or ten.
+for tokens in 65536 32768; do
+  measure "grpo-$tokens" train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
+    --tokens "$tokens" ${against[@]+"${against[@]}"}
+done
 measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   --attention xla
 # Forward and backward of 32 x 1,024 tokens, every one scored.

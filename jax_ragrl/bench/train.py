@@ -53,7 +53,7 @@ class Work:
     dtype: str = "bfloat16"
     remat: str = "full"
     attention: str = "auto"
-    tokens: int = 32768
+    tokens: int = 65536
     repeats: int = 3
 
     def config(self) -> DecoderConfig:
