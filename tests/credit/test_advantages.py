@@ -135,6 +135,15 @@ def test_fractional_rewards_are_compared_unrounded(rule):
     np.testing.assert_allclose(found, [expected, 0.0, -expected], rtol=1e-3, atol=1e-5)
 
 
+def test_rewards_that_differ_as_little_as_the_constants_are_held_back_by_them():
+    """1e-6 beside a deviation, 1e-8 beside a variance."""
+    found = advantages(group_normalised, [0.0, 1e-6], [0] * 2, [True] * 2)
+    np.testing.assert_allclose(found[1], 0.5 / (2**-0.5 + 1), rtol=1e-4)
+    x = np.float32([0.0, 2e-4])
+    white = jax.device_get(whiten(*jax.device_put((x, np.ones(2, bool)))))
+    np.testing.assert_allclose(white[1], 2**-0.5, rtol=1e-4)
+
+
 def test_a_star_with_monte_carlo_credit_has_the_centred_rewards_of_its_group():
     rewards = np.array([1.0, 0.25, 0.0, 0.7], np.float32)
     parent_N = np.array([-1, 0, 0, 0, 0], np.int32)

@@ -142,6 +142,23 @@ def test_siblings_are_compared_by_what_their_leaves_earned():
     np.testing.assert_array_equal(weight_N, [1, 1, 0, 1, 1, 0, 0, 0])
 
 
+def test_siblings_are_compared_by_leaves_of_which_a_merged_one_counts_once():
+    """Below the first of two lies a merged action that earned 1 beside one that earned 0."""
+
+    def node(parent, path, role="role", **more):
+        action = None if role == LEAF else Action((), (1,), "x")
+        return Record(parent, 0, role, 1, path, action=action, **more)
+
+    records = [
+        *(node(NO_PARENT, (i,)) for i in range(2)),
+        *(node(0, (0, i), multiplicity=3 - 2 * i) for i in range(2)),
+        *(node(parent, (0, 9), LEAF, answer="x") for parent in (2, 3, 1)),
+    ]
+    forest, reward_N = rewarded(records, [1.0, 0.0, 0.0])
+    advantage_N, _ = over_siblings(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N, [0.25, -0.25, 0.5, -0.5, 0, 0, 0])
+
+
 def test_unless_told_otherwise_a_dead_leaf_counts_and_a_merged_sibling_counts_once():
     records = [
         Record(NO_PARENT, 0, "role", 1, (0,)),
@@ -152,6 +169,34 @@ def test_unless_told_otherwise_a_dead_leaf_counts_and_a_merged_sibling_counts_on
     value_N, leaves_N = reachable_leaves(*rewarded(records, [1.0, 0.0]))
     np.testing.assert_array_equal(value_N, [0.5, 1, 1, 0])
     np.testing.assert_array_equal(leaves_N, [2, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("told", "values", "leaves"),
+    [
+        ({"ignore_dead": True}, [1, 1, 1, 0], [1, 1, 1, 0]),
+        ({"multiplicity": True}, [0.75, 1, 1, 0], [4, 1, 1, 1]),
+    ],
+)
+def test_told_so_a_dead_leaf_is_ignored_and_a_merged_sibling_counts_as_sampled(
+    told, values, leaves
+):
+    records = [
+        Record(NO_PARENT, 0, "role", 1, (0,)),
+        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
+        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
+        Record(0, 0, LEAF, 2, (0, 1), why="Invalid Format"),
+    ]
+    value_N, leaves_N = reachable_leaves(*rewarded(records, [1.0, 0.0]), **told)
+    np.testing.assert_array_equal(value_N, values)
+    np.testing.assert_array_equal(leaves_N, leaves)
+
+
+@pytest.mark.parametrize("rule", [shared, earned, reachable_leaves, over_rollouts, over_siblings])
+def test_where_every_question_has_failed_there_is_no_credit(rule):
+    more = (group_centred,) if rule in (over_rollouts, over_siblings) else ()
+    for x_N in rule(*rewarded([], []), *more):
+        assert x_N.shape == (0,) and x_N.dtype == np.float32
 
 
 def test_an_action_without_siblings_is_not_to_be_trained():

@@ -142,6 +142,11 @@ def test_with_lambda_one_an_advantage_is_the_reward_to_go_minus_the_value():
     np.testing.assert_allclose(found, to_go - value, rtol=1e-5, atol=1e-6)
 
 
+def test_unless_told_otherwise_nothing_is_discounted_and_lambda_is_95_hundredths():
+    given = [0.5, 1.0, -2.0], [0.2, -0.4, 3.0], [True] * 3
+    np.testing.assert_array_equal(advantages(*given), advantages(*given, gamma=1.0, lam=0.95))
+
+
 def test_a_chain_without_values_has_the_reward_to_go():
     assert advantages([1.0, 2.0, 4.0], [0.0] * 3, [True] * 3, lam=1.0).tolist() == [7.0, 6.0, 4.0]
 

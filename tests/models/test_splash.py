@@ -95,6 +95,27 @@ def test_pairs_of_blocks_that_need_nothing_keep_what_was_read():
     assert forward.data_next[0].tolist() == [[0] * 4, [0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]]
     assert forward.mask_next[0].tolist() == [[0] * 4, [0, 2, 2, 2], [0, 0, 5, 5], [6, 7, 8, 9]]
     assert forward.partial_mask_blocks.shape == (10, SIDE, SIDE)
+    # By key it goes down the blocks of queries.
+    back = jax.device_get(splash_module._blocks(until_BL, 4, by_key=True))
+    assert back.block_mask[0].tolist() == kinds
+    assert back.data_next[0].tolist() == [[0] * 4, [1, 1, 0, 0], [2, 2, 2, 0], [3] * 4]
+    assert back.mask_next[0].tolist() == [[0] * 4, [0, 2, 0, 0], [0, 2, 5, 0], [6, 7, 8, 9]]
+
+
+def test_what_ends_where_a_block_begins_shows_it_nothing_and_all_of_the_one_before():
+    info = splash_module._blocks(jnp.asarray(_trees()[1:]), 1, by_key=False)
+    kinds = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 2, 1, 0], [0, 1, 2, 1]]
+    assert jax.device_get(info.block_mask)[0].tolist() == kinds
+    early_BL = jnp.full((1, 2 * SIDE), 2 * SIDE - 1, jnp.int32).at[:, -1].set(2 * SIDE)
+    info = splash_module._blocks(early_BL, 1, by_key=False)
+    assert jax.device_get(info.block_mask)[0].tolist() == [[1, 0], [1, 1]]  # but for the last query
+
+
+def test_the_masks_of_many_rows_are_numbered_without_a_wrap():
+    """129 masks: the last has number 128, which a signed byte does not hold."""
+    until_BL = jnp.full((43, 2 * SIDE), 2 * SIDE, jnp.int32)
+    number_BIJ = jax.device_get(splash_module._blocks(until_BL, 1, by_key=False).mask_next)
+    assert number_BIJ.min() == 0 and number_BIJ.max() == 3 * 43 - 1
 
 
 @pytest.mark.parametrize(

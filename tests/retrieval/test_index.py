@@ -85,6 +85,20 @@ def test_hits_that_were_not_found_are_left_out(corpus):
     assert retriever.search(["q"], 2) == [Hits((PASSAGES[3],), (0.5,))]
 
 
+def test_a_searcher_is_asked_for_no_more_passages_than_there_are(corpus):
+    asked = []
+
+    class Counting:
+        def search(self, queries, k):
+            asked.append(k)
+            return np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int32)
+
+    retriever = DenseRetriever(corpus, LexicalEncoder.fit(corpus.passages), Counting())
+    for k in (5, 6, 7, 100):
+        retriever.search(["q"], k)
+    assert asked == [5, 6, 6, 6]
+
+
 def test_another_corpus_is_refused_and_both_fingerprints_named(corpus, tmp_path):
     build(corpus, "exact", tmp_path)
     other = Corpus(PASSAGES[::-1])
@@ -203,6 +217,9 @@ def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():
 
     found = recall(Fixed(), QUESTIONS, ks=(1, 2, 3))
     assert found == {"recall@1": (1 + 0) / 2, "recall@2": (1 + 1 / 2) / 2, "recall@3": 1.0}
+    assert recall(Fixed(), QUESTIONS, ks=(3, 1, 2)) == found
+    twice = [dataclasses.replace(QUESTIONS[0], gold=("p0", "p5", "p5"))]
+    assert recall(Fixed(), twice) == {"recall@2": 0.5, "recall@5": 0.5, "recall@10": 1.0}
     with pytest.raises(UserError, match="none of the 1 questions"):
         recall(Fixed(), QUESTIONS[2:])
 

@@ -77,7 +77,7 @@ def answering(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]], list[An
             del format, args
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # to end soon
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", seen, connected
     finally:
@@ -165,7 +165,7 @@ def test_a_server_that_does_not_answer_in_time_has_failed():
     done = threading.Event()
 
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
-        done.wait(60)
+        done.wait(3)  # soon enough for any time but the one that is given
         return documents(body)
 
     with answering(reply) as (address, seen, _):
@@ -216,6 +216,27 @@ def test_a_server_that_has_found_something_ends_no_run_with_what_it_says_later()
         found = [remote.search(["a"], 1)[0] for _ in range(3)]
     assert is_found(found) == [True, False, False]
     assert "status 404" in str(found[1]) and "<html>" in str(found[2])
+
+
+def test_a_server_that_only_ever_fails_is_not_taken_for_one_that_refuses():
+    with answering(lambda body: (500, {})) as (address, _, _):
+        found = RemoteRetriever(address, retries=0).search(["a", "b"], 1)
+    assert is_found(found) == [False, False] and "failed on query 'b'" in str(found[1])
+
+
+def test_of_more_hits_than_were_asked_for_the_first_are_taken():
+    with answering(lambda body: documents({**body, "topk": 9})) as (address, _, _):
+        (hits,) = RemoteRetriever(address).search(["a"], 2)
+    assert [passage.title for passage in hits.passages] == ["a 0", "a 1"] and len(hits.scores) == 2
+
+
+def test_a_score_may_be_a_whole_number_and_a_title_that_is_none_is_in_the_contents():
+    document = {"id": "1", "title": None, "text": None, "contents": '"T"\ntold'}
+    result = [[{"document": document, "score": 2}]]
+    with answering(lambda body: (200, {"result": result})) as (address, _, _):
+        (hits,) = RemoteRetriever(address).search(["a"], 1)
+    assert hits.passages == (Passage("1", "T", "told"),) and hits.scores == (2.0,)
+    assert isinstance(hits.scores[0], float)
 
 
 def test_of_a_reply_the_query_whose_hits_cannot_be_read_fails_alone():
@@ -283,6 +304,7 @@ def test_what_a_server_refuses_is_not_asked_again():
         ({"result": [[{**GOOD, "score": None}]]}, "score 'None' is no number"),
         ({"result": [[{"document": GOOD["document"]}]]}, "field 'score' is missing"),
         (b'{"result": [[{"document": {"id": 1, "contents": "x"}, "score": NaN}]]}', "score 'nan'"),
+        (b'{"result": [[{"document": {"id": 1, "contents": "x"}, "score": 1e999}]]}', "'inf'"),
     ],
 )
 def test_a_reply_of_another_form_is_shown(value: Any, told: str):
@@ -332,6 +354,13 @@ def test_the_config_says_how_often_and_how_long_a_server_is_asked(tmp_path: path
 def test_what_is_no_address_is_refused(url: str):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         RemoteRetriever(url)
+
+
+def test_an_address_may_be_encrypted_and_tries_are_not_negative():
+    assert RemoteRetriever("https://host:1/retrieve").fingerprint == "https://host:1"
+    RemoteRetriever("http://host", retries=0)
+    with pytest.raises(UserError, match="retries -1"):
+        RemoteRetriever("http://host", retries=-1)
 
 
 def test_no_passages_are_not_asked_for():

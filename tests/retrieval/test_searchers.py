@@ -61,6 +61,19 @@ def test_scores_lie_on_the_grid_that_hides_the_last_bits(make):
     np.testing.assert_array_equal(steps, np.round(steps))
 
 
+def test_scores_are_rounded_to_the_nearest_and_what_lies_between_decides_nothing():
+    vectors = np.float32([[0.5 + step * 2.0**-20] for step in (0, 1 / 8, -1 / 4, 3 / 4)])
+    scores, index = ExactSearcher(vectors).search(np.ones((1, 1), np.float32), 4)
+    np.testing.assert_array_equal(scores[0], np.float32([0.5 + 2.0**-20, 0.5, 0.5, 0.5]))
+    np.testing.assert_array_equal(index[0], [3, 0, 1, 2])
+
+
+def test_inner_products_are_asked_for_in_full_precision():
+    """On a TPU the default is bfloat16."""
+    shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 32), (500, 32)))
+    assert "HIGHEST" in exact.nearest.lower(*shapes, 8).as_text()
+
+
 def test_what_scann_did_not_find_comes_last_and_is_marked():
     class Short:
         def search_batched_parallel(self, queries, **limits):
@@ -104,6 +117,31 @@ def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
     np.testing.assert_array_equal(split, whole)
 
 
+@pytest.mark.parametrize(
+    ("room", "part", "rows"),
+    [(3, 500, 2), (1, 500, 1), (0.5, 500, 1), (1000, 500, 256), (4, 250, 8)],
+)
+def test_a_call_makes_no_more_scores_than_there_is_room_for(monkeypatch, room, part, rows):
+    """Room in queries of all vectors; where two devices hold them a query takes half of it."""
+    asked = set()
+
+    def nearest(queries, passages, k):
+        asked.add(len(queries))
+        return exact_nearest(queries, passages, k)
+
+    exact_nearest = exact.nearest
+    monkeypatch.setattr(exact, "nearest", nearest)
+    monkeypatch.setattr(exact, "SCORE_BYTES", int(4 * 500 * room))
+    monkeypatch.setattr(exact, "PART", part)
+    ExactSearcher(VECTORS).search(QUERIES[: 2 * rows][:256], 7)
+    assert asked == {rows}
+
+
+def test_a_bucket_is_the_next_power_of_two_within_its_bounds():
+    sizes = [exact.bucket(n, 8, 256) for n in (1, 8, 9, 16, 17, 256, 300)]
+    assert sizes == [8, 8, 16, 16, 32, 256, 256]
+
+
 @pytest.mark.parametrize("k", [1, 7, 500])
 def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
     repeated = np.concatenate([VECTORS, VECTORS[::-1]])  # equal ones lie on different devices
@@ -121,6 +159,8 @@ def test_the_best_of_blocks_are_the_best_of_all_and_equal_ones_in_order(size):
     """Few distinct scores: most are equal to many others."""
     scores_QX = np.random.default_rng(0).integers(0, 40, (20, size)).astype(np.float32)
     scores_QX[0], scores_QX[1] = 0.0, -np.arange(size)
+    # The block of the best holds an equal of one in an earlier block.
+    scores_QX[2], scores_QX[2, [300, 2600, 2601]] = 0.0, (1, 2, 1)
     for k in (1, 3, 10):
         found = jax.device_get(jax.jit(exact.top, static_argnums=1)(jax.device_put(scores_QX), k))
         order = np.argsort(-scores_QX, axis=1, kind="stable")[:, :k]

@@ -13,7 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.cohorts import in_cohorts
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.tree import Forest, plant
 from jax_ragrl.train.job import Run
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
@@ -47,7 +47,7 @@ class Waiting(Tape):
         actions = super().sample(requests)
         self.inside -= 1
         with self.again:
-            self.sampled += 1
+            self.sampled += bool(requests)  # a round in which nobody acts samples nothing
             self.again.notify_all()
         return actions
 
@@ -66,6 +66,55 @@ def test_one_cohort_is_sampled_for_while_another_waits():
     forest = in_cohorts((ANN, BOB), tape.environment(), 2, chains)
     assert [r.answer for r in forest.records if r.role == "leaf"] == ["Ulm", "Ulm"]
     assert tape.most == 1
+
+
+class Crowd:
+    """All parts of an environment: each call stays until a second one comes, or for some time."""
+
+    name = fingerprint = "crowd"
+
+    def __init__(self, on_device: bool, seconds: float) -> None:
+        self.on_device, self.seconds, self.inside, self.most = on_device, seconds, 0, 0
+        self.came = threading.Condition()
+
+    def enter(self, *_: Any) -> None:
+        with self.came:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.came.notify_all()
+            self.came.wait_for(lambda: self.most > 1, self.seconds)
+            self.inside -= 1
+
+    sample = search = complete = enter
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "on_device", "most"),
+    [
+        ("sampler.sample", "sampler.sample", True, 1),
+        ("sampler.sample", "llm.complete", True, 1),
+        ("sampler.sample", "judge.complete", True, 1),
+        ("retriever.search", "retriever.search", True, 1),
+        ("retriever.search", "sampler.sample", True, 2),
+        ("llm.complete", "sampler.sample", False, 2),
+        ("judge.complete", "llm.complete", False, 2),
+    ],
+)
+def test_cohorts_take_turns_at_the_devices_and_at_the_search_and_at_nothing_else(
+    one: str, other: str, on_device: bool, most: int
+):
+    crowd = Crowd(on_device, 0.2 if most == 1 else 20)
+
+    def ask(questions: Sequence[Question], environment: Environment) -> Forest:
+        part, call = (one if questions == [ANN] else other).split(".")
+        shared = getattr(environment, part)
+        assert (shared.name, shared.on_device) == ("crowd", on_device)
+        getattr(shared, call)([])
+        return plant(questions, [], {})
+
+    environment = Environment(crowd, crowd, crowd, judge=crowd)
+    in_cohorts((ANN, BOB), environment, 2, ask)
+    assert crowd.most == most
 
 
 def test_what_breaks_in_a_cohort_breaks_the_batch():

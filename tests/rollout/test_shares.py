@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
+from jax_ragrl.rollout import shares
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import Tree
-from jax_ragrl.rollout.shares import merge, split
+from jax_ragrl.rollout.shares import in_shares, merge, split
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
@@ -69,6 +71,30 @@ def test_every_question_is_in_one_share_and_shares_differ_by_one_where_ids_do():
     shares = split(batch, 4)
     assert sorted(i for share in shares for i in share) == list(range(10))
     assert sorted(map(len, shares)) == [2, 2, 3, 3]
+
+
+def test_copies_of_a_question_leave_the_others_evenly_dealt():
+    assert split((ANN, BOB, BOB), 2) == [[0], [1, 2]]
+
+
+@pytest.mark.parametrize("host", [0, 1, 2])
+def test_each_process_rolls_out_its_own_share_and_gets_the_forest_of_all(monkeypatch, host: int):
+    """The other processes' parts come from them: here, from the same roll-out of their shares."""
+    asked, hosts = [[BATCH[i] for i in share] for share in split(BATCH, 3)], range(3)
+
+    def told(own: Callable[[], Forest]) -> list[Forest]:
+        return [own() if h == host else rolled(tuple(asked[h]), 1) for h in hosts]
+
+    def roll_out(questions: Sequence[Question]) -> Forest:
+        assert questions == asked[host]
+        return rolled(tuple(questions), 1)
+
+    monkeypatch.setattr(shares.jax, "process_count", lambda: 3)
+    monkeypatch.setattr(shares.jax, "process_index", lambda: host)
+    monkeypatch.setattr(shares, "gathered", told)
+    found = in_shares(BATCH, roll_out)
+    monkeypatch.undo()
+    assert_equal(found, rolled(BATCH, 1))
 
 
 def test_a_batch_without_questions_has_an_empty_forest():

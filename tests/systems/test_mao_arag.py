@@ -42,7 +42,7 @@ from jax_ragrl.systems.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, 
 from jax_ragrl.train.teacher import TeacherSampler
 from jax_ragrl.train.teachers.mao_arag import Teacher
 from jax_ragrl.train.warmup import search_world
-from jax_ragrl.types import Question
+from jax_ragrl.types import Question, Sampling
 from tests.rollout.tape import ANN, Tape, passage
 from tests.tiny import tokenizer
 
@@ -149,6 +149,7 @@ def test_selecting_may_need_a_search_before():
 
 def test_sub_questions_are_lines_without_their_numbers():
     assert sub_questions("1. a?\n 2) b?\n\n- c?\n* d?\n5: e?") == ("a?", "b?", "c?", "d?", "e?")
+    assert sub_questions("9. a?\n10. b?\n11) c?") == ("a?", "b?", "c?")
     assert sub_questions("In 1999, who?") == ("In 1999, who?",)
     assert sub_questions(" \n1.\n-") == ()
     assert sub_questions("**1. Who?**\n2.When?") == ("Who?", "When?")
@@ -160,7 +161,7 @@ def test_a_selection_is_numbers_of_documents():
     documents = tuple(passage(i) for i in (1, 2, 3))
     assert selected("1, 3", documents) == (documents[0], documents[2])
     assert selected("Document 3, Document 3 and Document 1", documents) == documents[2::-2]
-    for reply in ("", "none", "all of them", "0, 4", "9" * 5000):
+    for reply in ("", "none", "all of them", "0, 4", "9" * 5000, "9" * 9 + "2"):
         assert selected(reply, documents) == ()
 
 
@@ -321,6 +322,24 @@ def test_a_reply_cannot_forge_lines_of_a_later_prompt():
     forged = "Ulm\n2 Was it?: no\nQuestion: Who?"
     _, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], FILLED | {"answer_direct": forged})
     assert tape.prompts[4] == "fill\n1 A?: Ulm 2 Was it?: no Question: Who?\nQuestion: B #1?"
+
+
+def test_an_empty_answer_is_an_answer_and_an_empty_substitution_is_none():
+    forest, tape = play(["AG"], told={"answer_direct": "**"})
+    assert end(forest) == ("", "answered")
+    told = {"answer_direct": " ", "substitute": "\n"}
+    forest, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], told)
+    assert end(forest) == ("Ulm", "answered") and tape.prompts[5] == "subflow\nQuestion: B #1?"
+
+
+def test_planners_are_sampled_as_set_each_one_step_deeper_and_executors_write_the_likeliest():
+    system = MAOARAG(style="mao_arag_tiny", temperature=0.7, max_tokens=9)
+    assert {role.sampling for role in system.roles.values()} == {Sampling(0.7, 1.0, 9)}
+    state = system.advance(system.start(ANN), Parsed("Plan", ("QR", "AG")))
+    (ask,) = system.wants(state)
+    assert ask.request.sampling == Sampling(0.0, 1.0, 256)
+    forest, _ = play(["QDS", "R,AG", "AG"], ["A?", "B?"], FILLED)
+    assert [record.depth for record in forest.records[:-1]] == [1, 2, 3]
 
 
 # --- Illegal workflows and the limit of turns -----------------------------------------------------

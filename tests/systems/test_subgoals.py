@@ -43,6 +43,14 @@ def test_a_whole_question_is_a_sub_goal_too():
         assert less is not None and not less.answer and less.total == question.hops
 
 
+def test_the_total_of_a_sub_goal_is_its_facts_however_few_or_often_they_are_told():
+    question = next(q for q in questions() if q.kind == "chain" and q.hops > 1)
+    for passages in ([], gold(question) * 2):
+        found = truth(question.text, passages)
+        assert found is not None and found.total == question.hops
+        assert found.relevant == (True,) * len(passages)
+
+
 def test_other_passages_tell_nothing_of_a_sub_goal():
     question = next(q for q in questions() if q.kind == "chain" and q.hops == 2)
     first, second = gold(question)
@@ -62,10 +70,12 @@ def test_nothing_is_true_of_other_texts(goal):
     [
         ("older: Dark River 1950, Blue Lake 1949", "Blue Lake"),
         ("older: Dark River 1950, Blue Lake 1951", "Dark River"),
+        ("older: Dark River 1950, Blue Lake 1950", "Dark River"),
         (f"older: A {'9' * 5000}, B 1", "B"),
         ("same: Ulm, Ulm", "yes"),
         ("same: Ulm, Rom", "no"),
         ("older: Dark River , Blue Lake 1951", ""),
+        ("older: Dark River 1950, Blue Lake 1949 or so", ""),
         ("birthplace of Ann", ""),
     ],
 )
@@ -78,6 +88,11 @@ def test_passages_hold_the_words_of_their_relations():
     assert set(WORDS) == {relation for _, relation in world().source}
     for (_, relation), passage in world().source.items():
         assert any(word in text[passage] for word in WORDS[relation].split())
+
+
+def test_the_words_of_a_relation_are_none_that_any_sentence_has():
+    assert {"birthplace", "mayor"} <= set(WORDS)
+    assert not {w for words in WORDS.values() for w in words.split()} & {"a", "by", "in", "the"}
 
 
 def test_a_single_fact_is_reworded_and_nothing_else():

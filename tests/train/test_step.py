@@ -20,6 +20,7 @@ from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.train import scoring
 from jax_ragrl.train.objective import KL, Objective
+from jax_ragrl.train.scoring import token_loss
 from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score, zeros
 from jax_ragrl.train.targets import Targets
 from tests.tiny import policy
@@ -127,6 +128,48 @@ def test_logits_in_chunks_give_what_all_at_once_give(monkeypatch):
     arguments = (batch.rows, targets_of([batch])[0], np.float32(1.0), np.float32(0.1))
     assert not batch.rows.mask_RM[:, 40:].any()
     assert_close(jax.device_get(chunked(params, NOTHING, *jax.device_put(arguments))), whole)
+
+
+def test_the_gradient_of_a_sum_of_losses_is_that_of_the_plain_logits(monkeypatch):
+    """At a temperature, under grammars, in chunks of two, and with a factor before the sum. Of
+    padding a loss is told zeros."""
+    monkeypatch.setattr(scoring, "SCORED_CHUNK", 2)
+    draw, decoder = np.random.default_rng(0), nnx.merge(*policy())
+    vocab, width = decoder.config.vocab_size, decoder.config.hidden_size
+    allowed_ZV = draw.random((2, vocab)) < 0.5
+    allowed_ZV[:, :3] = True
+    mask_RM = np.arange(6) < np.array([[4], [0], [3]])
+    target_RM, role_RM = (draw.integers(0, n, (3, 6)).astype(np.int32) for n in (3, 2))
+    rows = Rows(*[target_RM] * 5, mask_RM, role_RM)
+    hidden_RMD = draw.normal(size=(3, 6, width)).astype(np.float32)
+    given = jax.device_put((hidden_RMD, np.float32(0.7), allowed_ZV, draw.random((3, 6), "f4")))
+
+    def loss(logp, entropy, mask, given):
+        del mask
+        return given * jax.numpy.square(logp) + entropy
+
+    def found(hidden_RMD, heat, allowed_ZV, given_RM):
+        total, scores = token_loss(decoder, hidden_RMD, rows, heat, allowed_ZV, loss, given_RM)
+        return 2.5 * total, scores
+
+    def plain(hidden_RMD, heat, allowed_ZV, given_RM):
+        logits_RMV = decoder.logits(hidden_RMD) / heat
+        logp_RMV = jax.nn.log_softmax(logits_RMV, where=allowed_ZV[role_RM])
+        p_RMV = jax.nn.softmax(logits_RMV, where=allowed_ZV[role_RM])
+        entropy = -jax.numpy.sum(p_RMV * jax.numpy.maximum(logp_RMV, -1e9), axis=-1)
+        logp = jax.numpy.take_along_axis(logp_RMV, target_RM[..., None], axis=-1)[..., 0]
+        logp, entropy = (jax.numpy.where(mask_RM, x, 0.0) for x in (logp, entropy))
+        return 2.5 * jax.numpy.sum(loss(logp, entropy, None, given_RM)), (logp, entropy)
+
+    ((total, scores), grad), ((expected, kept), slope) = (
+        jax.device_get(jax.jit(jax.value_and_grad(f, has_aux=True))(*given)) for f in (found, plain)
+    )
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    np.testing.assert_allclose(grad, slope, rtol=1e-4, atol=1e-6)
+    assert grad[mask_RM].any() and not grad[~mask_RM].any()
+    for x_RM, y_RM in zip(scores[:2], kept, strict=True):
+        np.testing.assert_allclose(x_RM[mask_RM], y_RM[mask_RM], rtol=1e-5)
+    assert not any(x_RM[:, 4:].any() for x_RM in scores)  # behind the last token of any row
 
 
 def test_padding_never_reaches_the_gradient():
@@ -263,10 +306,13 @@ def test_a_shared_trunk_adds_the_scaled_gradient_of_its_value_loss():
 
 
 def test_a_reading_says_what_a_plain_softmax_says():
-    """Log-probability at a temperature, entropy, likeliness: against logits of each context."""
-    turns = conversation()[:3]
-    (batch,) = together(turns)
+    """Log-probability at a temperature, entropy, likeliness: against logits of each context. The
+    last token of all is the likeliest."""
     graph, params = policy()
+    *turns, last = conversation()[:3]
+    best = next_logits(nnx.merge(graph, params), last.prompt + last.ids[:-1]).argmax()
+    turns.append(last._replace(ids=(*last.ids[:-1], int(best))))
+    (batch,) = together(turns)
     heat = jax.device_put(np.float32(0.7))
     reading = jax.device_get(score(graph, params, NOTHING, jax.device_put(batch.rows), heat))
     decoder = nnx.merge(graph, params)
@@ -280,6 +326,7 @@ def test_a_reading_says_what_a_plain_softmax_says():
             entropy = -(np.exp(logp_V) * logp_V).sum()
             np.testing.assert_allclose(reading.entropy_RM[at], entropy, rtol=1e-5)
             assert reading.likeliest_RM[at] == (logp_V.argmax() == target)
+    assert 0 < reading.likeliest_RM[batch.rows.mask_RM].mean() < 1
 
 
 def next_logits(decoder: Decoder, context: tuple[int, ...]) -> np.ndarray:
