@@ -45,6 +45,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+CONFIG_HELP = (
+    "--config=FILE[:ARGUMENT] is the configuration, and --config.a.b=VALUE overrides a key of it."
+)
 FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -70,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         """A sub-command named after `run`; with `config` it takes --config=FILE and overrides."""
         name = run.__name__.strip("_").replace("_", "-")
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        told = CONFIG_HELP if config else None
+        sub = commands.add_parser(
+            name, help=text, description=text, epilog=told, allow_abbrev=False
+        )
         sub.set_defaults(run=run, takes_config=config)
         return sub
 
@@ -210,7 +216,8 @@ def _bench_arguments(sub: argparse.ArgumentParser) -> None:
     kind = kinds.add_parser("sample", help="continuations of prompts, of equal length or not")
     kind.set_defaults(measure=_bench_sample)
     _bench_sample_arguments(kind)
-    kind = kinds.add_parser("step", help="a whole step of --config=FILE: rollout and updates")
+    what = "a whole step of --config=FILE: rollout and updates"
+    kind = kinds.add_parser("step", help=what, epilog=CONFIG_HELP)
     kind.set_defaults(measure=_bench_step, takes_config=True)
     kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
     kind.add_argument(
@@ -419,7 +426,7 @@ def _index(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from jax_ragrl.compare import RUN, Setting, compare
+    from jax_ragrl.compare import RUN, Setting, compare, outage
     from jax_ragrl.programs import keep_programs
     from jax_ragrl.survey import parse_data, survey
 
@@ -435,6 +442,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     print(json.dumps(table, indent=2))
     if a.out:
         a.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if why := outage(table):
+        raise UserError(f"every question of every system failed, most with: {why}")
 
 
 def _ask(arguments: argparse.Namespace) -> None:

@@ -193,6 +193,14 @@ def compare(setting: Setting) -> dict[str, Any]:
     return rows
 
 
+def outage(table: Mapping[str, Any]) -> str | None:
+    """What most failures of a system said, where no system has answered any question."""
+    rows = [row for row in table.values() if isinstance(row, dict)]
+    if not rows or any(set(row["ended"]) != {"failed"} for row in rows):
+        return None
+    return str(rows[-1]["failed_with"])
+
+
 def retriever_of(setting: Setting) -> Retriever:
     """A server, or an index that is there."""
     corpus, folder, url = setting.corpus, setting.index_folder, setting.retriever

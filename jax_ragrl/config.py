@@ -95,6 +95,12 @@ def _suggest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
 
 
+def one_of(where: str, value: str, known: tuple[str, ...]) -> None:
+    """`UserError` where a value is none of those that are known."""
+    if value not in known:
+        raise UserError(f"{where} is {value!r}: use one of {', '.join(known)}")
+
+
 def local(path: str | pathlib.Path) -> pathlib.Path:
     """A path of this machine.
 

@@ -239,3 +239,10 @@ def test_a_measurement_of_nothing_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "train", "--shape", "tiny", "--prompts", "0"])
     assert "--prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup", "demos", "plan"])
+def test_the_help_of_a_command_with_a_config_says_how_it_is_given(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]

@@ -23,6 +23,7 @@ from jax_ragrl.compare import (
     Setting,
     chosen,
     measured,
+    outage,
     row,
     trained,
     untrained,
@@ -103,6 +104,14 @@ def test_no_action_is_cut(name):
         system, sampler = untrained(name, bench(style), actors())
         wanted = [role.sampling.max_tokens for role in system.roles.values()]
         assert sampler.shapes.steps == (TINY_STEPS if style == "tiny" else max(wanted, default=1))
+
+
+def test_a_table_is_of_an_outage_where_no_system_has_answered():
+    lost = {"ended": {"failed": 2}, "failed_with": "away"}
+    assert outage({"questions": 2, "direct": lost, "standard_rag": lost}) == "away"
+    partly = lost | {"ended": {"failed": 1, "answered": 1}}
+    assert outage({"questions": 2, "direct": lost, "standard_rag": partly}) is None
+    assert outage({"questions": 0}) is None
 
 
 @pytest.mark.parametrize("name", PAPERS)

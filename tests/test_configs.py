@@ -296,6 +296,12 @@ def test_a_role_that_is_not_there_is_refused_before_anything_is_loaded(given, sa
         load_job(load("tiny/opera", given))
 
 
+@pytest.mark.parametrize("key", ["compute", "remat", "attention", "llm.kind"])
+def test_a_word_that_is_none_of_those_known_is_refused_before_anything_is_made(key):
+    with pytest.raises(UserError, match=rf"{key} is 'ful': use one of \w+, \w+"):
+        load_job(load("tiny/c3po", {key: "ful"}))
+
+
 def test_a_metric_that_is_not_there_is_refused_before_training_and_may_be_ones_own(monkeypatch):
     job = load_job(load("tiny/coda", {}))
     recipe = dataclasses.replace(job.recipe, metric="mine")

@@ -107,7 +107,8 @@ def over_roles(
     names = sorted({record.role for record in forest.records})
     role_N = np.array([names.index(record.role) for record in forest.records], np.int32)
     group_N = forest.question_N * len(names) + role_N
-    return _compared(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
+    groups = max(1, len(forest.questions) * len(names))  # 1 where every question failed
+    return _compared(rule, credit_N, group_N, groups), weight_N
 
 
 def over_siblings(

@@ -52,9 +52,10 @@ class OpenAILLM:
         if not (address or key):
             raise UserError(
                 f"{model} has no address, and OPENAI_API_KEY for the service's own is not set: set "
-                "it, or give the address of another server"
+                "it, or give the address of another server (openai:MODEL@URL, or llm.base_url)"
             )
         self.name = model
+        self._told = f"{model} at {address}" if address else model
         # Most servers of one's own ask for no key, but the client does.
         self._options: dict[str, Any] = {"api_key": key or "none", "base_url": base_url}
         self._options |= {"max_retries": retries, "timeout": timeout}
@@ -83,10 +84,13 @@ class OpenAILLM:
                     seed=request.seed,
                 )
             except (openai.OpenAIError, ValueError) as error:  # the latter: JSON that breaks off
-                return EffectError(f"{self.name} failed on {request.purpose}: {error}")
+                return self._failed(request, str(error).removesuffix("."))
             # A proxy's page is a string here, and an error in a reply of 200 leaves no choices.
             choices = getattr(reply, "choices", None)
             if not choices or choices[0].message is None:
                 told = " ".join(str(reply).split())[:200]
-                return EffectError(f"{self.name} failed on {request.purpose}: it sent {told!r}")
+                return self._failed(request, f"it sent {told!r}")
             return choices[0].message.content or ""
+
+    def _failed(self, request: LLMRequest, why: str) -> EffectError:
+        return EffectError(f"{self._told} failed on {request.purpose}: {why}")

@@ -125,7 +125,9 @@ def with_adapter(decoder: Decoder, arrays: dict[str, Array], scale: float) -> De
 def adapter_arrays(decoder: Decoder) -> dict[str, Array]:
     """The adapter's arrays by name; `UserError` where there is none."""
     if decoder.adapter is None:
-        raise UserError("this decoder carries no adapter: add_lora or load_lora first")
+        raise UserError(
+            "this decoder carries no adapter: train with lora, or export without --adapter"
+        )
     return {name: value[...] for name, value in decoder.adapter.items()}
 
 

@@ -63,7 +63,11 @@ def search_pages(
     """
     wrong = [request for request in requests if request[1] < 1 or request[2] < 0]
     if wrong:
-        raise UserError(f"request (query, k, page) {wrong[0]} has no page: k >= 1 and page >= 0")
+        query, k, page = wrong[0]
+        raise UserError(
+            f"k={k} and page={page} of {query!r} has no page: ask for k of at least 1 (a recipe's "
+            "top_k), and for page 0 or a later one"
+        )
     if not requests:
         return []
     queries = list(dict.fromkeys(query for query, _, _ in requests))

@@ -226,7 +226,10 @@ def run_index(
     # Read before the long work, so that a wrong path fails at once.
     questions = None if questions_path is None else load_questions(questions_path)
     if questions is not None and not any(question.gold for question in questions):
-        raise UserError(f"{questions_path} names no gold passages: recall needs some")
+        raise UserError(
+            f"{questions_path} names no gold passages, which recall is measured by: "
+            "leave --questions out"
+        )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):

@@ -138,7 +138,7 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
 
     `folder` is that of the index, where the passages of a file are kept; None holds them in memory.
     """
-    if data.files is not None and data.world is None:
+    if data.files is not None:
         files = data.files
         paths = {"train": files.train, "dev": files.dev, "test": files.test}
         splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
@@ -146,8 +146,8 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
             return Loaded(Corpus(()), splits, None)
         path = local(files.corpus)
         return Loaded(in_turn(lambda: load_indexed(path, folder)), splits, None)
-    if data.world is None or data.files is not None:
-        raise UserError("config section data needs one of data.world and data.files")
+    if data.world is None:
+        raise UserError("there is nothing to ask: give data.files, or data.world")
     chosen = data.world
     world = worlds.generate(chosen.seed, chosen.size, famous=chosen.famous, hops=chosen.hops)
     return Loaded(Corpus(world.passages), world.questions, world)
@@ -229,10 +229,11 @@ def load_llm(
         graph, params = nnx.split(decoder, nnx.Param)
         shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
         return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
-    if llm.kind != "world_reader":
-        raise UserError(f"llm.kind is {llm.kind!r}: use world_reader, local, openai or none")
     if world is None:
-        raise UserError("llm.kind world_reader reads generated worlds only: use local or openai")
+        raise UserError(
+            "llm.kind world_reader reads generated worlds only: use local or openai, or none for a "
+            "system that asks no frozen model"
+        )
     return WorldExecutors(
         world, style=style, limit=llm.documents, noise=llm.noise, confusion=llm.confusion
     )

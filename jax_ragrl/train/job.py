@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.config import build, convert, local
+from jax_ragrl.config import build, convert, local, one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRICS
+from jax_ragrl.models.attention import IMPLEMENTATIONS
+from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
@@ -52,7 +54,7 @@ class FileData:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Either a generated world or files."""
+    """A generated world, or files: these where both are given."""
 
     world: WorldData | None = None
     files: FileData | None = None
@@ -106,6 +108,7 @@ class LLM:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
+        one_of("llm.kind", self.kind, ("world_reader", "local", "openai", "none"))
         if self.int8 and self.kind != "local":
             raise UserError(f"llm.int8 is for llm.kind local, but this is {self.kind!r}: unset it")
 
@@ -182,6 +185,10 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # Now, and not where a model is made, after the index: a mistake costs nothing yet.
+        one_of("compute", self.compute, ("float32", "bfloat16"))
+        one_of("remat", self.remat, tuple(REMAT))
+        one_of("attention", self.attention, IMPLEMENTATIONS)
         if self.judge.kind != "none" and not self.recipe.judged:
             raise UserError(
                 f"judge.kind is {self.judge.kind!r}, but this system's reward takes no judge's "

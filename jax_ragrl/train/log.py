@@ -164,6 +164,7 @@ class Log:
     """
 
     SHOWN = ("reward/mean", "kl/mean", "entropy", "clip_frac", "mfu", "eval/accuracy")
+    ALARMS = ("failed",)  # shown where they are not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
@@ -173,6 +174,8 @@ class Log:
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
         self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
+        if start < steps:
+            self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
 
     def write(
         self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
@@ -184,7 +187,8 @@ class Log:
             append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in told(metrics, self.SHOWN))
+        alarms = [key for key in told(metrics, self.ALARMS) if metrics[key]]
+        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in [*told(metrics, self.SHOWN), *alarms])
         seconds = metrics["time/rollout_s"] + metrics["time/train_s"]
         self._bar.write(f"step {step} {shown} {seconds:.1f}s")
         self._bar.update()

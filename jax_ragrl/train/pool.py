@@ -129,6 +129,10 @@ def scored_pool(
         environment = Environment(scribe, retriever, llm)
         forest = collect(made.system, groups, questions, environment, seed=seed)
         candidates += candidates_of(forest, made.reward(forest), scribe.prompts)
+    if not candidates:
+        actions = [record.action for record in forest.records if record.action is not None]
+        why = next((action.error for action in actions if action.error), "nothing was asked")
+        raise UserError(f"no action could be written, and there is no pool: {why}")
     return build_pool(candidates)
 
 

@@ -9,8 +9,14 @@ import warnings
 from collections.abc import Mapping
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
 
+LONGER = "raise the longest of shapes.lengths and of layout.lengths, or give fewer passages"
+WARMER = (
+    "this policy does not know the form, and may never find it. Begin from a warm start (ragrl "
+    "warmup, or ragrl demos and ragrl sft)"
+)
 OUTAGE = 5  # steps in a row in which every question failed
 
 
@@ -57,7 +63,7 @@ class Watch:
             raise UserError(
                 f"every question of {OUTAGE} steps in a row failed, the last with: "
                 f"{forest.failures[-1]}. See to it, and start again with --workdir={self._workdir}:"
-                " the run goes on from its last checkpoint"
+                " the run goes on from its last checkpoint, where it has one"
             )
 
     def update(self, metrics: Mapping[str, float]) -> None:
@@ -94,10 +100,9 @@ def _warn_of_mute(metrics: Mapping[str, float]) -> None:
     prefix, faults = "valid_frac/", [key for key in metrics if key.startswith("malformed/")]
     mute = [k.removeprefix(prefix) for k, x in metrics.items() if k.startswith(prefix) and x == 0]
     if mute:
-        most = max(faults, key=lambda key: metrics[key], default="malformed/?")
-        warnings.warn(
-            f"not one action of role {', '.join(mute)} could be read (mostly "
-            f"{most.partition('/')[2]}): this policy does not know the form, and may never "
-            "find it. Begin from a warm start (ragrl warmup, or ragrl demos and ragrl sft)",
-            stacklevel=3,
+        most = max(faults, key=lambda key: metrics[key], default="malformed/?").partition("/")[2]
+        told = (
+            f"not one action of role {', '.join(mute)} could be read (of all roles mostly {most})"
         )
+        advice = LONGER if most == TOO_LONG else WARMER
+        warnings.warn(f"{told}: {advice}", stacklevel=3)

@@ -192,9 +192,11 @@ def test_told_so_a_dead_leaf_is_ignored_and_a_merged_sibling_counts_as_sampled(
     np.testing.assert_array_equal(leaves_N, leaves)
 
 
-@pytest.mark.parametrize("rule", [shared, earned, reachable_leaves, over_rollouts, over_siblings])
+@pytest.mark.parametrize(
+    "rule", [shared, earned, reachable_leaves, over_rollouts, over_roles, over_siblings]
+)
 def test_where_every_question_has_failed_there_is_no_credit(rule):
-    more = (group_centred,) if rule in (over_rollouts, over_siblings) else ()
+    more = (group_centred,) if rule in (over_rollouts, over_roles, over_siblings) else ()
     for x_N in rule(*rewarded([], []), *more):
         assert x_N.shape == (0,) and x_N.dtype == np.float32
 

@@ -69,7 +69,7 @@ def test_a_reply_that_is_no_completion_is_a_failure_and_stops_nothing(body):
     with serving(lambda sent: body if "bad" in str(sent) else "good") as (address, _):
         bad, good = OpenAILLM("m", address, retries=0).complete([asked("bad"), asked("q")])
     assert good == "good" and isinstance(bad, EffectError)
-    assert str(bad).startswith("m failed on answer: ")
+    assert str(bad).startswith(f"m at {address} failed on answer: ")
 
 
 def test_a_server_of_ones_own_needs_no_key(monkeypatch):

@@ -30,7 +30,7 @@ from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.train.assemble import load_data, load_retriever
-from jax_ragrl.train.job import Data, FileData, Index
+from jax_ragrl.train.job import Data, FileData, Index, WorldData
 from jax_ragrl.types import Passage, Question
 from tests.listening import listening
 from tests.rollout.tape import ANN, BOB, Tape
@@ -319,6 +319,8 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
     save_questions([ANN, BOB], file)
     files = FileData("", str(file), str(file), str(file))
     corpus, questions, _ = load_data(Data(files=files))
+    both = load_data(Data(world=WorldData(size=40), files=files))  # as an override of a world's
+    assert both.questions == questions and both.world is None
     with answering(documents) as (address, _, _):
         index = build(Index, {"kind": "remote", "url": address})
         (hits,) = load_retriever(corpus, index, tmp_path).search([questions["dev"][1].text], 1)

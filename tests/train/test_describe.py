@@ -10,6 +10,7 @@ from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.train.log import (
+    Log,
     counts,
     describe,
     expert_shares,
@@ -130,3 +131,14 @@ def test_the_terms_of_a_reward_are_means_over_leaves():
     none_N = np.full(len(forest.records), np.nan)
     assert describe(forest, none_N, lambda _: {"format": format_N})["reward/format"] == 0.75
     assert "reward/format" not in describe(forest, none_N)
+
+
+def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp_path, capsys):
+    log = Log(tmp_path, 0, 2)
+    plain = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+    log.write(1, plain | {"failed": 0.0}, None)
+    log.write(2, plain | {"failed": 3.0}, None)
+    log.close()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
+    assert first == "step 1 reward/mean 0.500 3.0s"
+    assert second == "step 2 reward/mean 0.500 failed 3.000 3.0s"

@@ -35,7 +35,8 @@ def test_a_step_whose_questions_all_failed_has_numbers_and_nothing_to_train(syst
     forest = plant([ANN, BOB], [], {0: "away", 1: "away"})
     forest = forest._replace(reward_N=recipe.reward(forest))
     credit_N, weight_N = recipe.credit(forest, forest.reward_N)
-    assert credit_N.shape == weight_N.shape == (0,)
+    for rule in (recipe.credit, *recipe.advantages.values()):
+        assert [x_N.shape for x_N in rule(forest, forest.reward_N)] == [(0,), (0,)]
     assert not turns_of(forest, weight_N) and not pairs_of(forest, credit_N, roles)
     metrics = describe(forest, credit_N)
     metrics |= expert_shares(forest, recipe.expander(frozenset(roles)), roles)

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from jax_ragrl.cli import main
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.reader import WorldReader
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import Said, Told
@@ -125,6 +125,14 @@ def test_every_temperature_gives_candidates_and_failures_give_none():
     assert sum(r.purpose == PLAN for r in clerk.asked) == 3 * len(heats) * len(questions)
     plans = [c for c in pool if c.role == PLAN]
     assert len(plans) == len(questions) and all(plan.score > 0.5 for plan in plans)
+
+
+def test_where_nothing_is_written_there_is_no_pool():
+    made, retriever = world()
+    settings = Settings("opera_tiny", top_k=1, gold="world", least_steps=1)
+    writer = Ghostwriter(Clerk(lambda request: EffectError("m is away")), tiny_tokenizer())
+    with pytest.raises(UserError, match="m is away"):
+        scored_pool(settings, made.questions["train"][:2], [writer], retriever, WorldReader(made))
 
 
 @pytest.mark.slow

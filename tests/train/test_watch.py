@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.train.watch import Guard, Watch
 
 BOUNDS = (("kl/mean", -1.0, 0.5), ("entropy", 0.01, 9.0))
@@ -61,6 +62,13 @@ def test_a_role_that_writes_nothing_that_can_be_read_is_named_once():
         watch.update(mute)
         watch.update(mute)
     assert len(seen) == 1
+
+
+def test_where_prompts_do_not_fit_no_warm_start_is_advised():
+    mute = {"valid_frac/filter": 0.0, f"malformed/{TOO_LONG}": 4.0, "malformed/No Plan": 1.0}
+    with pytest.warns(UserWarning, match="shapes.lengths") as seen:
+        Watch(Guard(), pathlib.Path("runs/x")).update(mute)
+    assert len(seen) == 1 and "warm start" not in str(seen[0].message)
 
 
 def test_a_role_that_can_be_read_now_and_then_is_nothing_to_warn_of(recwarn):

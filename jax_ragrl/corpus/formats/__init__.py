@@ -200,7 +200,7 @@ def detect(path: pathlib.Path | str, wanted: str | None = None) -> str:
     fields = ", ".join(sorted(seen.fields)[:12]) or "none"
     raise UserError(
         f"{path}: no known format of {wanted or 'data'} is {seen.shape} with the fields {fields}: "
-        f"convert it, or name one of {', '.join(known)}"
+        f"convert it to one of {', '.join(known)}"
     )
 
 
