@@ -293,7 +293,7 @@ def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
 
 def _begun(workdir: pathlib.Path) -> bool:
     """Whether a work folder holds what its config has made; without, a mistake can be put right."""
-    made = ("baselines.json", "index/index.json", "checkpoints/*")
+    made = ("baselines.json", "checkpoints/*")  # an index says itself what it is of
     return any(True for pattern in made for _ in workdir.glob(pattern))
 
 

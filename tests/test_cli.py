@@ -82,6 +82,7 @@ def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     assert "nowhere" in refused(capsys, *given, "--config.policy=nowhere")  # put right by the next
     assert main([*given, f"--config.policy={small_policy}"]) == 0
     capsys.readouterr()
+    (tmp_path / "checkpoints" / "1").mkdir()
     line = refused(capsys, *given, f"--config.policy={small_policy}", "--config.seed=5")
     assert "seed" in line and str(tmp_path) in line
     asked = ("ask", "Who?", f"--workdir={tmp_path}")
@@ -89,9 +90,19 @@ def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
     assert "elsewhere" in refused(capsys, *asked, "--config.policy=elsewhere")
 
 
-def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_path):
+def test_an_index_alone_holds_no_work_folder_to_its_config(tmp_path):
     (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "index.json").touch()  # it has begun
+    (tmp_path / "index" / "index.json").touch()
+    for name in ("mistake", "tiny"):
+        given = [f"--config={CONFIG}", f"--config.policy={name}"]
+        assert _load_job(load_config(None, given), tmp_path).policy == name
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"config\.policy differs"):
+        _load_job(load_config(None, [f"--config={CONFIG}", "--config.policy=other"]), tmp_path)
+
+
+def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_path):
+    (tmp_path / "baselines.json").touch()  # it has begun
     for schedule in ("constant", "cosine"):
         given = (f"--config={CONFIG}", f"--config.optimizer.schedule={schedule}")
         (tmp_path / "config.json").unlink(missing_ok=True)
