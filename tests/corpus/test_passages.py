@@ -187,5 +187,5 @@ def test_a_run_whose_corpus_could_not_be_read_has_not_begun(tmp_path):
     with pytest.raises(UserError):
         load_corpus(tmp_path / "bad.jsonl", folder=tmp_path / "index" / "passages")
     assert not cli._begun(tmp_path)
-    (tmp_path / "index" / "index.json").write_text("{}")
+    (tmp_path / "baselines.json").write_text("{}")
     assert cli._begun(tmp_path)
