@@ -23,6 +23,28 @@ import functools
 
 from ml_collections import ConfigDict, config_dict
 
+RECIPE = {
+    "system": {
+        "style": "c3po",
+        "top_k": 10,
+        "max_depth": 13,
+        "max_documents": 10,
+        "roadmaps": 1,
+        "strict": True,
+        "hint": "",
+        "max_tokens": 2048,
+        "temperature": 0.6,
+    },
+    "tree": {
+        "width": 2,
+        "until": 4,
+        "free": 0,
+        "retrieval": "prefix",
+        "dead_leaf": "zero",
+        "multiplicity": False,
+    },
+}
+
 
 def get_config() -> ConfigDict:
     # One for each key: a placeholder under two keys would give both the value of the last.
@@ -48,27 +70,7 @@ def get_config() -> ConfigDict:
                 "base_url": "http://localhost:8000/v1",
             },
             "system": "c3po",
-            "recipe": {
-                "system": {
-                    "style": "c3po",
-                    "top_k": 10,
-                    "max_depth": 13,
-                    "max_documents": 10,
-                    "roadmaps": 1,
-                    "strict": True,
-                    "hint": "",
-                    "max_tokens": 2048,
-                    "temperature": 0.6,
-                },
-                "tree": {
-                    "width": 2,
-                    "until": 4,
-                    "free": 0,
-                    "retrieval": "prefix",
-                    "dead_leaf": "zero",
-                    "multiplicity": False,
-                },
-            },
+            "recipe": RECIPE,
             "objective": {
                 "ratio": "clip",
                 "critic": "own",
@@ -79,8 +81,8 @@ def get_config() -> ConfigDict:
                 "aggregation": "role_sum",
             },
             "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6, "schedule": "cosine", "final": 0.1},
-            # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "guard": {"bounds": (), "patience": 3},
+            # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "run": {
                 "steps": 700,
                 "questions": 48,

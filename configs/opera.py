@@ -59,6 +59,16 @@ CHOICES = {
 }
 
 
+# 3,000 questions, 64 an update; three epochs of plans, two of each other role.
+SCHEDULE = {
+    "phases": (
+        {"steps": 141, "roles": ("plan",), "policy_lr": 5e-6, "kl": 0.05},
+        {"steps": 94, "roles": ("analysis",), "policy_lr": 1e-5, "kl": 0.04},
+        {"steps": 94, "roles": ("rewrite",), "policy_lr": 2e-5, "kl": 0.04},
+    ),
+}
+
+
 def get_config(preset: str = "paper") -> ConfigDict:
     # One for each key: a placeholder under two keys would give both the value of the last.
     path = functools.partial(config_dict.placeholder, str)
@@ -99,14 +109,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "aggregation": "token_mean",
             },
             "optimizer": {"policy_lr": 5e-6, "schedule": "constant", "epochs": 1},
-            # 3,000 questions, 64 an update; three epochs of plans, two of each other role.
-            "schedule": {
-                "phases": (
-                    {"steps": 141, "roles": ("plan",), "policy_lr": 5e-6, "kl": 0.05},
-                    {"steps": 94, "roles": ("analysis",), "policy_lr": 1e-5, "kl": 0.04},
-                    {"steps": 94, "roles": ("rewrite",), "policy_lr": 2e-5, "kl": 0.04},
-                ),
-            },
+            "schedule": SCHEDULE,
             "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 329,

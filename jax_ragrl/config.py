@@ -13,7 +13,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from jax_ragrl.errors import UserError
@@ -95,7 +95,7 @@ def _suggest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
 
 
-def one_of(where: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(where: str, value: str, known: Iterable[str]) -> None:
     """`UserError` where a value is none of those that are known."""
     if value not in known:
         raise UserError(f"{where} is {value!r}: use one of {', '.join(known)}")

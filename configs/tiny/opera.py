@@ -13,6 +13,29 @@ nothing, which is what the rewriter is for.
 
 from ml_collections import ConfigDict
 
+RECIPE = {
+    "style": "opera_tiny",
+    "top_k": 2,
+    "max_steps": 6,
+    "max_rewrites": 2,
+    "temperature": 1.0,
+    "max_tokens": (48, 40, 24),
+    "shared": True,
+    "group": 6,
+    "expert": {
+        "when": "always",
+        "replaces": "extra",
+        "gradient": True,
+        "period": 4,
+        "roles": (),
+    },
+    "pool": "world",
+    "gold": "world",
+    "plan_reward": "paper",
+    "least_steps": 1,
+    "ndcg_power": 0.5,
+}
+
 
 def get_config() -> ConfigDict:
     return ConfigDict(
@@ -23,28 +46,7 @@ def get_config() -> ConfigDict:
             "compute": "float32",
             "remat": "none",
             "system": "opera",
-            "recipe": {
-                "style": "opera_tiny",
-                "top_k": 2,
-                "max_steps": 6,
-                "max_rewrites": 2,
-                "temperature": 1.0,
-                "max_tokens": (48, 40, 24),
-                "shared": True,
-                "group": 6,
-                "expert": {
-                    "when": "always",
-                    "replaces": "extra",
-                    "gradient": True,
-                    "period": 4,
-                    "roles": (),
-                },
-                "pool": "world",
-                "gold": "world",
-                "plan_reward": "paper",
-                "least_steps": 1,
-                "ndcg_power": 0.5,
-            },
+            "recipe": RECIPE,
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "objective": {

@@ -107,8 +107,7 @@ def over_roles(
     names = sorted({record.role for record in forest.records})
     role_N = np.array([names.index(record.role) for record in forest.records], np.int32)
     group_N = forest.question_N * len(names) + role_N
-    groups = max(1, len(forest.questions) * len(names))  # 1 where every question failed
-    return _compared(rule, credit_N, group_N, groups), weight_N
+    return _compared(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
 
 
 def over_siblings(
@@ -137,11 +136,12 @@ def _compared(
 ) -> np.ndarray:
     """A rule of `credit.advantages` on members of groups (-1: of none), float32 `[M]`.
 
-    Members are padded to a multiple, so that few shapes are compiled.
+    Members are padded to a multiple, so that few shapes are compiled. There are no groups where
+    every question failed: one is compiled for all the same.
     """
     group_P = padded(group_M.astype(np.int32), multiple, -1)
     arrays = jax.device_put((padded(reward_M, multiple), group_P, group_P >= 0))
-    return jax.device_get(_ruled(rule, *arrays, groups))[: len(reward_M)]
+    return jax.device_get(_ruled(rule, *arrays, max(groups, 1)))[: len(reward_M)]
 
 
 _ruled = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))

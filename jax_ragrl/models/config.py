@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.config import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.rope import RopeScaling
@@ -75,12 +76,8 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
-        if self.remat not in REMAT:
-            raise UserError(f"remat is {self.remat!r}: use one of {', '.join(REMAT)}")
-        if self.attention_impl not in IMPLEMENTATIONS:
-            raise UserError(
-                f"attention is {self.attention_impl!r}: use one of {', '.join(IMPLEMENTATIONS)}"
-            )
+        one_of("remat", self.remat, REMAT)
+        one_of("attention", self.attention_impl, IMPLEMENTATIONS)
         if self.sliding_layers and self.sliding_window is None:
             raise UserError(f"layers {self.sliding_layers} slide but sliding_window is not set")
 

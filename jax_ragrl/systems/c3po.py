@@ -29,6 +29,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jax_ragrl.config import one_of
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
@@ -320,9 +321,7 @@ class TreeShape:
     multiplicity: bool = False
 
     def __post_init__(self) -> None:
-        if self.retrieval not in (*SEARCHES, SAMPLED):
-            known = ", ".join((*SEARCHES, SAMPLED))
-            raise UserError(f"tree.retrieval is {self.retrieval!r}: use one of {known}")
+        one_of("tree.retrieval", self.retrieval, (*SEARCHES, SAMPLED))
         if self.dead_leaf not in ("zero", "ignore"):
             raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
         if self.free and self.retrieval == SAMPLED:

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from jax_ragrl.config import one_of
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import earned, over_rollouts, over_siblings, reachable_leaves, shared
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.systems.base import Credit, Recipe, Wrapped, two_or_more
 
@@ -46,10 +46,7 @@ def crossed(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
     if credit in WORTH:
         turns = earned if credit == "earned" else None
         return dataclasses.replace(recipe, credit=WORTH[credit], advantages={}, turns=turns)
-    if credit not in COMPARED:
-        raise UserError(
-            f"config.credit is {credit!r}: use one of {', '.join((OWN, *WORTH, *COMPARED))}"
-        )
+    one_of("config.credit", credit, (OWN, *WORTH, *COMPARED))
     size = "width" if credit == "siblings" else "rollouts"
     two_or_more(size, getattr(recipe, size))
     advantages = {

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config import one_of
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import over_roles, shared
 from jax_ragrl.errors import UserError
@@ -147,8 +148,7 @@ class MMOARAG:
     top_p: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.modules not in MODULES:
-            raise UserError(f"modules is {self.modules!r}: use one of {', '.join(MODULES)}")
+        one_of("modules", self.modules, MODULES)
 
     @property
     def roles(self) -> Mapping[str, Role]:

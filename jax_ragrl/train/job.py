@@ -187,7 +187,7 @@ class Job:
     def __post_init__(self) -> None:
         # Now, and not where a model is made, after the index: a mistake costs nothing yet.
         one_of("compute", self.compute, ("float32", "bfloat16"))
-        one_of("remat", self.remat, tuple(REMAT))
+        one_of("remat", self.remat, REMAT)
         one_of("attention", self.attention, IMPLEMENTATIONS)
         if self.judge.kind != "none" and not self.recipe.judged:
             raise UserError(

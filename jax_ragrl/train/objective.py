@@ -6,8 +6,9 @@ Every field is one of the places where the papers differ; `step.py` and `targets
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from jax_ragrl.config import one_of
 from jax_ragrl.errors import UserError
 
 RATIOS = ("clip", "dual_clip", "none")
@@ -19,12 +20,6 @@ GROUPED = ("group_normalised", "group_centred", "leave_one_out", "tree_group")
 PLACES = ("none", "reward", "terminal", "loss")
 ESTIMATORS = ("k1", "k2", "k3")
 AGGREGATIONS = ("token_mean", "sequence_mean", "role_sum")
-
-
-def one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """`UserError` where a choice does not exist."""
-    if value not in choices:
-        raise UserError(f"objective.{name} is {value!r}: use one of {', '.join(choices)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +39,8 @@ class KL:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("kl.where", self.where, PLACES)
-        one_of("kl.estimator", self.estimator, ESTIMATORS)
+        one_of("objective.kl.where", self.where, PLACES)
+        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
         if (self.where, self.estimator) == ("loss", "k1"):
             raise UserError(
                 "kl.estimator is 'k1' in the loss, where its mean gradient is zero and it pulls "
@@ -95,12 +90,12 @@ class Objective:
     role_weights: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        one_of("ratio", self.ratio, RATIOS)
-        one_of("critic", self.critic, CRITICS)
-        one_of("value_loss", self.value_loss, VALUE_LOSSES)
-        one_of("advantage", self.advantage, ESTIMATED + GROUPED)
-        one_of("span", self.span, SPANS)
-        one_of("aggregation", self.aggregation, AGGREGATIONS)
+        one_of("objective.ratio", self.ratio, RATIOS)
+        one_of("objective.critic", self.critic, CRITICS)
+        one_of("objective.value_loss", self.value_loss, VALUE_LOSSES)
+        one_of("objective.advantage", self.advantage, ESTIMATED + GROUPED)
+        one_of("objective.span", self.span, SPANS)
+        one_of("objective.aggregation", self.aggregation, AGGREGATIONS)
         if (self.advantage in ESTIMATED) != (self.critic != "none"):
             wanted = GROUPED if self.critic == "none" else ESTIMATED
             raise UserError(
@@ -122,5 +117,5 @@ class Objective:
         """The weight of each role; `UserError` for a weight of a role that is not there."""
         named = dict(self.role_weights)
         for role in named:
-            one_of("role_weights", role, roles)
+            one_of("objective.role_weights", role, roles)
         return tuple(named.get(role, 1.0) for role in roles)

@@ -7,6 +7,7 @@ import functools
 
 import optax
 
+from jax_ragrl.config import one_of
 from jax_ragrl.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -37,8 +38,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for name, choices in (("schedule", SCHEDULES), ("moments", MOMENTS)):
-            if (value := getattr(self, name)) not in choices:
-                raise UserError(f"optimizer.{name} is {value!r}: use one of {', '.join(choices)}")
+            one_of(f"optimizer.{name}", getattr(self, name), choices)
         for name in ("epochs", "minibatches"):
             if (value := getattr(self, name)) < 1:
                 raise UserError(f"optimizer.{name} is {value}: nothing would be trained, use 1")

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_ragrl.config import one_of
 from jax_ragrl.credit.assign import earned, shared
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest
@@ -189,8 +189,7 @@ class Settings:
     rollouts: int = 5
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"recipe.kind is {self.kind!r}: use one of {', '.join(KINDS)}")
+        one_of("recipe.kind", self.kind, KINDS)
 
 
 def autorefine() -> Settings:
