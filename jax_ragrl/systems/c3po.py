@@ -23,6 +23,8 @@ Departures from the paper and its published code
      with a `judge` in the config, one that a language model says is right: the paper's measure.
   8. The code tells the router something about each data set; here `hint` is one for all questions,
      and empty, as in the paper.
+  9. A query is what stands around its bracket; in the code, what comes after. The code also reads
+     `[ LLM ]` and `[1,]`, which are malformed here.
 """
 
 from __future__ import annotations
