@@ -174,6 +174,8 @@ SYSTEMS: Mapping[str, Builder] = {
     "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
 }
 LEARNERS = frozenset({"skr_knn"})
+# Of the `full` style: CoDA's contexts end at 6,656 tokens, and thirty passages of 200 take as many.
+LENGTHS = (*Shapes().lengths, 6144, 8192, 12288, 16384)
 RUN = "run:"  # before the work folder of a run
 TINY_STEPS = 64  # more than any role in `configs/tiny` may write
 
@@ -216,9 +218,10 @@ def retriever_of(setting: Setting) -> Retriever:
 
 def load_actors(setting: Setting) -> Actors:
     """The models that a setting names."""
+    shapes = Shapes() if setting.style == "tiny" else Shapes(LENGTHS)
     # The style is that of a rule-based reader, which no table has.
-    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", Shapes())
-    judge = load_llm(parse_llm(setting.judge), None, "", Shapes()) if setting.judge else None
+    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
+    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
     decoder, tokenizer = load_policy(setting.policy)
     return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer)
 
@@ -254,7 +257,7 @@ def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySa
     system = SYSTEMS[name](bench)
     models = {role.policy: actors.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
-    shapes = Shapes(steps=TINY_STEPS if bench.tiny else longest)
+    shapes = Shapes(steps=TINY_STEPS) if bench.tiny else Shapes(LENGTHS, steps=longest)
     return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
 
 

@@ -22,6 +22,7 @@ from jax_ragrl.compare import (
     Bench,
     Setting,
     chosen,
+    load_actors,
     measured,
     outage,
     row,
@@ -118,6 +119,19 @@ def test_a_table_is_of_an_outage_where_no_system_has_answered():
 def test_a_tiny_policy_is_trained_within_the_tokens_that_a_table_gives_it(name):
     job = load_job(load_config(CONFIGS / "tiny" / f"{name}.py", []))
     assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_STEPS
+
+
+@pytest.mark.parametrize("style", ["tiny", "full"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_context_ends_sooner_in_a_table_than_in_training(monkeypatch, name, style):
+    file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
+    longest = max(load_config(file, [])["shapes"]["lengths"])
+    loaded = nnx.merge(*policy()), tokenizer()
+    for module in ("train.assemble", "compare"):
+        monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: loaded)
+    made = load_actors(setting(name, style=style))
+    _, sampler = untrained(name, bench(style), made)
+    assert min(sampler.shapes.lengths[-1], made.llm._shapes.lengths[-1]) >= longest
 
 
 @pytest.mark.parametrize("steps", [4, 2 * REPLY])
