@@ -193,6 +193,32 @@ def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
     assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
 
 
+def test_what_a_run_has_learnt_may_act_in_a_changed_system(tmp_path, capsys):
+    """As the paper's ablations of OPERA: roles are taken away, and nothing is trained again."""
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    run = tmp_path / "run"
+    leave_a_run(run, folder)
+    changes = ("--config.recipe.max_steps=0", "--config.recipe.top_k=3", "--config.shapes.slots=64")
+    system, sampler = trained(run, changes)
+    assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
+    assert sampler.shapes.slots == 64
+    models = trained(run)[1].models
+    for name in system.roles:
+        assert jax.tree.all(jax.tree.map(np.array_equal, sampler.models[name][1], models[name][1]))
+    made = measured(f"{RUN}{run}", bench()._replace(changes=changes), actors(), [ANN, BOB])
+    assert sum(made["ended"].values()) == 2 and "failed" not in made["ended"]
+    with pytest.raises(UserError, match="has no policy 'policy'"):
+        trained(run, ("--config.recipe.shared=True",))
+    given = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
+    for more, told in (
+        (("--config.recipe.top_k=3",), "give --run"),
+        (("--run", str(run), "--config.run.steps=3"), "config.recipe and config.shapes alone"),
+        (("--run", str(run), "--config.recipe.max_step=3"), "did you mean max_steps"),
+    ):
+        assert main((*given, *more)) == 2 and told in capsys.readouterr().err
+
+
 def test_an_export_needs_neither_data_nor_servers_nor_devices_of_its_run(tmp_path, capsys):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
