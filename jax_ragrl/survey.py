@@ -62,9 +62,7 @@ def parse_data(text: str) -> DataSet:
     return DataSet(name if named else own, path, local(corpus) if corpus else None)
 
 
-def survey(
-    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str = "lexical"
-) -> str:
+def survey(setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str) -> str:
     """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
 
     Args:
