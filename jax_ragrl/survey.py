@@ -62,8 +62,12 @@ def parse_data(text: str) -> DataSet:
     return DataSet(name if named else own, path, local(corpus) if corpus else None)
 
 
-def survey(setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str) -> str:
+def survey(
+    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
+) -> tuple[str, bool]:
     """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
+
+    Returned beside it is whether there is a cell that did not fail.
 
     Args:
       setting: of every cell. Its corpus and index serve sets that have none of their own; its
@@ -77,6 +81,7 @@ def survey(setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, enc
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
+    given |= {"changes": setting.changes} if setting.changes else {}
     cells = kept(workdir / "rows.jsonl")
     settle(workdir / "table.json", given, renew=not cells)
     actors = load_actors(setting)
@@ -93,7 +98,8 @@ def survey(setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, enc
             (workdir / "table.md").write_text(page, encoding="utf-8")
             bar.update()
     bar.close()
-    return markdown(names, [data.name for data in sets], cells)
+    page = markdown(names, [data.name for data in sets], cells)
+    return page, any("error" not in cell for cell in cells.values())
 
 
 def with_corpora(setting: Setting, sets: Sequence[DataSet]) -> list[DataSet]:

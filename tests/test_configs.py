@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
+from jax_ragrl.compare import changed
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
@@ -97,13 +98,18 @@ def test_an_experts_roles_are_set_on_the_command_line():
         assert (expert["roles"], expert["period"]) == (("plan",), 8)
 
 
-ABLATIONS = [
-    (name, tuple(shlex.split(line)))
+LINES = [
+    (name, line)
     for name in PAPERS
     for line in (ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text())) or "").split(
         "\n"
     )
-    if line.startswith("    --config.")
+]
+ABLATIONS = [(name, tuple(shlex.split(s))) for name, s in LINES if s.startswith("    --config.")]
+CHANGES = [
+    (name, tuple(word for word in shlex.split(line) if word.startswith("--config.")))
+    for name, line in LINES
+    if line.startswith("    ragrl evaluate --run")
 ]
 
 
@@ -120,6 +126,15 @@ def test_an_ablation_that_a_config_names_is_another_run_than_its_own(name, overr
         named = {policy for policy, _ in job.policies}
         assert named <= set(job.policy_of.values()), "load_policies refuses others"
     assert str(own) != str(other)
+
+
+@pytest.mark.parametrize(("name", "overrides"), CHANGES)
+def test_a_change_that_a_config_names_makes_another_system_of_a_run(name, overrides):
+    values = load(name, given_to(name))
+    made = changed(values, overrides).recipe.evaluated
+    assert made != load_job(values).recipe.evaluated
+    assert {role.policy for role in made.roles.values()} <= set(load_job(values).policy_of.values())
+    assert {about for about, _ in CHANGES} == {"coda", "opera"}
 
 
 def test_a_tiny_config_whose_roles_the_shipped_policy_does_not_know_begins_with_a_warm_up():
