@@ -165,6 +165,18 @@ def test_a_papers_rate_ends_where_that_of_its_framework_does(name, end):
     assert float(rate) == pytest.approx(end * choices.policy_lr)
 
 
+def test_what_c3po_leaves_open_is_the_default_of_its_trainer():
+    """OpenRLHF at the time: train_ppo.py."""
+    job = load_job(load("c3po", GIVEN))
+    choices, o = job.optimizer, job.objective
+    assert (choices.b1, choices.b2, choices.max_grad_norm, choices.epochs) == (0.9, 0.95, 1.0, 1)
+    assert (o.eps_low, o.eps_high, o.value_loss, o.value_clip) == (0.2, 0.2, "clipped", 0.2)
+    assert (o.gamma, o.lam, o.kl.where, o.kl.target) == (1.0, 0.95, "reward", 0.0)
+    for peak in (choices.policy_lr, choices.value_lr):
+        rate, risen = choices.rate(peak, 1000), 30
+        assert [float(rate(i)) for i in (risen // 2, risen)] == pytest.approx([peak / 2, peak])
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_what_a_user_leaves_out_is_named(name):
     for key in given_to(name):
