@@ -61,7 +61,7 @@ def parse_data(text: str) -> DataSet:
 
 
 def survey(
-    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str = "lexical"
+    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
 ) -> tuple[str, bool]:
     """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
 

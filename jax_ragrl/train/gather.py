@@ -74,7 +74,7 @@ class Writer(NamedTuple):
 
 
 def make_demos(
-    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int = 0
+    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int
 ) -> dict[str, Any]:
     """Writes demonstrations on the first `count` training questions (0: all) of a config.
 
