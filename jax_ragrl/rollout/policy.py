@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids, told
+from jax_ragrl.rollout.context import context_ids, told, written_ids
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import Job, Shapes, start_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -108,11 +108,10 @@ class PolicySampler:
         prompt: tuple[int, ...],
         written: dict[tuple[int, int], list[Action]],
     ) -> list[Action]:
-        stop = self.tokenizer.stop_ids[0]
         actions = []
         for f, forced in enumerate(request.branching.forced):
             if forced.complete:
-                ids = (*self.tokenizer.encode(forced.text), stop)
+                ids = written_ids(self.tokenizer, forced.text, request.role.chat)
                 actions.append(Action(prompt, ids, forced.text))
             else:
                 actions += written[i, f]

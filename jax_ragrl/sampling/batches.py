@@ -33,7 +33,6 @@ from jax_ragrl.sharding import fetch, on, place, share, ways
 
 Part = tuple[np.ndarray, Sampled]  # numbers of prompts, and what their rows hold, on the host
 Finish = Callable[[], list[Part]]
-Begun = tuple[Prompts, Loop, KVCache]
 
 
 def segments(steps: int, first: int) -> tuple[int, ...]:
