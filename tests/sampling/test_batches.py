@@ -45,7 +45,7 @@ def test_a_cache_doubles_until_it_holds_what_some_row_may_need():
     "width, mesh, kind",
     [
         (1, None, {"tokens": "[a-z ]+", "stops": ("ab", "never written")}),
-        (8, None, {}),
+        (8, None, {"top_p": 0.9}),
         pytest.param(2, (1, 4, 1), {"top_p": 0.9}, marks=pytest.mark.slow),
     ],
 )
@@ -87,6 +87,35 @@ def test_a_batch_goes_on_with_the_prompts_and_the_slots_that_are_needed(monkeypa
     # Rows, slots and tokens written: four prompts end in one, each of three siblings.
     assert went == 2 * [(6, 16, 5), (6, 32, 16), (3, 32, 20)]
     assert compiled == [f._cache_size() for f in (begin, go_on, batches._taken, batches._grown)]
+
+
+def over(devices: int, count: int) -> Batch:
+    """Eight prompts, `count` of them real, of which nothing is written."""
+    mesh = make_mesh((1, devices, 1), jax.devices()[:devices])
+    prompts = pad_prompts(jobs_of([30] * count), 16, 8)
+    return Batch((None, None), prompts, None, 1, (16, 32), (1, 2, 4), False, 1, mesh)
+
+
+def test_each_device_has_its_share_of_the_padding(monkeypatch):
+    begun = []
+    monkeypatch.setattr(batches, "begin", lambda *a, **k: begun.append(a[2]) or (None, None))
+    over(4, count=5).begin()
+    real_B = jax.device_get(begun[0].length_B) > 0
+    assert real_B.reshape(4, 2).tolist() == [[True, True], *[[True, False]] * 3]
+
+
+def test_a_batch_shrinks_to_what_holds_those_that_go_on_of_every_device():
+    live_WN = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], bool)
+    batch = over(2, count=8)
+    assert batch._size(live_WN) == 2 and batch._size(live_WN | [1, 1, 1, 0]) == 4
+    # A program goes on until so few do; one that cannot shrink, until none does.
+    assert [jax.device_get(batch._few(n)).tolist() for n in (4, 3, 1)] == [[2] * 2, [1] * 2, [0] * 2]
+
+
+def test_what_is_taken_are_the_rows_of_prompts_and_the_rest_is_given_up():
+    x_R, keep_WN = jax.device_put((np.arange(8), np.array([[2, 0]], np.int32)))
+    assert jax.device_get(batches.taken([x_R], keep_WN, 4)[0]).tolist() == [4, 5, 0, 1]
+    assert x_R.is_deleted()
 
 
 @pytest.mark.parametrize("slots, at_once", [(16, 1), (32, 3)])
