@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line()
     left, right, leaf = forest.records
     assert leaf.answer == "LRthree words here"
     assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
+
+
+def test_what_one_round_asks_is_asked_side_by_side():
+    met = threading.Barrier(3, timeout=10)
+
+    class Waits(Tape):
+        def sample(self, requests):
+            return (met.wait() if requests else 0, super().sample(requests))[1]
+
+        def search(self, queries, k):
+            return (met.wait(), super().search(queries, k))[1]
+
+        def complete(self, requests):
+            return (met.wait(), super().complete(requests))[1]
+
+    tape = Waits(lambda role, prompt, rng: "x")
+    assert collect(Fan(), once, [ANN], Environment(tape, tape, tape)).leaf_N.sum() == 1
 
 
 def test_calls_are_metered_where_they_are_made():
