@@ -403,6 +403,13 @@ def test_decisions_after_different_roadmaps_are_drawn_and_compared_apart():
     assert [len(nodes) for nodes in decisions(forest)] == [1, 1, 1]
 
 
+def test_every_sample_of_the_language_model_is_paid_for_on_each_branch():
+    texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
+    forest = play(Tape(texts, told={"roadmap": lambda r: str(r.seed)}), roadmaps=2)
+    leaves = [r for r in forest.records if r.role == "leaf"]
+    assert [[c.purpose for c in r.calls].count("roadmap") for r in leaves] == [2, 2]
+
+
 def test_only_what_was_not_sampled_is_forced():
     def expander(effect, question):
         return Branching(1, (Forced("[Planning]"),)) if effect.role == "router" else Branching(1)
