@@ -326,6 +326,16 @@ def test_a_language_model_that_raises_excludes_all_that_asked(route):
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
 
 
+def test_a_retriever_that_raises_excludes_all_that_searched():
+    class Down(Tape):
+        def search(self, queries, k):
+            raise EffectError("down")
+
+    route = lambda role, prompt, rng: f"[Retrieval] {prompt.split()[-2]}"  # noqa: E731
+    forest = play(Down(route), ANN, BOB)
+    assert forest.failed == (0, 1) and forest.failures == ("down",) * 2
+
+
 def test_what_nothing_is_asked_of_is_not_called():
     class Called(Tape):
         def complete(self, requests):
