@@ -436,7 +436,13 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     setting = Setting(**given | {"systems": systems})
     if a.data:
         keep_programs(a.workdir)
-        print(survey(setting, [parse_data(text) for text in a.data], a.workdir, a.encoder))
+        sets = [parse_data(text) for text in a.data]
+        page, filled = survey(setting, sets, a.workdir, a.encoder)
+        print(page)
+        if not filled:
+            raise UserError(
+                "every cell failed: the lines below the table say why; the next call tries again"
+            )
         return
     table = compare(setting)
     print(json.dumps(table, indent=2))
@@ -537,20 +543,13 @@ def _bench_step(arguments: argparse.Namespace) -> dict[str, Any]:
     import tempfile
 
     from jax_ragrl.bench.step import bench_step
+    from jax_ragrl.models.shapes import shape
     from jax_ragrl.train.job import load_job
 
     job = load_job(load_config(None, arguments.config))
-    shape = None if arguments.shape is None else _shape(arguments.shape)
+    size = None if arguments.shape is None else shape(arguments.shape)
     with tempfile.TemporaryDirectory() as folder:
-        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats, shape)
-
-
-def _shape(name: str) -> Any:
-    """A published shape, or `tiny`, that of the policy in the package."""
-    from jax_ragrl.bench.train import TINY
-    from jax_ragrl.models.shapes import shape
-
-    return TINY if name == "tiny" else shape(name)
+        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats, size)
 
 
 def _bench_sample(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -589,12 +588,13 @@ def _plan(arguments: argparse.Namespace) -> None:
     quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
     from jax_ragrl.config import build
+    from jax_ragrl.models.shapes import shape
     from jax_ragrl.plan import Plan, plan, plan_of
     from jax_ragrl.topology import describe_devices
 
     run = build(Plan, plan_of(load_config(None, arguments.config)))
     devices = describe_devices(arguments.topology)
-    print(json.dumps(plan(run, _shape(arguments.shape), devices), indent=2))
+    print(json.dumps(plan(run, shape(arguments.shape), devices), indent=2))
 
 
 if __name__ == "__main__":

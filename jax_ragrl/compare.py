@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tqdm
 from flax import nnx
 
-from jax_ragrl.config import settled
+from jax_ragrl.config import one_of, settled
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
@@ -281,8 +281,7 @@ def chosen(setting: Setting) -> tuple[str, ...]:
     unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all", *runs)]
     if unknown:
         raise UserError(f"unknown system {unknown[0]!r}: known are all, {', '.join(SYSTEMS)}")
-    if setting.style not in ("tiny", "full"):
-        raise UserError(f"style is {setting.style!r}: it must be tiny or full")
+    one_of("style", setting.style, ("tiny", "full"))
     if "all" not in setting.systems:
         return setting.systems
     return (*(name for name in SYSTEMS if setting.train or name not in LEARNERS), *runs)

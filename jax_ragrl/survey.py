@@ -64,8 +64,10 @@ def parse_data(text: str) -> DataSet:
 
 def survey(
     setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str = "lexical"
-) -> str:
+) -> tuple[str, bool]:
     """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
+
+    Returned beside it is whether there is a cell that did not fail.
 
     Args:
       setting: of every cell. Its corpus and index serve sets that have none of their own; its
@@ -95,7 +97,8 @@ def survey(
             (workdir / "table.md").write_text(page, encoding="utf-8")
             bar.update()
     bar.close()
-    return markdown(names, [data.name for data in sets], cells)
+    page = markdown(names, [data.name for data in sets], cells)
+    return page, any("error" not in cell for cell in cells.values())
 
 
 def with_corpora(setting: Setting, sets: Sequence[DataSet]) -> list[DataSet]:

@@ -41,7 +41,7 @@ measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1
   --attention xla
 # Forward and backward of 32 x 1,024 tokens, every one scored.
 for size in 0.5b 1.5b; do
-  for remat in full dots; do
+  for remat in full dots none; do
     measure "forward-$size-$remat" train --shape "qwen2.5-$size" --ungrouped --prompts 32 \
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done

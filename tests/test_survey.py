@@ -117,8 +117,9 @@ def test_a_server_that_refused_everything_is_told_of_and_asked_again(sets, capsy
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     states = iter([401] * 5 + ["x"] * 4 + [401])
     with serving(lambda body: next(states)) as (address, _):
-        assert run(sets, address, "direct") == 0
-        page = capsys.readouterr().out
+        assert run(sets, address, "direct") == 2
+        page, told = capsys.readouterr()
+        assert "every cell failed" in told
         assert "| direct | error | error |" in page and "- direct on one: every question" in page
         assert page.count("401 - refused") == 2
         assert run(sets, address, "direct") == 0
@@ -130,7 +131,7 @@ def test_a_server_that_refused_everything_is_told_of_and_asked_again(sets, capsy
 def test_a_table_without_a_cell_yet_takes_other_options(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with serving(lambda body: "x") as (address, _):
-        assert run(sets, address, "direct", encoder="nowhere") == 0
+        assert run(sets, address, "direct", encoder="nowhere") == 2
         assert "'nowhere' is no folder" in capsys.readouterr().out
         assert run(sets, address, "direct") == 0
         assert "error" not in capsys.readouterr().out

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_ragrl.bench.train import TINY, peak_bytes, timed
+from jax_ragrl.bench.train import peak_bytes, timed
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.shapes import shape as shape_of
+from jax_ragrl.models.shapes import shape
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 
@@ -68,8 +68,7 @@ class Rollout:
 
 def bench_sample(work: Rollout) -> dict[str, Any]:
     """Seconds of a rollout and of the first one, which compiles; tokens written, and a second."""
-    shape = TINY if work.shape == "tiny" else shape_of(work.shape)
-    config = dataclasses.replace(shape, dtype=work.dtype, param_dtype=work.dtype)
+    config = dataclasses.replace(shape(work.shape), dtype=work.dtype, param_dtype=work.dtype)
     net = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
     jobs, shapes = work.jobs(config.vocab_size), work.shapes()
     rollout_s, first_s = timed(

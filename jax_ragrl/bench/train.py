@@ -34,7 +34,6 @@ from jax_ragrl.train.targets import Targets
 from jax_ragrl.train.trainer import Models, Trainer, prepare
 from jax_ragrl.train.update import optimize
 
-TINY = DecoderConfig(1024, 128, 256, 6, 4, 4, 32)  # the shape of the policy in the package
 OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none"))
 
 
@@ -58,7 +57,7 @@ class Work:
 
     def config(self) -> DecoderConfig:
         """A published shape or `tiny`, with another depth or vocabulary where they are not 0."""
-        config = TINY if self.shape == "tiny" else shape_of(self.shape)
+        config = shape_of(self.shape)
         return dataclasses.replace(
             config,
             num_layers=self.layers or config.num_layers,

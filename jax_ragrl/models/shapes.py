@@ -1,4 +1,4 @@
-"""Published decoder shapes, for planning and benchmarks: no weights, no download."""
+"""Decoder shapes by name, for planning and benchmarks: no weights, no download."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ SHAPES: dict[str, DecoderConfig] = {
         tie_embeddings=False,
         rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192),
     ),
+    "tiny": DecoderConfig(1024, 128, 256, 6, 4, 4, 32),  # the policy in the package
 }
 
 
 def shape(name: str) -> DecoderConfig:
-    """The config of a published model; `UserError` lists the known ones."""
+    """The config of a published model, or `tiny`; `UserError` lists the known ones."""
     if name.lower() not in SHAPES:
         raise UserError(f"no shape named {name!r}: use one of {', '.join(SHAPES)}")
     return SHAPES[name.lower()]

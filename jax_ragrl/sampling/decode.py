@@ -24,6 +24,8 @@ from jax_ragrl.types import Tensor
 # Tokens between two looks at whether rows have ended. A look is free on a CPU and a TPU; on a GPU
 # the host waits for it.
 STRIDE = 16
+# A vocabulary of more tokens than FEW is drawn from in so many blocks.
+FEW, BLOCKS = 4096, 128
 
 
 class Prompts(NamedTuple):
@@ -295,7 +297,7 @@ def only(logits: Array, allowed: Array) -> Array:
 def choose(
     logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array | None, keys_B: Array
 ) -> tuple[Array, Array]:
-    """One token a row by the Gumbel-max trick, and its log-probability before any truncation.
+    """One token a row, and its log-probability before any truncation.
 
     Without `top_p_B` nothing is truncated, as nothing is in a row where it is 1. Temperature 0
     takes the likeliest token and reports its log-probability at temperature 1. Keys are not
@@ -304,12 +306,32 @@ def choose(
     greedy_B1 = (temperature_B == 0)[:, None]
     scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
     nucleus_BV = scaled_BV if top_p_B is None else truncated(scaled_BV, top_p_B)
-    noise_BV = jax.vmap(
-        lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])
-    )(keys_B)
-    ids_B = jnp.argmax(jnp.where(greedy_B1, scaled_BV, nucleus_BV + noise_BV), axis=-1)
+    keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
+    drawn_B = drawn(nucleus_BV, keys_B)
+    ids_B = jnp.where(greedy_B1[:, 0], jnp.argmax(scaled_BV, axis=-1), drawn_B)
     logps_BV = jax.nn.log_softmax(scaled_BV, axis=-1)
     return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
+
+
+def drawn(logits_BV: Array, keys_B: Array) -> Array:
+    """One token a row, as often as it is likely, by the Gumbel-max trick (Maddison et al. 2014).
+
+    Of a large vocabulary a block is drawn first and then a token in it: random numbers for 150,000
+    tokens would take a GPU longer than to read their logits.
+    """
+    rows, vocab = logits_BV.shape
+    blocks = 1 if vocab <= FEW else BLOCKS
+    padded_BV = jnp.pad(logits_BV, ((0, 0), (0, -vocab % blocks)), constant_values=-jnp.inf)
+    logits_BNC = padded_BV.reshape(rows, blocks, -1)
+    size = logits_BNC.shape[2]
+    noise_B = jax.vmap(lambda key: jax.random.gumbel(key, (size + blocks,)))(keys_B)
+    token_BC, block_BN = noise_B[:, :size], noise_B[:, size:]
+    if blocks == 1:
+        return jnp.argmax(logits_BV + token_BC, axis=-1)
+    weight_BNC = jnp.exp(logits_BNC - jnp.max(logits_BV, axis=-1)[:, None, None])
+    block_B = jnp.argmax(jnp.log(jnp.sum(weight_BNC, axis=-1)) + block_BN, axis=-1)
+    logits_BC = jnp.take_along_axis(logits_BNC, block_B[:, None, None], axis=1)[:, 0]
+    return block_B * size + jnp.argmax(logits_BC + token_BC, axis=-1)
 
 
 def truncated(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> Array:

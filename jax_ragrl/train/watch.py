@@ -17,7 +17,7 @@ WARMER = (
     "this policy does not know the form, and may never find it. Begin from a warm start (ragrl "
     "warmup, or ragrl demos and ragrl sft)"
 )
-OUTAGE = 5  # steps in a row in which every question failed
+OUTAGE = 5  # steps in a row in which every question failed, once one was answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Watch:
     def __init__(self, guard: Guard, workdir: pathlib.Path, period: int = 1):
         self._guard, self._workdir = guard, workdir
         self._unseen, self._until = {name for name, _, _ in guard.bounds}, period
-        self._lost = 0
+        self._lost, self._answered = 0, False
         self._outside = collections.Counter[str]()
         self._begun = False
 
@@ -57,11 +57,14 @@ class Watch:
         return not self._lost and not self._outside
 
     def rollout(self, forest: Forest) -> None:
-        """Raises `UserError` where the environment has answered nothing for `OUTAGE` steps."""
-        self._lost = self._lost + 1 if len(forest.failed) == len(forest.questions) else 0
-        if self._lost == OUTAGE:
+        """Raises `UserError` where the environment has answered nothing for `OUTAGE` steps, or in
+        the first one: an address may be wrong."""
+        lost = len(forest.failed) == len(forest.questions)
+        self._lost, self._answered = self._lost + 1 if lost else 0, self._answered or not lost
+        if self._lost == (OUTAGE if self._answered else 1):
+            steps = f"{OUTAGE} steps in a row" if self._answered else "the first step"
             raise UserError(
-                f"every question of {OUTAGE} steps in a row failed, the last with: "
+                f"every question of {steps} failed, the last with: "
                 f"{forest.failures[-1]}. See to it, and start again with --workdir={self._workdir}:"
                 " the run goes on from its last checkpoint, where it has one"
             )

@@ -258,6 +258,7 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
         ("qwen3-4b", 4_022_468_096),
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-3.1-8b", 8_030_261_248),
+        ("tiny", 1_116_160),
     ],
 )
 def test_parameter_counts_are_the_published_ones_and_shapes_build_abstractly(name, count):

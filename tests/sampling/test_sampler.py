@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
-from jax_ragrl.sampling.decode import Grammar, choose, generate, only, truncated
+from jax_ragrl.sampling.decode import Grammar, choose, drawn, generate, only, truncated
 from jax_ragrl.sampling.sampler import Job, Shapes, chunks, pad_prompts, sample_jobs
 from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
@@ -104,6 +104,22 @@ def test_tokens_are_drawn_as_often_as_they_are_likely_whatever_was_drawn_before(
     np.testing.assert_allclose(found_VV, np.outer(kept_V, kept_V), atol=0.015)
     for ids_B, logps_B in drawn:
         np.testing.assert_allclose(logps_B, np.log(whole_V)[ids_B], rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [4096, 5000])
+def test_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_are_likely(vocab):
+    """Two of them side by side, one near, one the last, which has padding after it. A row has a key
+    of its own, and its neighbours change nothing."""
+    rows, tokens, prob = 3000, [0, 1, 41, vocab - 1], np.array([0.4, 0.3, 0.2, 0.1])
+    logits_V = np.full(vocab, -np.inf, np.float32)
+    logits_V[tokens] = np.log(prob)
+    keys_B = jax.random.split(jax.random.key(1), rows)
+    draw = jax.jit(lambda x_V, keys_B: drawn(jax.lax.broadcast(x_V, keys_B.shape), keys_B))
+    ids_B = jax.device_get(draw(jax.device_put(logits_V), keys_B))
+    found = [float((ids_B == token).mean()) for token in tokens]
+    np.testing.assert_allclose(found, prob, atol=0.03)
+    few_B = jax.device_get(draw(jax.device_put(logits_V), keys_B[:7]))
+    np.testing.assert_array_equal(few_B, ids_B[:7])
 
 
 def test_a_greedy_token_is_reported_at_temperature_one():

@@ -66,8 +66,12 @@ def test_an_outage_stops_the_run_before_it_is_saved_and_the_run_goes_on_after_it
         loop.train(job, parts, tmp_path)
     assert [step for step, _ in asked] == [0, 1, 2, 3, 4, 5]
     assert Checkpoints(tmp_path).latest() == 1
-    before, down = asked[:], {1, 2}  # what is not answered for long enough is passed over
+    before = asked[:]
+    with pytest.raises(UserError, match=r"the first step .* no route to the server"):
+        loop.train(job, parts, tmp_path)  # whoever starts and hears nothing does not wait
+    assert asked[6:] == [before[1]]
+    asked[:], down = [], {2, 3}  # what is not answered for long enough is passed over
     loop.train(job, parts, tmp_path)
-    assert asked[6:11] == before[1:] and asked[-1][0] == 6
+    assert asked[:5] == before[1:] and asked[-1][0] == 6
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["failed"] for line in lines] == [0, 2, 2, 0, 0, 0, 0]
+    assert [json.loads(line)["failed"] for line in lines] == [0, 0, 2, 2, 0, 0, 0]
