@@ -109,7 +109,8 @@ def test_a_batch_shrinks_to_what_holds_those_that_go_on_of_every_device():
     batch = over(2, count=8)
     assert batch._size(live_WN) == 2 and batch._size(live_WN | [1, 1, 1, 0]) == 4
     # A program goes on until so few do; one that cannot shrink, until none does.
-    assert [jax.device_get(batch._few(n)).tolist() for n in (4, 3, 1)] == [[2] * 2, [1] * 2, [0] * 2]
+    few = [jax.device_get(batch._few(count)).tolist() for count in (4, 3, 1)]
+    assert few == [[2, 2], [1, 1], [0, 0]]
 
 
 def test_what_is_taken_are_the_rows_of_prompts_and_the_rest_is_given_up():
