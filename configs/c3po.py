@@ -9,8 +9,19 @@ The policy is a Qwen2-0.5B or 1.5B in Hugging Face layout after a warm start on 
 the 72B model: `ragrl demos` with this config, then `ragrl sft` with configs/warmup_c3po.py, which
 has the commands. The paper's headline is a mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B)
 over six sets against 51.35 for Standard RAG with Qwen2-72B-Instruct; this config has not been run
-at that size here. Clip, gamma, lambda, whitening, where the KL goes and where the cosine ends are
-not in the paper: they are the defaults of the trainer that its authors name.
+at that size here. Clip, gamma, lambda, whitening, where the KL goes, the betas of Adam, and how the
+cosine begins and ends are not in the paper: they are the defaults of the trainer that its authors
+name. The temperature is that of their published sampler, which made the demonstrations.
+
+It learns from 6,000 questions of each of six sets. Several files become one, in any of the known
+formats, with an id for each question that no other has:
+
+    questions = [
+        dataclasses.replace(q, id=f"{name}/{q.id}")
+        for name, file in files.items()
+        for q in random.Random(0).sample(load_questions(file), 6000)
+    ]
+    save_questions(questions, "train.jsonl")  # both are in jax_ragrl.corpus.formats
 
 Its ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
     --config.recipe.tree.retrieval=sampled --config.recipe.tree.width=1
@@ -80,7 +91,14 @@ def get_config() -> ConfigDict:
                 "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
                 "aggregation": "role_sum",
             },
-            "optimizer": {"policy_lr": 5e-7, "value_lr": 5e-6, "schedule": "cosine", "final": 0.1},
+            "optimizer": {
+                "policy_lr": 5e-7,
+                "value_lr": 5e-6,
+                "schedule": "cosine",
+                "warmup": 0.03,
+                "final": 0.1,
+                "b2": 0.95,
+            },
             "guard": {"bounds": (), "patience": 3},
             # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "run": {

@@ -19,6 +19,11 @@ Its ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.
 without the reward of refinement, and without that of the form too (table 4),
     --config.recipe.refine=0
     --config.recipe.refine=0 --config.recipe.formats=0
+More passages than were trained with (figure 4), and contexts that hold them,
+    ragrl evaluate --run runs/coda --config.recipe.top_k=30 \
+        --config.shapes.lengths="(512,1024,2048,4096,8192,16384)" ...
+Not here: Search-R1 in the hierarchy (table 3), and one set of answers for questions of PopQA that
+are asked twice (table 2), which a file has to hold already.
 """
 
 import functools

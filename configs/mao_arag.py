@@ -14,7 +14,23 @@ config has not been run at that size here. Those results are without costs: rais
 Paper and code differ in the weights and the unit of costs (`systems/mao_arag.py`), in the KL (the
 paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens. The
 coefficient of the KL and the learning rates are the code's where the paper has none. The code makes
-an update for each turn; here all turns of a batch are one.
+an update for each turn; here all turns of a batch are one. Its script names one of the two sets at
+a time; here, as the paper reads, they are one (configs/c3po.py makes one file of several).
+
+In an evaluation the paper's turns are `policy_calls`; its dollars are `llm_prompt_tokens` and
+`llm_completion_tokens` at the prices below.
+
+In the paper a planner of 1.5B or 0.5B (table 2) does not keep to the form. It learns the workflows
+of the trained one first, here those whose answer had an F1 of 1; the rates are the code's:
+
+    ragrl export runs/mao_arag --out runs/planner
+    ragrl demos --config=configs/mao_arag.py ... --writer=runs/planner --temperature=0 \
+        --out=plans.jsonl
+    ragrl sft --config=configs/warmup_c3po.py --config.data.demos=plans.jsonl --out=runs/small \
+        --config.policy=FOLDER --config.epochs=1 --config.batch=96 \
+        --config.optimizer.policy_lr=1e-5 --config.optimizer.warmup=0.1
+    ragrl train --config=configs/mao_arag.py --config.policy=runs/small/checkpoint \
+        --config.optimizer.policy_lr=3e-7 ...
 
 A planner that has fewer executors, here no parallel decomposition:
     --config.recipe.system.executors="('QDS','QR','R','DS','AG')"

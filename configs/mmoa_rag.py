@@ -20,7 +20,9 @@ Paper and code differ in the penalties (`systems/mmoa_rag.py`), in where the KL 
 eq. 15: the reward of the last token; the code: that of every token), and in its controller. The
 paper lets the coefficient fall from 0.2 to 0.06 without saying how; here the code's controller does
 it. Temperature and epochs are the code's where the paper has none; the rate falls to zero, as a
-cosine does in the framework that its authors name.
+cosine does in the framework that its authors name. The paper's buffer of 128 has no unit: here it
+is questions. The code's example has 32 of them a device and trains a LoRA, which `:code` does not:
+`--config.run.questions=32 --config.lora.rank=8`.
 
 Its ablations keep one role from learning (figure 2; the policy is shared, so that role still moves
 with the others), here the selector. Without penalties, and with a policy for each role:

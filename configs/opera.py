@@ -1,7 +1,8 @@
 """OPERA with MAPGRPO on MuSiQue, HotpotQA and 2WikiMultiHopQA (Liu et al. 2026, table 6).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
-    ragrl pool --config=configs/opera.py --writer openai:MODEL@URL --out pool.jsonl ...
+    ragrl pool --config=configs/opera.py --config.recipe.plan_reward=code \
+        --writer openai:MODEL@URL --out pool.jsonl ...
     ragrl train --config=configs/opera.py --workdir=runs/opera \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.recipe.pool=pool.jsonl ...
@@ -12,13 +13,19 @@ The roles are trained one after the other, each at the learning rate and KL coef
 stage. An update is 64 questions: 64 groups of 8 plans, and of the other roles a group at every
 decision in their rollouts, where the paper counts such decisions. The paper's headline is 57.3,
 60.2 and 39.7 exact match over a corpus that is sure to hold the gold passages; this config has not
-been run at that size here. `ragrl pool` writes and scores the actions of `pool.jsonl`; the paper
-has some 30,000 from DeepSeek-R1. Paper and code differ in the scoring of plans and in the expert
-(`systems/opera.py`, departure 4).
+been run at that size here. `ragrl pool` writes and scores the actions of `pool.jsonl`, plans by
+eq. 14, which is also the code's reward; the paper has some 30,000 from DeepSeek-R1, for questions
+of MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %), and beside twelve plans a question
+one that was written from its supporting facts, which `ragrl pool` does not ask for. Paper and code
+differ in the scoring of plans and in the expert (`systems/opera.py`, departure 4).
 
-Its ablations (table 2): without planner, without rewriter (phases name the roles that are there,
-and `policies` none that is not), without experts, all roles at once, and GRPO, which compares whole
-rollouts by their answers, or the same groups divided by their deviation:
+Its ablations (table 2) take planner, rewriter or both away from what was trained with them, and
+table 10 changes how much is searched for:
+    ragrl evaluate --run runs/opera --config.recipe.max_steps=0 --config.recipe.max_rewrites=0 ...
+    ragrl evaluate --run runs/opera --config.recipe.top_k=10 ...
+Trained without planner, without rewriter (phases name the roles that are there, and `policies` none
+that is not), without experts, all roles at once, and GRPO, which compares whole rollouts by their
+answers, or the same groups divided by their deviation:
     --config.recipe.max_steps=0 \
         --config.schedule.phases="({'steps':94,'roles':('analysis',)},{'steps':94,'roles':('rewrite',)})"
     --config.recipe.max_rewrites=0 --config.policies="()" \

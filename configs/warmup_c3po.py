@@ -6,9 +6,10 @@
         --config.policy=FOLDER --config.data.demos=demos.jsonl
     ragrl train --config=configs/c3po.py --config.policy=runs/warm/checkpoint ...
 
-The policy is Qwen2-0.5B or 1.5B. The paper has six sets of 6,000 questions, and begins to reinforce
-the model that one of the three epochs has made (its appendix A.2): `--config.epochs=1`. What table
-6 does not say is the default of the trainer that its authors name. A demonstration of more than
+The policy is Qwen2-0.5B or 1.5B. The paper has six sets of 6,000 questions with four solutions each
+(here: all right ones of a tree), and begins to reinforce the model that one of the three epochs has
+made (its appendix A.2): `--config.epochs=1`, whose rate then ends at zero, too. What table 6 does
+not say is the default of the trainer that its authors name. A demonstration of more than
 4,096 tokens is left out, where that trainer cuts it. This config has not been run at that size
 here; for a policy of another system, change nothing but the demonstrations.
 """

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _training_commands(command)
     _data_commands(command)
-    _evaluate_arguments(command(_evaluate, "evaluate systems on questions"))
+    _evaluate_arguments(command(_evaluate, "evaluate systems on questions", True))
     _run_commands(command)
     _bench_arguments(command(_bench, "measure something and print JSON"))
     return parser
@@ -173,6 +173,9 @@ def _run_commands(command: Command) -> None:
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help="names, or all")
+    sub.epilog = (
+        "--config.recipe.b=VALUE, or --config.shapes.b=VALUE, changes the systems of --run."
+    )
     why = "of runs: a row for the system that each has trained, with its own policy"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=why)
     asked = sub.add_mutually_exclusive_group(required=True)
@@ -431,9 +434,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from jax_ragrl.survey import parse_data, survey
 
     a = arguments
-    given = {name: getattr(a, name) for name in Setting._fields}
+    given = {name: getattr(a, name) for name in Setting._fields if name != "changes"}
     systems = (*a.systems.split(","), *(f"{RUN}{folder}" for folder in a.runs))
-    setting = Setting(**given | {"systems": systems})
+    setting = Setting(**given | {"systems": systems, "changes": tuple(a.config)})
     if a.data:
         keep_programs(a.workdir)
         sets = [parse_data(text) for text in a.data]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import tqdm
 from flax import nnx
 
 from jax_ragrl.config import one_of, settled
+from jax_ragrl.config_file import override
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, table
@@ -46,7 +48,7 @@ from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import load_llm, load_policies, load_policy, mesh_for
-from jax_ragrl.train.job import load_job, parse_llm
+from jax_ragrl.train.job import Job, load_job, parse_llm
 from jax_ragrl.train.loop import trained_policies
 from jax_ragrl.types import Question
 
@@ -59,7 +61,8 @@ class Setting(NamedTuple):
     `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
     of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
     `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
-    weights. `retriever` is a server to ask instead of a corpus and its index.
+    weights. `retriever` is a server to ask instead of a corpus and its index. `changes` are
+    overrides of a run's `recipe` and `shapes`: its policies in another system than they learnt in.
     """
 
     corpus: pathlib.Path | None
@@ -75,6 +78,7 @@ class Setting(NamedTuple):
     judge: str = ""
     int8: bool = False
     retriever: str = ""
+    changes: tuple[str, ...] = ()
 
 
 class Actors(NamedTuple):
@@ -87,13 +91,17 @@ class Actors(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """What a system is built from. `environment` has no sampler; `train` may be empty."""
+    """What a system is built from. `environment` has no sampler; `train` may be empty.
+
+    `changes` are those of a `Setting`.
+    """
 
     style: str
     top_k: int
     environment: Environment
     retriever: Retriever
     train: Sequence[Question]
+    changes: tuple[str, ...] = ()
 
     @property
     def tiny(self) -> bool:
@@ -174,6 +182,8 @@ SYSTEMS: Mapping[str, Builder] = {
     "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
 }
 LEARNERS = frozenset({"skr_knn"})
+# Of the `full` style: CoDA's contexts end at 6,656 tokens, and thirty passages of 200 take as many.
+LENGTHS = (*Shapes().lengths, 6144, 8192, 12288, 16384)
 RUN = "run:"  # before the work folder of a run
 TINY_STEPS = 64  # more than any role in `configs/tiny` may write
 
@@ -216,9 +226,10 @@ def retriever_of(setting: Setting) -> Retriever:
 
 def load_actors(setting: Setting) -> Actors:
     """The models that a setting names."""
+    shapes = Shapes() if setting.style == "tiny" else Shapes(LENGTHS)
     # The style is that of a rule-based reader, which no table has.
-    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", Shapes())
-    judge = load_llm(parse_llm(setting.judge), None, "", Shapes()) if setting.judge else None
+    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
+    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
     decoder, tokenizer = load_policy(setting.policy)
     return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer)
 
@@ -227,7 +238,7 @@ def open_bench(setting: Setting, actors: Actors, retriever: Retriever) -> Bench:
     """What the systems are built from, over one index."""
     train = load_answered(setting.train)[: setting.limit or None] if setting.train else ()
     frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)
-    return Bench(setting.style, setting.top_k, frozen, retriever, train)
+    return Bench(setting.style, setting.top_k, frozen, retriever, train, setting.changes)
 
 
 def questions_of(setting: Setting) -> Sequence[Question]:
@@ -242,7 +253,7 @@ def measured(
 ) -> dict[str, Any]:
     """The row of one system."""
     if name.startswith(RUN):
-        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)))
+        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)), bench.changes)
     else:
         system, sampler = untrained(name, bench, actors)
     environment = bench.environment._replace(sampler=sampler)
@@ -254,30 +265,53 @@ def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySa
     system = SYSTEMS[name](bench)
     models = {role.policy: actors.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
-    shapes = Shapes(steps=TINY_STEPS if bench.tiny else longest)
+    shapes = Shapes(steps=TINY_STEPS) if bench.tiny else Shapes(LENGTHS, steps=longest)
     return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
 
 
-def trained(workdir: pathlib.Path) -> tuple[System, PolicySampler]:
+def trained(workdir: pathlib.Path, changes: Sequence[str] = ()) -> tuple[System, PolicySampler]:
     """The system and the policies of a run, as its config and its newest checkpoint have them.
 
-    Retriever and frozen language model are the table's.
+    Retriever and frozen language model are the table's; `changes` are those of a `Setting`.
     """
-    job = load_job(settled(workdir / "config.json"))
+    values = settled(workdir / "config.json")
+    job, acting = load_job(values), changed(values, changes)
+    if unknown := sorted({*acting.policy_of.values()} - {*job.policy_of.values()}):
+        raise UserError(f"{workdir} has no policy {unknown[0]!r}: change something else")
     policies, tokenizer = load_policies(job, mesh_for(job))
     models = for_sampling(trained_policies(job, policies, workdir))
-    return job.recipe.evaluated, PolicySampler(models, tokenizer, job.shapes, greedy=True)
+    return acting.recipe.evaluated, PolicySampler(models, tokenizer, acting.shapes, greedy=True)
+
+
+def changed(values: Mapping[str, Any], changes: Sequence[str]) -> Job:
+    """The job of a config with overrides of its system.
+
+    Raises:
+      UserError: the override of another section, of which a table reads nothing.
+    """
+    for change in changes:
+        if not change.startswith(("--config.recipe.", "--config.shapes.")):
+            raise UserError(f"{change}: a table changes config.recipe and config.shapes alone")
+    # The schedule may name roles that are not there now.
+    values = {name: copy.deepcopy(x) for name, x in values.items() if name != "schedule"}
+    override(values, changes)
+    return load_job(values)
 
 
 def chosen(setting: Setting) -> tuple[str, ...]:
     """The names of a table's systems; `all` leaves out what has nothing to learn from.
 
     Raises:
-      UserError: a name or a style that is not known, or a folder that holds no run.
+      UserError: a name or a style that is not known, a folder that holds no run, or changes that
+        none can have.
     """
     runs = tuple(name for name in setting.systems if name.startswith(RUN))
     for name in runs:
-        settled(pathlib.Path(name.removeprefix(RUN)) / "config.json")
+        values = settled(pathlib.Path(name.removeprefix(RUN)) / "config.json")
+        if setting.changes:
+            changed(values, setting.changes)
+    if setting.changes and not runs:
+        raise UserError(f"{setting.changes[0]} changes the system of a run: give --run WORKDIR")
     unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all", *runs)]
     if unknown:
         raise UserError(f"unknown system {unknown[0]!r}: known are all, {', '.join(SYSTEMS)}")

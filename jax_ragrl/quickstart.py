@@ -24,7 +24,8 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains a system and compares it with its warm start, Standard RAG and direct answering.
 
     Every part that is already in `workdir` is taken up where it stands. Returns what it writes to
-    `summary.json`; scores are the recipe's metric in percent, on the same held-out questions.
+    `summary.json`; scores are the recipe's metric in percent, or the verdict of a judge where there
+    is one, on the same held-out questions.
     """
     begun = time.perf_counter()
     parts = assemble(job, workdir)
@@ -53,10 +54,10 @@ def baselines(
         return known
     style = job.run.baselines
     standard, alone = StandardRAG(style, job.recipe.system.top_k), direct(style)
-    environment = parts.environment(NoSampler())
+    environment = parts.environment(NoSampler())._replace(judge=None)  # graded all at once
     results = {
-        "direct": evaluate(alone, questions, environment),
-        "standard_rag": evaluate(standard, questions, environment),
+        "direct": evaluate(alone, questions, environment, judge=parts.judge),
+        "standard_rag": evaluate(standard, questions, environment, judge=parts.judge),
         "warm_start": evaluate_models(job, parts, parts.models(), questions),
     }
     rows = {name: row(result) for name, result in results.items()}
@@ -74,7 +75,7 @@ def summarise(
     job: Job, parts: Parts, before: dict[str, Any], after: Result, workdir: pathlib.Path
 ) -> dict[str, Any]:
     """What the run showed."""
-    metric = job.recipe.metric
+    metric = job.recipe.metric if parts.judge is None else "judge"
     accuracy = {name: rows[metric] for name, rows in before.items()}
     gains = {name: gain(before["warm_start"]["scores"][name], after, name) for name in after.scores}
     total = sum(after.strategies.values())

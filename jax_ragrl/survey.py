@@ -81,6 +81,7 @@ def survey(
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
+    given |= {"changes": setting.changes} if setting.changes else {}
     cells = kept(workdir / "rows.jsonl")
     settle(workdir / "table.json", given, renew=not cells)
     actors = load_actors(setting)

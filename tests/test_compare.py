@@ -22,6 +22,7 @@ from jax_ragrl.compare import (
     Bench,
     Setting,
     chosen,
+    load_actors,
     measured,
     outage,
     row,
@@ -120,6 +121,19 @@ def test_a_tiny_policy_is_trained_within_the_tokens_that_a_table_gives_it(name):
     assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_STEPS
 
 
+@pytest.mark.parametrize("style", ["tiny", "full"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_context_ends_sooner_in_a_table_than_in_training(monkeypatch, name, style):
+    file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
+    longest = max(load_config(file, [])["shapes"]["lengths"])
+    loaded = nnx.merge(*policy()), tokenizer()
+    for module in ("train.assemble", "compare"):
+        monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: loaded)
+    made = load_actors(setting(name, style=style))
+    _, sampler = untrained(name, bench(style), made)
+    assert min(sampler.shapes.lengths[-1], made.llm._shapes.lengths[-1]) >= longest
+
+
 @pytest.mark.parametrize("steps", [4, 2 * REPLY])
 def test_a_local_model_writes_as_much_as_systems_ask(monkeypatch, steps):
     loaded = nnx.merge(*policy()), tokenizer()
@@ -179,6 +193,32 @@ def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
     assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
 
 
+def test_what_a_run_has_learnt_may_act_in_a_changed_system(tmp_path, capsys):
+    """As the paper's ablations of OPERA: roles are taken away, and nothing is trained again."""
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    run = tmp_path / "run"
+    leave_a_run(run, folder)
+    changes = ("--config.recipe.max_steps=0", "--config.recipe.top_k=3", "--config.shapes.slots=64")
+    system, sampler = trained(run, changes)
+    assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
+    assert sampler.shapes.slots == 64
+    models = trained(run)[1].models
+    for name in system.roles:
+        assert jax.tree.all(jax.tree.map(np.array_equal, sampler.models[name][1], models[name][1]))
+    made = measured(f"{RUN}{run}", bench()._replace(changes=changes), actors(), [ANN, BOB])
+    assert sum(made["ended"].values()) == 2 and "failed" not in made["ended"]
+    with pytest.raises(UserError, match="has no policy 'policy'"):
+        trained(run, ("--config.recipe.shared=True",))
+    given = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
+    for more, told in (
+        (("--config.recipe.top_k=3",), "give --run"),
+        (("--run", str(run), "--config.run.steps=3"), "config.recipe and config.shapes alone"),
+        (("--run", str(run), "--config.recipe.max_step=3"), "did you mean max_steps"),
+    ):
+        assert main((*given, *more)) == 2 and told in capsys.readouterr().err
+
+
 def test_an_export_needs_neither_data_nor_servers_nor_devices_of_its_run(tmp_path, capsys):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
@@ -205,7 +245,7 @@ def test_unknown_names_and_styles_are_refused():
         chosen(setting("direct", "nope"))
     with pytest.raises(UserError, match="nowhere/config.json does not exist.*--workdir"):
         chosen(setting("direct", f"{RUN}nowhere"))
-    with pytest.raises(UserError, match="'c3po_tiny'.*tiny or full"):
+    with pytest.raises(UserError, match="style is 'c3po_tiny': use one of tiny, full"):
         chosen(setting("direct", style="c3po_tiny"))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
+from jax_ragrl.compare import changed
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
@@ -97,13 +98,18 @@ def test_an_experts_roles_are_set_on_the_command_line():
         assert (expert["roles"], expert["period"]) == (("plan",), 8)
 
 
-ABLATIONS = [
-    (name, tuple(shlex.split(line)))
+LINES = [
+    (name, line)
     for name in PAPERS
     for line in (ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text())) or "").split(
         "\n"
     )
-    if line.startswith("    --config.")
+]
+ABLATIONS = [(name, tuple(shlex.split(s))) for name, s in LINES if s.startswith("    --config.")]
+CHANGES = [
+    (name, tuple(word for word in shlex.split(line) if word.startswith("--config.")))
+    for name, line in LINES
+    if line.startswith("    ragrl evaluate --run")
 ]
 
 
@@ -120,6 +126,15 @@ def test_an_ablation_that_a_config_names_is_another_run_than_its_own(name, overr
         named = {policy for policy, _ in job.policies}
         assert named <= set(job.policy_of.values()), "load_policies refuses others"
     assert str(own) != str(other)
+
+
+@pytest.mark.parametrize(("name", "overrides"), CHANGES)
+def test_a_change_that_a_config_names_makes_another_system_of_a_run(name, overrides):
+    values = load(name, given_to(name))
+    made = changed(values, overrides).recipe.evaluated
+    assert made != load_job(values).recipe.evaluated
+    assert {role.policy for role in made.roles.values()} <= set(load_job(values).policy_of.values())
+    assert {about for about, _ in CHANGES} == {"coda", "opera"}
 
 
 def test_a_tiny_config_whose_roles_the_shipped_policy_does_not_know_begins_with_a_warm_up():
@@ -148,6 +163,18 @@ def test_a_papers_rate_ends_where_that_of_its_framework_does(name, end):
     taken = job.run.steps * choices.epochs * choices.minibatches
     rate = choices.rate(choices.policy_lr, job.run.steps)(taken)
     assert float(rate) == pytest.approx(end * choices.policy_lr)
+
+
+def test_what_c3po_leaves_open_is_the_default_of_its_trainer():
+    """OpenRLHF at the time: train_ppo.py."""
+    job = load_job(load("c3po", GIVEN))
+    choices, o = job.optimizer, job.objective
+    assert (choices.b1, choices.b2, choices.max_grad_norm, choices.epochs) == (0.9, 0.95, 1.0, 1)
+    assert (o.eps_low, o.eps_high, o.value_loss, o.value_clip) == (0.2, 0.2, "clipped", 0.2)
+    assert (o.gamma, o.lam, o.kl.where, o.kl.target) == (1.0, 0.95, "reward", 0.0)
+    for peak in (choices.policy_lr, choices.value_lr):
+        rate, risen = choices.rate(peak, 1000), 30
+        assert [float(rate(i)) for i in (risen // 2, risen)] == pytest.approx([peak / 2, peak])
 
 
 @pytest.mark.parametrize("name", FULL)

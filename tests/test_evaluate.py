@@ -5,12 +5,17 @@ import json
 
 import numpy as np
 
+from jax_ragrl import quickstart
+from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.errors import EffectError
 from jax_ragrl.evaluate import NoSampler, Result, costs_of, evaluate, intervals, judged, table
-from jax_ragrl.quickstart import gain
+from jax_ragrl.quickstart import baselines, gain, summarise
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
+from jax_ragrl.train.assemble import Parts
+from jax_ragrl.train.job import load_job
 from tests.rollout.tape import ANN, BOB, Tape, play, system
+from tests.tiny import tokenizer
 
 HAND_OVER = "Thought: done\nAction: [LLM]"
 
@@ -79,6 +84,21 @@ def test_no_judge_says_of_a_failed_environment_that_it_was_wrong():
     result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], environment, judge=judge)
     np.testing.assert_array_equal(result.scores["judge"], [1.0, np.nan])
     assert result.mean("judge") == 1.0 and judge.asked == 1
+
+
+def test_what_a_judge_says_is_what_a_whole_job_reports_and_it_is_asked_once(tmp_path, monkeypatch):
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    judge, tape = Yes(), Tape({}, told={"answer": "Rom", "answer_direct": "Wien"})
+    parts = Parts({}, tape, tape, {}, tokenizer(), judge)
+    warm = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment(), judge=Yes())
+    monkeypatch.setattr(quickstart, "evaluate_models", lambda *_: warm)
+    before = baselines(job, parts, (ANN,), tmp_path / "baselines.json")
+    assert judge.asked == 2  # one answer of each, and both are wrong but for the judge
+    told = summarise(job, parts, before, warm, tmp_path)
+    assert told["metric"] == "judge, percent" and set(told["accuracy"].values()) == {100.0}
+    assert told["gain"]["mean"] == 0.0
+    alone = summarise(job, parts._replace(judge=None), before, warm, tmp_path)
+    assert alone["metric"] == "cover-EM, percent" and set(alone["accuracy"].values()) == {0.0}
 
 
 def test_a_gain_is_over_the_questions_that_failed_neither_time():

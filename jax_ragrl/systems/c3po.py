@@ -15,10 +15,16 @@ Departures from the paper and its published code
      of its own malformed routes is ever seen in training, and what losing strategies lose may go
      there: a run of 48 steps on the embedded default ended with half of its routes malformed.
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not given; they are the
-     defaults of the trainer that the authors name.
+     defaults of the trainer that the authors name. So is the clip of values (eq. 10 has the plain
+     squared error: `objective.value_loss=plain`). Nor is a temperature: 0.6 is the code's, whose
+     sampler is the one that made the demonstrations.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
   7. What is a right answer in training is not said. Here it is one that holds a gold answer, or,
      with a `judge` in the config, one that a language model says is right: the paper's measure.
+  8. The code tells the router something about each data set; here `hint` is one for all questions,
+     and empty, as in the paper.
+  9. A query is what stands around its bracket; in the code, what comes after. The code also reads
+     `[ LLM ]` and `[1,]`, which are malformed here.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ and nothing else. One reward for the whole rollout trains every turn of both.
 Departures from the paper and its published code
   1. Turns are cut by ids, at the shortest prefix that holds a closing tag; the code decodes, cuts
      and encodes again, so that other ids are scored than were sampled.
-  2. A context that no longer fits the sampler ends its rollout (an executor's: with an empty
-     result); the code drops its beginning.
+  2. Observations are never cut, where the code keeps 512 tokens of each (1,024 in evaluation). A
+     context that no longer fits the sampler ends its rollout (an executor's: with an empty result);
+     the code drops its beginning.
   3. A task or a search in the last turn is not carried out, since nobody would read the outcome.
   4. An empty action is refused like a missing one: a message, and a turn is gone.
   5. `paper()`: the executors earn their point for format together, and the refined texts are

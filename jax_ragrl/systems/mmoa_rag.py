@@ -16,7 +16,8 @@ Departures from the paper and its published code
      The mask admits tokens that join pieces of a selection, as tokenizers merge them.
   3. An empty line is no query; the code searches with it.
   4. The reward is the best F1 over all gold answers, with the guard on yes and no that the code has
-     in evaluation only; the code knows one gold answer a question.
+     in evaluation only; the code knows one gold answer a question. The reward puts a space in the
+     place of punctuation, as the code does; tables delete it, for all systems alike.
   5. One user turn a role; the code precedes it with scripted assistant turns.
   6. The paper gives no word limit for answers and no temperature; 30 and 0.95 are the code's.
   7. RRR's hit is an answer in whole words, its code's any substring. BGM's bridge may repeat a

@@ -1,12 +1,13 @@
 """`ragrl demos`: demonstrations on the questions, corpus and language models of a config.
 
 Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
-actions on the way to a right answer are kept. The paper has four solutions a question from a model
-of 72B parameters. MMOA-RAG's heuristic labels (its appendix B) need no model.
+actions on the way to a right answer are kept. The paper's writer is a model of 72B parameters.
+MMOA-RAG's heuristic labels (its appendix B) need no model.
 
-Departures from the paper: the writer reads the very prompts of the policy, without examples in
-them; where a forced action is to be gone on with (`[Retrieval]`), its prompt says so, and the
-demonstration does not.
+Departures from the paper: it collects four solutions a question; here all that one tree a question
+finds are kept, seven at most in the tree of C-3PO (`--samples` rolls out more). The writer reads
+the very prompts of the policy, without examples in them; where a forced action is to be gone on
+with (`[Retrieval]`), its prompt says so, and the demonstration does not.
 """
 
 from __future__ import annotations
@@ -84,8 +85,7 @@ def make_demos(
     data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy))
     parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
-    answered = {q.id: q for q in parts.questions["train"] if q.answers}
-    questions = list(answered.values())[: count or None]
+    questions = _distinct(parts.questions["train"])[: count or None]
     if not questions:
         raise UserError("no training question has an answer: there is nothing to be right about")
     source = source_of(job, parts, writer)
@@ -94,6 +94,19 @@ def make_demos(
     settle(out.with_suffix(".config.json"), given, place="--out")
     gather(source, questions, out)
     return summary(out)
+
+
+def _distinct(questions: Sequence[Question]) -> list[Question]:
+    """Those with an answer, each once; the file is kept by their ids, so that no two share one."""
+    known: dict[str, Question] = {}
+    for question in (q for q in questions if q.answers):
+        if known.setdefault(question.id, question).text != question.text:
+            raise UserError(
+                f"training questions share the id {question.id!r}, as those of two files put "
+                "together do, and only one would be written about: give each an id of its own, "
+                "such as SET/ID (configs/c3po.py shows how)"
+            )
+    return list(known.values())
 
 
 def source_of(job: Job, parts: Parts, writer: Writer) -> Source:

@@ -2,7 +2,8 @@
 
 The writer is a language model behind the interface of a frozen one, as the paper's is, or the
 policy that will be trained. Every action is scored as in training, by carrying it out; the paper
-scores plans by another rubric (eq. 14), which is `recipe.plan_reward=code`.
+scores plans by another rubric (eq. 14), which is `recipe.plan_reward=code`. Its golden plans,
+written from a question's supporting facts, are not asked for.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ TRIVIA = {
 
 # name, record or table text, expected question fields
 QUESTION_FILES = [
-    ("hotpotqa", [HOTPOT], {"id": "h1", "gold": ("Ann", "Bob"), "kind": "comparison"}),
+    ("hotpotqa", [HOTPOT], {"id": "h1", "gold": ("Ann", "Bob"), "hops": 2, "kind": "comparison"}),
     (
         "musique",
         MUSIQUE,
@@ -306,6 +306,26 @@ def test_gold_is_found_under_every_name_in_use(metadata, gold):
 )
 def test_contents_split_into_title_and_text(contents, expected):
     assert flashrag.split_contents(contents) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "hops"),
+    [
+        ({"supporting_facts": {"title": ["a", "b", "a"], "sent_id": [0, 1, 2]}}, 2),
+        ({"supporting_facts": {"title": ["a", "b"]}, "hops": 3}, 3),
+        ({"gold_titles": ["a", "b"]}, 0),
+    ],
+)
+def test_hops_are_the_articles_of_the_supporting_facts_unless_they_are_told(metadata, hops):
+    record = files.Record("x", {"question": "q?", "golden_answers": ["a"], "metadata": metadata})
+    assert flashrag._question(record, 0).hops == hops
+
+
+def test_two_wiki_takes_a_hop_for_each_of_its_triples(shared_data):
+    file = shared_data / "2wikimultihopqa/2wikimultihopqa_official_sample.json"
+    questions = formats.load_questions(file)
+    assert [q.hops for q in questions] == [len(q.metadata["evidences"]) for q in questions]
+    assert {q.hops for q in questions} == {2, 4}
 
 
 COUNTS = [

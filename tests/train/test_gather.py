@@ -221,6 +221,27 @@ def test_labels_are_demonstrations(tmp_path, capsys):
     assert "writer.name differs" in capsys.readouterr().err
 
 
+def test_questions_that_share_an_id_are_refused_and_one_that_is_there_twice_is_one(
+    tmp_path, capsys
+):
+    """Two files put together: each of them may count its questions from the same number."""
+    rows = [{"id": f"train_{i}", "question": f"who {i}", "golden_answers": ["x"]} for i in (0, 1)]
+    other = {**rows[0], "question": "where"}
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "1", "contents": "a\nb"}) + "\n")
+    config = f"--config={CONFIGS / 'tiny' / 'mmoa_rag.py'}"
+    for name, written, code in (("same", [*rows, rows[0]], 0), ("other", [*rows, other], 2)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in written))
+        splits = {"train": file, "dev": file, "test": file, "corpus": corpus}
+        given = [f"--config.data.files.{key}={path}" for key, path in splits.items()]
+        given += ["--config.llm.kind=none", f"--out={tmp_path / name / 'd.jsonl'}"]
+        assert main(["demos", config, *given, "--writer=labels"]) == code
+        told = capsys.readouterr()
+    assert "share the id 'train_0'" in told.err and not (tmp_path / "other" / "d.jsonl").exists()
+    assert {d.question for d in load_demos(tmp_path / "same" / "d.jsonl")} == {"train_0", "train_1"}
+
+
 def scripted(body) -> str:
     """What the teacher of the generated encyclopedia would say for a language model."""
     prompt, begin, start = body["messages"][-1]["content"].partition(BEGIN)

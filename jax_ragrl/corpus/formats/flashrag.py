@@ -36,11 +36,18 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value) if listed else ()
 
 
-def _gold(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Gold names as this library, other samples or FlashRAG's HotpotQA store them."""
+def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The articles of the supporting facts, as FlashRAG's HotpotQA and 2WikiMultiHopQA have them.
+
+    Each is a hop (see `hotpotqa.py`).
+    """
     facts = metadata.get("supporting_facts")
-    titles = facts.get("title") if isinstance(facts, dict) else None
-    stored = metadata.get("gold", metadata.get("gold_titles", titles))
+    return unique(_texts(facts.get("title"))) if isinstance(facts, dict) else ()
+
+
+def _gold(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Gold names as this library, other samples or FlashRAG store them."""
+    stored = metadata.get("gold", metadata.get("gold_titles", _fact_titles(metadata)))
     return unique(_texts(stored))
 
 
@@ -48,7 +55,7 @@ def _question(record: Record, number: int) -> Question:
     metadata = record.fields.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise UserError(f"{record.place}: field 'metadata' is not an object: rewrite it as one")
-    hops = metadata.get("hops", 0)
+    hops = metadata.get("hops", len(_fact_titles(metadata)))
     return Question(
         id=str(record.fields.get("id", number)),
         text=field(record, "question", str),

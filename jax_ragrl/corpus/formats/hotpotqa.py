@@ -33,11 +33,13 @@ def _pairs(record: Record, name: str) -> Iterator[tuple[str, object]]:
 
 def _question(record: Record) -> Question:
     key = "_id" if "_id" in record.fields else "id"
+    gold = unique(title for title, _ in _pairs(record, "supporting_facts"))
     return Question(
         id=str(field(record, key, object)),
         text=field(record, "question", str),
         answers=(field(record, "answer", str),),
-        gold=unique(title for title, _ in _pairs(record, "supporting_facts")),
+        gold=gold,
+        hops=len(gold),  # each hop of these sets is a fact of another article
         kind=str(record.fields.get("type", "")),
         metadata=others(record, *USED),
     )
