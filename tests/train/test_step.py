@@ -146,13 +146,12 @@ def test_the_gradient_of_losses_is_that_of_the_plain_logits(of, monkeypatch):
     given = jax.device_put((hidden_RMD, np.float32(0.7), allowed_ZV, draw.random((3, 6), "f4")))
 
     def loss(logp, entropy, mask, given):
-        del mask
-        return given * jax.numpy.square(logp) + entropy
+        return given * jax.numpy.square(logp) + entropy + mask.astype(np.float32)
 
     def found(hidden_RMD, heat, allowed_ZV, given_RM):
         if of == "scores":
             scores = score_tokens(decoder, hidden_RMD, rows, heat, allowed_ZV)
-            return 2.5 * jax.numpy.sum(loss(*masked(*scores[:2]), None, given_RM)), scores
+            return 2.5 * jax.numpy.sum(loss(*masked(*scores[:2]), mask_RM, given_RM)), scores
         total, scores = token_loss(decoder, hidden_RMD, rows, heat, allowed_ZV, loss, given_RM)
         return 2.5 * total, scores
 
@@ -166,7 +165,7 @@ def test_the_gradient_of_losses_is_that_of_the_plain_logits(of, monkeypatch):
         entropy = -jax.numpy.sum(p_RMV * jax.numpy.maximum(logp_RMV, -1e9), axis=-1)
         logp = jax.numpy.take_along_axis(logp_RMV, target_RM[..., None], axis=-1)[..., 0]
         logp, entropy = masked(logp, entropy)
-        return 2.5 * jax.numpy.sum(loss(logp, entropy, None, given_RM)), (logp, entropy)
+        return 2.5 * jax.numpy.sum(loss(logp, entropy, mask_RM, given_RM)), (logp, entropy)
 
     ((total, scores), grad), ((expected, kept), slope) = (
         jax.device_get(jax.jit(jax.value_and_grad(f, has_aux=True))(*given)) for f in (found, plain)

@@ -560,7 +560,7 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: Objective(critic="two"), "critic is 'two'"),
         (lambda: Objective(value_loss="huber"), "value_loss is 'huber'"),
         (lambda: Objective(aggregation="sum"), "aggregation is 'sum'"),
-        (lambda: Objective(advantage="best"), "advantage is 'best'"),
+        (lambda: Objective(advantage="best"), "advantage is 'best': use one of gae"),
         (lambda: Objective(advantage="group_centred"), "'own': .* use gae or whitened_gae"),
         (lambda: Objective(critic="none"), "'none': .* use group_normalised or"),
         (lambda: Objective(span="game"), "span is 'game'"),
