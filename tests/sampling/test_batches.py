@@ -139,9 +139,10 @@ def test_a_batch_that_keeps_its_cache_begins_when_the_one_before_has_ended(
     assert begun == ([0, 1, 2] if at_once == 1 else [0, 0, 0]) and ended == [0, 1, 2]
 
 
-def test_a_batch_ends_where_its_last_slot_lies_between_two_looks_at_rows(monkeypatch):
-    """As on a GPU, where 37 slots are full before the third look of 16 tokens."""
-    monkeypatch.setattr(sampler, "Batch", lambda *a, **k: Batch(*a, **k | {"stride": 16}))
+@pytest.mark.parametrize("stride", [1, 16])
+def test_a_batch_ends_with_its_last_slot_though_a_row_would_go_on(stride, monkeypatch):
+    """On a GPU that lies between two looks at rows: 37 slots are full before the third, of 16."""
+    monkeypatch.setattr(sampler, "Batch", lambda *a, **k: Batch(*a, **k | {"stride": stride}))
     shapes = dataclasses.replace(SHAPES, steps=37)
     drawn = sample_jobs(*policy(), FREE, jobs_of([46, 3, 36]), 1, shapes)
     assert [(len(ids), len(logps)) for [(ids, logps)] in drawn] == [(37, 37), (3, 3), (36, 36)]
