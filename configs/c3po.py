@@ -13,15 +13,8 @@ at that size here. Clip, gamma, lambda, whitening, where the KL goes, the betas 
 cosine begins and ends are not in the paper: they are the defaults of the trainer that its authors
 name. The temperature is that of their published sampler, which made the demonstrations.
 
-It learns from 6,000 questions of each of six sets. Several files become one, in any of the known
-formats, with an id for each question that no other has:
-
-    questions = [
-        dataclasses.replace(q, id=f"{name}/{q.id}")
-        for name, file in files.items()
-        for q in random.Random(0).sample(load_questions(file), 6000)
-    ]
-    save_questions(questions, "train.jsonl")  # both are in jax_ragrl.corpus.formats
+It learns from 6,000 questions of each of six sets, which are drawn from their files:
+    --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl,...
 
 Its ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
     --config.recipe.tree.retrieval=sampled --config.recipe.tree.width=1
@@ -55,6 +48,23 @@ RECIPE = {
         "multiplicity": False,
     },
 }
+OBJECTIVE = {
+    "ratio": "clip",
+    "critic": "own",
+    "advantage": "whitened_gae",
+    "gamma": 1.0,
+    "lam": 0.95,
+    "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
+    "aggregation": "role_sum",
+}
+OPTIMIZER = {
+    "policy_lr": 5e-7,
+    "value_lr": 5e-6,
+    "schedule": "cosine",
+    "warmup": 0.03,
+    "final": 0.1,
+    "b2": 0.95,
+}
 
 
 def get_config() -> ConfigDict:
@@ -67,7 +77,15 @@ def get_config() -> ConfigDict:
             "mesh": (1, -1, 1),
             "compute": "bfloat16",
             "remat": "full",
-            "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            "data": {
+                "files": {
+                    "corpus": path(),
+                    "train": path(),
+                    "train_each": 6000,
+                    "dev": path(),
+                    "test": path(),
+                }
+            },
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
             "llm": {
                 "kind": "openai",
@@ -82,23 +100,8 @@ def get_config() -> ConfigDict:
             },
             "system": "c3po",
             "recipe": RECIPE,
-            "objective": {
-                "ratio": "clip",
-                "critic": "own",
-                "advantage": "whitened_gae",
-                "gamma": 1.0,
-                "lam": 0.95,
-                "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
-                "aggregation": "role_sum",
-            },
-            "optimizer": {
-                "policy_lr": 5e-7,
-                "value_lr": 5e-6,
-                "schedule": "cosine",
-                "warmup": 0.03,
-                "final": 0.1,
-                "b2": 0.95,
-            },
+            "objective": OBJECTIVE,
+            "optimizer": OPTIMIZER,
             "guard": {"bounds": (), "patience": 3},
             # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "run": {

@@ -2,6 +2,7 @@
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl train --config=configs/coda.py --workdir=runs/coda \
+        --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/coda.py:code ...          (as the authors published it)

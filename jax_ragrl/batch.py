@@ -91,7 +91,7 @@ class Layout:
         """Rows of a length in a batch that `ways` devices share."""
         return max(1, self.tokens // length) * ways
 
-    def fewest(self, used: int, length: int, ways: int = 1) -> int:
+    def fewest(self, used: int, length: int, ways: int) -> int:
         """The smallest number of rows that a batch with `used` of them may have."""
         full = self.count(length, ways) // ways
         sizes = (ways * -(-full // 2**n) for n in range(self.halvings + 1))
@@ -330,7 +330,7 @@ def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int,
     return placed
 
 
-def width_of(batches: Sequence[Batch], multiple: int = 1) -> int:
+def width_of(batches: Sequence[Batch], multiple: int) -> int:
     """T: the longest action, rounded up so that few shapes are compiled."""
     longest = max((int(b.actions.size_A.max(initial=1)) for b in batches), default=1)
     return -(-longest // multiple) * multiple

@@ -558,15 +558,18 @@ def _bench_step(arguments: argparse.Namespace) -> dict[str, Any]:
 def _bench_sample(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.sample import Rollout, bench_sample
 
-    names = [field.name for field in dataclasses.fields(Rollout)]
-    return bench_sample(Rollout(**{name: getattr(arguments, name) for name in names}))
+    return bench_sample(_filled(Rollout, arguments))
+
+
+def _filled(cls: Any, arguments: argparse.Namespace) -> Any:
+    """A dataclass whose fields are options of a command."""
+    return cls(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(cls)})
 
 
 def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.train import Work, bench_train
 
-    names = [field.name for field in dataclasses.fields(Work)]
-    work = Work(**{name: getattr(arguments, name) for name in names})
+    work = _filled(Work, arguments)
     if not arguments.against:
         return bench_train(work, together=arguments.together, compare=arguments.compare)
     from jax_ragrl.bench.peers import beside, measure_peer

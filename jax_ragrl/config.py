@@ -150,7 +150,7 @@ def settle(
 def check_settled(
     file: pathlib.Path,
     values: Mapping[str, Any],
-    free: Collection[str] = PLACES,
+    free: Collection[str],
     place: str = "--workdir",
 ) -> None:
     """Raises `UserError` where a config differs from the one in a file by more than `free` keys."""

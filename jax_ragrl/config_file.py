@@ -31,8 +31,8 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
 
 def override(config: dict[str, Any], overrides: Sequence[str]) -> None:
     """Sets the keys of overrides, whether they are there or not."""
-    for override in overrides:
-        _add(config, _keys(override), _literal(override.partition("=")[2]))
+    for text in overrides:
+        _add(config, _keys(text), _literal(text.partition("=")[2]))
 
 
 def _read_config(

@@ -54,7 +54,7 @@ class Result:
     answers: tuple[str | None, ...]
     failures: tuple[str, ...] = ()
 
-    def mean(self, metric: str = "cover_em") -> float:
+    def mean(self, metric: str) -> float:
         """The mean of a metric over the questions that could be evaluated; nan without any."""
         return _mean(self.scores[metric])
 

@@ -95,10 +95,7 @@ def _abstract(config: DecoderConfig, mesh: Mesh, rules: Rules | None = None) -> 
     """A split decoder whose parameters are shapes with layouts."""
     shapes = abstract_params(config)
     layouts = tree_shardings(logical_axes(config), shapes, mesh, rules)
-
-    decoder = Decoder.from_params(config, _placed(shapes, layouts))
-    graph, params = nnx.split(decoder, nnx.Param)
-    return graph, params
+    return nnx.split(Decoder.from_params(config, _placed(shapes, layouts)), nnx.Param)
 
 
 def _state_bytes(run: Plan, params: Any) -> int:

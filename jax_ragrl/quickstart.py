@@ -16,6 +16,7 @@ from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.train.assemble import Parts, assemble
 from jax_ragrl.train.job import Job
+from jax_ragrl.train.log import write_json
 from jax_ragrl.train.loop import acting_models, evaluate_models, train
 from jax_ragrl.types import Question
 
@@ -112,10 +113,3 @@ def gain(warm: list[float], after: Result, metric: str) -> dict[str, Any]:
     interval = [round(100 * low, 2), round(100 * high, 2)]
     score = round(100 * float(trained[both].mean()), 2)
     return {"trained": score, "mean": round(100 * mean, 2), "ci95": interval, "pairs": pairs}
-
-
-def write_json(file: pathlib.Path, value: Any) -> None:
-    """Writes whole or not at all."""
-    draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    draft.replace(file)

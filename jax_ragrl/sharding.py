@@ -185,12 +185,12 @@ def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = Non
     )
 
 
-def whole_along(layout: Sharding, axes: Sequence[str] = ("data", "fsdp")) -> Sharding:
-    """A layout without the split over some mesh axes; without a mesh, itself."""
+def whole_along_batch(layout: Sharding) -> Sharding:
+    """A layout without the split over data and fsdp; without a mesh, itself."""
     if not isinstance(layout, NamedSharding):
         return layout
     entries = [(e,) if isinstance(e, str) else e or () for e in layout.spec]
-    kept = [tuple(axis for axis in entry if axis not in axes) for entry in entries]
+    kept = [tuple(axis for axis in entry if axis not in ("data", "fsdp")) for entry in entries]
     return NamedSharding(layout.mesh, _spec(kept))
 
 
@@ -281,7 +281,7 @@ def own_part(x: jax.Array) -> jax.Array:
     mesh = own_mesh(mesh_of(x))
     if mesh is None or x.is_fully_addressable:
         return x
-    whole = whole_along(x.sharding)
+    whole = whole_along_batch(x.sharding)
     assert isinstance(whole, NamedSharding), "a mesh has been found"
     layout = NamedSharding(mesh, whole.spec)
     shards = [shard.data for shard in x.addressable_shards]

@@ -29,6 +29,7 @@ from jax_ragrl.compare import (
 from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.questions import set_name
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.retrieval.dense import DenseRetriever
@@ -39,7 +40,6 @@ from jax_ragrl.types import Question
 
 SHOWN = ("f1", "em", "cover_em")
 TOKENS = ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens")
-SPLITS = ("train", "dev", "validation", "test")
 Row = Mapping[str, Any]
 
 
@@ -57,13 +57,11 @@ def parse_data(text: str) -> DataSet:
     name, named, files = text.partition("=")
     questions, _, corpus = (files if named else text).partition("@")
     path = local(questions)
-    stem = path.name.split(".")[0]
-    own = path.resolve().parent.name if stem in SPLITS else stem
-    return DataSet(name if named else own, path, local(corpus) if corpus else None)
+    return DataSet(name if named else set_name(path), path, local(corpus) if corpus else None)
 
 
 def survey(
-    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str = "lexical"
+    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
 ) -> tuple[str, bool]:
     """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
 

@@ -63,16 +63,8 @@ def row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
     gain = summary["gains"]["f1"]
     low, high = gain["ci95"]
     warm = round(gain["trained"] - gain["mean"], 2)
-    interval = f"{low} to {high}"
-    return (
-        system,
-        summary["seed"],
-        warm,
-        gain["trained"],
-        gain["mean"],
-        interval,
-        summary["wall_s"],
-    )
+    won = (warm, gain["trained"], gain["mean"], f"{low} to {high}")
+    return system, summary["seed"], *won, summary["wall_s"]
 
 
 def markdown(rows: Sequence[tuple[Any, ...]]) -> str:

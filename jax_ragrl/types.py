@@ -6,7 +6,7 @@ Axes, worn as suffixes (`logits_BxLxV` is written `logits_BLV`):
   P tokens of a prompt     T tokens of an action      V vocabulary          S key positions
   Q questions or queries   X passages of a corpus     K passages or siblings, in a model KV heads
   D width                  H heads, or hosts          G heads of a KV head  F features of a head
-  C conversations, or tokens of a chunk               W rows after a shared prefix
+  C conversations, or tokens of a chunk               W rows after a prefix, or devices
   I, J blocks of queries, of keys                     1 an axis of that size, to broadcast
 """
 

@@ -149,7 +149,8 @@ def test_what_a_user_names_lands_under_its_own_key(name):
     values = load(name, given_to(name))
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
-    assert job.data.files == FileData("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
+    files = ("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
+    assert job.data.files == FileData(*files, train_each=6000 if name == "c3po" else 0)
     pool = "pool.jsonl" if name.startswith("opera") else None
     assert values["recipe"].get("pool") == pool
 

@@ -1,1 +1,1 @@
-"""Measurements that print JSON: loading, a train step, a whole step, other libraries."""
+"""Measurements that print JSON: loading, sampling, a train step, a whole step, other libraries."""

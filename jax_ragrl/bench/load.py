@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from jax_ragrl.errors import UserError
@@ -59,7 +59,7 @@ def bench_load(shape: str = "qwen2.5-0.5b") -> dict[str, Any]:
 
 def write_random(config: DecoderConfig, folder: Path) -> Path:
     """A bfloat16 checkpoint of random weights, one tensor in memory at a time."""
-    block = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(ml_dtypes.bfloat16)
+    block = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(jnp.bfloat16)
     top, layer_shapes = weights(config), layer_weights(config)
 
     def fetch(name: str, layer: int | None) -> np.ndarray:

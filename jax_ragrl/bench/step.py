@@ -54,7 +54,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of JAX, its 
 
 
 def bench_step(
-    job: Job, workdir: pathlib.Path, repeats: int = 2, shape: DecoderConfig | None = None
+    job: Job, workdir: pathlib.Path, repeats: int, shape: DecoderConfig | None
 ) -> dict[str, Any]:
     """The cost of training steps after a first one, which compiles most of what there is.
 

@@ -6,16 +6,21 @@ object that goes into checkpoints.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import pathlib
+import random
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import grain
 
+from jax_ragrl.config import local
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
+SPLITS = ("train", "dev", "validation", "test")  # files called so tell nothing of their set
 EPOCHS = 10**9  # endless: Grain's own endless repetition overflows at a batch size of one
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
@@ -33,6 +38,43 @@ def load_answered(path: pathlib.Path | str) -> list[Question]:
             f"{without[0]!r}: whatever is replied scores 0, so leave them out"
         )
     return questions
+
+
+def set_name(path: pathlib.Path) -> str:
+    """What a file of questions is called: up to its first dot, or as its folder where it is called
+    after a split."""
+    stem = path.name.split(".")[0]
+    return path.resolve().parent.name if stem in SPLITS else stem
+
+
+def load_mixture(paths: str, each: int = 0) -> list[Question]:
+    """The questions of one file or of several, their paths with commas between, to be scored.
+
+    Those of several files come in turns, and the name of its set stands before an id, `nq/train_0`:
+    sets number their questions alike. Of a file with more than `each` questions (0: no limit) as
+    many are drawn at random, the same ones every time.
+
+    Raises `UserError` as `load_answered`, and where two files have one name.
+    """
+    files = [local(path.strip()) for path in paths.split(",")]
+    sets = [_some(load_answered(file), each) for file in files]
+    if len(files) == 1:
+        return sets[0]
+    names = [set_name(file) for file in files]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"two of {paths} are called {twice[0]!r}, and their questions might share an id: "
+            "rename a file, or its folder"
+        )
+    named = (
+        [dataclasses.replace(q, id=f"{name}/{q.id}") for q in questions]
+        for name, questions in zip(names, sets, strict=True)
+    )
+    return [q for turn in itertools.zip_longest(*named) for q in turn if q is not None]
+
+
+def _some(questions: list[Question], most: int) -> list[Question]:
+    return random.Random(0).sample(questions, most) if 0 < most < len(questions) else questions
 
 
 def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:

@@ -37,17 +37,7 @@ class Critic(nnx.Module):
         self.trunk = headless(trunk)
         self.head = ValueHead(trunk.config.hidden_size)
 
-    @classmethod
-    def from_policy(cls, policy: Decoder) -> Critic:
-        """A critic whose trunk starts as a copy of the policy; the two share no buffer."""
-        return cls(copy_decoder(policy))
-
-    def __call__(
-        self,
-        ids_BL: Array,
-        positions_BL: Array,
-        seen: Array | None,
-    ) -> Array:
+    def __call__(self, ids_BL: Array, positions_BL: Array, seen: Array | None) -> Array:
         """Values, float32 `[B, L]`; arguments as for `Decoder`."""
         return self.head(self.trunk(ids_BL, positions_BL, seen)[0])
 
@@ -60,10 +50,7 @@ class ActorCritic(nnx.Module):
         self.head = ValueHead(policy.config.hidden_size)
 
     def __call__(
-        self,
-        ids_BL: Array,
-        positions_BL: Array,
-        seen: Array | None,
+        self, ids_BL: Array, positions_BL: Array, seen: Array | None
     ) -> tuple[Array, Array]:
         """Hidden states `[B, L, D]` and values, float32 `[B, L]`."""
         hidden_BLD, _ = self.policy(ids_BL, positions_BL, seen)
@@ -78,9 +65,3 @@ def headless(decoder: Decoder) -> Decoder:
         trunk.config = dataclasses.replace(trunk.config, tie_embeddings=True)
         del trunk.lm_head
     return trunk
-
-
-def copy_decoder(decoder: Decoder) -> Decoder:
-    """The same values in buffers of their own, laid out alike: donating one leaves the other."""
-    graphdef, state = nnx.split(decoder)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))

@@ -25,7 +25,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import Rules, beside, fetch, to_sharding
+from jax_ragrl.sharding import beside, fetch, to_sharding
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -103,10 +103,8 @@ def _span(index: tuple[slice, ...], dims: tuple[int, ...]) -> slice:
     """The flattened range of a slice of the first of `dims`; the others must be whole."""
     stride = math.prod(dims[1:])
     start, stop, _ = index[0].indices(dims[0])
-    if any(s.indices(n) != (0, n, 1) for s, n in zip(index[1:], dims[1:], strict=True)):
-        raise UserError(
-            f"{index} slices inside a head, which a checkpoint cannot: change the rules"
-        )
+    parts = zip(index[1:], dims[1:], strict=True)
+    assert all(s.indices(n) == (0, n, 1) for s, n in parts), "no rule splits a head"
     return slice(start * stride, stop * stride)
 
 
@@ -149,8 +147,6 @@ def load_decoder(
     dtype: str = "float32",
     *,
     param_dtype: str | None = None,
-    rules: Rules | None = None,
-    remat: str = "none",
 ) -> Decoder:
     """The decoder of a Hugging Face folder, laid out over `mesh` or on the first device.
 
@@ -163,11 +159,10 @@ def load_decoder(
         hf_config.from_hf(read_config(folder)),
         dtype=dtype,
         param_dtype=param_dtype or dtype,
-        remat=remat,
     )
     files = safetensors_io.locate(folder)
     check_tensors(config, files)
-    return Decoder.from_params(config, _load_params(config, files, mesh, rules))
+    return Decoder.from_params(config, _load_params(config, files, mesh))
 
 
 def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
@@ -198,16 +193,14 @@ def _ignorable(name: str, config: DecoderConfig) -> bool:
     return tied_copy or name.endswith("rotary_emb.inv_freq")
 
 
-def _load_params(
-    config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None, rules: Rules | None
-) -> dict:
+def _load_params(config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None) -> dict:
     whole, per_layer = weights(config), layer_weights(config)
     flat = {name: (w, w) for name, w in whole.items() if name != "layers"}
     flat |= {name: (w, per_layer[name]) for name, w in whole["layers"].items()}
 
     def load(name: str) -> Array:
         weight, one_layer = flat[name]
-        sharding = _sharding(weight, mesh, rules)
+        sharding = _sharding(weight, mesh)
         return _load_param(name, weight, layout_of(name, one_layer), files, sharding, config)
 
     # The largest first: what one tensor needs on its way adds least while little is loaded.
@@ -217,10 +210,10 @@ def _load_params(
     return loaded | {"layers": layers}
 
 
-def _sharding(weight: Weight, mesh: Mesh | None, rules: Rules | None) -> Sharding:
+def _sharding(weight: Weight, mesh: Mesh | None) -> Sharding:
     if mesh is None:
         return SingleDeviceSharding(jax.local_devices()[0])
-    return to_sharding(weight.axes, weight.shape, mesh, rules)
+    return to_sharding(weight.axes, weight.shape, mesh)
 
 
 def _load_param(

@@ -26,7 +26,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import Rules, fetch, mesh_of, replicate, tree_shardings
+from jax_ragrl.sharding import fetch, mesh_of, replicate, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -80,13 +80,7 @@ def _sides(config: DecoderConfig, name: str) -> tuple[tuple, tuple, tuple]:
     return weight.shape[:inputs], weight.shape[inputs:], weight.axes
 
 
-def add_lora(
-    decoder: Decoder,
-    lora: LoRAConfig,
-    *,
-    rngs: nnx.Rngs,
-    rules: Rules | None = None,
-) -> Decoder:
+def add_lora(decoder: Decoder, lora: LoRAConfig, *, rngs: nnx.Rngs) -> Decoder:
     """A decoder that shares the base arrays of `decoder` and adds a fresh float32 adapter.
 
     It computes what the base computes, until trained. Consumes one `params` key of `rngs`. The
@@ -98,7 +92,7 @@ def add_lora(
     if mesh is None:
         return with_adapter(decoder, _draw_here(rows, key), scale)
     shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in rows}
-    layout = tree_shardings({name: w.axes for name, w in rows}, shapes, mesh, rules)
+    layout = tree_shardings({name: w.axes for name, w in rows}, shapes, mesh)
     draw = jax.jit(_draw, static_argnums=0, out_shardings=layout)
     return with_adapter(decoder, draw(rows, replicate(key, mesh)), scale)
 
@@ -233,9 +227,7 @@ def _to_peft(
     return stored
 
 
-def load_lora(
-    decoder: Decoder, folder: str | Path, mesh: Mesh | None = None, rules: Rules | None = None
-) -> Decoder:
+def load_lora(decoder: Decoder, folder: str | Path, mesh: Mesh | None = None) -> Decoder:
     """`decoder` with the adapter of a PEFT folder.
 
     Raises `UserError` for options that are not supported and for an adapter of another base.
@@ -246,7 +238,7 @@ def load_lora(
     table = adapter_weights(decoder.config, lora)
     layout = jax.local_devices()[0]
     if mesh is not None:
-        layout = tree_shardings({n: w.axes for n, w in table.items()}, values, mesh, rules)
+        layout = tree_shardings({n: w.axes for n, w in table.items()}, values, mesh)
     return with_adapter(decoder, jax.device_put(values, layout), scale)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_ragrl.config import one_of
 from jax_ragrl.errors import UserError
 
 KINDS = ("linear", "llama3", "yarn")
@@ -37,8 +38,7 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"rope scaling {self.kind!r} is not known: use one of {KINDS}")
+        one_of("rope scaling", self.kind, KINDS)
         if self.factor < 1:
             raise UserError(f"rope scaling factor {self.factor} is below 1: give at least 1")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -33,11 +33,7 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(_numpy_dtype(self.dtype)).itemsize
-
-
-def _numpy_dtype(name: str) -> type:
-    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name).type
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def write_file(path: Path, entries: Sequence[Entry]) -> None:
@@ -63,18 +59,18 @@ def write_file(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _to_bytes(entry: Entry) -> memoryview:
-    value: np.ndarray = np.ascontiguousarray(entry.fetch(), dtype=_numpy_dtype(entry.dtype))
+    value: np.ndarray = np.ascontiguousarray(entry.fetch(), dtype=jnp.dtype(entry.dtype))
     if value.shape != entry.shape:
         raise ValueError(f"{entry.name}: fetched {value.shape}, announced {entry.shape}")
     return value.reshape(-1).view(np.uint8).data
 
 
-def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> list[Path]:
+def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> None:
     """`model.safetensors`, or numbered shards with an index where one file would be too large."""
     shards = _group(entries, max_shard_bytes)
     if len(shards) == 1:
         write_file(folder / SINGLE, shards[0])
-        return [folder / SINGLE]
+        return
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         write_file(folder / name, shard)
@@ -83,7 +79,6 @@ def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -
         "weight_map": {e.name: n for n, s in zip(names, shards, strict=True) for e in s},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    return [folder / name for name in names]
 
 
 def _group(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
@@ -104,15 +99,13 @@ def locate(folder: Path) -> dict[str, Path]:
     Raises `UserError` where there is no safetensors file or a shard named by the index is missing.
     """
     if (folder / INDEX).is_file():
-        files = _indexed(folder)
-    elif (folder / SINGLE).is_file():
-        files = {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
-    else:
-        raise UserError(
-            f"{folder} holds neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
-            "(convert a pytorch_model.bin with Transformers' save_pretrained)"
-        )
-    return files
+        return _indexed(folder)
+    if (folder / SINGLE).is_file():
+        return {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
+    raise UserError(
+        f"{folder} holds neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
+        "(convert a pytorch_model.bin with Transformers' save_pretrained)"
+    )
 
 
 def _indexed(folder: Path) -> dict[str, Path]:

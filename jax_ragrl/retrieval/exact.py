@@ -7,7 +7,6 @@ them: no device waits for another, so that a search may run beside a sampler on 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -66,6 +65,12 @@ def bucket(n: int, low: int, high: int) -> int:
     return min(max(low, 1 << (n - 1).bit_length()), high)
 
 
+def by_score(scores_QK: np.ndarray, index_QK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both in one order: by falling score, then by index; what is missing (-inf) comes last."""
+    order_QK = np.lexsort((index_QK, -scores_QK))
+    return np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(index_QK, order_QK, 1)
+
+
 class ExactSearcher:
     """Holds the vectors on the devices of this process, few on the first alone."""
 
@@ -92,18 +97,11 @@ class ExactSearcher:
             nearest(jax.device_put(padded_QD, x.device), x, bucket(k, MIN_QUERIES, len(x)))
             for x in self._parts
         ]
-        scores_QK, index_QK = self._merged(jax.device_get(found))
+        starts = zip(jax.device_get(found), self._starts[:-1], strict=True)
+        parts = [(scores, index + start) for (scores, index), start in starts]
+        scores, index = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+        scores_QK, index_QK = by_score(scores, index)
         return scores_QK[: len(queries_QD), :k], index_QK[: len(queries_QD), :k]
-
-    def _merged(
-        self, found: Sequence[tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What the devices found in one order: by falling score, then by index."""
-        scores_QK = np.concatenate([scores for scores, _ in found], axis=1)
-        starts = zip(found, self._starts[:-1], strict=True)
-        index_QK = np.concatenate([index + start for (_, index), start in starts], axis=1)
-        order_QK = np.lexsort((index_QK, -scores_QK))
-        return tuple(np.take_along_axis(x, order_QK, 1) for x in (scores_QK, index_QK))  # type: ignore[return-value]
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(scores_QK float32, index_QK int32) of float32 [Q, D]; Q at least 1, 1 <= k <= X."""

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config import one_of
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.models import encoder as bert
+from jax_ragrl.models.encoder import from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
 from jax_ragrl.retrieval.embed import (
     PROGRESS,
@@ -38,11 +39,6 @@ from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 KINDS = ("exact", "scann")
 FILE = "index.json"
 PASSAGES = "passages"
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise UserError(f"index kind {kind!r} is not known: use one of {', '.join(KINDS)}")
 
 
 def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
@@ -81,7 +77,7 @@ def build_index(
     Raises:
       UserError: unknown kind, ScaNN missing, or vectors that do not fit.
     """
-    _check_kind(kind)
+    one_of("index kind", kind, KINDS)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # First gone, last written: what is there is whole.
@@ -131,7 +127,7 @@ def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
     """The encoder an index was made with."""
     if description["kind"] == "lexical":
         return LexicalEncoder.load(folder / "encoder")
-    return bert.from_description(description)
+    return from_description(description)
 
 
 def _identity(description: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +187,7 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
     """
     if name != "lexical":
-        return bert.load_encoder(name, **prefixes)
+        return load_encoder(name, **prefixes)
     if any(prefixes.values()):
         raise UserError("the lexical encoder has no use for a prefix: leave it out")
     return LexicalEncoder.fit(corpus.passages)
@@ -222,7 +218,7 @@ def run_index(
     Raises:
       UserError: anything given that cannot be used.
     """
-    _check_kind(kind)
+    one_of("index kind", kind, KINDS)
     # Read before the long work, so that a wrong path fails at once.
     questions = None if questions_path is None else load_questions(questions_path)
     if questions is not None and not any(question.gold for question in questions):

@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.embed import read_vectors
-from jax_ragrl.retrieval.exact import GRID, bucket
+from jax_ragrl.retrieval.exact import GRID, bucket, by_score
 
 BRUTE_FORCE = 20_000
 NEIGHBOURS = 64  # searches are rounded up to this: pages of one query then agree
@@ -77,11 +77,6 @@ def build_scann(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
     _hashed(vectors_XD).serialize(str(folder), relative_path=True)
 
 
-def _ordered(scores_K: np.ndarray, index_K: np.ndarray) -> np.ndarray:
-    """The order by falling score, then rising index; what is missing comes last."""
-    return np.lexsort((index_K, -scores_K))
-
-
 class ScannSearcher:
     """A ScaNN searcher behind the interface of `ExactSearcher`."""
 
@@ -121,6 +116,5 @@ class ScannSearcher:
             queries_QD, final_num_neighbors=depth, pre_reorder_num_neighbors=depth * CANDIDATES
         )
         scores_QK = np.where(np.isnan(scores_QK), -np.inf, np.round(scores_QK * GRID) / GRID)
-        order_QK = np.stack([_ordered(s, i) for s, i in zip(scores_QK, index_QK, strict=True)])
-        scores_QK = np.take_along_axis(scores_QK, order_QK, 1)[:, :k].astype(np.float32)
-        return scores_QK, np.take_along_axis(index_QK, order_QK, 1)[:, :k].astype(np.int32)
+        scores_QK, index_QK = by_score(scores_QK, index_QK)
+        return scores_QK[:, :k].astype(np.float32), index_QK[:, :k].astype(np.int32)

@@ -23,7 +23,7 @@ LIMITS = ("Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer")
 
 
 class Action(NamedTuple):
-    """What a sampler wrote for one role. `ids` ends with the stop id unless it was cut.
+    """What a sampler wrote for one role. `ids` ends with a stop id or string unless it was cut.
 
     `logps` are float32 natural-log probabilities of `ids` at the sampling temperature, or None
     where nothing sampled them (forced text, a teacher's text). `error` names why there is no text.

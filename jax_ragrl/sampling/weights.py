@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 
 from jax_ragrl.models.config import used_as
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import own_part, whole_along
+from jax_ragrl.sharding import own_part, whole_along_batch
 
 Form = tuple[jnp.dtype, Sharding]
 
@@ -49,7 +49,7 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:
-    return used_as(path, x, compute), whole_along(x.sharding)
+    return used_as(path, x, compute), whole_along_batch(x.sharding)
 
 
 def _has(x: Array, form: Form) -> bool:

@@ -104,9 +104,9 @@ def cover_match_tokens(prediction: str, answers: Sequence[str], *, punct: str = 
     return _best(_covered_tokens, prediction, answers, punct)
 
 
-def _resampled_means(x_N: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
+def _resampled_means(x_N: np.ndarray, samples: int) -> Iterator[np.ndarray]:
     """Means of `samples` resamples with replacement, block by block to bound memory."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)  # equal scores have equal intervals
     block = max(1, BLOCK // len(x_N))
     for start in range(0, samples, block):
         rows = min(block, samples - start)
@@ -114,14 +114,13 @@ def _resampled_means(x_N: np.ndarray, samples: int, seed: int) -> Iterator[np.nd
 
 
 def bootstrap_interval(
-    x: Sequence[float] | np.ndarray, *, samples: int = 10000, seed: int = 0
+    x: Sequence[float] | np.ndarray, *, samples: int = 10000
 ) -> tuple[float, float, float]:
     """Mean and 95 % percentile bootstrap interval of the mean (Efron 1979).
 
     Args:
       x: one score a question, finite.
       samples: resamples drawn.
-      seed: equal seeds give equal intervals.
 
     Returns:
       (mean, low, high).
@@ -134,7 +133,7 @@ def bootstrap_interval(
         raise UserError(
             f"scores of shape {x_N.shape} have no interval: give one finite number a question"
         )
-    means = np.concatenate(list(_resampled_means(x_N, samples, seed)))
+    means = np.concatenate(list(_resampled_means(x_N, samples)))
     low, high = np.percentile(means, [2.5, 97.5])
     return float(x_N.mean()), float(low), float(high)
 

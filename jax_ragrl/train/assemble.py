@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax_ragrl.config import local
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.errors import UserError
 from jax_ragrl.hosts import in_turn
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
@@ -140,8 +140,11 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
     """
     if data.files is not None:
         files = data.files
-        paths = {"train": files.train, "dev": files.dev, "test": files.test}
-        splits = {split: tuple(load_answered(local(path))) for split, path in paths.items()}
+        splits = {
+            "train": tuple(load_mixture(files.train, files.train_each)),
+            "dev": tuple(load_mixture(files.dev)),
+            "test": tuple(load_mixture(files.test)),
+        }
         if not files.corpus:
             return Loaded(Corpus(()), splits, None)
         path = local(files.corpus)

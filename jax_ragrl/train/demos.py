@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import load_policy
 from jax_ragrl.train.finetune import batches, finish, learn
 from jax_ragrl.train.job import TINY
+from jax_ragrl.train.log import write_json
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example
 from jax_ragrl.train.trainer import prepare, trained
@@ -167,7 +167,7 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
         **_course(out / "metrics.jsonl"),
         "checkpoint": str(out / "checkpoint"),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(out / "summary.json", summary)
     return summary
 
 

@@ -89,20 +89,27 @@ def prefer_all(
     for name, (trainer, models) in policies.items():
         own = [pair for pair in pairs if policy_of.get(pair.role) == name]
         fitting = [pair for pair in own if fits(trainer, pair)]
-        seen: dict[str, list[float]] = collections.defaultdict(list)
-        for _ in range(trainer.optimizer.epochs if fitting else 0):
-            mixed = shuffled(rng, fitting)
-            count = min(trainer.optimizer.minibatches, len(mixed))
-            for part in (mixed[i::count] for i in range(count)):
-                models, stepped = dpo_update(trainer, models, part, beta=beta)
-                for key, value in stepped.items():
-                    seen[key].append(value)
+        models, found = _preferred(trainer, models, fitting, beta, rng)
         after[name] = trainer, models
-        found = {key: float(np.mean(values)) for key, values in seen.items()}
         counts = {"pairs": float(len(fitting)), "left_out": float(len(own) - len(fitting))}
         prefix = f"{name}/" if len(policies) > 1 else ""
         metrics |= {f"{prefix}{key}": value for key, value in (found | counts).items()}
     return after, metrics
+
+
+def _preferred(
+    trainer: Trainer, models: Models, pairs: Sequence[Pair], beta: float, rng: random.Random
+) -> tuple[Models, dict[str, float]]:
+    """One policy updated on its pairs, in random minibatches; the means of its metrics."""
+    seen: dict[str, list[float]] = collections.defaultdict(list)
+    for _ in range(trainer.optimizer.epochs if pairs else 0):
+        mixed = shuffled(rng, pairs)
+        count = min(trainer.optimizer.minibatches, len(mixed))
+        for i in range(count):
+            models, stepped = dpo_update(trainer, models, mixed[i::count], beta=beta)
+            for key, value in stepped.items():
+                seen[key].append(value)
+    return models, {key: float(np.mean(values)) for key, values in seen.items()}
 
 
 def fits(trainer: Trainer, pair: Pair) -> bool:
@@ -145,7 +152,7 @@ def dpo_update(
                 layout=net.layout,
             )
             total = one if total is None else add(total, one)
-            del one  # as in `update`
+            del one  # device memory: not beside the next one
         assert total is not None, "there is at least one pair"
         learner, stepped = apply(net.optimizer, learner, total.grads)
     metrics = {name: float(x) for name, x in fetch(total.sums | stepped).items()}

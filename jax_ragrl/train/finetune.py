@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import pathlib
 import random
 import shutil
@@ -21,7 +20,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from jax_ragrl.batch import Layout
-from jax_ragrl.config import build
+from jax_ragrl.config import build, one_of
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
 from jax_ragrl.draws import shuffled
@@ -53,7 +52,7 @@ from jax_ragrl.train.assemble import (
 )
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.job import LLM, TINY, Data, Index
-from jax_ragrl.train.log import append, keep_until
+from jax_ragrl.train.log import append, keep_until, write_json
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, example, imitate
 from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained
@@ -92,8 +91,7 @@ class Finetune:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows not in ROWS:
-            raise UserError(f"config.rows is {self.rows!r}: use {', '.join(ROWS)}")
+        one_of("config.rows", self.rows, ROWS)
 
 
 def load_finetune(values: Mapping[str, Any]) -> Finetune:
@@ -181,7 +179,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         "accuracy": {"before": before, "after": after},
         "checkpoint": str(out / "checkpoint"),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(out / "summary.json", summary)
     return summary
 
 

@@ -74,7 +74,7 @@ class Writer(NamedTuple):
 
 
 def make_demos(
-    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int = 0
+    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int
 ) -> dict[str, Any]:
     """Writes demonstrations on the first `count` training questions (0: all) of a config.
 
@@ -102,9 +102,9 @@ def _distinct(questions: Sequence[Question]) -> list[Question]:
     for question in (q for q in questions if q.answers):
         if known.setdefault(question.id, question).text != question.text:
             raise UserError(
-                f"training questions share the id {question.id!r}, as those of two files put "
-                "together do, and only one would be written about: give each an id of its own, "
-                "such as SET/ID (configs/c3po.py shows how)"
+                f"training questions share the id {question.id!r}, and only one would be written "
+                "about: give each an id of its own, or, where several sets were put together, all "
+                "their files (--config.data.files.train=A,B), which does"
             )
     return list(known.values())
 

@@ -43,13 +43,16 @@ class WorldData:
 class FileData:
     """Files in any known format; `dev` and `test` may be the same file as `train`.
 
-    `corpus` may be empty where the index is remote.
+    `corpus` may be empty where the index is remote. Several files of questions have commas between
+    them, and give theirs in turns; `train_each`, if not 0, is the most that are drawn from a file
+    of `train`. See `corpus.questions.load_mixture`.
     """
 
     corpus: str
     train: str
     dev: str
     test: str
+    train_each: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -225,6 +225,13 @@ def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
         out.write(json.dumps(row) + "\n")
 
 
+def write_json(file: pathlib.Path, value: Any) -> None:
+    """Writes whole or not at all."""
+    draft = file.with_suffix(".tmp")
+    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    draft.replace(file)
+
+
 def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
     """The rows of a file, which may not be there; one that a killed run has torn is left out."""
     if not file.exists():

@@ -149,7 +149,7 @@ def make_pool(
     Args:
       values: of the config; its `recipe.pool` is not read.
       out: the file for `recipe.pool` of the run to come.
-      writer: `policy`, or a language model as `assemble.parse_llm` reads it.
+      writer: `policy`, or a language model as `job.parse_llm` reads it.
       temperatures: each gives its own candidates.
 
     Returns the pool's summary.

@@ -53,6 +53,7 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
 from jax_ragrl.train.assemble import load_policy
 from jax_ragrl.train.job import load_recipe
+from jax_ragrl.train.log import append
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
 from jax_ragrl.train.teacher import TeacherSampler, Writer
@@ -128,10 +129,10 @@ def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, Lesson]:
     return build(Warmup, values), Lesson(recipe.system, teacher, expander)
 
 
-def world_texts(seeds: range, size: int = 400) -> Iterator[str]:
+def world_texts(seeds: range) -> Iterator[str]:
     """Passages and questions to train the tokenizer on."""
     for seed in seeds:
-        world = generate(seed, size)
+        world = generate(seed, 400)
         yield from (f"{p.title}: {p.text}" for p in world.passages)
         yield from (q.text for q in world.questions["train"])
 
@@ -356,7 +357,5 @@ class _Log:
         seconds = round(time.perf_counter() - self._start, 1)
         self.last = {"step": self._steps, "tokens": self._tokens, "seconds": seconds, **means}
         self.last["exact"] = exact
-        line = json.dumps(self.last)
-        print(line, flush=True)
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        print(json.dumps(self.last), flush=True)
+        append(self._file, self.last)

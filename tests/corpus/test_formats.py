@@ -232,7 +232,7 @@ def test_damage_is_named(tmp_path):
     latin.write_bytes('{"id": 1, "question": "é", "golden_answers": []}\n'.encode("latin-1"))
     with pytest.raises(UserError, match="not UTF-8"):
         formats.load_questions(latin)
-    with pytest.raises(UserError, match="'nope' is not known"):
+    with pytest.raises(UserError, match="'nope': use one of beir"):
         formats.load_questions(latin, format="nope")
     with pytest.raises(UserError, match="not questions"):
         formats.load_questions(latin, format="dpr")

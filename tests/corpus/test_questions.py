@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.questions import load_answered, question_batches
+from jax_ragrl.corpus.questions import load_answered, load_mixture, question_batches
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -60,3 +60,34 @@ def test_a_question_without_an_answer_is_not_scored_as_wrong(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match="2 of 3 questions have no answer, the first is 'q1'"):
         load_answered(file)
+
+
+def sets_of(folder, **counts):
+    """Files whose questions are numbered alike."""
+    for name, count in counts.items():
+        (folder / name).mkdir()
+        rows = [
+            {"id": f"train_{i}", "question": "?", "golden_answers": ["a"]} for i in range(count)
+        ]
+        (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ", ".join(str(folder / name / "train.jsonl") for name in counts)
+
+
+def test_several_sets_give_their_questions_in_turns_under_the_names_of_their_folders(tmp_path):
+    mixed = [q.id for q in load_mixture(sets_of(tmp_path, nq=3, hotpotqa=1))]
+    assert mixed == ["nq/train_0", "hotpotqa/train_0", "nq/train_1", "nq/train_2"]
+    assert [q.id for q in load_mixture(str(tmp_path / "hotpotqa/train.jsonl"))] == ["train_0"]
+
+
+def test_of_a_large_set_some_are_drawn_and_of_a_small_one_all(tmp_path):
+    paths = sets_of(tmp_path, nq=50, hotpotqa=2)
+    ids = [q.id for q in load_mixture(paths, each=5)]
+    drawn = [i for i in ids if i.startswith("nq/")]
+    assert len(ids) == 7 and len(set(drawn)) == 5 and drawn != [f"nq/train_{i}" for i in range(5)]
+    assert ids == [q.id for q in load_mixture(paths, each=5)]
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path):
+    paths = sets_of(tmp_path, nq=1)
+    with pytest.raises(UserError, match="called 'nq'"):
+        load_mixture(f"{paths},{paths}")

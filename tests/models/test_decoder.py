@@ -285,7 +285,7 @@ def test_every_parameter_names_one_logical_axis_a_dimension():
             lambda: dataclasses.replace(TINY, attention_impl="flash"),
             "'flash': use one of auto, xla",
         ),
-        (lambda: RopeScaling("dynamic", 2.0), "'dynamic' is not known"),
+        (lambda: RopeScaling("dynamic", 2.0), "'dynamic': use one of linear"),
         (lambda: RopeScaling("linear", 0.5), "factor 0.5 is below 1"),
         (lambda: shape("qwen9"), "no shape named 'qwen9'"),
     ],

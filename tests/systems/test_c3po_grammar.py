@@ -99,7 +99,7 @@ def test_a_rendered_decision_is_read_back(thought, query):
     assert parse_decision(render_decision(thought, LLM)) == Parsed(LLM, (), thought)
 
 
-# --- The published parser's cases --------------------------------------------------------------
+# --- Case by case -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

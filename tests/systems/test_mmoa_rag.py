@@ -453,7 +453,7 @@ def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
 
 
 def test_an_unknown_label_is_refused():
-    with pytest.raises(UserError, match="label is 'x': use both or answer"):
+    with pytest.raises(UserError, match="label is 'x': use one of both, answer"):
         heuristic_demos(MMOARAG(), [], index(), random.Random(0), label="x")
 
 

@@ -123,7 +123,7 @@ def test_bootstrap_interval_covers_the_truth_about_95_times_in_100():
 
 def test_bootstrap_blocks_do_not_change_the_count_of_resamples(monkeypatch):
     monkeypatch.setattr(metrics, "BLOCK", 70)
-    means = list(metrics._resampled_means(np.arange(10.0), 33, 0))
+    means = list(metrics._resampled_means(np.arange(10.0), 33))
     assert [len(m) for m in means] == [7, 7, 7, 7, 5]
 
 

@@ -76,7 +76,7 @@ def get_config():
 
 
 def test_unknown_rows_are_refused():
-    with pytest.raises(UserError, match="rows is 'x': use vanilla, robust, explained"):
+    with pytest.raises(UserError, match="rows is 'x': use one of vanilla, robust, explained"):
         load_finetune({"rows": "x", "steps": 1, "optimizer": {"policy_lr": 1.0}, "data": {}})
 
 

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from jax_ragrl.config import one_of
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
 from jax_ragrl.corpus.formats.beir import read_beir, read_beir_corpus
 from jax_ragrl.corpus.formats.dpr import read_dpr
@@ -208,8 +209,7 @@ def _load(
     path: pathlib.Path | str, format: str | None, wanted: str
 ) -> tuple[list[Question], Iterable[Passage]]:
     name = detect(path, wanted) if format is None else format
-    if name not in FORMATS:
-        raise UserError(f"format {name!r} is not known: use one of {', '.join(FORMATS)}")
+    one_of("format", name, FORMATS)
     return FORMATS[_checked(path, name, wanted)].read(path)
 
 

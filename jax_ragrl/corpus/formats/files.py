@@ -101,7 +101,7 @@ def read_json(path: pathlib.Path | str) -> Any:
         return parse_json(_guarded(path, file.read), path)
 
 
-def first_byte(path: pathlib.Path | str) -> str:
+def first_character(path: pathlib.Path | str) -> str:
     """The first character of a text file that is not blank; empty for an empty file."""
     with open_bytes(path) as file:
         head = _guarded(path, lambda: file.read(4096))
@@ -114,7 +114,7 @@ def read_records(path: pathlib.Path | str) -> Iterator[Record]:
     Raises:
       UserError: malformed JSON, or an entry that is not an object.
     """
-    if first_byte(path) == "[":
+    if first_character(path) == "[":
         values = enumerate(read_json(path), start=1)
         placed = ((f"{path}, record {n}", value) for n, value in values)
     else:

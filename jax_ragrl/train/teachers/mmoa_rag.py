@@ -11,8 +11,8 @@ import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from jax_ragrl.config import one_of
 from jax_ragrl.draws import shuffled
-from jax_ragrl.errors import UserError
 from jax_ragrl.llm.reader import UNKNOWN, Plan, conclude, facts_of, question_of, resolve, understand
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.effects import Generate, Segment
@@ -88,8 +88,7 @@ def heuristic_demos(
       rewritings: question id to its searches, separated by `;`; the rewriter learns from no other.
       label: `both` (paper) or `answer` (code), see `LABELS`.
     """
-    if label not in LABELS:
-        raise UserError(f"label is {label!r}: use {' or '.join(LABELS)}")
+    one_of("label", label, LABELS)
     asked = [q for q in questions if q.answers]
     found = search_all(retriever, [q.text for q in asked], system.top_k)
     demos = []
