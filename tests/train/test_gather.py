@@ -156,6 +156,7 @@ def test_a_file_goes_on_where_it_stood_and_tries_again_what_failed(tmp_path):
         "questions": 2, "with_demos": 2, "failed": 1, "error": "down", "demos": 3,
         "roles": {"r": 3}, "out": str(out),
     }  # fmt: skip
+    assert [json.loads(row)["demos"] for row in log_of(out).read_text().splitlines()] == [2, 1]
     again = Source()
     gather(again, QUESTIONS, out)
     assert again.asked == ["2", "3", "4", "1"]
@@ -187,6 +188,7 @@ def test_a_run_ends_where_nothing_came_of_its_only_questions(tmp_path):
     gather(Source("2", lost=True), QUESTIONS[:3], tmp_path / "last.jsonl")
     gather(Source("0", "1"), QUESTIONS[:2], tmp_path / "some.jsonl")
     assert held(tmp_path / "some.jsonl") == ["0a", "1a"]
+    assert summary(tmp_path / "some.jsonl")["failed"] == 2  # questions, not kinds of failure
 
 
 def test_one_question_that_never_works_is_counted_and_ends_nothing(tmp_path):

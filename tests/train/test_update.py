@@ -586,3 +586,8 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
 def test_a_choice_that_does_not_exist_is_refused_by_name(make, words):
     with pytest.raises(UserError, match=words):
         make()
+
+
+def test_every_group_rule_makes_advantages_without_a_critic():
+    for rule in ("group_normalised", "group_centred", "leave_one_out", "tree_group"):
+        assert Objective(critic="none", advantage=rule).advantage == rule
