@@ -26,7 +26,7 @@ from jax_ragrl.losses import dpo_loss
 from jax_ragrl.rollout.tree import Forest, decisions
 from jax_ragrl.sharding import fetch, on, place, ways
 from jax_ragrl.train.policies import Policies
-from jax_ragrl.train.step import Gradient, add, apply, laid_out, read, score
+from jax_ragrl.train.step import Gradient, add, apply, read, score, summed, zeros
 from jax_ragrl.train.trainer import Models, Trainer, scalar
 from jax_ragrl.types import Tensor
 
@@ -139,23 +139,24 @@ def dpo_update(
     batches = lay_out(_groups(trainer, pairs), trainer.roles, trainer.layout, ways(trainer.mesh))
     net, learner = trainer.policy, models.policy
     temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
-    total: Gradient | None = None
+    sums: list[dict[str, Array]] = []
     with on(trainer.mesh):
+        grads = zeros(learner.params, net.layout)
         for rows, sides in place([(b.rows, sides_of(b)) for b in batches], trainer.mesh):
             fixed = (net.graph, models.reference, net.frozen)
             reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
-            one = preference_gradient(
+            grads, more = preference_gradient(
                 *(net.graph, learner.params, net.frozen),
                 *(rows, sides, reference, temperature, share),
                 allowed_ZV=trainer.allowed_ZV,
                 beta=beta,
                 layout=net.layout,
+                total=grads,
             )
-            total = one if total is None else add(total, one)
-            del one  # device memory: not beside the next one
-        assert total is not None, "there is at least one pair"
-        learner, stepped = apply(net.optimizer, learner, total.grads)
-    metrics = {name: float(x) for name, x in fetch(total.sums | stepped).items()}
+            sums.append(more)
+        learner, stepped = apply(net.optimizer, learner, grads)
+    found = fetch(functools.reduce(add, sums) | stepped)
+    metrics = {name: float(x) for name, x in found.items()}
     return models._replace(policy=learner), metrics
 
 
@@ -197,7 +198,7 @@ def sides_of(batch: Batch) -> Sides:
     return sides
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "beta", "layout"))
+@functools.partial(jax.jit, static_argnames=("graph", "beta", "layout"), donate_argnames=("total",))
 def preference_gradient(
     graph: Any,
     params: Any,
@@ -210,10 +211,11 @@ def preference_gradient(
     allowed_ZV: Array | None = None,
     *,
     beta: float,
-    layout: tuple[Any, ...] | None = None,
+    layout: tuple[Any, ...] | None,
+    total: Any,
 ) -> Gradient:
     """The gradient of the pairs' losses, each weighing `share`, and so weighted sums of `loss/dpo`
-    and `right`. `allowed_ZV` and `layout` as in `step`."""
+    and `right`. `allowed_ZV`, `layout` and `total` as in `step.gradient`."""
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
         logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV).logp_RM
@@ -226,8 +228,7 @@ def preference_gradient(
         right = share * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
         return loss, {"loss/dpo": loss, "right": right}
 
-    grads, sums = jax.grad(loss_of, has_aux=True)(params)
-    return Gradient(laid_out(grads, layout), sums)
+    return summed(loss_of, params, total, layout)
 
 
 def _by_pair(x_RM: Array, pair_RM: Array) -> Array:

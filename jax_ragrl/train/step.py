@@ -151,6 +151,11 @@ def gradient(
             loss, sums = loss + scale * value, sums | {"loss/value": value}
         return loss, sums
 
+    return summed(loss_of, params, total, layout)
+
+
+def summed(loss_of: Any, params: Any, total: Any, layout: tuple[Any, ...] | None) -> Gradient:
+    """The gradient of a loss, added to `total` if given, in `layout`, and the loss's sums."""
     if total is None:
         grads, sums = jax.grad(loss_of, has_aux=True)(params)
     else:

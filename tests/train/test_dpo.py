@@ -13,7 +13,7 @@ from jax_ragrl.train.dpo import Pair, dpo_update, prefer_all
 from jax_ragrl.train.objective import KL
 from jax_ragrl.train.optimizer import Optimizer
 from tests.train import reference
-from tests.train.bigram import CONFIG, GRPO, HEAT, bigram, named, prepared
+from tests.train.bigram import CONFIG, GRPO, HEAT, LAYOUT, bigram, named, prepared
 
 ADAM = Optimizer(0.1, schedule="constant", max_grad_norm=0.3)
 BETA = 0.5
@@ -40,8 +40,11 @@ def margins(params, ref) -> np.ndarray:
     return BETA * (sums[::2] - sums[1::2])
 
 
-def test_a_step_equals_its_equation_in_float64():
+@pytest.mark.parametrize("tokens", [LAYOUT.tokens, 1])
+def test_a_step_equals_its_equation_in_float64(tokens: int):
+    """All pairs in a batch, or a row in each."""
     trainer, models = prepared(GRPO, ADAM)
+    trainer = trainer._replace(layout=dataclasses.replace(LAYOUT, tokens=tokens))
     start = named(models.policy.params)
 
     def loss(params) -> float:
