@@ -12,7 +12,7 @@ from jax_ragrl.models import splash as splash_module
 from jax_ragrl.models.attention import attention, prefix_mask, reads_places
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.splash import SPLASH_FROM, splash
+from jax_ragrl.models.splash import SIDES, SPLASH_FROM, splash, splash_takes
 from jax_ragrl.sharding import make_mesh
 
 SIDE = 128
@@ -87,10 +87,31 @@ def test_on_a_mesh_each_device_takes_its_rows_and_heads():
         assert_close(_outcome(splash, *given), expected)
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(4, 2), (3, 3)])
+def test_on_a_mesh_the_kernel_is_given_the_rows_and_heads_of_one_device(batch, rows, monkeypatch):
+    """And all rows where they do not divide."""
+    seen = []
+    monkeypatch.setattr(splash_module, "_on_device", lambda *x: seen.append(x) or x[0])
+    with jax.set_mesh(make_mesh((1, 2, 2), jax.devices()[:4])):
+        until_BL = np.full((batch, LENGTH), LENGTH, np.int32)
+        out = jax.eval_shape(splash, *_drawn(batch, 4, 2), until_BL)
+    queries, keys = ((rows, LENGTH, heads, 16) for heads in (2, 1))
+    assert [x.shape for x in seen[-1]] == [queries, keys, keys, (rows, LENGTH)]
+    assert out.shape == (batch, LENGTH, 4, 16)
+
+
+def test_a_row_is_cut_into_the_largest_blocks_that_divide_it(monkeypatch):
+    monkeypatch.setattr(splash_module, "SIDES", SIDES)
+    lengths = (1536, 1280, 1152)
+    assert [splash_module._side(length) for length in lengths] == [512, 256, 128]
+    assert all(splash_takes(length, 1) for length in lengths) and not splash_takes(1152 + 64, 1)
+
+
 def test_pairs_of_blocks_that_need_nothing_keep_what_was_read():
     until_BL = jnp.asarray(_trees()[:1])
     forward = jax.device_get(splash_module._blocks(until_BL, 4, by_key=False))
     kinds = [[1, 0, 0, 0], [2, 1, 0, 0], [2, 2, 1, 0], [1, 1, 1, 1]]
+    assert forward.block_mask.shape == (1, 4, 4)  # the four heads of one row share what is told
     assert forward.block_mask[0].tolist() == kinds
     assert forward.data_next[0].tolist() == [[0] * 4, [0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]]
     assert forward.mask_next[0].tolist() == [[0] * 4, [0, 2, 2, 2], [0, 0, 5, 5], [6, 7, 8, 9]]
@@ -131,7 +152,7 @@ def test_the_masks_of_many_rows_are_numbered_without_a_wrap():
 )
 def test_places_are_read_where_the_kernel_fits_and_is_named(impl, length, kv_heads, reads):
     """On a CPU `auto` takes another; two devices cannot share one key-value head."""
-    with jax.set_mesh(make_mesh((2, 2, 2))):
+    with jax.set_mesh(make_mesh((1, 4, 2))):
         assert reads_places(impl, length, kv_heads) == reads
 
 

@@ -313,14 +313,41 @@ def test_a_failed_reply_excludes_its_question_alone(samples):
     assert forest.failed == (1,) and set(forest.question_N.tolist()) == {0}
 
 
-def test_a_language_model_that_raises_excludes_all_that_asked():
+@pytest.mark.parametrize("route", ["[No Retrieval]", "[Planning]"])
+def test_a_language_model_that_raises_excludes_all_that_asked(route):
+    """For an answer, or for two roadmaps each."""
+
     class Down(Tape):
         def complete(self, requests):
             raise EffectError("down")
 
-    forest = play(Down(lambda role, prompt, rng: "[No Retrieval]"), ANN, BOB)
+    forest = play(Down(lambda role, prompt, rng: route), ANN, BOB, roadmaps=2)
     assert forest.failed == (0, 1) and len(forest.records) == 0 and forest.failures == ("down",) * 2
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
+
+
+def test_a_retriever_that_raises_excludes_all_that_searched():
+    class Down(Tape):
+        def search(self, queries, k):
+            raise EffectError("down")
+
+    route = lambda role, prompt, rng: f"[Retrieval] {prompt.split()[-2]}"  # noqa: E731
+    forest = play(Down(route), ANN, BOB)
+    assert forest.failed == (0, 1) and forest.failures == ("down",) * 2
+
+
+def test_what_nothing_is_asked_of_is_not_called():
+    class Called(Tape):
+        def complete(self, requests):
+            assert requests, "the language model"
+            return super().complete(requests)
+
+        def search(self, queries, k):
+            assert queries, "the retriever"
+            return super().search(queries, k)
+
+    forest = play(Called({"router": ["[Retrieval] a"], "filter": [KEEP_1]}))
+    assert leaves_of(forest) == [("Ulm", "answered")]
 
 
 class Threads(Tape):
@@ -353,9 +380,9 @@ def test_a_language_model_on_the_devices_is_asked_from_the_samplers_thread(on_de
 
 
 def test_identical_siblings_are_one_node_with_their_number():
-    tape = Tape({"router": ["[No Retrieval]", "[No Retrieval]"]})
-    forest = play(tape, expander=twice)
-    assert forest.multiplicity_N.tolist() == [2, 1]
+    tape = Tape({"router": ["[No Retrieval]"] * 3})
+    forest = play(tape, expander=lambda effect, question: Branching(3))
+    assert forest.multiplicity_N.tolist() == [3, 1]
     assert tape.log == [("router",), ("answer_direct",)]
 
 
@@ -384,6 +411,13 @@ def test_decisions_after_different_roadmaps_are_drawn_and_compared_apart():
     forest = play(apart, roadmaps=2)
     assert len(set(apart.seeds)) == 3 and same.seeds == apart.seeds[:2]
     assert [len(nodes) for nodes in decisions(forest)] == [1, 1, 1]
+
+
+def test_every_sample_of_the_language_model_is_paid_for_on_each_branch():
+    texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
+    forest = play(Tape(texts, told={"roadmap": lambda r: str(r.seed)}), roadmaps=2)
+    leaves = [r for r in forest.records if r.role == "leaf"]
+    assert [[c.purpose for c in r.calls].count("roadmap") for r in leaves] == [2, 2]
 
 
 def test_only_what_was_not_sampled_is_forced():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 
@@ -53,7 +54,25 @@ def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line()
     assert [r.round for r in forest.records] == [0, 0, 1]
     left, right, leaf = forest.records
     assert leaf.answer == "LRthree words here"
+    assert left.state == right.state == leaf.state and len(leaf.state) == 4
     assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
+
+
+def test_what_one_round_asks_is_asked_side_by_side():
+    met = threading.Barrier(3, timeout=10)
+
+    class Waits(Tape):
+        def sample(self, requests):
+            return (met.wait() if requests else 0, super().sample(requests))[1]
+
+        def search(self, queries, k):
+            return (met.wait(), super().search(queries, k))[1]
+
+        def complete(self, requests):
+            return (met.wait(), super().complete(requests))[1]
+
+    tape = Waits(lambda role, prompt, rng: "x")
+    assert collect(Fan(), once, [ANN], Environment(tape, tape, tape)).leaf_N.sum() == 1
 
 
 def test_calls_are_metered_where_they_are_made():
@@ -128,6 +147,26 @@ class Line:
         return (*state, parsed.text)
 
 
+class Late(Line):
+    """And then a search and an answer that the first of them pays."""
+
+    def wants(self, state):
+        request = LLMRequest("answer", ASKED)
+        asked = Search("q", 2, turn=0), Ask(request, turn=0)
+        return asked if len(state) == 2 else Done("") if len(state) > 2 else Generate("a", ASKED)
+
+    def advance(self, state, reply):
+        return (*state, reply)
+
+
+def test_a_call_is_paid_by_the_action_that_is_named():
+    tape = Tape({"a": ["x", "y"]})
+    forest = collect(Late(), once, [ANN], Environment(tape, tape, tape))
+    assert [(call.purpose, call.turn) for call in forest.records[-1].calls] == [
+        ("search", 0), ("answer", 0),
+    ]  # fmt: skip
+
+
 class Seeded:
     """Writes the seed of the state: equal states write equal texts."""
 
@@ -189,6 +228,23 @@ def test_a_query_that_is_not_followed_is_searched_for_its_reward_alone(peek):
         *[(passage(1),), (), (passage(2), passage(3)) if peek else (), ()]
     ]
     assert [call.asked for call in forest.records[-1].calls] == ["one"]
+
+
+class Notes(Looks):
+    """A note is asked for beside each search."""
+
+    def wants(self, state):
+        wanted = super().wants(state)
+        note = Ask(LLMRequest("note", ASKED))
+        return (wanted, note) if isinstance(wanted, Search) else wanted
+
+
+def test_what_is_not_followed_asks_no_language_model():
+    tape = Tape({"a": ["one", "two", "end"]})
+    first = Branching(2, follow=1, peek=True)
+    two = lambda effect, question: first if effect.depth == 1 else Branching(1)  # noqa: E731
+    collect(Notes(), two, [ANN], Environment(tape, tape, tape))
+    assert [e for e in tape.log if e[0] in ("search", "note")].count(("note",)) == 1
 
 
 # --- Contexts ------------------------------------------------------------------------------------

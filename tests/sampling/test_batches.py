@@ -45,7 +45,7 @@ def test_a_cache_doubles_until_it_holds_what_some_row_may_need():
     "width, mesh, kind",
     [
         (1, None, {"tokens": "[a-z ]+", "stops": ("ab", "never written")}),
-        (8, None, {}),
+        (8, None, {"top_p": 0.9}),
         pytest.param(2, (1, 4, 1), {"top_p": 0.9}, marks=pytest.mark.slow),
     ],
 )
@@ -89,6 +89,36 @@ def test_a_batch_goes_on_with_the_prompts_and_the_slots_that_are_needed(monkeypa
     assert compiled == [f._cache_size() for f in (begin, go_on, batches._taken, batches._grown)]
 
 
+def over(devices: int, count: int) -> Batch:
+    """Eight prompts, `count` of them real, of which nothing is written."""
+    mesh = make_mesh((1, devices, 1), jax.devices()[:devices])
+    prompts = pad_prompts(jobs_of([30] * count), 16, 8)
+    return Batch((None, None), prompts, None, 1, (16, 32), (1, 2, 4), False, 1, mesh)
+
+
+def test_each_device_has_its_share_of_the_padding(monkeypatch):
+    begun = []
+    monkeypatch.setattr(batches, "begin", lambda *a, **k: begun.append(a[2]) or (None, None))
+    over(4, count=5).begin()
+    real_B = jax.device_get(begun[0].length_B) > 0
+    assert real_B.reshape(4, 2).tolist() == [[True, True], *[[True, False]] * 3]
+
+
+def test_a_batch_shrinks_to_what_holds_those_that_go_on_of_every_device():
+    live_WN = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], bool)
+    batch = over(2, count=8)
+    assert batch._size(live_WN) == 2 and batch._size(live_WN | [1, 1, 1, 0]) == 4
+    # A program goes on until so few do; one that cannot shrink, until none does.
+    few = [jax.device_get(batch._few(count)).tolist() for count in (4, 3, 1)]
+    assert few == [[2, 2], [1, 1], [0, 0]]
+
+
+def test_what_is_taken_are_the_rows_of_prompts_and_the_rest_is_given_up():
+    x_R, keep_WN = jax.device_put((np.arange(8), np.array([[2, 0]], np.int32)))
+    assert jax.device_get(batches.taken([x_R], keep_WN, 4)[0]).tolist() == [4, 5, 0, 1]
+    assert x_R.is_deleted()
+
+
 @pytest.mark.parametrize("slots, at_once", [(16, 1), (32, 3)])
 def test_a_batch_that_keeps_its_cache_begins_when_the_one_before_has_ended(
     slots, at_once, monkeypatch
@@ -109,9 +139,10 @@ def test_a_batch_that_keeps_its_cache_begins_when_the_one_before_has_ended(
     assert begun == ([0, 1, 2] if at_once == 1 else [0, 0, 0]) and ended == [0, 1, 2]
 
 
-def test_a_batch_ends_where_its_last_slot_lies_between_two_looks_at_rows(monkeypatch):
-    """As on a GPU, where 37 slots are full before the third look of 16 tokens."""
-    monkeypatch.setattr(sampler, "Batch", lambda *a, **k: Batch(*a, **k | {"stride": 16}))
+@pytest.mark.parametrize("stride", [1, 16])
+def test_a_batch_ends_with_its_last_slot_though_a_row_would_go_on(stride, monkeypatch):
+    """On a GPU that lies between two looks at rows: 37 slots are full before the third, of 16."""
+    monkeypatch.setattr(sampler, "Batch", lambda *a, **k: Batch(*a, **k | {"stride": stride}))
     shapes = dataclasses.replace(SHAPES, steps=37)
     drawn = sample_jobs(*policy(), FREE, jobs_of([46, 3, 36]), 1, shapes)
     assert [(len(ids), len(logps)) for [(ids, logps)] in drawn] == [(37, 37), (3, 3), (36, 36)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -13,7 +14,9 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import query_of
 from jax_ragrl.llm.reader import question_of, understand
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.expand import Branching, once
+from jax_ragrl.rollout.roles import malformed
+from jax_ragrl.systems.base import Wrapped
 from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
 from jax_ragrl.train import gather as module
 from jax_ragrl.train.demos import Demo, load_demos
@@ -69,10 +72,48 @@ def test_an_action_that_was_put_right_is_no_example(action):
     assert [d.role for d in demos_of(tape, ANN, max_depth=6)] == [ROUTER]
 
 
+def test_an_answer_that_is_right_in_part_makes_no_example():
+    tape = Tape({ROUTER: ["[No Retrieval]"]}, told={"answer_direct": "Ulm or Rom"})
+    forest = play(tape, ANN)
+    prompts = {forest.records[0].action.prompt_ids: ()}
+    strict, loose = (dataclasses.replace(recipe(Settings()), metric=m) for m in ("f1", "cover_em"))
+    assert right_actions(strict, forest, prompts) == []
+    assert len(right_actions(loose, forest, prompts)) == 1
+
+
+def test_a_malformed_action_is_no_example_though_a_right_answer_came_of_it():
+    forest = play(Tape({ROUTER: ["[No Retrieval]"]}, told={"answer_direct": "Ulm"}), ANN)
+    forest.records[0].parsed = malformed("no brackets")
+    assert right_actions(recipe(Settings()), forest, {}) == []
+
+
 def test_what_is_written_again_in_another_rollout_is_kept_once():
     tape = Tape({ROUTER: ["[No Retrieval]"] * 2}, told={"answer_direct": "Ulm"})
     (made,) = demos_of(tape, ANN, ANN, expander=once)
     assert (made.question, made.reply, made.reward) == ("q-ann", "[No Retrieval]", 1.0)
+
+
+def test_what_is_written_twice_is_worth_its_better_time():
+    """Once both filters keep what the answer needs, once one of the two is dead."""
+    texts = {ROUTER: ["[Retrieval] x"] * 4, FILTER: ["Thought: t\nAction: [1]"] * 3 + ["nothing"]}
+    tape = Tape(texts, told={"answer": "Ulm"})
+    made = demos_of(tape, ANN, ANN, expander=lambda effect, question: Branching(2))
+    assert [(d.role, d.reward) for d in made] == [(ROUTER, 1.0), (FILTER, 1.0)]
+
+
+class Plain(Wrapped):
+    """A system whose roles read plain text."""
+
+    @property
+    def roles(self):
+        return {n: dataclasses.replace(r, chat=False) for n, r in self.system.roles.items()}
+
+
+def test_an_example_says_whether_its_role_reads_a_chat():
+    forest = play(Tape({ROUTER: ["[No Retrieval]"]}, told={"answer_direct": "Ulm"}), ANN)
+    prompts, chat = {forest.records[0].action.prompt_ids: ()}, recipe(Settings())
+    plain = dataclasses.replace(chat, system=Plain(chat.system))
+    assert [right_actions(r, forest, prompts)[0].chat for r in (chat, plain)] == [True, False]
 
 
 # --- The file -------------------------------------------------------------------------------------
@@ -115,6 +156,7 @@ def test_a_file_goes_on_where_it_stood_and_tries_again_what_failed(tmp_path):
         "questions": 2, "with_demos": 2, "failed": 1, "error": "down", "demos": 3,
         "roles": {"r": 3}, "out": str(out),
     }  # fmt: skip
+    assert [json.loads(row)["demos"] for row in log_of(out).read_text().splitlines()] == [2, 1]
     again = Source()
     gather(again, QUESTIONS, out)
     assert again.asked == ["2", "3", "4", "1"]
@@ -137,6 +179,16 @@ def test_an_outage_ends_the_run_and_keeps_what_is_done(tmp_path):
     with pytest.raises(UserError, match=r"all of 2 questions failed \(down\).*same command"):
         gather(down, QUESTIONS, out)
     assert len(log_of(out).read_text().splitlines()) == 2 and "4" not in down.asked
+
+
+def test_a_run_ends_where_nothing_came_of_its_only_questions(tmp_path):
+    with pytest.raises(UserError, match="all of 1 questions failed"):
+        gather(Source("0", lost=True), QUESTIONS[:1], tmp_path / "one.jsonl")
+    # Not where the last are fewer than a chunk, nor where something came of what failed.
+    gather(Source("2", lost=True), QUESTIONS[:3], tmp_path / "last.jsonl")
+    gather(Source("0", "1"), QUESTIONS[:2], tmp_path / "some.jsonl")
+    assert held(tmp_path / "some.jsonl") == ["0a", "1a"]
+    assert summary(tmp_path / "some.jsonl")["failed"] == 2  # questions, not kinds of failure
 
 
 def test_one_question_that_never_works_is_counted_and_ends_nothing(tmp_path):

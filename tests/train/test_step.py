@@ -20,7 +20,7 @@ from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.train import scoring
 from jax_ragrl.train.objective import KL, Objective
-from jax_ragrl.train.scoring import token_loss
+from jax_ragrl.train.scoring import SCORED_TOKENS, score_tokens, token_loss
 from jax_ragrl.train.step import Gradient, Learner, add, apply, gradient, layout_of, score, zeros
 from jax_ragrl.train.targets import Targets
 from tests.tiny import policy
@@ -130,7 +130,8 @@ def test_logits_in_chunks_give_what_all_at_once_give(monkeypatch):
     assert_close(jax.device_get(chunked(params, NOTHING, *jax.device_put(arguments))), whole)
 
 
-def test_the_gradient_of_a_sum_of_losses_is_that_of_the_plain_logits(monkeypatch):
+@pytest.mark.parametrize("of", ["a sum", "scores"])
+def test_the_gradient_of_losses_is_that_of_the_plain_logits(of, monkeypatch):
     """At a temperature, under grammars, in chunks of two, and with a factor before the sum. Of
     padding a loss is told zeros."""
     monkeypatch.setattr(scoring, "SCORED_CHUNK", 2)
@@ -145,12 +146,17 @@ def test_the_gradient_of_a_sum_of_losses_is_that_of_the_plain_logits(monkeypatch
     given = jax.device_put((hidden_RMD, np.float32(0.7), allowed_ZV, draw.random((3, 6), "f4")))
 
     def loss(logp, entropy, mask, given):
-        del mask
-        return given * jax.numpy.square(logp) + entropy
+        return given * jax.numpy.square(logp) + entropy + mask.astype(np.float32)
 
     def found(hidden_RMD, heat, allowed_ZV, given_RM):
+        if of == "scores":
+            scores = score_tokens(decoder, hidden_RMD, rows, heat, allowed_ZV)
+            return 2.5 * jax.numpy.sum(loss(*masked(*scores[:2]), mask_RM, given_RM)), scores
         total, scores = token_loss(decoder, hidden_RMD, rows, heat, allowed_ZV, loss, given_RM)
         return 2.5 * total, scores
+
+    def masked(*scores):
+        return (jax.numpy.where(mask_RM, x, 0.0) for x in scores)
 
     def plain(hidden_RMD, heat, allowed_ZV, given_RM):
         logits_RMV = decoder.logits(hidden_RMD) / heat
@@ -158,8 +164,8 @@ def test_the_gradient_of_a_sum_of_losses_is_that_of_the_plain_logits(monkeypatch
         p_RMV = jax.nn.softmax(logits_RMV, where=allowed_ZV[role_RM])
         entropy = -jax.numpy.sum(p_RMV * jax.numpy.maximum(logp_RMV, -1e9), axis=-1)
         logp = jax.numpy.take_along_axis(logp_RMV, target_RM[..., None], axis=-1)[..., 0]
-        logp, entropy = (jax.numpy.where(mask_RM, x, 0.0) for x in (logp, entropy))
-        return 2.5 * jax.numpy.sum(loss(logp, entropy, None, given_RM)), (logp, entropy)
+        logp, entropy = masked(logp, entropy)
+        return 2.5 * jax.numpy.sum(loss(logp, entropy, mask_RM, given_RM)), (logp, entropy)
 
     ((total, scores), grad), ((expected, kept), slope) = (
         jax.device_get(jax.jit(jax.value_and_grad(f, has_aux=True))(*given)) for f in (found, plain)
@@ -170,6 +176,23 @@ def test_the_gradient_of_a_sum_of_losses_is_that_of_the_plain_logits(monkeypatch
     for x_RM, y_RM in zip(scores[:2], kept, strict=True):
         np.testing.assert_allclose(x_RM[mask_RM], y_RM[mask_RM], rtol=1e-5)
     assert not any(x_RM[:, 4:].any() for x_RM in scores)  # behind the last token of any row
+
+
+def test_rows_are_scored_in_equal_chunks_of_no_more_tokens_than_are_held_at_once():
+    shapes = [(8, 48), (64, 48), (9, 1000), (SCORED_TOKENS + 1, 4)]
+    chunks = [scoring._chunks(np.arange(m) < np.full((r, 1), 25)) for r, m in shapes]
+    assert [size for size, _ in chunks] == [48, 24, 125, 1]
+    assert [int(used) for _, used in chunks] == [1, 2, 1, 4]  # up to the last that any row scores
+
+
+def test_on_a_mesh_each_device_scores_its_own_rows(monkeypatch):
+    seen, chunks, decoder = [], scoring._chunks, nnx.merge(*policy())
+    monkeypatch.setattr(scoring, "_chunks", lambda mask: seen.append(mask.shape) or chunks(mask))
+    rows = Rows(*[np.zeros((8, 6), np.int32)] * 5, np.ones((8, 6), bool))
+    hidden_RMD = np.zeros((8, 6, decoder.config.hidden_size), np.float32)
+    with jax.set_mesh(make_mesh((2, 2, 2))):
+        jax.eval_shape(lambda x: score_tokens(decoder, x, rows, np.float32(1), None), hidden_RMD)
+    assert set(seen) == {(2, 6)}
 
 
 def test_padding_never_reaches_the_gradient():

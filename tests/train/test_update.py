@@ -560,9 +560,9 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: Objective(critic="two"), "critic is 'two'"),
         (lambda: Objective(value_loss="huber"), "value_loss is 'huber'"),
         (lambda: Objective(aggregation="sum"), "aggregation is 'sum'"),
-        (lambda: Objective(advantage="best"), "advantage is 'best'"),
-        (lambda: Objective(advantage="group_centred"), "with critic 'own'"),
-        (lambda: Objective(critic="none"), "with critic 'none'"),
+        (lambda: Objective(advantage="best"), "advantage is 'best': use one of gae"),
+        (lambda: Objective(advantage="group_centred"), "'own': .* use gae or whitened_gae"),
+        (lambda: Objective(critic="none"), "'none': .* use group_normalised or"),
         (lambda: Objective(span="game"), "span is 'game'"),
         (lambda: Objective(role_weights=(("planner", 2.0),)), "this is 'token_mean', which knows"),
         (lambda: dataclasses.replace(GRPO, span="conversation"), "without a critic"),
@@ -586,3 +586,8 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
 def test_a_choice_that_does_not_exist_is_refused_by_name(make, words):
     with pytest.raises(UserError, match=words):
         make()
+
+
+def test_every_group_rule_makes_advantages_without_a_critic():
+    for rule in ("group_normalised", "group_centred", "leave_one_out", "tree_group"):
+        assert Objective(critic="none", advantage=rule).advantage == rule
