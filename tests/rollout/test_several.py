@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.context import context_ids, told, written_ids
 from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
-from jax_ragrl.rollout.expand import Branching, once
+from jax_ragrl.rollout.expand import Branching, Forced, once
+from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import NO_PARENT
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -278,6 +279,13 @@ def test_an_action_that_nobody_sampled_ends_with_the_stop_token_where_it_is_a_tu
     ids = tuple(tokenizer.encode("go"))
     assert written_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
     assert written_ids(tokenizer, "go", False) == ids
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_so_does_an_action_that_a_tree_forces(tokenizer, chat):
+    role, forced = Role("left", Parsed, chat=chat), Branching(0, (Forced("go"),))
+    ((made,),) = PolicySampler({}, tokenizer).sample([ActionRequest(role, ASKED, forced, 0)])
+    assert made.ids == written_ids(tokenizer, "go", chat) and made.logps is None
 
 
 def test_what_was_sampled_is_no_text_to_encode():
