@@ -1,6 +1,8 @@
 """CoDA on NQ and HotpotQA with a 3B base model (WSDM 2026, section 4; its code for the rest).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
+    ragrl index --corpus wiki-18.jsonl --encoder E5 --passage-prefix="passage: " \
+        --query-prefix="query: " --vectors e5_Flat.index --out runs/index
     ragrl train --config=configs/coda.py --workdir=runs/coda \
         --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
         --config.policy=FOLDER --config.index.encoder=FOLDER \

@@ -142,6 +142,8 @@ def _data_commands(command: Command) -> None:
     sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
     sub.add_argument("--kind", default="scann", help="scann or exact")
     sub.add_argument("--questions", type=local, help="measure recall on these")
+    why = "a flat Faiss file of the passages' vectors, in their order: they are not encoded again"
+    sub.add_argument("--vectors", type=local, help=why)
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"
         sub.add_argument(f"--{text}-prefix", help=why)
@@ -424,7 +426,7 @@ def _index(arguments: argparse.Namespace) -> None:
 
     a = arguments
     prefixes = {"query_prefix": a.query_prefix, "passage_prefix": a.passage_prefix}
-    result = run_index(a.corpus, a.out, a.encoder, a.kind, a.questions, **prefixes)
+    result = run_index(a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, **prefixes)
     print(json.dumps(result, indent=2))
 
 

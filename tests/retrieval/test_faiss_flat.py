@@ -1,12 +1,19 @@
 """A flat Faiss file is read as numbers, and refused where its header contradicts itself."""
 
+import json
 import struct
 
 import numpy as np
 import pytest
 
+from jax_ragrl.cli import main
+from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import index
 from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat
+from jax_ragrl.retrieval.lexical import LexicalEncoder
+
+FILES = {"corpus": "corpus.jsonl", "out": "out", "vectors": "x.index"}
 
 VECTORS = np.arange(6, dtype="<f4").reshape(3, 2)
 DATA = VECTORS.tobytes()
@@ -25,6 +32,24 @@ def test_vectors_come_back_as_written(tmp_path, code, metric, name):
     vectors, read = read_faiss_flat(path)
     assert read == name
     np.testing.assert_array_equal(vectors, VECTORS)
+
+
+def test_the_command_takes_vectors_and_encodes_nothing_but_a_few(tmp_path, capsys, monkeypatch):
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(
+            json.dumps({"id": i, "contents": f'"t{i}"\nword{i} here'}) + "\n" for i in range(40)
+        )
+    )
+    corpus = load_corpus(tmp_path / "corpus.jsonl")
+    vectors = LexicalEncoder.fit(corpus.passages).encode_passages(corpus.passages)
+    content = faiss_bytes(b"IxFI", vectors.shape[1], 40, 0, vectors.size, vectors.tobytes())
+    (tmp_path / "x.index").write_bytes(content)
+    monkeypatch.setattr(index, "embed", None)
+    files = {name: str(tmp_path / path) for name, path in FILES.items()}
+    assert main(["index", "--kind=exact", *(f"--{k}={v}" for k, v in files.items())]) == 0
+    assert json.loads(capsys.readouterr().out)["count"] == 40
+    opened = index.open_index(tmp_path / "out", corpus)
+    assert opened.search(["word7"], 1)[0].passages[0].id == "7"
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
     assert given.search(["Harbor"], 6) == made.search(["Harbor"], 6)
     with pytest.raises(UserError, match=r"\(5, 64\) do not fit"):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[:5])
+    with pytest.raises(UserError, match="differ from what this encoder makes"):
+        build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[::-1])
 
 
 def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypatch):
