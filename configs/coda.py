@@ -1,8 +1,6 @@
 """CoDA on NQ and HotpotQA with a 3B base model (WSDM 2026, section 4; its code for the rest).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
-    ragrl index --corpus wiki-18.jsonl --encoder E5 --passage-prefix="passage: " \
-        --query-prefix="query: " --vectors e5_Flat.index --out runs/index
     ragrl train --config=configs/coda.py --workdir=runs/coda \
         --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
@@ -11,12 +9,13 @@
     ragrl train --config=configs/coda.py:alone ...         (AutoRefine: one agent, one context)
 
 The policy is Qwen2.5-3B (base), the retriever e5-base-v2 over the Wikipedia of December 2018, top
-3. The paper's headline is a mean exact match of .407 over seven sets, against .380 for AutoRefine
-and .312 for Search-R1; this config has not been run at that size here. 300 steps of 256 questions
-with 8 rollouts each, in minibatches of 256 sequences: the number of optimizer steps is the code's
-least, one for every 256 planners. Dual clip, KL in the loss and the entropy bonus are the code's.
-Paper and code differ in how executors are judged (`systems/coda.py`, departure 5), and the code
-samples from the nucleus.
+3; Search-R1's vectors of it need not be made again (`ragrl index --passage-prefix="passage: "
+--query-prefix="query: " --vectors e5_Flat.index ...`). The paper's headline is a mean exact match
+of .407 over seven sets, against .380 for AutoRefine and .312 for Search-R1; this config has not
+been run at that size here. 300 steps of 256 questions with 8 rollouts each, in minibatches of 256
+sequences: the number of optimizer steps is the code's least, one for every 256 planners. Dual clip,
+KL in the loss and the entropy bonus are the code's. Paper and code differ in how executors are
+judged (`systems/coda.py`, departure 5), and the code samples from the nucleus.
 
 Its ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.kind=search_r1`;
 without the reward of refinement, and without that of the form too (table 4),
