@@ -18,14 +18,16 @@ KL in the loss and the entropy bonus are the code's. Paper and code differ in ho
 judged (`systems/coda.py`, departure 5), and the code samples from the nucleus.
 
 Its ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.kind=search_r1`;
+Search-R1 in the hierarchy, with a reward that the paper does not name,
+    --config.recipe.refining=False
 without the reward of refinement, and without that of the form too (table 4),
     --config.recipe.refine=0
     --config.recipe.refine=0 --config.recipe.formats=0
 More passages than were trained with (figure 4), and contexts that hold them,
     ragrl evaluate --run runs/coda --config.recipe.top_k=30 \
         --config.shapes.lengths="(512,1024,2048,4096,8192,16384)" ...
-Not here: Search-R1 in the hierarchy (table 3), and one set of answers for questions of PopQA that
-are asked twice (table 2), which a file has to hold already.
+Not here: one set of answers for questions of PopQA that are asked twice (table 2), which a file has
+to hold already.
 """
 
 import functools
@@ -33,7 +35,7 @@ import functools
 from ml_collections import ConfigDict, config_dict
 
 SYSTEMS = {"alone": "jax_ragrl.systems.baselines.executor"}
-HIERARCHY = {"executor_turns": 6, "formats": 1.0, "refine": 0.5}
+HIERARCHY = {"executor_turns": 6, "formats": 1.0, "refine": 0.5, "refining": True}
 CHOICES = {
     "paper": {**HIERARCHY, "top_p": 1.0, "together": True},
     "code": {**HIERARCHY, "top_p": 0.95, "together": False},

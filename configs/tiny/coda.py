@@ -34,6 +34,7 @@ def get_config() -> ConfigDict:
                 "formats": 1.0,
                 "refine": 0.5,
                 "together": True,
+                "refining": True,
             },
             "data": {"world": {"seed": 0, "size": 240, "famous": 0.3, "hops": (1, 2)}},
             "index": {"encoder": "lexical", "kind": "scann"},

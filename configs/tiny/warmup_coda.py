@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
                 "chat": True,
                 "rollouts": 6,
                 "together": True,
+                "refining": True,
             },
             "stages": (
                 {

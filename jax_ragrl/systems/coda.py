@@ -84,7 +84,8 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class CoDA:
-    """The system. A planner has `max_turns` turns, each of its executors `executor_turns`."""
+    """The system. A planner has `max_turns` turns, each of its executors `executor_turns`, and a
+    `prompt` with refinement (`executor`) or without (`search`)."""
 
     style: str = "coda"
     top_k: int = 3
@@ -92,6 +93,7 @@ class CoDA:
     executor_turns: int = 6
     sampling: Sampling = Sampling(1.0, 1.0, 512)
     chat: bool = False
+    prompt: str = "executor"
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -115,7 +117,7 @@ class CoDA:
         if state.executor.query:
             return Search(state.executor.query, self.top_k)
         context = state.executor.context
-        about = user_turn(self.style, "executor", task=context.about)
+        about = user_turn(self.style, self.prompt, task=context.about)
         return Generate(EXECUTOR, about, state.depth, context.after)
 
     def advance(self, state: State, reply: Reply) -> State:
@@ -177,12 +179,14 @@ def answer_reward(answer: str | None, answers: Sequence[str]) -> float:
     return 6.0 * (0.0 if answer is None else f1(answer, answers)) - 3.0
 
 
-def format_reward(planner: str, executors: Sequence[str], together: bool) -> float:
+def format_reward(
+    planner: str, executors: Sequence[str], together: bool, tags: Sequence[str] = EXECUTOR_TAGS
+) -> float:
     """R_format = I_P + I_E (eq. 6): I_E says whether all executors are well formed, or what share.
 
-    An answer without any task costs the planner's point.
+    `tags` are an executor's. An answer without any task costs the planner's point.
     """
-    right = [well_formed(text, EXECUTOR_TAGS) for text in executors] or [False]
+    right = [well_formed(text, tags) for text in executors] or [False]
     share = float(all(right)) if together else float(np.mean(right))
     return float(well_formed(planner, PLANNER_TAGS)) + share
 
@@ -215,7 +219,8 @@ class Settings:
     """The choices of a CoDA run; the defaults are the paper's.
 
     `together` judges the executors as one (see departure 5). `formats` and `refine` weigh those
-    terms: 0 leaves one out.
+    terms: 0 leaves one out. Executors without `refining` are Search-R1 in the hierarchy (table 3):
+    they are not asked for refinement, and earn nothing by it.
     """
 
     style: str = "coda"
@@ -230,6 +235,7 @@ class Settings:
     formats: float = 1.0
     refine: float = 0.5
     together: bool = True
+    refining: bool = True
 
     def __post_init__(self) -> None:
         two_or_more("rollouts", self.rollouts)
@@ -247,13 +253,14 @@ def code() -> Settings:
 
 def terms(forest: Forest, settings: Settings) -> dict[str, np.ndarray]:
     """What is added up to a rollout's reward on its leaf (eq. 9), by name, float64 `[N]`."""
+    tags = [tag for tag in EXECUTOR_TAGS if settings.refining or tag != REFINE]
     found = {name: np.zeros(len(forest.records)) for name in ("answer", "format", "refine")}
     for leaf in np.flatnonzero(forest.leaf_N).tolist():
         record = forest.records[leaf]
         answers = forest.questions[record.question].answers
         planner, executors = written(path_to(forest, leaf))
-        form = format_reward(planner, executors, settings.together)
-        refined = refine_reward(executors, answers, settings.together)
+        form = format_reward(planner, executors, settings.together, tags)
+        refined = settings.refining and refine_reward(executors, answers, settings.together)
         found["answer"][leaf] = answer_reward(record.answer, answers)
         found["format"][leaf] = settings.formats * form
         found["refine"][leaf] = settings.refine * refined
@@ -275,6 +282,7 @@ def recipe(settings: Settings) -> Recipe:
         settings.executor_turns,
         Sampling(settings.temperature, settings.top_p, settings.max_tokens),
         settings.chat,
+        "executor" if settings.refining else "search",
     )
     return Recipe(
         system,

@@ -26,6 +26,7 @@ from jax_ragrl.systems.coda import (
     rollout_advantages,
 )
 from jax_ragrl.systems.tags import contents, render_turn, well_formed
+from jax_ragrl.text.prompts import user_turn
 from tests.conftest import REPO
 from tests.rollout.tape import ANN, BOB, passage
 from tests.systems.talk import ends, talk
@@ -222,6 +223,19 @@ def test_a_refined_gold_answer_is_found_once_or_across_executors():
     assert refine_reward([*halves, render_turn(refine="new york")], ("New York",), False) == 1.0
     assert refine_reward(["New York"], ("New York",), True) == 0.0  # said, but not refined
     assert refine_reward([], ("New York",), True) == refine_reward([""], ("",), True) == 0.0
+
+
+def test_executors_that_do_not_refine_are_not_asked_to_and_lose_and_earn_nothing_by_it():
+    settings = dataclasses.replace(PAPER, style="coda_tiny", chat=True, refining=False)
+    system = coda.recipe(settings).system
+    answered = render_turn(think="so", answer="Ulm")
+    for told, refined in ((answered, False), (REFINED, True)):
+        texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, told]}
+        forest, played = talk(system, texts)
+        assert coda.reward(forest, settings)[-1] == 5.0
+        assert coda.reward(forest, PAPER)[-1] == (5.5 if refined else 4.0)
+        prompts = {prompt for role, prompt, _ in played.contexts if role == EXECUTOR}
+        assert prompts == {user_turn("coda_tiny", "search", task="birthplace of Ann")[-1].content}
 
 
 def test_one_reward_for_the_whole_rollout():
