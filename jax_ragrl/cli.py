@@ -8,6 +8,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
+    warnings.formatwarning = _told_of
     try:
         arguments = _parse(argv)
         arguments.run(arguments)
@@ -35,6 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _told_of(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning of this package as its errors are told; another with its place in the code."""
+    if category is UserWarning and PACKAGE in pathlib.Path(filename).parents:
+        return f"ragrl: {message}\n"
+    return FORMAT(message, category, filename, lineno, line)
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -45,6 +60,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+PACKAGE = pathlib.Path(__file__).parent
+FORMAT = warnings.formatwarning
 CONFIG_HELP = (
     "--config=FILE[:ARGUMENT] is the configuration, and --config.a.b=VALUE overrides a key of it."
 )

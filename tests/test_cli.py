@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import warnings
 
 import pytest
 from flax import nnx
@@ -11,6 +12,7 @@ from flax import nnx
 from jax_ragrl.cli import _load_job, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.train import loop
 from tests.tiny import policy, tokenizer
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "tiny" / "c3po.py"
@@ -257,3 +259,11 @@ def test_the_help_of_a_command_with_a_config_says_how_it_is_given(command, capsy
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]
+
+
+def test_a_warning_of_the_package_is_told_without_its_place_in_the_code(capsys):
+    refused(capsys, "report", "nowhere")  # any command
+    told = UserWarning("mind the gap")
+    assert warnings.formatwarning(told, UserWarning, loop.__file__, 3) == "ragrl: mind the gap\n"
+    assert "other.py:3" in warnings.formatwarning(told, UserWarning, "other.py", 3)
+    assert "loop.py:3" in warnings.formatwarning(told, DeprecationWarning, loop.__file__, 3)
