@@ -316,8 +316,8 @@ def choose(
 def drawn(logits_BV: Array, keys_B: Array) -> Array:
     """One token a row, as often as it is likely, by the Gumbel-max trick (Maddison et al. 2014).
 
-    Of a large vocabulary a block is drawn first and then a token in it: random numbers for 150,000
-    tokens would take a GPU longer than to read their logits.
+    Of a large vocabulary a block is drawn first and then a token in it, which spares random numbers
+    for some 150,000 tokens a row.
     """
     rows, vocab = logits_BV.shape
     blocks = 1 if vocab <= FEW else BLOCKS
