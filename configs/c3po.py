@@ -21,6 +21,10 @@ Its ablations: a single trajectory (section 6.4), and a tree in which no route i
     --config.recipe.tree.retrieval=sampled
 and one strategy for all questions (table 3), which needs no training: `ragrl export`, then `ragrl
 evaluate --systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
+
+Its test out of distribution (table 2) searches with Google, and asks another model:
+    ragrl evaluate --systems direct,standard_rag --run runs/c3po --retriever serper --top-k 10 \
+        --data freshqa.csv multihop_rag.json --judge openai:MODEL --llm openai:MODEL ...
 """
 
 import functools

@@ -207,7 +207,8 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--corpus", type=local)
     sub.add_argument("--index", dest="index_folder", type=local, help="made by ragrl index")
-    sub.add_argument("--retriever", default="", help="of a server to search, instead of both")
+    why = "a server to search instead of both, or the web by the engine serper or searxng"
+    sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=why)
     sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
     sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")

@@ -21,7 +21,6 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import load_indexed, open_index, read_description
 from jax_ragrl.retrieval.recall import recall
-from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.sampling.sampler import Shapes
@@ -47,8 +46,8 @@ from jax_ragrl.systems.mao_arag import MAOARAG
 from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import load_llm, load_policies, load_policy, mesh_for
-from jax_ragrl.train.job import Job, load_job, parse_llm
+from jax_ragrl.train.assemble import load_llm, load_policies, load_policy, mesh_for, served
+from jax_ragrl.train.job import Job, load_job, parse_index, parse_llm
 from jax_ragrl.train.loop import trained_policies
 from jax_ragrl.types import Question
 
@@ -61,8 +60,9 @@ class Setting(NamedTuple):
     `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
     of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
     `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
-    weights. `retriever` is a server to ask instead of a corpus and its index. `changes` are
-    overrides of a run's `recipe` and `shapes`: its policies in another system than they learnt in.
+    weights. `retriever` is a server to ask instead of a corpus and its index, as `parse_index`
+    reads it. `changes` are overrides of a run's `recipe` and `shapes`: its policies in another
+    system than they learnt in.
     """
 
     corpus: pathlib.Path | None
@@ -213,10 +213,10 @@ def outage(table: Mapping[str, Any]) -> str | None:
 
 def retriever_of(setting: Setting) -> Retriever:
     """A server, or an index that is there."""
-    corpus, folder, url = setting.corpus, setting.index_folder, setting.retriever
-    if url and not (corpus or folder):
-        return RemoteRetriever(url)
-    if url or not (corpus and folder):
+    corpus, folder = setting.corpus, setting.index_folder
+    if setting.retriever and not (corpus or folder):
+        return served(parse_index(setting.retriever), None)
+    if setting.retriever or not (corpus and folder):
         raise UserError(
             "--questions needs --corpus and --index, or --retriever alone; --data makes its own"
         )

@@ -12,11 +12,11 @@ import numpy as np
 from jax_ragrl.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.hosts import by_first
 from jax_ragrl.report.build import build_report
+from jax_ragrl.rows import write_json
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
 from jax_ragrl.train.assemble import Parts, assemble
 from jax_ragrl.train.job import Job
-from jax_ragrl.train.log import write_json
 from jax_ragrl.train.loop import acting_models, evaluate_models, train
 from jax_ragrl.types import Question
 

@@ -10,7 +10,7 @@ import hashlib
 import pathlib
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
@@ -32,10 +32,11 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import set_name
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
+from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.train.assemble import open_or_build_index
-from jax_ragrl.train.job import Index
-from jax_ragrl.train.log import append, keep_rows, rows_of
+from jax_ragrl.rows import append, keep_rows, rows_of
+from jax_ragrl.train.assemble import open_or_build_index, served
+from jax_ragrl.train.job import Index, parse_index
 from jax_ragrl.types import Question
 
 SHOWN = ("f1", "em", "cover_em")
@@ -68,26 +69,24 @@ def survey(
     Returned beside it is whether there is a cell that did not fail.
 
     Args:
-      setting: of every cell. Its corpus and index serve sets that have none of their own; its
-        questions are not read.
+      setting: of every cell. Its corpus and index serve sets that have none of their own, or its
+        retriever all of them; its questions are not read.
       sets: with names that differ.
-      workdir: holds one table, and the indexes that were made for it.
+      workdir: holds one table, the indexes that were made for it, and what a search engine found.
       encoder: of these indexes.
     """
-    if setting.retriever:
-        raise UserError("--retriever goes with --questions: with --data, indexes are made")
     names, sets = chosen(setting), with_corpora(setting, sets)
     fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
-    given |= {"changes": setting.changes} if setting.changes else {}
+    given |= {k: v for k in ("changes", "retriever") if (v := getattr(setting, k))}
     cells = kept(workdir / "rows.jsonl")
     settle(workdir / "table.json", given, renew=not cells)
-    actors = load_actors(setting)
+    searched, actors = _searching(setting, workdir, encoder), load_actors(setting)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
         missing = [name for name in names if (data.name, name) not in cells]
         bar.update(len(names) - len(missing))
-        opened = _opened(setting, data, actors, workdir, encoder) if missing else None
+        opened = _opened(setting, data, actors, searched) if missing else None
         for name in missing:
             bar.set_description(f"{data.name} {name}")
             cells[data.name, name] = made = _cell(name, opened, actors)
@@ -101,15 +100,19 @@ def survey(
 
 
 def with_corpora(setting: Setting, sets: Sequence[DataSet]) -> list[DataSet]:
-    """The sets, each with the file that its passages are in.
+    """The sets, each with the file that its passages are in, unless all are searched on a server.
 
     Raises:
-      UserError: two sets have one name, or one has no passages.
+      UserError: two sets have one name; one has no passages, or some beside a server.
     """
     names = [data.name for data in sets]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two sets are called {twice[0]!r}: name them, --data NAME=QUESTIONS")
-    return [data._replace(corpus=_corpus_of(setting, data)) for data in sets]
+    if not setting.retriever:
+        return [data._replace(corpus=_corpus_of(setting, data)) for data in sets]
+    if setting.corpus or setting.index_folder or any(data.corpus for data in sets):
+        raise UserError("--retriever searches for all sets: leave --index and corpora out")
+    return list(sets)
 
 
 def _corpus_of(setting: Setting, data: DataSet) -> pathlib.Path:
@@ -133,18 +136,30 @@ class Opened(NamedTuple):
     error: Row | None = None
 
 
-def _opened(
-    setting: Setting, data: DataSet, actors: Actors, workdir: pathlib.Path, encoder: str
-) -> Opened:
-    """The questions and the index of a set, which is made unless it is there."""
-    try:
+def _searching(
+    setting: Setting, workdir: pathlib.Path, encoder: str
+) -> Callable[[DataSet], Retriever]:
+    """What a set is searched in: the server of all, the index that was given, or one made here."""
+    if setting.retriever:
+        server = served(parse_index(setting.retriever), workdir / "searches")
+        return lambda data: server
+
+    def searched(data: DataSet) -> Retriever:
         assert data.corpus is not None, "with_corpora names one"
         shared = setting.corpus and data.corpus.resolve() == setting.corpus.resolve()
         if setting.index_folder and shared:
-            retriever = retriever_of(setting)
-        else:
-            retriever = _indexed(data.corpus, workdir, encoder)
-        bench = open_bench(setting, actors, retriever)
+            return retriever_of(setting)
+        return _indexed(data.corpus, workdir, encoder)
+
+    return searched
+
+
+def _opened(
+    setting: Setting, data: DataSet, actors: Actors, searched: Callable[[DataSet], Retriever]
+) -> Opened:
+    """The questions of a set, and what they are searched in."""
+    try:
+        bench = open_bench(setting, actors, searched(data))
         return Opened(bench, questions_of(setting._replace(questions=data.questions)))
     except Exception as error:  # whatever it is, the other sets are not lost
         return Opened(error=_failure(error))

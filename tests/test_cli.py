@@ -238,9 +238,7 @@ def test_a_config_that_cannot_be_read_is_named(given, said, tmp_path, capsys):
 
 
 def test_a_retrieval_server_that_stays_away_is_one_line(tmp_path, capsys, monkeypatch):
-    from jax_ragrl.retrieval import remote
-
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("jax_ragrl.retrieval.http.time.sleep", lambda seconds: None)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
     asked = write(tmp_path / "q.jsonl", row)

@@ -283,7 +283,7 @@ def test_a_server_stands_for_the_corpus_and_index_of_one_set(tmp_path, capsys):
             ["--questions", str(file), "--systems", "skr_knn", "--train", str(file)],
             "not --retriever",
         ),
-        (["--data", f"{file}@{file}"], "--retriever goes with --questions"),
+        (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
     ):
         assert main(["evaluate", "--retriever", "http://localhost:1", *given]) == 2
         assert told in capsys.readouterr().err

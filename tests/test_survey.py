@@ -13,6 +13,7 @@ from jax_ragrl.compare import Setting
 from jax_ragrl.errors import UserError
 from jax_ragrl.survey import DataSet, kept, markdown, parse_data, shown, with_corpora
 from tests.llm.server import serving
+from tests.retrieval.engine import engine, pages
 
 COSTS = dict.fromkeys(
     ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens", "policy_calls"), 2.0
@@ -138,6 +139,20 @@ def test_a_table_without_a_cell_yet_takes_other_options(sets, capsys, monkeypatc
         assert run(sets, address, "direct", encoder="nowhere") == 2
 
 
+def test_a_search_engine_stands_for_all_corpora_and_its_hits_are_kept(sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    reading = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
+    with reading as (address, _), engine(pages) as (web, seen):
+        given = ["--llm", f"openai:m@{address}", "--style", "full", "--workdir", f"{sets}/table"]
+        given += ["--systems", "standard_rag", "--retriever", f"searxng@{web}", "--data"]
+        assert main(["evaluate", *given, f"{sets}/one.jsonl", f"{sets}/two.jsonl"]) == 0
+        assert len({(asked["q"], asked["pageno"]) for asked in seen}) == len(seen) > 0
+    (kept,) = (sets / "table" / "searches").iterdir()
+    assert kept.name == "searxng-0.jsonl" and "error" not in capsys.readouterr().out
+    row = json.loads((sets / "table" / "rows.jsonl").read_text().splitlines()[0])
+    assert row["costs"]["passages"] == 5.0 and row["cover_em"] == 100.0  # the query is in its hits
+
+
 def test_the_index_of_the_common_corpus_is_taken_however_its_path_is_written(sets, monkeypatch):
     monkeypatch.chdir(sets)
     monkeypatch.setattr(surveys, "retriever_of", lambda setting: "the index that was given")
@@ -145,7 +160,8 @@ def test_the_index_of_the_common_corpus_is_taken_however_its_path_is_written(set
     corpus, index = pathlib.Path("corpus.jsonl"), pathlib.Path("index")
     setting = Setting(corpus, None, index, ("direct",), "tiny", "tiny", "tiny", 2, 0)
     data = DataSet("one", sets / "one.jsonl", sets / "corpus.jsonl")
-    opened = surveys._opened(setting, data, None, sets / "table", "lexical")
+    searched = surveys._searching(setting, sets / "table", "lexical")
+    opened = surveys._opened(setting, data, None, searched)
     assert opened.bench == "the index that was given"
 
 

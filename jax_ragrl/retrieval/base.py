@@ -27,6 +27,12 @@ class Retriever(Protocol):
         ...
 
 
+def check_depth(k: int) -> None:
+    """`UserError` where a search of `k` passages is none."""
+    if k < 1:
+        raise UserError(f"k={k} asks for no passages: give at least 1")
+
+
 def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hits]:
     """The hits of every query, where none may be missing: raises the first `EffectError`."""
     found = []

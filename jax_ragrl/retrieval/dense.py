@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.embed import Encoder
 from jax_ragrl.types import Hits
 
@@ -47,8 +47,7 @@ class DenseRetriever:
         Raises:
           UserError: k is below 1.
         """
-        if k < 1:
-            raise UserError(f"k={k} asks for no passages: give at least 1")
+        check_depth(k)
         if not queries:
             return []
         vectors_QD = self.encoder.encode_queries(queries)

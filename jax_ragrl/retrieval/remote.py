@@ -8,21 +8,18 @@ one list a query, best first (Jin et al. 2025). `ragrl serve` speaks it too.
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import httpx2
 
 from jax_ragrl.corpus.formats.files import Record, field, loads
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.retrieval.base import check_depth
+from jax_ragrl.retrieval.http import Patient, unless_refused
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
-AWAY = (429, 502, 503, 504)  # over by itself, whatever is asked
 ASKED = (400, 413, 422)  # a refusal that may be of one query alone
 
 
@@ -52,21 +49,10 @@ class RemoteRetriever:
         timeout: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        try:
-            whole = httpx2.URL(url).host and url.startswith(("http://", "https://"))
-        except httpx2.InvalidURL:
-            whole = False
-        if not whole:
-            raise UserError(f"{url!r} is no address of a retriever: give http://HOST:PORT")
         self.fingerprint = url.rstrip("/").removesuffix(PATH)
-        if retries < 0 or timeout <= 0:
-            raise UserError(
-                f"{url}: retries {retries} and timeout {timeout} allow no request: give at least 0 "
-                "and some seconds"
-            )
-        self._batch, self._retries, self._pause = batch, retries, pause
+        self._server = Patient(self.fingerprint, retries, timeout, pause)
+        self._batch = batch
         self._known = False  # whether it ever found something
-        self._client = httpx2.Client(timeout=timeout)
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """The `k` best passages of each query as the server ranks them, fewer if it sends fewer.
@@ -78,8 +64,7 @@ class RemoteRetriever:
           UserError: k is below 1; a server that never found anything refused, or sent something
             else: then the address, or k, is to blame.
         """
-        if k < 1:
-            raise UserError(f"k={k} asks for no passages: give at least 1")
+        check_depth(k)
         found: list[Hits | UserError | EffectError] = []
         try:
             for i in range(0, len(queries), self._batch):
@@ -87,17 +72,14 @@ class RemoteRetriever:
         except EffectError as error:  # what came before it is in the list
             found += [error] * (len(queries) - len(found))
         self._known = self._known or any(isinstance(x, Hits) for x in found)
-        wrong = next((x for x in found if isinstance(x, UserError)), None)
-        if wrong is not None and not self._known:
-            raise wrong
-        return [EffectError(str(x)) if isinstance(x, UserError) else x for x in found]
+        return unless_refused(found, self._known)
 
     def _ask(
         self, queries: Sequence[str], k: int, *, whole: bool = True
     ) -> Iterator[Hits | UserError | EffectError]:
         """What becomes of some queries, in order; `whole` where they are no part of a request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
-        reply = self._post(json.dumps(body), patient=whole)
+        reply = self._server.post(PATH, body, patient=whole)
         place, status = f"{self.fingerprint}{PATH}", reply.status_code
         if status == 200:
             yield from read_result(reply.text, place, len(queries), k)
@@ -113,25 +95,6 @@ class RemoteRetriever:
             half = len(queries) // 2
             yield from self._ask(queries[:half], k, whole=False)
             yield from self._ask(queries[half:], k, whole=False)
-
-    def _post(self, body: str, *, patient: bool) -> httpx2.Response:
-        """The first reply that asking again would not change: an error of the server's (500) only
-        where that has been tried."""
-        tries, why = self._retries + 1, ""
-        for i in range(tries):
-            time.sleep(self._pause * 2 ** (i - 1) if i else 0)
-            try:
-                headers = {"Content-Type": "application/json"}
-                url = f"{self.fingerprint}{PATH}"
-                reply = self._client.post(url, content=body, headers=headers)
-            except httpx2.RequestError as error:
-                why = f"{type(error).__name__}: {error}"
-                continue
-            last = i + 1 == tries or not patient
-            if reply.status_code not in AWAY and (reply.status_code < 500 or last):
-                return reply
-            why = f"status {reply.status_code}: {reply.text[:200]!r}"
-        raise EffectError(f"{self.fingerprint} failed {tries} times, the last with {why}")
 
 
 def read_result(text: str, place: str, queries: int, k: int) -> list[Hits | UserError]:

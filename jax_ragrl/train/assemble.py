@@ -31,6 +31,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import (
+    KINDS,
     build_index,
     load_indexed,
     make_encoder,
@@ -38,6 +39,7 @@ from jax_ragrl.retrieval.index import (
     read_description,
 )
 from jax_ragrl.retrieval.remote import RemoteRetriever
+from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
@@ -163,14 +165,22 @@ def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
 
 def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
     """The retriever of a run: a server asked, or an index of its corpus."""
-    if index.kind == REMOTE:
-        return RemoteRetriever(index.url, retries=index.retries, timeout=index.timeout)
+    if index.kind not in KINDS:
+        return served(index, index_folder(index, workdir))
     if not len(corpus):
         raise UserError(
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
             "set index.kind to remote and index.url"
         )
     return open_or_build_index(corpus, index, workdir)
+
+
+def served(index: Index, folder: pathlib.Path | None) -> Retriever:
+    """A server as the retriever; what a search engine of the web finds is kept in `folder`."""
+    patience: dict[str, Any] = {"retries": index.retries, "timeout": index.timeout}
+    if index.kind == REMOTE:
+        return RemoteRetriever(index.url, **patience)
+    return WebRetriever(index.kind, index.url, folder, writer=jax.process_index(), **patience)
 
 
 def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:

@@ -24,12 +24,12 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.rollout.context import context_ids, written_ids
 from jax_ragrl.rollout.effects import Said, Segment, Told
+from jax_ragrl.rows import write_json
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import load_policy
 from jax_ragrl.train.finetune import batches, finish, learn
 from jax_ragrl.train.job import TINY
-from jax_ragrl.train.log import write_json
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example
 from jax_ragrl.train.trainer import prepare, trained

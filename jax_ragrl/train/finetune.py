@@ -32,6 +32,7 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rows import append, keep_until, write_json
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.rows import (
@@ -52,7 +53,6 @@ from jax_ragrl.train.assemble import (
 )
 from jax_ragrl.train.checkpoint import Checkpoints
 from jax_ragrl.train.job import LLM, TINY, Data, Index
-from jax_ragrl.train.log import append, keep_until, write_json
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.sft import IMITATION, Example, example, imitate
 from jax_ragrl.train.trainer import Models, Trainer, acting, prepare, trained

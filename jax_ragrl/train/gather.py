@@ -28,6 +28,7 @@ from jax_ragrl.evaluate import METRICS
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rows import append, keep_rows, rows_of
 from jax_ragrl.sharding import own_mesh
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.crossing import Apart
@@ -45,7 +46,6 @@ from jax_ragrl.train.assemble import (
 )
 from jax_ragrl.train.demos import Demo
 from jax_ragrl.train.job import Job, load_job, parse_llm
-from jax_ragrl.train.log import append, keep_rows, rows_of
 from jax_ragrl.train.pool import Ghostwriter, conversation
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
 from jax_ragrl.types import Message, Question

@@ -14,6 +14,8 @@ from jax_ragrl.evaluate import METRICS
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.retrieval.index import KINDS
+from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems import c3po, coda, mao_arag, mmoa_rag, opera
 from jax_ragrl.systems.base import Credit, Recipe, two_or_more
@@ -43,7 +45,7 @@ class WorldData:
 class FileData:
     """Files in any known format; `dev` and `test` may be the same file as `train`.
 
-    `corpus` may be empty where the index is remote. Several files of questions have commas between
+    `corpus` may be empty where a server is searched. Several files of questions have commas between
     them, and give theirs in turns; `train_each`, if not 0, is the most that are drawn from a file
     of `train`. See `corpus.questions.load_mixture`.
     """
@@ -67,8 +69,9 @@ class Data:
 class Index:
     """How the corpus is searched. `folder` is opened where it exists, else made there.
 
-    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else;
-    `retries` and `timeout` (seconds) are for it.
+    The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else. So do
+    `serper` and `searxng`, search engines of the web, which keep what they found in `folder`.
+    `retries` and `timeout` (seconds) are for both.
     """
 
     encoder: str = "lexical"
@@ -79,10 +82,12 @@ class Index:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if (self.kind == REMOTE) != bool(self.url):
+        one_of("index.kind", self.kind, (*KINDS, REMOTE, *ENGINES))
+        home = ENGINES[self.kind].url if self.kind in ENGINES else ""
+        if (self.kind in KINDS) == bool(self.url or home):
             raise UserError(
-                f"index.kind is {self.kind!r} and index.url is {self.url!r}: give kind remote and "
-                "an address, or neither"
+                f"index.kind is {self.kind!r} and index.url is {self.url!r}: give the address of a "
+                f"server to the kinds {REMOTE} and {', '.join(ENGINES)}, and to no other"
             )
         if self.folder:
             local(self.folder)
@@ -305,6 +310,12 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
     recipe = with_own_policies(recipe, [name for name, _ in pairs])
     return crossed(recipe, str(credit), rollouts)
+
+
+def parse_index(text: str) -> Index:
+    """A retriever named in a word: the address of a server, or `ENGINE[@URL]`."""
+    name, _, url = text.partition("@")
+    return Index(kind=name, url=url) if name in ENGINES else Index(kind=REMOTE, url=text)
 
 
 def parse_llm(text: str, *, int8: bool = False) -> LLM:

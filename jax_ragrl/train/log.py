@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import json
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from tqdm import tqdm
 from jax_ragrl.hosts import first
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
+from jax_ragrl.rows import append, keep_until
 
 Terms = Callable[[Forest], Mapping[str, np.ndarray]]
 
@@ -217,41 +216,3 @@ class Silent:
 def open_log(workdir: pathlib.Path, start: int, steps: int) -> Log | Silent:
     """The log of a run from the step `start`; of several processes the first one writes it."""
     return Log(workdir, start, steps) if first() else Silent()
-
-
-def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
-    """Adds a line of JSON to a file."""
-    with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(row) + "\n")
-
-
-def write_json(file: pathlib.Path, value: Any) -> None:
-    """Writes whole or not at all."""
-    draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    draft.replace(file)
-
-
-def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
-    if not file.exists():
-        return
-    with file.open(encoding="utf-8") as opened:
-        for line in opened:
-            with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line)
-
-
-def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Drops the other rows of a file, and torn ones, a line at a time: it may be large."""
-    if not file.exists():
-        return
-    kept = file.with_suffix(".tmp")
-    with kept.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows_of(file) if wanted(row))
-    kept.replace(file)
-
-
-def keep_until(file: pathlib.Path, step: int) -> None:
-    """Drops rows after `step`, a torn last line among them."""
-    keep_rows(file, lambda row: row["step"] <= step)

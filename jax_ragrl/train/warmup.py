@@ -47,13 +47,13 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, Expander, Forced, once
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rows import append
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
 from jax_ragrl.train.assemble import load_policy
 from jax_ragrl.train.job import load_recipe
-from jax_ragrl.train.log import append
 from jax_ragrl.train.reading import Listener, careful_reader, fact_rows, reading_rows
 from jax_ragrl.train.sft import Example, Packed, pack, sft_step, token_losses
 from jax_ragrl.train.teacher import TeacherSampler, Writer

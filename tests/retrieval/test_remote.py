@@ -153,7 +153,7 @@ def test_a_server_that_is_away_for_a_while_is_asked_again():
 
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
-    monkeypatch.setattr("jax_ragrl.retrieval.remote.time.sleep", slept.append)
+    monkeypatch.setattr("jax_ragrl.retrieval.http.time.sleep", slept.append)
     with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _):
         (error,) = RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
     assert isinstance(error, EffectError)
@@ -332,8 +332,8 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"kind": "remote"}, "give kind remote and an address"),
-        ({"url": "http://localhost:8000"}, "give kind remote and an address"),
+        ({"kind": "remote"}, "'remote' and index.url is '': give the address"),
+        ({"url": "http://localhost:8000"}, "'scann' and index.url is 'http://localhost:8000'"),
     ],
 )
 def test_half_a_remote_index_is_refused(given: dict[str, str], told: str):

@@ -1,0 +1,47 @@
+"""Rows of JSON, one a line of a file: a line that a killed run has torn is no row."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+
+def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
+    """Adds a line of JSON to a file."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def write_json(file: pathlib.Path, value: Any) -> None:
+    """Writes whole or not at all."""
+    draft = file.with_suffix(".tmp")
+    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    draft.replace(file)
+
+
+def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8") as opened:
+        for line in opened:
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
+def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Drops the other rows of a file, and torn ones, a line at a time: it may be large."""
+    if not file.exists():
+        return
+    kept = file.with_suffix(".tmp")
+    with kept.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows_of(file) if wanted(row))
+    kept.replace(file)
+
+
+def keep_until(file: pathlib.Path, step: int) -> None:
+    """Drops rows after `step`, a torn last line among them."""
+    keep_rows(file, lambda row: row["step"] <= step)
