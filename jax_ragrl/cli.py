@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import pathlib
 import sys
@@ -12,9 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jax_ragrl.bench import command as bench
 from jax_ragrl.config import local
 from jax_ragrl.config_file import load_config, override
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.options import CONFIG_HELP, natural, positive
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -62,9 +63,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 PACKAGE = pathlib.Path(__file__).parent
 FORMAT = warnings.formatwarning
-CONFIG_HELP = (
-    "--config=FILE[:ARGUMENT] is the configuration, and --config.a.b=VALUE overrides a key of it."
-)
 FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -101,22 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     _data_commands(command)
     _evaluate_arguments(command(_evaluate, "evaluate systems on questions", True))
     _run_commands(command)
-    _bench_arguments(command(_bench, "measure something and print JSON"))
+    bench.add_arguments(command(_bench, "measure something and print JSON"))
     return parser
-
-
-def natural(text: str) -> int:
-    """A whole number, at least 0; argparse says what was given instead."""
-    if (number := int(text)) < 0:
-        raise ValueError(text)
-    return number
-
-
-def positive(text: str) -> int:
-    """A whole number, at least 1."""
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
 
 
 def _training_commands(command: Command) -> None:
@@ -158,6 +142,8 @@ def _data_commands(command: Command) -> None:
     sub.add_argument("--out", type=local, required=True)
     sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
     sub.add_argument("--kind", default="scann", help="scann or exact")
+    why = "of the vectors: float32 or, half as large, bfloat16"
+    sub.add_argument("--dtype", default="float32", help=why)
     sub.add_argument("--questions", type=local, help="measure recall on these")
     why = "a flat Faiss file of the passages' vectors, in their order: they are not encoded again"
     sub.add_argument("--vectors", type=local, help=why)
@@ -225,78 +211,6 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
         help="with --data: rows, table and indexes; goes on where it stood",
     )
     sub.add_argument("--encoder", default="lexical", help="with --data: of indexes that are made")
-
-
-def _bench_arguments(sub: argparse.ArgumentParser) -> None:
-    """One sub-command a measurement; `measure` returns what is printed."""
-    kinds = sub.add_subparsers(required=True, metavar="what")
-    kind = kinds.add_parser("load", help="host memory that loading a checkpoint takes")
-    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model")
-    kind.set_defaults(measure=_bench_load)
-    kind = kinds.add_parser("train", help="a train step: siblings after shared prompts")
-    kind.set_defaults(measure=_bench_train)
-    _bench_train_arguments(kind)
-    kind = kinds.add_parser("sample", help="continuations of prompts, of equal length or not")
-    kind.set_defaults(measure=_bench_sample)
-    _bench_sample_arguments(kind)
-    what = "a whole step of --config=FILE: rollout and updates"
-    kind = kinds.add_parser("step", help=what, epilog=CONFIG_HELP)
-    kind.set_defaults(measure=_bench_step, takes_config=True)
-    kind.add_argument("--workdir", type=local, help="with an index; default: a new one")
-    kind.add_argument(
-        "--repeats", type=positive, default=2, help="steps timed, after one that compiles"
-    )
-    kind.add_argument("--shape", help="random policies of a published shape, or tiny")
-    for kind in kinds.choices.values():
-        kind.add_argument("--json", action="store_true", help="on one line, for machines")
-
-
-def _model_arguments(
-    kind: argparse.ArgumentParser, numbers: Sequence[tuple[str, int, str]]
-) -> None:
-    """A model of random weights, and numbers by name, default and help; 0 may be given if it is."""
-    kind.add_argument("--shape", default="qwen2.5-0.5b", help="of a published model, or tiny")
-    for name, default, text in numbers:
-        kind.add_argument(
-            f"--{name}", type=positive if default else natural, default=default, help=text
-        )
-    kind.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-
-
-def _bench_sample_arguments(kind: argparse.ArgumentParser) -> None:
-    numbers = (
-        ("prompts", 64, "how many"),
-        ("siblings", 8, "continuations of each"),
-        ("prompt", 512, "tokens of a prompt"),
-        ("new", 1024, "most tokens of a continuation"),
-        ("mean", 0, "tokens of one on average, exponentially distributed; 0: all have the most"),
-        ("batch", 64, "prompts sampled at once"),
-        ("slots", 128, "new tokens that a cache begins with; as many as --new: it never grows"),
-        ("repeats", 3, "rollouts timed, after one that compiles"),
-    )
-    _model_arguments(kind, numbers)
-
-
-def _bench_train_arguments(kind: argparse.ArgumentParser) -> None:
-    numbers = (
-        ("prompts", 32, "how many"),
-        ("siblings", 8, "actions after each prompt"),
-        ("prompt", 1024, "tokens of a prompt"),
-        ("new", 128, "tokens of an action"),
-        ("layers", 0, "another depth; 0: the shape's"),
-        ("vocabulary", 0, "another size of it; 0: the shape's"),
-        ("tokens", 65536, "of a batch of rows; more are accumulated"),
-        ("repeats", 3, "steps timed, after one that compiles"),
-    )
-    _model_arguments(kind, numbers)
-    kind.add_argument("--remat", default="full", choices=("none", "full", "dots"))
-    kind.add_argument("--attention", default="auto", choices=("auto", "cudnn", "splash", "xla"))
-    rows = kind.add_mutually_exclusive_group()
-    rows.add_argument("--grouped", dest="together", action="store_true", default=True)
-    rows.add_argument("--ungrouped", dest="together", action="store_false")
-    kind.add_argument("--compare", action="store_true", help="measure the other way of rows too")
-    others = ("transformers", "tunix")
-    kind.add_argument("--against", choices=others, help="measure another library too")
 
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
@@ -444,7 +358,9 @@ def _index(arguments: argparse.Namespace) -> None:
 
     a = arguments
     prefixes = {"query_prefix": a.query_prefix, "passage_prefix": a.passage_prefix}
-    result = run_index(a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, **prefixes)
+    result = run_index(
+        a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, a.dtype, **prefixes
+    )
     print(json.dumps(result, indent=2))
 
 
@@ -554,51 +470,6 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _bench(arguments: argparse.Namespace) -> None:
     print(json.dumps(arguments.measure(arguments), indent=None if arguments.json else 2))
-
-
-def _bench_load(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.load import bench_load
-
-    return bench_load(arguments.shape)
-
-
-def _bench_step(arguments: argparse.Namespace) -> dict[str, Any]:
-    import tempfile
-
-    from jax_ragrl.bench.step import bench_step
-    from jax_ragrl.models.shapes import shape
-    from jax_ragrl.train.job import load_job
-
-    job = load_job(load_config(None, arguments.config))
-    size = None if arguments.shape is None else shape(arguments.shape)
-    with tempfile.TemporaryDirectory() as folder:
-        return bench_step(job, arguments.workdir or pathlib.Path(folder), arguments.repeats, size)
-
-
-def _bench_sample(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.sample import Rollout, bench_sample
-
-    return bench_sample(_filled(Rollout, arguments))
-
-
-def _filled(cls: Any, arguments: argparse.Namespace) -> Any:
-    """A dataclass whose fields are options of a command."""
-    return cls(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(cls)})
-
-
-def _bench_train(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jax_ragrl.bench.train import Work, bench_train
-
-    work = _filled(Work, arguments)
-    if not arguments.against:
-        return bench_train(work, together=arguments.together, compare=arguments.compare)
-    from jax_ragrl.bench.peers import beside, measure_peer
-
-    # First, while this process has not taken the device's memory yet.
-    theirs = measure_peer(arguments.against, work)
-    measured = bench_train(work, together=arguments.together, compare=arguments.compare)
-    ours = measured["grouped" if arguments.together else "ungrouped"]
-    return measured | {arguments.against: theirs | beside(ours, theirs)}
 
 
 def _report(arguments: argparse.Namespace) -> None:

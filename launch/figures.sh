@@ -61,4 +61,9 @@ for cohorts in 1 2; do
     --config.run.cohorts="$cohorts" --config.layout.tokens=8192
 done
 
+# The ten nearest of two million vectors, for 256 queries at once.
+for dtype in bfloat16 float32; do
+  measure "search-$dtype" search --count 2000000 --dtype "$dtype"
+done
+
 ((${#failed[@]} == 0)) || { printf 'failed, see %s\n' "${failed[@]}" >&2; exit 1; }

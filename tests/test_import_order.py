@@ -20,6 +20,7 @@ ORDER = [
         "types",
         "config",
         "config_file",
+        "options",
         "rows",
         "draws",
         "sharding",

@@ -18,6 +18,7 @@ from jax_ragrl.types import Passage
 
 BATCH = 1024  # passages encoded at once: enough for an encoder to sort them by length
 SHARD_BYTES = 1 << 26
+DTYPES = ("float32", "bfloat16")  # of vectors: half the bytes, and recall as good as whole
 PROGRESS = "progress.json"  # beside the shards, until the index is whole
 
 
@@ -59,35 +60,46 @@ def _shards(count: int, dimension: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
-def _create(folder: pathlib.Path, count: int, dimension: int) -> tensorstore.TensorStore:
-    """A new float32 [count, dimension] store, sharded by rows; an older one is deleted."""
+def _create(folder: pathlib.Path, shape: tuple[int, ...], dtype: str) -> tensorstore.TensorStore:
+    """A new [count, dimension] store, sharded by rows; an older one is deleted."""
+    count, dimension = shape
     layout = tensorstore.ChunkLayout(chunk_shape=[min(count, _rows(dimension)), dimension])
     return tensorstore.open(
         _spec(folder),
         create=True,
         delete_existing=True,
-        dtype=tensorstore.float32,
-        shape=[count, dimension],
+        dtype=tensorstore.dtype(dtype),
+        shape=shape,
         chunk_layout=layout,
     ).result()
 
 
-def write_vectors(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
-    """Writes float32 [X, D], of which a shard at a time is in memory if it is mapped."""
-    store = _create(folder, *vectors_XD.shape)
+def _write(store: tensorstore.TensorStore, shard: slice, vectors_XD: np.ndarray) -> None:
+    store[shard].write(vectors_XD.astype(store.dtype.numpy_dtype, copy=False)).result()
+
+
+def write_vectors(vectors_XD: np.ndarray, folder: pathlib.Path, dtype: str = "float32") -> None:
+    """Writes [X, D] in a dtype of `DTYPES`; a shard at a time is in memory if they are mapped."""
+    store = _create(folder, vectors_XD.shape, dtype)
     for shard in _shards(*vectors_XD.shape):
-        store[shard].write(np.asarray(vectors_XD[shard], np.float32)).result()
+        _write(store, shard, vectors_XD[shard])
 
 
-def embed(passages: Sequence[Passage], encoder: Encoder, folder: pathlib.Path, of: str) -> None:
-    """Encodes passages and writes float32 [X, D] in their order, with a progress bar.
+def embed(
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    folder: pathlib.Path,
+    of: str,
+    dtype: str = "float32",
+) -> None:
+    """Encodes passages and writes [X, D] in their order, with a progress bar.
 
     Goes on behind the last whole shard of a call that was killed, if `of`, what the vectors are of,
     was equal. `PROGRESS` in the folder keeps it until the caller takes it away.
     """
     count, done = len(passages), _done(folder, of)
     shape = (count, encoder.dimension)
-    store = tensorstore.open(_spec(folder)).result() if done else _create(folder, *shape)
+    store = tensorstore.open(_spec(folder)).result() if done else _create(folder, shape, dtype)
     bar = tqdm.tqdm(total=count, initial=done, desc="embed", unit="passage", disable=None)
     with bar:
         for shard in _shards(*shape):
@@ -97,7 +109,7 @@ def embed(passages: Sequence[Passage], encoder: Encoder, folder: pathlib.Path, o
             for start in range(shard.start, shard.stop, BATCH):
                 vectors.append(encoder.encode_passages(passages[start : start + BATCH]))
                 bar.update(len(vectors[-1]))
-            store[shard].write(np.concatenate(vectors)).result()
+            _write(store, shard, np.concatenate(vectors))
             part = folder / f"{PROGRESS}.part"
             part.write_text(json.dumps({"of": of, "rows": shard.stop}), encoding="utf-8")
             os.replace(part, folder / PROGRESS)
@@ -114,7 +126,7 @@ def _done(folder: pathlib.Path, of: str) -> int:
 
 @contextlib.contextmanager
 def readable(folder: pathlib.Path) -> Iterator[tensorstore.TensorStore]:
-    """The float32 [X, D] of a folder; a slice is read when an array is made of it.
+    """The [X, D] of a folder; a slice is read when an array is made of it.
 
     Raises:
       UserError: there are no vectors, or what is read of them is damaged.
@@ -127,6 +139,6 @@ def readable(folder: pathlib.Path) -> Iterator[tensorstore.TensorStore]:
 
 
 def read_vectors(folder: pathlib.Path) -> np.ndarray:
-    """All of them in memory; errors as above."""
+    """All of them in memory, float32; errors as above."""
     with readable(folder) as store:
-        return store.read().result()
+        return store.read().result().astype(np.float32, copy=False)

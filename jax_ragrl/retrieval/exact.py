@@ -28,14 +28,21 @@ def nearest(queries_QD: Array, passages_XD: Array, k: int) -> tuple[Array, Array
     """The k largest inner products of each query.
 
     Args:
-      queries_QD, passages_XD: float32.
+      queries_QD: float32.
+      passages_XD: float32 or bfloat16; queries are rounded to the same, products summed in float32.
       k: static, at most X.
 
     Returns:
       scores_QK float32, descending; index_QK int32. Of equal scores the lower index comes first.
     """
     exactly = jax.lax.Precision.HIGHEST
-    scores_QX = jnp.einsum("qd,xd->qx", queries_QD, passages_XD, precision=exactly)
+    scores_QX = jnp.einsum(
+        "qd,xd->qx",
+        queries_QD.astype(passages_XD.dtype),
+        passages_XD,
+        precision=exactly,
+        preferred_element_type=jnp.float32,
+    )
     return top(jnp.round(scores_QX * GRID) / GRID, k)
 
 
@@ -75,14 +82,15 @@ class ExactSearcher:
     """Holds the vectors on the devices of this process, few on the first alone."""
 
     def __init__(self, vectors_XD: Any):
-        """Args: float32 [X, D], an array or a TensorStore: the host holds one device's part."""
+        """Args: float32 or bfloat16 [X, D], an array or a TensorStore, of which the host holds one
+        device's part."""
         count = vectors_XD.shape[0]  # a TensorStore has no length
         devices = jax.local_devices()[: max(1, count // PART)]
         size, more = divmod(count, len(devices))
         sizes = [size + (n < more) for n in range(len(devices))]
         self._starts = np.cumsum([0, *sizes], dtype=np.int32)
         self._parts = [
-            jax.device_put(np.asarray(vectors_XD[start : start + size], np.float32), device)
+            jax.device_put(np.asarray(vectors_XD[start : start + size]), device)
             for start, size, device in zip(self._starts.tolist(), sizes, devices, strict=False)
         ]
         room = SCORE_BYTES // (4 * sizes[0])

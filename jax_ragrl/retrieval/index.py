@@ -1,8 +1,8 @@
 """An index: a folder with the vectors of a corpus, made once and opened by every run.
 
-index.json  corpus fingerprint, encoder, kind, dimension, count; written last
+index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last
 passages/   the corpus, see `corpus.store`, where it came from a file
-vectors/    float32 [count, dimension], TensorStore
+vectors/    [count, dimension] in this dtype, TensorStore
 encoder/    what the encoder needs beyond its description
 scann/      the trained searcher, for the kind `scann` above some 20 000 passages
 """
@@ -25,6 +25,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
 from jax_ragrl.retrieval.embed import (
+    DTYPES,
     PROGRESS,
     Encoder,
     embed,
@@ -78,6 +79,7 @@ def build_index(
     kind: str,
     folder: pathlib.Path | str,
     vectors: np.ndarray | None = None,
+    dtype: str = "float32",
 ) -> DenseRetriever:
     """Encodes a corpus, writes the index and opens it. A build that was killed goes on.
 
@@ -88,37 +90,43 @@ def build_index(
       folder: made if missing; an index in it is replaced.
       vectors: float32 [X, D] made before with this encoder (see `read_faiss_flat`), instead of
         encoding.
+      dtype: of the vectors on disk, and of an exact searcher's on its devices; see `DTYPES`.
 
     Raises:
-      UserError: unknown kind, ScaNN missing, or vectors that do not fit.
+      UserError: unknown kind or dtype, ScaNN missing, or vectors that do not fit.
     """
     one_of("index kind", kind, KINDS)
+    one_of("index dtype", dtype, DTYPES)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # First gone, last written: what is there is whole.
     (folder / FILE).unlink(missing_ok=True)
     if vectors is None:
-        of = json.dumps([corpus.fingerprint, _identity(encoder.describe())], sort_keys=True)
-        embed(corpus.passages, encoder, folder / "vectors", of)
+        made = [corpus.fingerprint, _identity(encoder.describe()), dtype]
+        of = json.dumps(made, sort_keys=True)
+        embed(corpus.passages, encoder, folder / "vectors", of, dtype)
     else:
         _check_vectors(vectors, corpus, encoder)
-        write_vectors(vectors, folder / "vectors")
+        write_vectors(vectors, folder / "vectors", dtype)
     encoder.save(folder / "encoder")
     if kind == "scann":
         build_scann(read_vectors(folder / "vectors"), folder / "scann")
     retriever = DenseRetriever(corpus, encoder, _searcher(kind, folder, len(corpus)))
-    _write_description(folder, retriever, kind)
+    _write_description(folder, retriever, kind, dtype)
     (folder / "vectors" / PROGRESS).unlink(missing_ok=True)
     return retriever
 
 
-def _write_description(folder: pathlib.Path, retriever: DenseRetriever, kind: str) -> None:
+def _write_description(
+    folder: pathlib.Path, retriever: DenseRetriever, kind: str, dtype: str
+) -> None:
     description = {
         "corpus": retriever.fingerprint,
         "encoder": retriever.encoder.describe(),
         "kind": kind,
         "dimension": retriever.encoder.dimension,
         "count": len(retriever.corpus),
+        "dtype": dtype,
     }
     (folder / FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
@@ -215,6 +223,7 @@ def run_index(
     kind: str = "exact",
     questions_path: pathlib.Path | str | None = None,
     vectors_path: pathlib.Path | str | None = None,
+    dtype: str = "float32",
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file: the whole of `ragrl index`.
@@ -226,6 +235,7 @@ def run_index(
       kind: `exact` or `scann`.
       questions_path: questions in any known format; recall is measured on those with gold.
       vectors_path: a flat Faiss file of the passages' vectors, made before with this encoder.
+      dtype: of the vectors, see `build_index`.
       prefixes: see `make_encoder`.
 
     Returns:
@@ -236,6 +246,7 @@ def run_index(
       UserError: anything given that cannot be used.
     """
     one_of("index kind", kind, KINDS)
+    one_of("index dtype", dtype, DTYPES)
     # Read before the long work, so that a wrong path fails at once.
     questions = None if questions_path is None else load_questions(questions_path)
     if questions is not None and not any(question.gold for question in questions):
@@ -251,7 +262,7 @@ def run_index(
     corpus = load_corpus(corpus_path, folder=out / PASSAGES)
     start = time.perf_counter()
     made = make_encoder(encoder, corpus, **prefixes)
-    retriever = build_index(corpus, made, kind, out, vectors)
+    retriever = build_index(corpus, made, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
     measured = {} if questions is None else recall(retriever, questions)
     return {

@@ -191,7 +191,8 @@ def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> 
     """
     folder = index_folder(index, workdir)
     if not (folder / INDEX_FILE).exists():
-        return build_index(corpus, make_encoder(index.encoder, corpus), index.kind, folder)
+        encoder = make_encoder(index.encoder, corpus)
+        return build_index(corpus, encoder, index.kind, folder, dtype=index.dtype)
     made = read_description(folder)
     encoder = made["encoder"].get("source", made["encoder"]["kind"])
     known = {encoder, index.encoder} & {"lexical", "minilm"}

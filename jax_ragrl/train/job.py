@@ -14,6 +14,7 @@ from jax_ragrl.evaluate import METRICS
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.retrieval.embed import DTYPES
 from jax_ragrl.retrieval.index import KINDS
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.sampling.sampler import Shapes
@@ -67,7 +68,8 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """How the corpus is searched. `folder` is opened where it exists, else made there.
+    """How the corpus is searched. `folder` is opened where it exists, else made there, with vectors
+    in `dtype` (see `retrieval.index.build_index`).
 
     The kind `remote` asks the server at `url` (`retrieval/remote.py`) and reads nothing else. So do
     `serper` and `searxng`, search engines of the web, which keep what they found in `folder`.
@@ -76,6 +78,7 @@ class Index:
 
     encoder: str = "lexical"
     kind: str = "scann"
+    dtype: str = "float32"
     folder: str = ""
     url: str = ""
     retries: int = 5
@@ -83,6 +86,7 @@ class Index:
 
     def __post_init__(self) -> None:
         one_of("index.kind", self.kind, (*KINDS, REMOTE, *ENGINES))
+        one_of("index.dtype", self.dtype, DTYPES)
         home = ENGINES[self.kind].url if self.kind in ENGINES else ""
         if (self.kind in KINDS) == bool(self.url or home):
             raise UserError(

@@ -7,13 +7,21 @@ import sys
 import numpy as np
 import pytest
 
+from jax_ragrl.corpus import world
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import build_index, load_indexed, open_index, recall, run_index
+from jax_ragrl.retrieval.index import (
+    build_index,
+    load_indexed,
+    open_index,
+    read_description,
+    recall,
+    run_index,
+)
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.train.assemble import open_or_build_index
 from jax_ragrl.train.job import Index
@@ -49,9 +57,12 @@ def build(corpus, kind, folder):
     return build_index(corpus, LexicalEncoder.fit(corpus.passages, 512), kind, folder)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_opened_index_finds_what_the_built_one_found(corpus, kind, tmp_path):
-    built = build(corpus, kind, tmp_path / "index")
+def test_an_opened_index_finds_what_the_built_one_found(corpus, kind, dtype, tmp_path):
+    encoder = LexicalEncoder.fit(corpus.passages, 512)
+    built = build_index(corpus, encoder, kind, tmp_path / "index", dtype=dtype)
+    assert read_description(tmp_path / "index")["dtype"] == dtype
     opened = open_index(tmp_path / "index", corpus)
     queries = [question.text for question in QUESTIONS]
     assert opened.search(queries, 4) == built.search(queries, 4)
@@ -191,10 +202,10 @@ def test_an_encoding_that_was_killed_goes_on_behind_its_last_whole_shard(
                 raise RuntimeError("power cut")
             return super().encode_passages(passages)
 
-    def build_with(left):
+    def build_with(left, **given):
         encoder = Counting.fit(corpus.passages, 32)
         encoder.left = left
-        build_index(corpus, encoder, "exact", tmp_path)
+        build_index(corpus, encoder, "exact", tmp_path, **given)
         return encoder.asked
 
     with pytest.raises(RuntimeError):
@@ -203,6 +214,10 @@ def test_an_encoding_that_was_killed_goes_on_behind_its_last_whole_shard(
     expected = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
     np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
     assert build_with(9) == 6  # a whole index is made anew
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            build_with(5)
+        assert build_with(9, dtype="bfloat16") == 6  # those of another dtype are no use
     with pytest.raises(RuntimeError):
         build_with(5)
     other = Corpus(PASSAGES[::-1])
@@ -224,6 +239,25 @@ def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():
     assert recall(Fixed(), twice) == {"recall@2": 0.5, "recall@5": 0.5, "recall@10": 1.0}
     with pytest.raises(UserError, match="none of the 1 questions"):
         recall(Fixed(), QUESTIONS[2:])
+
+
+def test_vectors_in_bfloat16_take_half_the_bytes_and_find_nearly_the_same(tmp_path):
+    made = Corpus(world.generate(0, 60).passages)
+    encoder, queries = LexicalEncoder.fit(made.passages), [p.title for p in made.passages[:40]]
+    whole, half = (
+        build_index(made, encoder, "exact", tmp_path / dtype, dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert half.searcher._parts[0].nbytes * 2 == whole.searcher._parts[0].nbytes
+    assert embed.read_vectors(tmp_path / "bfloat16" / "vectors").dtype == np.float32
+    found, expected = half.search(queries, 5), whole.search(queries, 5)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x.scores, y.scores, atol=2**-8)
+    assert [x.scores for x in found] != [y.scores for y in expected]
+    with pytest.raises(UserError, match="index dtype is 'int8': use one of float32, bfloat16"):
+        build_index(made, encoder, "exact", tmp_path / "int8", dtype="int8")
+    with pytest.raises(UserError, match="index.dtype is 'int8'"):
+        Index(dtype="int8")
 
 
 def test_run_index_reports_what_it_did(corpus, tmp_path):
