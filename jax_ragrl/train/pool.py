@@ -218,6 +218,9 @@ def gather_pool(
     """Writes the pool of all candidates that were ever gathered for it; returns its summary."""
     file = candidates_file(out)
     gather(source, tries, file, TRIES)
-    pool = pool_of(rows_of(file))
+    pool, lost = pool_of(rows_of(file)), failures(list(rows_of(TRIES.log(file))))
+    if not pool.candidates:
+        why = lost.get("error", "nothing was asked")
+        raise UserError(f"no action could be written, and there is no pool: {why}")
     pool.save(out)
-    return {**pool.summary(), **failures(list(rows_of(TRIES.log(file))))}
+    return {**pool.summary(), **lost}

@@ -145,6 +145,8 @@ def test_every_temperature_gives_candidates_and_failures_give_none(tmp_path):
 def test_where_nothing_is_written_there_is_no_pool(tmp_path):
     with pytest.raises(UserError, match="m is away"):
         gathered(lambda request: EffectError("m is away"), tmp_path / "pool.jsonl", count=2)
+    with pytest.raises(UserError, match="nothing was asked"):
+        gathered(taught, tmp_path / "pool.jsonl", count=0)
     assert not (tmp_path / "pool.jsonl").exists()
 
 
