@@ -20,7 +20,8 @@ from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.plan import Plan, _abstract, _attending, _state_bytes, plan, plan_of
+from jax_ragrl.plan import Plan, _state_bytes, plan, plan_of
+from jax_ragrl.plan.described import abstract, attending
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
@@ -92,7 +93,7 @@ def test_a_reference_is_planned_in_the_bytes_that_it_is_kept_in():
         1,
     )
     kept = prepare(*given, compute=RUN.compute)[1].reference
-    _, params = _abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
+    _, params = abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
     none = dataclasses.replace(RUN, objective=dataclasses.replace(RUN.objective, kl=KL("none")))
     planned = _state_bytes(RUN, params) - _state_bytes(none, params)
     assert planned == sum(x.nbytes for x in jax.tree.leaves(kept))
@@ -113,7 +114,7 @@ def test_the_attention_of_the_device_is_planned_unless_the_config_names_another(
 ):
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
     config = dataclasses.replace(SMALL, attention_impl=named)
-    assert _attending(config, 2048, mesh).attention_impl == planned
+    assert attending(config, 2048, mesh).attention_impl == planned
 
 
 def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
