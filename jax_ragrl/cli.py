@@ -145,6 +145,8 @@ def _data_commands(command: Command) -> None:
     why = "of the vectors: float32 or, half as large, bfloat16"
     sub.add_argument("--dtype", default="float32", help=why)
     sub.add_argument("--questions", type=local, help="measure recall on these")
+    why = "their gold passages: judgements of TREC (query iteration passage relevance) or BEIR"
+    sub.add_argument("--qrels", type=local, help=why)
     why = "a flat Faiss file of the passages' vectors, in their order: they are not encoded again"
     sub.add_argument("--vectors", type=local, help=why)
     for text in ("query", "passage"):
@@ -359,7 +361,7 @@ def _index(arguments: argparse.Namespace) -> None:
     a = arguments
     prefixes = {"query_prefix": a.query_prefix, "passage_prefix": a.passage_prefix}
     result = run_index(
-        a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, a.dtype, **prefixes
+        a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, a.dtype, a.qrels, **prefixes
     )
     print(json.dumps(result, indent=2))
 
