@@ -22,9 +22,9 @@ from jax_ragrl.batch import Layout, Rows
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.plan.beside import beside, local_shape
+from jax_ragrl.plan.beside import count_beside, local_shape
 from jax_ragrl.plan.described import abstract, attending, batch, bytes_of, compiled, whole
-from jax_ragrl.plan.sampling import sampling
+from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, make_mesh, ways
 from jax_ragrl.topology import memory_of
@@ -82,8 +82,8 @@ def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, 
     config = dataclasses.replace(config, param_dtype="float32", **computed)  # type: ignore[arg-type]
     update = _update(run, config, mesh)
     acting = {"width": run.width, "learners": run.learners, "rules": Rules(embed=None)}
-    sampled = sampling(run.shapes, config, mesh, **acting)  # type: ignore[arg-type]
-    more = beside(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
+    sampled = count_sampling(run.shapes, config, mesh, **acting)  # type: ignore[arg-type]
+    more = count_beside(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     other = _counted_as_other(run, config)
     state = run.learners * _state_bytes(run, abstract(config, mesh)[1])
     rollout = max(sampled["bytes"], sampled["weight_bytes"] + more.writing)

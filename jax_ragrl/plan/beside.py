@@ -23,7 +23,7 @@ from jax_ragrl.models.bert import Bert
 from jax_ragrl.models.config import DecoderConfig, layer_weights
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.plan.described import abstract, bytes_of, compiled, whole
-from jax_ragrl.plan.sampling import sampling
+from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import most_queries, nearest, share_of_first
 from jax_ragrl.retrieval.index import KINDS, read_description
 from jax_ragrl.sampling.sampler import Shapes
@@ -56,7 +56,7 @@ class Beside(NamedTuple):
 SEARCH = ("index", "encoder")
 
 
-def beside(index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: Mesh) -> Beside:
+def count_beside(index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: Mesh) -> Beside:
     """What an index and language models, by their section of the config, take of each device."""
     counts: dict[str, Callable[[], dict[str, Any]]] = {}
     if index.kind == "exact":
@@ -119,7 +119,7 @@ def _model(llm: LLM, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     params = abstract(config, _of_host(mesh))[1]
     weights = bytes_of(params) - (_saved(config, params) if llm.int8 else 0)
     shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
-    facts = sampling(shapes, config, mesh)
+    facts = count_sampling(shapes, config, mesh)
     names = ("prompts", "temporary_bytes", "compile_s")
     return {"weight_bytes": weights, **{name: facts[name] for name in names}}
 

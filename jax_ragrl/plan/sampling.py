@@ -16,7 +16,7 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import Rules, ways
 
 
-def sampling(
+def count_sampling(
     shapes: Shapes,
     config: DecoderConfig,
     mesh: Mesh,
