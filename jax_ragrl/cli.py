@@ -174,8 +174,17 @@ def _run_commands(command: Command) -> None:
     sub = command(_report, "write report.html of a run")
     sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
+    sub.description = PLANNED
     sub.add_argument("--shape", required=True, help="of a published model, or tiny")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
+
+
+PLANNED = (
+    "The memory that --config=FILE takes of each device, without one: policies, trained whole and "
+    "all of --shape; an exact index, its encoder, and a language model or judge of kind local, of "
+    "folders on this machine. What else the config has on the devices is listed as 'uncounted', "
+    "and 'fits' is then null, not true."
+)
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:

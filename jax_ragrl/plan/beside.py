@@ -80,14 +80,14 @@ def count_beside(index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: 
 def local_shape(name: str) -> DecoderConfig:
     """The shape of the decoder in a folder of this machine; `UserError` where it has none."""
     if not name:
-        raise UserError("no folder is named")
+        raise UserError("its folder is not named yet")
     return from_hf(hf.read_config(policy_folder(name)))
 
 
 def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     """The part of an index's vectors that the first device holds, and the largest search."""
     if not folder:
-        raise UserError("index.folder is not named, so its size is not known")
+        raise UserError("index.folder is not named, which says how large it is")
     made, devices = read_description(folder), _of_host(mesh).size
     size, width = share_of_first(made["count"], devices), made["dimension"]
     alone = _first(mesh)
@@ -99,6 +99,8 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
 
 def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
     """An encoder, which lies on the first device, and its batch that takes most."""
+    if not source:
+        raise UserError("index.encoder is not named yet")
     _, config, settings = encoder.read_shape(source)
     graph, state = nnx.split(nnx.eval_shape(lambda: Bert(config, nnx.Rngs(0))))
     alone = _first(mesh)
