@@ -145,7 +145,7 @@ def _data_commands(command: Command) -> None:
     why = "of the vectors: float32 or, half as large, bfloat16"
     sub.add_argument("--dtype", default="float32", help=why)
     sub.add_argument("--questions", type=local, help="measure recall on these")
-    why = "a flat Faiss file of the passages' vectors, in their order: they are not encoded again"
+    why = "of the passages, in their order (flat Faiss, .npy, .memmap): they are not encoded again"
     sub.add_argument("--vectors", type=local, help=why)
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"

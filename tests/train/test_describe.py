@@ -15,7 +15,9 @@ from jax_ragrl.train.log import (
     describe,
     expert_shares,
     found_gold,
+    number,
     own_rewards,
+    right_logps,
     told,
     zero_variance,
 )
@@ -140,5 +142,24 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     log.write(2, plain | {"failed": 3.0}, None)
     log.close()
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
-    assert first == "step 1 reward/mean 0.500 3.0s"
-    assert second == "step 2 reward/mean 0.500 failed 3.000 3.0s"
+    assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
+    assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_a_step_shows_each_roles_valid_share_of_each_policy_and_large_numbers_whole():
+    shares = {"valid_frac/b": 1.0, "a/valid_frac/a": 0.5, "invalid_frac/a": 0.25, "valid_frac": 0.0}
+    assert told(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
+    shown = " ".join(number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
+    assert shown == "0.062 99.900 937 -1234"
+
+
+def test_the_log_probability_of_what_is_right_is_of_the_way_to_leaves_that_earned():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    nodes = np.flatnonzero(~forest.leaf_N).tolist()
+    for node, logps in zip(nodes, [(-1.0, -2.0, -3.0), (-7.0,)], strict=True):
+        forest.records[node].action = forest.records[node].action._replace(logps=logps)
+    for right, expected in (([1, 0], -2.0), ([0, 1], -7.0), ([1, 1], -13 / 4)):
+        forest.reward_N[forest.leaf_N] = right
+        assert right_logps(forest) == {"logp_right/router": pytest.approx(expected)}
+    forest.reward_N[forest.leaf_N] = 0
+    assert right_logps(forest) == {}
