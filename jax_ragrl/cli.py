@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import pathlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,8 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
     warnings.formatwarning = _told_of
+    if hasattr(signal, "SIGUSR1") and sys.__stderr__:  # where a process that hangs stands
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         arguments = _parse(argv)
         arguments.run(arguments)
