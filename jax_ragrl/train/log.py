@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import hashlib
+import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -173,7 +175,8 @@ class Clock:
 
 
 class Log:
-    """Metrics of each step: one line, a JSON row, TensorBoard; trees for the report.
+    """Metrics of each step: one line, a JSON row, TensorBoard, a project of Weights & Biases if one
+    is named; trees for the report.
 
     What a killed run wrote after its last checkpoint is dropped first, so a resumed run's files
     hold each step once.
@@ -186,13 +189,14 @@ class Log:
     )
     ALARMS = ("failed",)  # shown where they are not 0
 
-    def __init__(self, workdir: pathlib.Path, start: int, steps: int):
+    def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
             keep_until(file, start)
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
+        self._wandb = open_wandb(wandb, workdir) if wandb else None
         self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
         if start < steps:
             self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
@@ -207,6 +211,8 @@ class Log:
             append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(metrics, step=step)
         alarms = [key for key in told(metrics, self.ALARMS) if metrics[key]]
         shown = [f"{k} {number(metrics[k])}" for k in [*told(metrics, self.SHOWN), *alarms]]
         self._bar.write(f"step {step} {' '.join(shown)}")
@@ -216,6 +222,23 @@ class Log:
         """Closes the files."""
         self._bar.close()
         self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def open_wandb(project: str, workdir: pathlib.Path) -> Any:
+    """A run of Weights & Biases, the same one for a work folder however often it is begun."""
+    import wandb
+
+    config = workdir / "config.json"
+    return wandb.init(
+        project=project,
+        name=workdir.name,
+        id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
+        resume="allow",
+        dir=workdir,
+        config=json.loads(config.read_text(encoding="utf-8")) if config.exists() else None,
+    )
 
 
 def told(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
@@ -244,6 +267,6 @@ class Silent:
         """Nothing."""
 
 
-def open_log(workdir: pathlib.Path, start: int, steps: int) -> Log | Silent:
+def open_log(workdir: pathlib.Path, start: int, steps: int, wandb: str) -> Log | Silent:
     """The log of a run from the step `start`; of several processes the first one writes it."""
-    return Log(workdir, start, steps) if first() else Silent()
+    return Log(workdir, start, steps, wandb) if first() else Silent()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.train.job import Run
 from jax_ragrl.train.log import (
     Log,
     counts,
@@ -151,6 +156,36 @@ def test_a_step_shows_each_roles_valid_share_of_each_policy_and_large_numbers_wh
     assert told(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
     shown = " ".join(number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
     assert shown == "0.062 99.900 937 -1234"
+
+
+def test_weights_and_biases_is_told_the_metrics_of_one_run_however_often_it_is_begun(
+    tmp_path, monkeypatch
+):
+    opened, told_of = [], []
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: told_of.append((step, metrics)),
+        finish=lambda: told_of.append("end"),
+    )
+    stand_in = types.ModuleType("wandb")
+    stand_in.init = lambda **given: opened.append(given) or run
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    metrics = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+    for start in (0, 1):
+        log = Log(tmp_path, start, 2, "mine")
+        log.write(start + 1, metrics, None)
+        log.close()
+    assert told_of == [(1, metrics), "end", (2, metrics), "end"] and opened[0] == opened[1]
+    assert opened[0]["project"] == "mine" and opened[0]["config"] == {"seed": 3}
+    Log(tmp_path, 2, 2).close()
+    assert len(opened) == 2
+
+
+def test_weights_and_biases_that_is_not_installed_is_missed_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert Run(1).wandb == ""
+    with pytest.raises(UserError, match="run.wandb is 'mine'.*pip install wandb"):
+        Run(1, wandb="mine")
 
 
 def test_the_log_probability_of_what_is_right_is_of_the_way_to_leaves_that_earned():
