@@ -111,7 +111,7 @@ def _counted_as_other(run: Plan, config: DecoderConfig) -> list[str]:
     """What of a run takes other memory than is planned for it, more or less."""
     found = []
     if run.lora is not None:
-        found.append("lora: counted as policies that are trained whole, which takes more")
+        found.append("lora: counted as policies that are trained whole")
     for name, folder in run.policies:
         try:
             if param_count(local_shape(folder)) != param_count(config):
