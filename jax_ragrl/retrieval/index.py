@@ -20,6 +20,7 @@ import numpy as np
 
 from jax_ragrl.config import one_of
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.formats.qrels import judged
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
@@ -34,10 +35,11 @@ from jax_ragrl.retrieval.embed import (
     write_vectors,
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.faiss_flat import read_faiss_flat
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
+from jax_ragrl.retrieval.vectors import open_vectors
+from jax_ragrl.types import Question
 
 KINDS = ("exact", "scann")
 FILE = "index.json"
@@ -47,14 +49,18 @@ PASSAGES = "passages"
 PROBES, FAR = 16, 0.4
 
 
-def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
-    """`UserError` where vectors are not those of a corpus and an encoder, as far as a few tell."""
+def _checked(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarray:
+    """Vectors [X, D], one after the other until now perhaps.
+
+    Raises `UserError` where they are not those of a corpus and an encoder, as far as a few tell.
+    """
     expected = (len(corpus), encoder.dimension)
-    if vectors_XD.shape != expected:
+    if vectors.shape not in (expected, (len(corpus) * encoder.dimension,)):
         raise UserError(
-            f"vectors of shape {vectors_XD.shape} do not fit a corpus and encoder of {expected}: "
+            f"vectors of shape {vectors.shape} do not fit a corpus and encoder of {expected}: "
             "give those of the same passages and model"
         )
+    vectors_XD = vectors.reshape(expected)
     some = random.Random(0).sample(range(len(corpus)), min(PROBES, len(corpus)))
     made_PD = encoder.encode_passages([corpus.passages[i] for i in some])
     gap = np.linalg.norm(vectors_XD[some] - made_PD) / np.linalg.norm(made_PD)
@@ -64,6 +70,7 @@ def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> 
             f"{gap:.2f} of their length: give the model, the prefix and the corpus, in its order, "
             "that they were made with"
         )
+    return vectors_XD
 
 
 def _searcher(kind: str, folder: pathlib.Path, count: int) -> Searcher:
@@ -88,7 +95,7 @@ def build_index(
       encoder: e.g. `LexicalEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
       kind: `exact` or `scann`.
       folder: made if missing; an index in it is replaced.
-      vectors: float32 [X, D] made before with this encoder (see `read_faiss_flat`), instead of
+      vectors: floats [X, D] made before with this encoder (see `open_vectors`), instead of
         encoding.
       dtype: of the vectors on disk, and of an exact searcher's on its devices; see `DTYPES`.
 
@@ -106,8 +113,7 @@ def build_index(
         of = json.dumps(made, sort_keys=True)
         embed(corpus.passages, encoder, folder / "vectors", of, dtype)
     else:
-        _check_vectors(vectors, corpus, encoder)
-        write_vectors(vectors, folder / "vectors", dtype)
+        write_vectors(_checked(vectors, corpus, encoder), folder / "vectors", dtype)
     encoder.save(folder / "encoder")
     if kind == "scann":
         build_scann(read_vectors(folder / "vectors"), folder / "scann")
@@ -216,6 +222,23 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     return LexicalEncoder.fit(corpus.passages)
 
 
+def _with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
+    """The questions that recall is measured on; none where none are given."""
+    if path is None:
+        if qrels is not None:
+            raise UserError(f"--qrels {qrels} judges passages of questions: give --questions too")
+        return []
+    questions = load_questions(path)
+    if qrels is not None:
+        return judged(questions, qrels)
+    if gold := [question for question in questions if question.gold]:
+        return gold
+    raise UserError(
+        f"{path} names no gold passages, which recall is measured by: give --qrels, or leave "
+        "--questions out"
+    )
+
+
 def run_index(
     corpus_path: pathlib.Path | str,
     out: pathlib.Path | str,
@@ -224,6 +247,7 @@ def run_index(
     questions_path: pathlib.Path | str | None = None,
     vectors_path: pathlib.Path | str | None = None,
     dtype: str = "float32",
+    qrels_path: pathlib.Path | str | None = None,
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file: the whole of `ragrl index`.
@@ -234,13 +258,14 @@ def run_index(
       encoder: see `make_encoder`.
       kind: `exact` or `scann`.
       questions_path: questions in any known format; recall is measured on those with gold.
-      vectors_path: a flat Faiss file of the passages' vectors, made before with this encoder.
+      vectors_path: a file of the passages' vectors, made before with this encoder.
       dtype: of the vectors, see `build_index`.
+      qrels_path: judgements of TREC or BEIR, in the place of the questions' own gold.
       prefixes: see `make_encoder`.
 
     Returns:
       A JSON-able report: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      and with questions `recall@2`, `recall@5`, `recall@10`.
+      and with questions `recall@2`, `recall@5`, `recall@10` and of how many they are means.
 
     Raises:
       UserError: anything given that cannot be used.
@@ -248,13 +273,8 @@ def run_index(
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
     # Read before the long work, so that a wrong path fails at once.
-    questions = None if questions_path is None else load_questions(questions_path)
-    if questions is not None and not any(question.gold for question in questions):
-        raise UserError(
-            f"{questions_path} names no gold passages, which recall is measured by: "
-            "leave --questions out"
-        )
-    vectors = None if vectors_path is None else read_faiss_flat(vectors_path)[0]
+    questions = _with_gold(questions_path, qrels_path)
+    vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):
@@ -264,7 +284,7 @@ def run_index(
     made = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, made, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
-    measured = {} if questions is None else recall(retriever, questions)
+    measured = recall(retriever, questions) if questions else {}
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder,
@@ -272,5 +292,6 @@ def run_index(
         "count": len(corpus),
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
+        **({"questions": len(questions)} if questions else {}),
         **measured,
     }
