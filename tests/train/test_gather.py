@@ -20,7 +20,8 @@ from jax_ragrl.systems.base import Wrapped
 from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
 from jax_ragrl.train import gather as module
 from jax_ragrl.train.demos import Demo, load_demos
-from jax_ragrl.train.gather import Made, gather, log_of, right_actions, summary
+from jax_ragrl.train.gather import Made, gather, log_of, summary
+from jax_ragrl.train.lessons import right_actions
 from jax_ragrl.train.pool import BEGIN
 from jax_ragrl.train.teachers.c3po import Teacher
 from jax_ragrl.types import Message, Question
