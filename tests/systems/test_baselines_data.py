@@ -24,7 +24,7 @@ from jax_ragrl.systems.baselines.rows import (
     vanilla_rows,
 )
 from jax_ragrl.systems.baselines.skr import SKR, Neighbours, neighbours, unit
-from jax_ragrl.systems.baselines.slim_plm import SlimPLM, gate_rows
+from jax_ragrl.systems.baselines.slim_plm import Drafts, SlimPLM, gate_rows
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, passage, system
@@ -214,6 +214,10 @@ def test_the_gate_learns_whether_a_draft_was_right_from_what_it_reads():
     assert [row.messages[-1].content for row in rows] == read[:3]
     assert read[0] == f"gate A B\nQuestion: {ANN.text}\nDraft: In Ulm, I think."
     assert read[1] == f"gate A B\nQuestion: {BOB.text}\nDraft: "
+    alone = Tape(write)
+    again = collect(Drafts(STYLE), once, [ANN, BOB, cid, bare], alone.environment())
+    assert gate_rows(STYLE, again) == gate_rows(STYLE, forest)
+    assert set(alone.log) == {("drafter",)}  # nothing is searched, judged or answered
 
 
 # --- SKR -----------------------------------------------------------------------------------------
