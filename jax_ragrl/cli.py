@@ -126,6 +126,10 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--out", type=local, required=True, help="for data.demos; goes on")
     writers = "openai:MODEL[@URL], a folder, tiny, or labels (of MMOA-RAG; labels:answer)"
     sub.add_argument("--writer", required=True, help=writers)
+    baseline = (
+        "adaptive_rag or slim_plm: what its classifier learns, instead of the config's system"
+    )
+    sub.add_argument("--of", default="", help=baseline)
     sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
     sub.add_argument("--samples", type=positive, default=1, help="rollouts of a question")
     sub.add_argument("--temperature", type=float, help="default: that of each role")
@@ -343,7 +347,7 @@ def _demos(arguments: argparse.Namespace) -> None:
 
     a = arguments
     writer = Writer(a.writer, a.samples, a.temperature)
-    print(json.dumps(make_demos(values, a.out, writer, a.limit), indent=2))
+    print(json.dumps(make_demos(values, a.out, writer, a.limit, a.of), indent=2))
 
 
 def _pool(arguments: argparse.Namespace) -> None:

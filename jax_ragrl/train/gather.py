@@ -19,15 +19,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.evaluate import METRICS
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.rows import rows_of
 from jax_ragrl.sharding import own_mesh
-from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.crossing import Apart
 from jax_ragrl.systems.expert_pool import Scribe
 from jax_ragrl.systems.mmoa_rag import MMOARAG
@@ -41,17 +36,16 @@ from jax_ragrl.train.assemble import (
     policy_folder,
     surrounded,
 )
-from jax_ragrl.train.demos import Demo
 from jax_ragrl.train.job import Job, load_job, parse_llm
+from jax_ragrl.train.lessons import Lesson, lesson_of
 from jax_ragrl.train.pool import Ghostwriter, conversation
 from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather, model_of
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
-from jax_ragrl.types import Message, Question
+from jax_ragrl.types import Question
 
 LABELS = "labels"
 DEMOS = Kind("question", "demos")
 
-Written = tuple[str, str, tuple[Message, ...], str]  # as the fields of a `Demo` begin
 Source = Callable[[Sequence[Question]], Made]
 
 
@@ -64,36 +58,45 @@ class Writer(NamedTuple):
 
 
 def make_demos(
-    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int
+    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int, of: str = ""
 ) -> dict[str, Any]:
     """Writes demonstrations on the first `count` training questions (0: all) of a config.
 
-    The same call goes on where it stood, and tries questions again on which something failed.
-    Beside `out` it keeps what it was called with, and a line a question. Returns a summary.
+    They are of its system, or `of` a baseline (`lessons.BASELINES`). The same call goes on where it
+    stood, and tries questions again on which something failed. Beside `out` it keeps what it was
+    called with, and a line a question. Returns a summary.
     """
     job = load_job(values)
+    lesson = lesson_of(job.recipe, of)
+    if of and _labels(writer):
+        raise UserError(f"--writer labels is for system mmoa_rag: name a model, for --of {of}")
     data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy))
     parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
     questions = distinct(q for q in parts.questions["train"] if q.answers)[: count or None]
     if not questions:
         raise UserError("no training question has an answer: there is nothing to be right about")
-    source = source_of(job, parts, writer)
+    source = source_of(job, parts, writer, lesson)
     given = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
+    given |= {"of": of} if of else {}
     begin(out, given, DEMOS)
     gather(source, questions, out, DEMOS)
     return summary(out)
 
 
-def source_of(job: Job, parts: Parts, writer: Writer) -> Source:
+def _labels(writer: Writer) -> bool:
+    return writer.name.partition(":")[0] == LABELS
+
+
+def source_of(job: Job, parts: Parts, writer: Writer, lesson: Lesson) -> Source:
     """Where demonstrations come from: `labels`, or a language model as `parse_llm` reads it."""
-    name, _, label = writer.name.partition(":")
-    if name == LABELS:
-        return functools.partial(_labelled, job, parts, label or "both")
+    if _labels(writer):
+        label = writer.name.partition(":")[2] or "both"
+        return functools.partial(_labelled, job, parts, label)
     mesh = own_mesh(mesh_for(job))
     llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh)
     ghost = Ghostwriter(llm, parts.tokenizer, writer.temperature)
-    return functools.partial(_tried, job, parts, ghost, writer.samples)
+    return functools.partial(_tried, job, parts, lesson, ghost, writer.samples)
 
 
 def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question]) -> Made:
@@ -113,40 +116,20 @@ def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question])
 
 
 def _tried(
-    job: Job, parts: Parts, writer: Ghostwriter, samples: int, questions: Sequence[Question]
+    job: Job,
+    parts: Parts,
+    lesson: Lesson,
+    writer: Ghostwriter,
+    samples: int,
+    questions: Sequence[Question],
 ) -> Made:
-    """What a language model wrote on the way to right answers, in `samples` rollouts a question."""
-    scribe, recipe = Scribe(writer), job.recipe
-    # Nothing is in training: a tree is a tree, but no role has groups to be compared in.
-    expander, fixed = recipe.expander(frozenset()), {"seed": job.seed, "rollouts": samples}
+    """What a lesson makes of a language model's rollouts, `samples` a question."""
+    scribe, fixed = Scribe(writer), {"seed": job.seed, "rollouts": samples}
     environment: Environment = parts.environment(scribe)
-    forest = collect(recipe.system, expander, questions, environment, **fixed)
+    forest = collect(lesson.system, lesson.expander, questions, environment, **fixed)
     texts = {i: conversation(parts.tokenizer, r) for i, r in scribe.prompts.items()}
-    demos = [demo.row() for demo in right_actions(recipe, forest, texts)]
+    demos = [demo.row() for demo in lesson.demos(forest, texts)]
     return Made(demos, {questions[q].id: why for q, why in forest.errors().items()})
-
-
-def right_actions(
-    recipe: Recipe, forest: Forest, prompts: Mapping[tuple[int, ...], tuple[Message, ...]]
-) -> list[Demo]:
-    """The actions without fault that a right answer came of, each once a question.
-
-    Right is an answer with the full score of the recipe's metric, or the judge's verdict. `prompts`
-    are conversations by their ids. The reward of an action is the share of answers below it that
-    are right: the best, where it was written several times.
-    """
-    right_N = (answer_rewards(forest, METRICS[recipe.metric]) >= 1).astype("float32")
-    share_N, _ = reachable_leaves(forest, right_N)
-    best: dict[Written, float] = collections.defaultdict(float)
-    for record, share in zip(forest.records, share_N.tolist(), strict=True):
-        faults = (record.fault, *getattr(record.state, "faults", ()))
-        if share <= 0 or record.action is None or any(faults):
-            continue
-        prompt, text = prompts[record.action.prompt_ids], record.action.text
-        key = (forest.questions[record.question].id, record.role, prompt, text)
-        best[key] = max(best[key], round(share, 4))
-    roles = recipe.system.roles
-    return [Demo(*key, reward, roles[key[1]].chat) for key, reward in best.items()]
 
 
 def summary(out: pathlib.Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from jax_ragrl.systems.baselines.rows import (
     vanilla_rows,
 )
 from jax_ragrl.systems.baselines.skr import SKR, Neighbours, neighbours, unit
-from jax_ragrl.systems.baselines.slim_plm import SlimPLM, gate_rows
+from jax_ragrl.systems.baselines.slim_plm import Drafts, SlimPLM, gate_rows
 from jax_ragrl.text.prompts import read_numbered
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, passage, system
@@ -191,7 +191,8 @@ def test_questions_whose_environment_failed_have_no_class():
 
 def test_class_rows_are_what_the_classifier_reads_and_writes():
     forest, reward_N = forced_forest({"Ann": {"none"}})
-    rows = class_rows(STYLE, forest, reward_N)
+    names, rows = zip(*class_rows(STYLE, forest, reward_N), strict=True)
+    assert names == ("q-ann", "q-bob", "q-cid")
     assert [(row.target, row.role) for row in rows] == [(c, "classifier") for c in "ABC"]
     assert ANN.text in rows[0].messages[-1].content
 
@@ -206,12 +207,17 @@ def test_the_gate_learns_whether_a_draft_was_right_from_what_it_reads():
     cid = Question("q-cid", "Where was Cid born?", ("Bonn", "Lm"))
     bare = Question("q-bare", "Where was Dan born?", ())
     forest = collect(SlimPLM(STYLE, 2), once, [ANN, BOB, cid, bare], tape.environment())
-    rows = gate_rows(STYLE, forest)
+    names, rows = zip(*gate_rows(STYLE, forest), strict=True)
+    assert names == ("q-ann", "q-bob", "q-cid")
     assert [(row.target, row.role) for row in rows] == [("A", "gate"), ("B", "gate"), ("B", "gate")]
     read = [prompt for prompt in tape.prompts if prompt.startswith("gate")]
     assert [row.messages[-1].content for row in rows] == read[:3]
     assert read[0] == f"gate A B\nQuestion: {ANN.text}\nDraft: In Ulm, I think."
     assert read[1] == f"gate A B\nQuestion: {BOB.text}\nDraft: "
+    alone = Tape(write)
+    again = collect(Drafts(STYLE), once, [ANN, BOB, cid, bare], alone.environment())
+    assert gate_rows(STYLE, again) == gate_rows(STYLE, forest)
+    assert set(alone.log) == {("drafter",)}  # nothing is searched, judged or answered
 
 
 # --- SKR -----------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from jax_ragrl.systems.base import Wrapped
 from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
 from jax_ragrl.train import portions
 from jax_ragrl.train.demos import Demo, load_demos
-from jax_ragrl.train.gather import DEMOS, right_actions, summary
+from jax_ragrl.train.gather import DEMOS, summary
+from jax_ragrl.train.lessons import right_actions
 from jax_ragrl.train.pool import BEGIN
 from jax_ragrl.train.portions import Made
 from jax_ragrl.train.teachers.c3po import Teacher

@@ -88,9 +88,7 @@ def cheapest(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
     return {i: min(right[i], default=unsolved[i]) for i in sorted(right)}
 
 
-def class_rows(style: str, forest: Forest, reward_N: np.ndarray) -> list[Row]:
-    """One row a question for the classifier."""
-    return [
-        Row(classify(style, forest.questions[i]), letter, CLASSIFIER)
-        for i, letter in cheapest(forest, reward_N).items()
-    ]
+def class_rows(style: str, forest: Forest, reward_N: np.ndarray) -> list[tuple[str, Row]]:
+    """One row a question for the classifier, after the question's id; arguments as `cheapest`'s."""
+    named = [(forest.questions[i], letter) for i, letter in cheapest(forest, reward_N).items()]
+    return [(q.id, Row(classify(style, q), letter, CLASSIFIER)) for q, letter in named]

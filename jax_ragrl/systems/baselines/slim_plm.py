@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jax_ragrl.rollout.effects import Generate, Search
+from jax_ragrl.rollout.effects import Done, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.baselines.rewrite import dealt, parse_queries
@@ -63,8 +63,7 @@ class SlimPLM(Scripted):
 
     def steps(self, question: Question) -> Steps:
         """Draft, judge; rewrite and search (all queries at once) where it is unknown; answer."""
-        asked = user_turn(self.style, "draft", question=question.text)
-        draft = drafted((yield Generate(DRAFTER, asked)))
+        draft = drafted((yield Generate(DRAFTER, draft_of(self.style, question))))
         gate = yield Generate(GATE, judge(self.style, question, draft), 2)
         yield Chosen("direct" if gate.action == KNOWN else "retrieve")
         if gate.action == KNOWN:
@@ -75,6 +74,11 @@ class SlimPLM(Scripted):
         found = yield from all_of([Search(query, self.top_k) for query in queries])
         documents = dealt([hits.passages for hits in found], self.top_k)
         yield from finish(self.style, question, documents)
+
+
+def draft_of(style: str, question: Question) -> tuple[Message, ...]:
+    """What the drafter reads."""
+    return user_turn(style, "draft", question=question.text)
 
 
 def drafted(parsed: Parsed) -> str:
@@ -90,10 +94,20 @@ def judge(style: str, question: Question, draft: str) -> tuple[Message, ...]:
 # --- Its training data ---------------------------------------------------------------------------
 
 
-def gate_rows(style: str, forest: Forest) -> list[Row]:
+@dataclasses.dataclass(frozen=True)
+class Drafts(SlimPLM):
+    """The draft alone, all that the gate learns from: nothing is searched, judged or answered."""
+
+    def steps(self, question: Question) -> Steps:
+        """Draft, and end without an answer, so that no judge grades the draft."""
+        yield Generate(DRAFTER, draft_of(self.style, question))
+        yield Done(None, "drafted")
+
+
+def gate_rows(style: str, forest: Forest) -> list[tuple[str, Row]]:
     """One row a draft for the gate: known where the draft holds a gold answer, in whole words.
 
-    Questions without a gold answer give no row.
+    Before a row stands its question's id. Questions without a gold answer give no row.
     """
     rows = []
     for record in forest.records:
@@ -102,5 +116,5 @@ def gate_rows(style: str, forest: Forest) -> list[Row]:
             continue
         draft = drafted(record.parsed)
         letter = KNOWN if cover_match_tokens(draft, question.answers) else UNKNOWN
-        rows.append(Row(judge(style, question, draft), letter, GATE))
+        rows.append((question.id, Row(judge(style, question, draft), letter, GATE)))
     return rows
