@@ -279,8 +279,11 @@ def _trials(arguments: argparse.Namespace) -> None:
         raise UserError(f"{fixed[0]} is not for trials: give --systems and --seeds")
 
     def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Any:
-        values = load_config(CONFIGS / "tiny" / f"{system}.py", changes)
-        return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+        try:
+            values = load_config(CONFIGS / "tiny" / f"{system}.py", changes)
+            return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+        except UserError as error:
+            raise UserError(f"{system}: {error}") from error
 
     def warm(config: pathlib.Path, folder: pathlib.Path) -> Any:
         return warm_up(*load_warmup(load_config(config, [])), folder)
