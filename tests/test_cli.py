@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("--config.recipe.tree.widht=1", "ragrl: c3po: unknown config key config.recipe.tree.widht"),
+        ("--config.recipe.tree.widht=1", "ragrl: c3po: unknown config key config.recipe.tree.wid"),
         ("--config.seed=4", "--config.seed is not for trials: give --systems and --seeds"),
         (f"--config={CONFIG}", "give --systems"),
         ("--against=nowhere", "nowhere/c3po-0 holds no finished trial"),
