@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import functools
 import json
 import pathlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,8 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
     warnings.formatwarning = _told_of
+    if hasattr(signal, "SIGUSR1") and sys.__stderr__:  # where a process that hangs stands
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         arguments = _parse(argv)
         arguments.run(arguments)
@@ -155,7 +159,7 @@ def _data_commands(command: Command) -> None:
     why = "of the vectors: float32 or, half as large, bfloat16"
     sub.add_argument("--dtype", default="float32", help=why)
     sub.add_argument("--questions", type=local, help="measure recall on these")
-    why = "a flat Faiss file of the passages' vectors, in their order: they are not encoded again"
+    why = "of the passages, in their order (flat Faiss, .npy, .memmap): they are not encoded again"
     sub.add_argument("--vectors", type=local, help=why)
     for text in ("query", "passage"):
         why = f"put before every {text}, where the model's folder does not say it"

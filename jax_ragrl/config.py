@@ -123,6 +123,7 @@ PLACES = (
     "config.index.url",
     "config.llm.base_url",
     "config.judge.base_url",
+    "config.run.wandb",
 )
 
 

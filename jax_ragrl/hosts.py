@@ -7,6 +7,7 @@ one process both are a plain call.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -18,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -35,6 +36,8 @@ NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 PATIENCE = 12 * 3600
 SIGHT = 60  # seconds after which a network file system shows a new file
 LEAVING = 60  # seconds for which a process that ends, or has failed, waits for the others
+WORD = 600  # seconds after which a process that waits says so, again and again
+LATE = 75  # the exit code where not all came (EX_TEMPFAIL): the same command may do later
 
 
 # --- Joining --------------------------------------------------------------------------------------
@@ -45,7 +48,7 @@ def join(patience: int = 300) -> None:
 
     Explicit variables (`NAMES`) come first; else JAX finds the others of a TPU pod, Slurm or Open
     MPI. Raises `UserError` for variables that cannot be used. Where not all processes come within
-    `patience` seconds, this one says so and ends with exit code 2.
+    `patience` seconds, this one says so and ends with exit code `LATE`.
     """
     if jax.distributed.is_initialized():
         return
@@ -86,7 +89,7 @@ def _say(text: str) -> None:
 
 def _give_up(text: str) -> None:
     _say(text)
-    os._exit(2)
+    os._exit(LATE)
 
 
 def named(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -207,6 +210,26 @@ def in_turn(work: Callable[[], T]) -> T:
 _barriers = itertools.count()
 
 
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Says every `WORD` seconds that this process waits for others, and what to do."""
+    over, begun = threading.Event(), time.monotonic()
+
+    def speak() -> None:
+        while not over.wait(WORD):
+            _say(
+                f"process {jax.process_index()} has waited for others for "
+                f"{time.monotonic() - begun:.0f} s: 'kill -USR1' on a process of a host that says "
+                "nothing prints where it stands"
+            )
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def _exchanged(data: bytes) -> list[bytes]:
     """The bytes of every process."""
     from orbax.checkpoint import multihost
@@ -218,7 +241,8 @@ def _exchanged(data: bytes) -> list[bytes]:
         )
     # Not on the devices, where those that wait would time out, and nobody would say for whom.
     wait = multihost.get_barrier_sync_fn()
-    wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * PATIENCE)
+    with _waiting():
+        wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * PATIENCE)
     size_H = multihost_utils.process_allgather(np.int32(len(data)))
     # Sizes are powers of two, so that few programs are compiled.
     padded = np.zeros(1 << (int(size_H.max()) - 1).bit_length(), np.uint8)

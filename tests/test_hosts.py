@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 import types
 
 import jax
@@ -109,9 +110,34 @@ def test_a_process_that_nobody_joins_says_what_to_see_to(number: int):
     run = subprocess.run(
         program, cwd=REPO, env=os.environ | told, capture_output=True, text=True, timeout=300
     )
-    assert run.returncode == 2
+    assert run.returncode == hosts.LATE
     assert f"not all of 2 processes joined at {address} within 2 s" in run.stderr
     assert "open port" in run.stderr
+
+
+def test_a_process_that_waits_says_so_until_the_others_are_there(monkeypatch, capfd):
+    monkeypatch.setattr(hosts, "WORD", 0.02)
+    with hosts._waiting():
+        time.sleep(0.2)
+    said = capfd.readouterr().err
+    assert 2 <= said.count("process 0 has waited for others for 0 s") <= 11
+    time.sleep(0.1)
+    assert "waited" not in capfd.readouterr().err
+
+
+def test_a_process_that_hangs_prints_where_it_stands_when_it_is_asked():
+    program = """
+import os, signal
+from jax_ragrl.cli import main
+def stands_here():
+    os.kill(os.getpid(), signal.SIGUSR1)
+try:
+    main(["--help"])
+except SystemExit:
+    stands_here()
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO)
+    assert run.returncode == 0 and "in stands_here" in run.stderr
 
 
 # --- Telling each other ---------------------------------------------------------------------------

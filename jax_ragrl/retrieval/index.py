@@ -34,10 +34,10 @@ from jax_ragrl.retrieval.embed import (
     write_vectors,
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.faiss_flat import read_faiss_flat
 from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
+from jax_ragrl.retrieval.vectors import open_vectors
 
 KINDS = ("exact", "scann")
 FILE = "index.json"
@@ -47,14 +47,18 @@ PASSAGES = "passages"
 PROBES, FAR = 16, 0.4
 
 
-def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
-    """`UserError` where vectors are not those of a corpus and an encoder, as far as a few tell."""
+def _checked(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarray:
+    """Vectors [X, D], one after the other until now perhaps.
+
+    Raises `UserError` where they are not those of a corpus and an encoder, as far as a few tell.
+    """
     expected = (len(corpus), encoder.dimension)
-    if vectors_XD.shape != expected:
+    if vectors.shape not in (expected, (len(corpus) * encoder.dimension,)):
         raise UserError(
-            f"vectors of shape {vectors_XD.shape} do not fit a corpus and encoder of {expected}: "
+            f"vectors of shape {vectors.shape} do not fit a corpus and encoder of {expected}: "
             "give those of the same passages and model"
         )
+    vectors_XD = vectors.reshape(expected)
     some = random.Random(0).sample(range(len(corpus)), min(PROBES, len(corpus)))
     made_PD = encoder.encode_passages([corpus.passages[i] for i in some])
     gap = np.linalg.norm(vectors_XD[some] - made_PD) / np.linalg.norm(made_PD)
@@ -64,6 +68,7 @@ def _check_vectors(vectors_XD: np.ndarray, corpus: Corpus, encoder: Encoder) -> 
             f"{gap:.2f} of their length: give the model, the prefix and the corpus, in its order, "
             "that they were made with"
         )
+    return vectors_XD
 
 
 def _searcher(kind: str, folder: pathlib.Path, count: int) -> Searcher:
@@ -88,7 +93,7 @@ def build_index(
       encoder: e.g. `LexicalEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
       kind: `exact` or `scann`.
       folder: made if missing; an index in it is replaced.
-      vectors: float32 [X, D] made before with this encoder (see `read_faiss_flat`), instead of
+      vectors: floats [X, D] made before with this encoder (see `open_vectors`), instead of
         encoding.
       dtype: of the vectors on disk, and of an exact searcher's on its devices; see `DTYPES`.
 
@@ -106,8 +111,7 @@ def build_index(
         of = json.dumps(made, sort_keys=True)
         embed(corpus.passages, encoder, folder / "vectors", of, dtype)
     else:
-        _check_vectors(vectors, corpus, encoder)
-        write_vectors(vectors, folder / "vectors", dtype)
+        write_vectors(_checked(vectors, corpus, encoder), folder / "vectors", dtype)
     encoder.save(folder / "encoder")
     if kind == "scann":
         build_scann(read_vectors(folder / "vectors"), folder / "scann")
@@ -234,7 +238,7 @@ def run_index(
       encoder: see `make_encoder`.
       kind: `exact` or `scann`.
       questions_path: questions in any known format; recall is measured on those with gold.
-      vectors_path: a flat Faiss file of the passages' vectors, made before with this encoder.
+      vectors_path: a file of the passages' vectors, made before with this encoder.
       dtype: of the vectors, see `build_index`.
       prefixes: see `make_encoder`.
 
@@ -254,7 +258,7 @@ def run_index(
             f"{questions_path} names no gold passages, which recall is measured by: "
             "leave --questions out"
         )
-    vectors = None if vectors_path is None else read_faiss_flat(vectors_path)[0]
+    vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):

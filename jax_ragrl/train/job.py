@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,8 @@ class Run:
     `baselines` is the prompt style of direct answering and Standard RAG, which it is compared with.
     The last step is always saved and evaluated. In several `cohorts` the questions of a step are
     rolled out side by side: worth it where the devices would wait for a retriever or a language
-    model elsewhere (`rollout/cohorts.py`).
+    model elsewhere (`rollout/cohorts.py`). `wandb` is a project of Weights & Biases, which is to be
+    told the metrics too.
     """
 
     steps: int
@@ -145,8 +147,14 @@ class Run:
     trees_every: int = 5
     trees: int = 2
     baselines: str = "c3po_tiny"
+    wandb: str = ""
 
     def __post_init__(self) -> None:
+        if self.wandb and importlib.util.find_spec("wandb") is None:
+            raise UserError(
+                f"run.wandb is {self.wandb!r}, but Weights & Biases is not installed: "
+                "'pip install wandb', or leave it out"
+            )
         for name in ("questions", "cohorts", "save_every", "eval_every", "trees_every"):
             if getattr(self, name) < 1:
                 raise UserError(

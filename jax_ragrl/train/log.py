@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import hashlib
+import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +51,7 @@ def describe(forest: Forest, known_N: np.ndarray, terms: Terms | None = None) ->
         | own_rewards(forest)
         | counts(forest)
         | strategy_rewards(forest)
+        | right_logps(forest)
     )
 
 
@@ -101,6 +104,22 @@ def own_rewards(forest: Forest) -> dict[str, float]:
         if same[role]:
             metrics[f"zero_variance_frac/{role}"] = float(np.mean(same[role]))
     return metrics
+
+
+def right_logps(forest: Forest) -> dict[str, float]:
+    """`logp_right/<role>`: the sampler's log-probability, nats a token, of what was written on the
+    way to leaves that earned something. It falls where a policy unlearns what is right."""
+    way: set[int] = set()
+    for leaf in np.flatnonzero(forest.leaf_N & (forest.reward_N > 0)).tolist():
+        node = int(forest.parent_N[leaf])
+        while node >= 0 and node not in way:
+            way.add(node)
+            node = int(forest.parent_N[node])
+    logps: dict[str, list[float]] = collections.defaultdict(list)
+    for i in sorted(way):
+        action = forest.records[i].action
+        logps[forest.records[i].role] += (action and action.logps) or ()
+    return {f"logp_right/{role}": float(np.mean(x)) for role, x in logps.items() if x}
 
 
 def counts(forest: Forest) -> dict[str, float]:
@@ -156,22 +175,28 @@ class Clock:
 
 
 class Log:
-    """Metrics of each step: one line, a JSON row, TensorBoard; trees for the report.
+    """Metrics of each step: one line, a JSON row, TensorBoard, a project of Weights & Biases if one
+    is named; trees for the report.
 
     What a killed run wrote after its last checkpoint is dropped first, so a resumed run's files
     hold each step once.
     """
 
-    SHOWN = ("reward/mean", "kl/mean", "entropy", "clip_frac", "mfu", "eval/accuracy")
+    SHOWN = (
+        *("reward/mean", "kl/mean", "clip_frac", "entropy", "response_length/mean", "valid_frac/"),
+        *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
+        *("time/rollout_s", "time/train_s"),
+    )
     ALARMS = ("failed",)  # shown where they are not 0
 
-    def __init__(self, workdir: pathlib.Path, start: int, steps: int):
+    def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
             keep_until(file, start)
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
+        self._wandb = open_wandb(wandb, workdir) if wandb else None
         self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
         if start < steps:
             self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
@@ -186,21 +211,50 @@ class Log:
             append(self._trees, {"step": step, "trees": trees})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(metrics, step=step)
         alarms = [key for key in told(metrics, self.ALARMS) if metrics[key]]
-        shown = " ".join(f"{k} {metrics[k]:.3f}" for k in [*told(metrics, self.SHOWN), *alarms])
-        seconds = metrics["time/rollout_s"] + metrics["time/train_s"]
-        self._bar.write(f"step {step} {shown} {seconds:.1f}s")
+        shown = [f"{k} {number(metrics[k])}" for k in [*told(metrics, self.SHOWN), *alarms]]
+        self._bar.write(f"step {step} {' '.join(shown)}")
         self._bar.update()
 
     def close(self) -> None:
         """Closes the files."""
         self._bar.close()
         self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def open_wandb(project: str, workdir: pathlib.Path) -> Any:
+    """A run of Weights & Biases, the same one for a work folder however often it is begun."""
+    import wandb
+
+    config = workdir / "config.json"
+    return wandb.init(
+        project=project,
+        name=workdir.name,
+        id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
+        resume="allow",
+        dir=workdir,
+        config=json.loads(config.read_text(encoding="utf-8")) if config.exists() else None,
+    )
 
 
 def told(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    """The keys of these metrics; where there are several policies, of each policy's."""
-    return [key for name in names for key in sorted(metrics) if f"/{key}".endswith(f"/{name}")]
+    """The keys of these metrics, of all that begin with a name that ends in a slash; where there
+    are several policies, of each policy's."""
+    return [key for name in names for key in sorted(metrics) if _named(key, name)]
+
+
+def _named(key: str, name: str) -> bool:
+    at = f"/{key}".find(f"/{name}")
+    return at >= 0 and (name.endswith("/") or f"/{key}".endswith(f"/{name}"))
+
+
+def number(value: float) -> str:
+    """Three digits behind the point; none where there are three before it."""
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
 
 
 class Silent:
@@ -213,6 +267,6 @@ class Silent:
         """Nothing."""
 
 
-def open_log(workdir: pathlib.Path, start: int, steps: int) -> Log | Silent:
+def open_log(workdir: pathlib.Path, start: int, steps: int, wandb: str) -> Log | Silent:
     """The log of a run from the step `start`; of several processes the first one writes it."""
-    return Log(workdir, start, steps) if first() else Silent()
+    return Log(workdir, start, steps, wandb) if first() else Silent()

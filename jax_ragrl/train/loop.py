@@ -89,7 +89,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
 def _kept(job: Job, workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, Log | Silent, Watch]]:
     """What a run keeps, which is closed however it ends, and who looks after it."""
     with contextlib.closing(Checkpoints(workdir)) as checkpoints:
-        log = open_log(workdir, checkpoints.latest() or 0, job.run.steps)
+        log = open_log(workdir, checkpoints.latest() or 0, job.run.steps, job.run.wandb)
         with contextlib.closing(log):
             yield checkpoints, log, Watch(job.guard, workdir, job.run.eval_every)
 

@@ -5,6 +5,8 @@ import json
 import random
 import shutil
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from jax_ragrl.corpus import formats
@@ -238,11 +240,15 @@ def test_damage_is_named(tmp_path):
         formats.load_questions(latin, format="dpr")
 
 
-def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"PAR1 and more")
-    with pytest.raises(UserError, match="pip install pyarrow"):
+def test_verls_parquet_is_read_and_a_damaged_file_named(tmp_path):
+    path, answers = tmp_path / "x.parquet", {"ground_truth": {"target": ["Ann", "A."]}}
+    asked = [{"role": "user", "content": "Answer. Question: Who directed it?"}]
+    row = {"prompt": asked, "reward_model": answers, "extra_info": {"index": 3, "split": "test"}}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
+    first, _ = formats.load_questions(path)
+    assert first.answers == ("Ann", "A.") and "Who directed it?" in first.text and first.id == "3"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match="damaged parquet"):
         formats.load_questions(path)
 
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli import main
-from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import index
 from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat
 from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.vectors import open_vectors
+from jax_ragrl.types import Passage
 
 FILES = {"corpus": "corpus.jsonl", "out": "out", "vectors": "x.index"}
 
@@ -34,7 +36,27 @@ def test_vectors_come_back_as_written(tmp_path, code, metric, name):
     np.testing.assert_array_equal(vectors, VECTORS)
 
 
-def test_the_command_takes_vectors_and_encodes_nothing_but_a_few(tmp_path, capsys, monkeypatch):
+def as_faiss(path, vectors):
+    count, dimension = vectors.shape
+    head = faiss_bytes(b"IxFI", dimension, count, 0, vectors.size, b"")
+    path.write_bytes(head + vectors.tobytes())
+
+
+def as_numpy(path, vectors):
+    with path.open("wb") as file:
+        np.save(file, vectors.astype(np.float16))
+
+
+def as_memmap(path, vectors):
+    path.write_bytes(vectors.astype("<f4").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "save"), [("x.index", as_faiss), ("x.bin", as_numpy), ("x.memmap", as_memmap)]
+)
+def test_the_command_takes_vectors_and_encodes_nothing_but_a_few(
+    name, save, tmp_path, capsys, monkeypatch
+):
     (tmp_path / "corpus.jsonl").write_text(
         "".join(
             json.dumps({"id": i, "contents": f'"t{i}"\nword{i} here'}) + "\n" for i in range(40)
@@ -42,10 +64,9 @@ def test_the_command_takes_vectors_and_encodes_nothing_but_a_few(tmp_path, capsy
     )
     corpus = load_corpus(tmp_path / "corpus.jsonl")
     vectors = LexicalEncoder.fit(corpus.passages).encode_passages(corpus.passages)
-    content = faiss_bytes(b"IxFI", vectors.shape[1], 40, 0, vectors.size, vectors.tobytes())
-    (tmp_path / "x.index").write_bytes(content)
+    save(tmp_path / name, vectors)
     monkeypatch.setattr(index, "embed", None)
-    files = {name: str(tmp_path / path) for name, path in FILES.items()}
+    files = {k: str(tmp_path / path) for k, path in (FILES | {"vectors": name}).items()}
     assert main(["index", "--kind=exact", *(f"--{k}={v}" for k, v in files.items())]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 40
     opened = index.open_index(tmp_path / "out", corpus)
@@ -74,8 +95,33 @@ def test_a_header_that_cannot_be_true_is_refused(tmp_path, content, why):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="cannot be opened"):
-        read_faiss_flat(tmp_path / "absent")
+    for read in (read_faiss_flat, open_vectors):
+        with pytest.raises(UserError, match="absent cannot be opened"):
+            read(tmp_path / "absent")
+
+
+def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
+    path = tmp_path / "x.npy"
+    for array in (np.ones((2, 3), np.int64), np.ones(6, np.float32)):
+        np.save(path, array)
+        with pytest.raises(UserError, match="give a vector of floats a row"):
+            open_vectors(path)
+    np.save(path, np.ones((2, 3), np.float32))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(UserError, match="x.npy is damaged"):
+        open_vectors(path)
+    np.save(path, np.array([{}]), allow_pickle=True)
+    with pytest.raises(UserError, match="x.npy is damaged"):
+        open_vectors(path)
+
+
+def test_raw_vectors_of_another_corpus_are_refused(tmp_path):
+    corpus = Corpus(tuple(Passage(str(i), f"t{i}", "x") for i in range(4)))
+    encoder = LexicalEncoder.fit(corpus.passages, 8)
+    as_memmap(tmp_path / "x.memmap", encoder.encode_passages(corpus.passages)[:3])
+    vectors = open_vectors(tmp_path / "x.memmap")
+    with pytest.raises(UserError, match=r"shape \(24,\) do not fit.*\(4, 8\)"):
+        index.build_index(corpus, encoder, "exact", tmp_path, vectors)
 
 
 def test_the_real_sample_holds_a_thousand_unit_vectors(shared_data):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.train.job import Run
 from jax_ragrl.train.log import (
     Log,
     counts,
     describe,
     expert_shares,
     found_gold,
+    number,
     own_rewards,
+    right_logps,
     told,
     zero_variance,
 )
@@ -140,5 +147,54 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     log.write(2, plain | {"failed": 3.0}, None)
     log.close()
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
-    assert first == "step 1 reward/mean 0.500 3.0s"
-    assert second == "step 2 reward/mean 0.500 failed 3.000 3.0s"
+    assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
+    assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_a_step_shows_each_roles_valid_share_of_each_policy_and_large_numbers_whole():
+    shares = {"valid_frac/b": 1.0, "a/valid_frac/a": 0.5, "invalid_frac/a": 0.25, "valid_frac": 0.0}
+    assert told(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
+    shown = " ".join(number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
+    assert shown == "0.062 99.900 937 -1234"
+
+
+def test_weights_and_biases_is_told_the_metrics_of_one_run_however_often_it_is_begun(
+    tmp_path, monkeypatch
+):
+    opened, told_of = [], []
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: told_of.append((step, metrics)),
+        finish=lambda: told_of.append("end"),
+    )
+    stand_in = types.ModuleType("wandb")
+    stand_in.init = lambda **given: opened.append(given) or run
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    metrics = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+    for start in (0, 1):
+        log = Log(tmp_path, start, 2, "mine")
+        log.write(start + 1, metrics, None)
+        log.close()
+    assert told_of == [(1, metrics), "end", (2, metrics), "end"] and opened[0] == opened[1]
+    assert opened[0]["project"] == "mine" and opened[0]["config"] == {"seed": 3}
+    Log(tmp_path, 2, 2).close()
+    assert len(opened) == 2
+
+
+def test_weights_and_biases_that_is_not_installed_is_missed_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert Run(1).wandb == ""
+    with pytest.raises(UserError, match="run.wandb is 'mine'.*pip install wandb"):
+        Run(1, wandb="mine")
+
+
+def test_the_log_probability_of_what_is_right_is_of_the_way_to_leaves_that_earned():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    nodes = np.flatnonzero(~forest.leaf_N).tolist()
+    for node, logps in zip(nodes, [(-1.0, -2.0, -3.0), (-7.0,)], strict=True):
+        forest.records[node].action = forest.records[node].action._replace(logps=logps)
+    for right, expected in (([1, 0], -2.0), ([0, 1], -7.0), ([1, 1], -13 / 4)):
+        forest.reward_N[forest.leaf_N] = right
+        assert right_logps(forest) == {"logp_right/router": pytest.approx(expected)}
+    forest.reward_N[forest.leaf_N] = 0
+    assert right_logps(forest) == {}

@@ -55,15 +55,11 @@ def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
     """The rows of a parquet file, counted from 1.
 
     Raises:
-      UserError: pyarrow is not installed, or cannot read the file.
+      UserError: the file is damaged.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(
-            f"{path} is parquet, which needs pyarrow: 'pip install pyarrow', or convert to JSONL"
-        ) from error
+    import pyarrow
+    import pyarrow.parquet  # half a second
+
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
