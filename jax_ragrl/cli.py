@@ -159,6 +159,8 @@ def _data_commands(command: Command) -> None:
     why = "of the vectors: float32 or, half as large, bfloat16"
     sub.add_argument("--dtype", default="float32", help=why)
     sub.add_argument("--questions", type=local, help="measure recall on these")
+    why = "their gold passages: judgements of TREC (query iteration passage relevance) or BEIR"
+    sub.add_argument("--qrels", type=local, help=why)
     why = "of the passages, in their order (flat Faiss, .npy, .memmap): they are not encoded again"
     sub.add_argument("--vectors", type=local, help=why)
     for text in ("query", "passage"):
@@ -186,8 +188,17 @@ def _run_commands(command: Command) -> None:
     sub = command(_report, "write report.html of a run")
     sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
+    sub.description = PLANNED
     sub.add_argument("--shape", required=True, help="of a published model, or tiny")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
+
+
+PLANNED = (
+    "The memory that --config=FILE takes of each device, without one: policies, trained whole and "
+    "all of --shape; an exact index, its encoder, and a language model or judge of kind local, of "
+    "folders on this machine. What else the config has on the devices is listed as 'uncounted', "
+    "and 'fits' is then null, not true."
+)
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -382,7 +393,7 @@ def _index(arguments: argparse.Namespace) -> None:
     a = arguments
     prefixes = {"query_prefix": a.query_prefix, "passage_prefix": a.passage_prefix}
     result = run_index(
-        a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, a.dtype, **prefixes
+        a.corpus, a.out, a.encoder, a.kind, a.questions, a.vectors, a.dtype, a.qrels, **prefixes
     )
     print(json.dumps(result, indent=2))
 

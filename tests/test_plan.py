@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import pathlib
 import types
 from typing import Any
 
@@ -17,13 +18,19 @@ from jax.experimental import topologies
 
 from jax_ragrl.batch import Layout
 from jax_ragrl.cli import CONFIGS, main
+from jax_ragrl.config import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.plan import Plan, _abstract, _attending, _state_bytes, plan, plan_of
+from jax_ragrl.models.encoder import load_encoder
+from jax_ragrl.models.hf_config import to_hf
+from jax_ragrl.plan import Plan, _state_bytes, plan, plan_of
+from jax_ragrl.plan.beside import Beside, count_beside
+from jax_ragrl.plan.described import abstract, attending
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
+from jax_ragrl.train.job import LLM, Index
 from jax_ragrl.train.objective import KL, Objective
 from jax_ragrl.train.optimizer import Optimizer
 from jax_ragrl.train.trainer import prepare
@@ -92,7 +99,7 @@ def test_a_reference_is_planned_in_the_bytes_that_it_is_kept_in():
         1,
     )
     kept = prepare(*given, compute=RUN.compute)[1].reference
-    _, params = _abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
+    _, params = abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
     none = dataclasses.replace(RUN, objective=dataclasses.replace(RUN.objective, kl=KL("none")))
     planned = _state_bytes(RUN, params) - _state_bytes(none, params)
     assert planned == sum(x.nbytes for x in jax.tree.leaves(kept))
@@ -113,7 +120,7 @@ def test_the_attention_of_the_device_is_planned_unless_the_config_names_another(
 ):
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
     config = dataclasses.replace(SMALL, attention_impl=named)
-    assert _attending(config, 2048, mesh).attention_impl == planned
+    assert attending(config, 2048, mesh).attention_impl == planned
 
 
 def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
@@ -180,3 +187,96 @@ def test_the_batch_whose_cache_is_largest_is_planned_and_not_that_of_the_longest
     shapes = Shapes(lengths=(32, 64), batches=(8, 64), steps=64, tokens=8 * 32)
     found = plan(dataclasses.replace(RUN, shapes=shapes), SMALL, jax.devices())
     assert found["sampling"]["prompts"] == [64, 32]
+
+
+BERT = pathlib.Path(__file__).parent / "models" / "tiny_bert"
+
+
+@pytest.fixture
+def described(tmp_path):
+    """The folder of an index that says no more than how large it is, and that of a decoder."""
+    made = {"count": 2 * 65536 + 1, "dimension": 64, "dtype": "bfloat16"}
+    for name, file, values in (
+        ("index", "index.json", made),
+        ("llm", "config.json", to_hf(SMALL, "float32")),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(json.dumps(values))
+    return tmp_path
+
+
+def test_vectors_lie_on_the_devices_that_are_worth_it_and_an_encoder_on_the_first(described):
+    index = Index(str(BERT), "exact", folder=str(described / "index"))
+    found = count_beside(index, {}, RUN.shapes, make_mesh((1, 8, 1), jax.devices()))
+    vectors, encoder = found.parts["index"], found.parts["encoder"]
+    assert vectors["weight_bytes"] == 65537 * 64 * 2  # the fuller of two
+    weights = jax.tree.leaves(load_encoder(BERT)._state)
+    assert encoder["weight_bytes"] == sum(x.nbytes for x in weights)
+    assert vectors["temporary_bytes"] >= 65537 * 256 * 4  # scores of a call, float32
+    kept = vectors["weight_bytes"] + encoder["weight_bytes"]
+    assert found.lasting == kept + max(x["temporary_bytes"] for x in (vectors, encoder))
+    assert found.writing == 0 and found.uncounted == []
+
+
+def test_a_language_model_is_split_like_a_policy_and_takes_more_while_it_writes(
+    described, monkeypatch
+):
+    monkeypatch.setattr("jax_ragrl.plan.beside.REPLY", 8)
+    mesh = make_mesh((1, 8, 1), jax.devices())
+    llm = LLM("local", str(described / "llm"), dtype="bfloat16")
+    models = {"llm": llm, "judge": dataclasses.replace(llm, int8=True)}
+    found = count_beside(Index(), models, RUN.shapes, mesh)
+    plain, eighth = (found.parts[name]["weight_bytes"] for name in models)
+    whole = 3 * 16 + 2 * 8  # norms lie on each device whole
+    assert plain == 2 * ((param_count(SMALL) - whole) // 8 + whole)
+    kernels, outputs = 16 * 8 * (2 + 2 + 2 + 2) + 3 * 16 * 32, 2 * 8 * 3 + 16 + 2 * 32 + 16
+    assert plain - eighth == kernels // 8 - 4 * outputs
+    assert found.lasting == plain + eighth
+    assert found.writing == found.parts["llm"]["temporary_bytes"] > 0
+    assert found.uncounted == ["judge: copies of its int8 weights, widened"]
+
+
+@pytest.mark.parametrize(
+    ("section", "fits", "little"),
+    [
+        ({}, True, False),
+        ({"llm": {"kind": "local", "model": "absent"}}, None, False),
+        ({"judge": {"kind": "local", "model": None}}, None, False),
+        ({"index": {"kind": "exact"}}, None, False),
+        ({"index": {"encoder": None, "folder": "absent"}}, None, False),
+        ({"index": {"encoder": None, "kind": "remote", "url": "http://host:1"}}, True, False),
+        ({"lora": {"rank": 4}}, None, None),
+        ({"policies": (("rewrite", "absent"),)}, None, None),
+        ({"policies": (("rewrite", "llm"),)}, True, False),
+        ({"preference": {}}, None, None),
+    ],
+)
+def test_what_is_not_counted_is_named_and_nothing_is_said_to_fit_with_it(
+    described, monkeypatch, section, fits, little
+):
+    monkeypatch.chdir(described)
+    monkeypatch.setattr("jax_ragrl.plan._update", lambda *_: {"bytes": 2})
+    sampled = {"bytes": 1, "weight_bytes": 1}
+    monkeypatch.setattr("jax_ragrl.plan.count_sampling", lambda *_, **__: sampled)
+    given = plan_of({"objective": RUN.objective, "optimizer": RUN.optimizer} | section)
+    for memory, expected in ((2**40, fits), (1, little)):
+        monkeypatch.setattr("jax_ragrl.plan.memory_of", lambda _, memory=memory: memory)
+        found = plan(build(Plan, given), SMALL, jax.devices())
+        assert found["fits"] is expected
+        names = [text.partition(":")[0].partition(".")[0] for text in found["uncounted"]]
+        (asked, *_) = (*section, "")
+        named = "encoder" if "encoder" in section.get("index", {}) else asked
+        assert names == ([] if fits else [named])
+
+
+def test_a_peak_holds_what_lies_beside_and_the_program_that_takes_most(monkeypatch):
+    parts = {
+        "index": {"weight_bytes": 100, "temporary_bytes": 20},
+        "llm": {"weight_bytes": 1000, "temporary_bytes": 5},
+    }
+    monkeypatch.setattr("jax_ragrl.plan._update", lambda *_: {"bytes": 2})
+    sampled = {"bytes": 4, "weight_bytes": 3}
+    monkeypatch.setattr("jax_ragrl.plan.count_sampling", lambda *_, **__: sampled)
+    monkeypatch.setattr("jax_ragrl.plan.count_beside", lambda *_: Beside(parts, []))
+    found = plan(RUN, SMALL, jax.devices())
+    assert found["peak_bytes"] - found["state_bytes"] == 100 + 20 + 1000 + (3 + 5)

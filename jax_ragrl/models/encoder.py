@@ -289,6 +289,23 @@ def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
     return tokenizer
 
 
+def read_shape(source: pathlib.Path | str) -> tuple[pathlib.Path, BertConfig, Settings]:
+    """Of a local folder, or `minilm`: where its transformer is, its sizes, and what it says itself.
+
+    Raises `UserError` where there is no such folder, or another kind of model.
+    """
+    folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
+    if not folder.is_dir():
+        raise UserError(
+            f"encoder {str(source)!r} is no folder: give the folder of a BERT-family model, "
+            "'minilm' or 'lexical'"
+        )
+    home = folder / _modules(folder).get("Transformer", "")
+    config, settings = config_from_hf(_json(home / "config.json")), read_settings(folder)
+    longest = min(settings.max_length, config.max_length)
+    return home, config, dataclasses.replace(settings, max_length=longest)
+
+
 def load_encoder(
     source: pathlib.Path | str,
     *,
@@ -305,18 +322,9 @@ def load_encoder(
     Raises:
       UserError: no such folder, another kind of model, missing or misshapen weights.
     """
-    folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
-    if not folder.is_dir():
-        raise UserError(
-            f"encoder {str(source)!r} is no folder: give the folder of a BERT-family model, "
-            "'minilm' or 'lexical'"
-        )
-    home = folder / _modules(folder).get("Transformer", "")
-    config = config_from_hf(_json(home / "config.json"))
-    settings = read_settings(folder)
+    home, config, settings = read_shape(source)
     settings = dataclasses.replace(
         settings,
-        max_length=min(settings.max_length, config.max_length),
         query_prefix=settings.query_prefix if query_prefix is None else query_prefix,
         passage_prefix=settings.passage_prefix if passage_prefix is None else passage_prefix,
     )
@@ -325,7 +333,7 @@ def load_encoder(
         _tokenizer(home, config),
         config,
         settings,
-        source=MINILM if str(source) == MINILM else str(folder.absolute()),
+        source=MINILM if str(source) == MINILM else str(pathlib.Path(source).absolute()),
         weights=_digest(home),
     )
 

@@ -78,6 +78,18 @@ def by_score(scores_QK: np.ndarray, index_QK: np.ndarray) -> tuple[np.ndarray, n
     return np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(index_QK, order_QK, 1)
 
 
+def share_of_first(count: int, devices: int) -> int:
+    """How many of so many vectors the first of the devices holds."""
+    return -(-count // min(devices, max(1, count // PART)))
+
+
+def most_queries(size: int) -> int:
+    """How many queries one call takes to a device's vectors: the largest power of two with room for
+    its scores, to which batches are padded."""
+    room = SCORE_BYTES // (4 * size)
+    return min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
+
+
 class ExactSearcher:
     """Holds the vectors on the devices of this process, few on the first alone."""
 
@@ -93,9 +105,7 @@ class ExactSearcher:
             jax.device_put(np.asarray(vectors_XD[start : start + size]), device)
             for start, size, device in zip(self._starts.tolist(), sizes, devices, strict=False)
         ]
-        room = SCORE_BYTES // (4 * sizes[0])
-        # The largest power of two with room for its scores: batches are padded to one.
-        self._most = min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
+        self._most = most_queries(sizes[0])
 
     def _batch(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         rows = bucket(len(queries_QD), min(MIN_QUERIES, self._most), self._most)

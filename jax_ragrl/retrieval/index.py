@@ -20,6 +20,7 @@ import numpy as np
 
 from jax_ragrl.config import one_of
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.formats.qrels import judged
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
@@ -38,6 +39,7 @@ from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
+from jax_ragrl.types import Question
 
 KINDS = ("exact", "scann")
 FILE = "index.json"
@@ -220,6 +222,23 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     return LexicalEncoder.fit(corpus.passages)
 
 
+def _with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
+    """The questions that recall is measured on; none where none are given."""
+    if path is None:
+        if qrels is not None:
+            raise UserError(f"--qrels {qrels} judges passages of questions: give --questions too")
+        return []
+    questions = load_questions(path)
+    if qrels is not None:
+        return judged(questions, qrels)
+    if gold := [question for question in questions if question.gold]:
+        return gold
+    raise UserError(
+        f"{path} names no gold passages, which recall is measured by: give --qrels, or leave "
+        "--questions out"
+    )
+
+
 def run_index(
     corpus_path: pathlib.Path | str,
     out: pathlib.Path | str,
@@ -228,6 +247,7 @@ def run_index(
     questions_path: pathlib.Path | str | None = None,
     vectors_path: pathlib.Path | str | None = None,
     dtype: str = "float32",
+    qrels_path: pathlib.Path | str | None = None,
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file: the whole of `ragrl index`.
@@ -240,11 +260,12 @@ def run_index(
       questions_path: questions in any known format; recall is measured on those with gold.
       vectors_path: a file of the passages' vectors, made before with this encoder.
       dtype: of the vectors, see `build_index`.
+      qrels_path: judgements of TREC or BEIR, in the place of the questions' own gold.
       prefixes: see `make_encoder`.
 
     Returns:
       A JSON-able report: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      and with questions `recall@2`, `recall@5`, `recall@10`.
+      and with questions `recall@2`, `recall@5`, `recall@10` and of how many they are means.
 
     Raises:
       UserError: anything given that cannot be used.
@@ -252,12 +273,7 @@ def run_index(
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
     # Read before the long work, so that a wrong path fails at once.
-    questions = None if questions_path is None else load_questions(questions_path)
-    if questions is not None and not any(question.gold for question in questions):
-        raise UserError(
-            f"{questions_path} names no gold passages, which recall is measured by: "
-            "leave --questions out"
-        )
+    questions = _with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +284,7 @@ def run_index(
     made = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, made, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
-    measured = {} if questions is None else recall(retriever, questions)
+    measured = recall(retriever, questions) if questions else {}
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder,
@@ -276,5 +292,6 @@ def run_index(
         "count": len(corpus),
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
+        **({"questions": len(questions)} if questions else {}),
         **measured,
     }

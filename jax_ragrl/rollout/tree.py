@@ -117,6 +117,13 @@ class Forest(NamedTuple):
         """The node numbers of one question, ascending."""
         return np.flatnonzero(self.question_N == question)
 
+    def errors(self) -> dict[int, str]:
+        """What failed, by question: effects, or the writing of an action, which costs its branch
+        alone."""
+        unwritten = ((r.question, r.action.error) for r in self.records if r.action is not None)
+        failed = zip(self.failed, self.failures, strict=True)
+        return dict(failed) | {question: why for question, why in unwritten if why}
+
     def roots(self) -> np.ndarray:
         """int32 `[N]`: the first node of the rollout (or tree) that each node belongs to."""
         root_N = np.arange(len(self.parent_N), dtype=np.int32)

@@ -60,10 +60,16 @@ class Scribe:
 
 def candidates_of(
     forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], ActionRequest]
-) -> list[Candidate]:
-    """Every action of a forest with its reward; `prompts` are those of the `Scribe` that wrote."""
+) -> list[tuple[int, Candidate]]:
+    """Every action of a forest with its reward, after the number of its question.
+
+    `prompts` are those of the `Scribe` that wrote.
+    """
     return [
-        Candidate(r.role, _text(prompts[r.action.prompt_ids]), r.action.text, float(reward))
+        (
+            r.question,
+            Candidate(r.role, _text(prompts[r.action.prompt_ids]), r.action.text, float(reward)),
+        )
         for r, reward in zip(forest.records, reward_N, strict=True)
         if r.action is not None and not r.action.error
     ]

@@ -16,19 +16,16 @@ import collections
 import functools
 import pathlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
-from jax_ragrl.config import settle
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluate import METRICS
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.rows import append, keep_rows, rows_of
+from jax_ragrl.rows import rows_of
 from jax_ragrl.sharding import own_mesh
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.crossing import Apart
@@ -47,19 +44,12 @@ from jax_ragrl.train.assemble import (
 from jax_ragrl.train.demos import Demo
 from jax_ragrl.train.job import Job, load_job, parse_llm
 from jax_ragrl.train.pool import Ghostwriter, conversation
+from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather, model_of
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
 from jax_ragrl.types import Message, Question
 
-CHUNK = 64  # questions rolled out together, and lost together where a run is killed
 LABELS = "labels"
-
-
-class Made(NamedTuple):
-    """Demonstrations on some questions; and the ids of those on which something failed, and how."""
-
-    demos: Sequence[Demo]
-    failed: Mapping[str, str]
-
+DEMOS = Kind("question", "demos")
 
 Written = tuple[str, str, tuple[Message, ...], str]  # as the fields of a `Demo` begin
 Source = Callable[[Sequence[Question]], Made]
@@ -85,28 +75,14 @@ def make_demos(
     data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy))
     parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
-    questions = _distinct(parts.questions["train"])[: count or None]
+    questions = distinct(q for q in parts.questions["train"] if q.answers)[: count or None]
     if not questions:
         raise UserError("no training question has an answer: there is nothing to be right about")
     source = source_of(job, parts, writer)
-    model = writer.name.partition("@")[0] if writer.name.startswith("openai:") else writer.name
-    given = {**values, "writer": writer._replace(name=model)._asdict()}  # its server may move
-    settle(out.with_suffix(".config.json"), given, place="--out")
-    gather(source, questions, out)
+    given = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
+    begin(out, given, DEMOS)
+    gather(source, questions, out, DEMOS)
     return summary(out)
-
-
-def _distinct(questions: Sequence[Question]) -> list[Question]:
-    """Those with an answer, each once; the file is kept by their ids, so that no two share one."""
-    known: dict[str, Question] = {}
-    for question in (q for q in questions if q.answers):
-        if known.setdefault(question.id, question).text != question.text:
-            raise UserError(
-                f"training questions share the id {question.id!r}, and only one would be written "
-                "about: give each an id of its own, or, where several sets were put together, all "
-                "their files (--config.data.files.train=A,B), which does"
-            )
-    return list(known.values())
 
 
 def source_of(job: Job, parts: Parts, writer: Writer) -> Source:
@@ -130,9 +106,10 @@ def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question])
     rng = random.Random(f"{job.seed} {questions[0].id}")
     given: dict[str, Any] = {"rewritings": rewritings, "label": label}
     try:
-        return Made(heuristic_demos(system, questions, parts.retriever, rng, **given), {})
+        demos = heuristic_demos(system, questions, parts.retriever, rng, **given)
     except EffectError as error:
         return Made((), dict.fromkeys((q.id for q in questions), str(error)))
+    return Made([demo.row() for demo in demos], {})
 
 
 def _tried(
@@ -145,11 +122,8 @@ def _tried(
     environment: Environment = parts.environment(scribe)
     forest = collect(recipe.system, expander, questions, environment, **fixed)
     texts = {i: conversation(parts.tokenizer, r) for i, r in scribe.prompts.items()}
-    failed = {questions[q].id: why for q, why in zip(forest.failed, forest.failures, strict=True)}
-    for record in forest.records:
-        if record.action is not None and record.action.error:
-            failed[questions[record.question].id] = record.action.error
-    return Made(right_actions(recipe, forest, texts), failed)
+    demos = [demo.row() for demo in right_actions(recipe, forest, texts)]
+    return Made(demos, {questions[q].id: why for q, why in forest.errors().items()})
 
 
 def right_actions(
@@ -175,66 +149,14 @@ def right_actions(
     return [Demo(*key, reward, roles[key[1]].chat) for key, reward in best.items()]
 
 
-# --- The file -------------------------------------------------------------------------------------
-
-
-def gather(source: Source, questions: Sequence[Question], out: pathlib.Path) -> None:
-    """Appends to `out` what a source makes of the questions that are not done yet.
-
-    Raises `UserError` where nothing comes back any more: what is done is kept.
-    """
-    log = log_of(out)
-    tried = {row["question"]: "error" in row for row in rows_of(log)}
-    done = {question for question, failed in tried.items() if not failed}
-    todo = [question for question in questions if question.id not in done]
-    todo.sort(key=lambda question: question.id in tried)  # what failed waits for its second try
-    again = {question.id for question in todo}
-    for file in (out, log):
-        keep_rows(file, lambda row: row["question"] not in again)
-        file.touch()
-    bar = tqdm(total=len(questions), initial=len(questions) - len(todo), unit="question")
-    with bar:
-        for start in range(0, len(todo), CHUNK):
-            chunk = todo[start : start + CHUNK]
-            made = source(chunk)
-            whole = len(chunk) == CHUNK or not (done or start)
-            if whole and len(made.failed) == len(chunk) and not made.demos:
-                raise UserError(
-                    f"all of {len(chunk)} questions failed ({next(iter(made.failed.values()))}): "
-                    "put that right, then the same command goes on from here"
-                )
-            for demo in made.demos:
-                append(out, demo.row())
-            for row in _told(chunk, made):
-                append(log, row)
-            bar.update(len(chunk))
-
-
-def log_of(out: pathlib.Path) -> pathlib.Path:
-    """The file beside `out` with a line a question: how many demonstrations it gave, or its error.
-
-    A question that failed may have given some all the same, on other branches.
-    """
-    return out.with_suffix(".questions.jsonl")
-
-
-def _told(questions: Sequence[Question], made: Made) -> Iterator[dict[str, Any]]:
-    counts = collections.Counter(demo.question for demo in made.demos)
-    for question in questions:
-        error = {"error": made.failed[question.id]} if question.id in made.failed else {}
-        yield {"question": question.id, "demos": counts[question.id], **error}
-
-
 def summary(out: pathlib.Path) -> dict[str, Any]:
     """What a file holds by role, and what became of the questions."""
-    rows = list(rows_of(log_of(out)))
-    errors = [row["error"] for row in rows if "error" in row]
+    rows = list(rows_of(DEMOS.log(out)))
     roles = collections.Counter(row["role"] for row in rows_of(out))
     return {
         "questions": len(rows),
         "with_demos": sum(row["demos"] > 0 for row in rows),
-        "failed": len(errors),
-        **({"error": errors[-1]} if errors else {}),
+        **failures(rows),
         "demos": sum(roles.values()),
         "roles": dict(sorted(roles.items())),
         "out": str(out),

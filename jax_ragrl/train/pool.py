@@ -9,9 +9,11 @@ written from a question's supporting facts, are not asked for.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jax_ragrl.config import build
 from jax_ragrl.errors import EffectError, UserError
@@ -23,6 +25,7 @@ from jax_ragrl.rollout.effects import Said
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
+from jax_ragrl.rows import rows_of
 from jax_ragrl.systems.expert_pool import Candidate, Pool, Scribe, build_pool, candidates_of
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Settings, recipe
@@ -30,8 +33,10 @@ from jax_ragrl.systems.opera_grammar import PLAN, REWRITE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import assemble, load_llm
 from jax_ragrl.train.job import load_job, parse_llm
+from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather, model_of
 from jax_ragrl.types import LLMRequest, Message, Question
 
+TRIES = Kind("rollout", "candidates")
 GROUP = 3  # candidates a decision and temperature: twelve at the four of the paper
 BEGIN = "\n\nBegin your reply with exactly this text: "
 
@@ -111,30 +116,47 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends, default=None)]
 
 
-def scored_pool(
+# --- The pool -------------------------------------------------------------------------------------
+
+
+class Try(NamedTuple):
+    """A rollout of a question at a temperature; `seed` is the temperature's number."""
+
+    question: Question
+    seed: int
+    temperature: float
+
+    @property
+    def id(self) -> str:
+        """No other try has it."""
+        return f"{self.seed} {self.question.id}"
+
+
+def scored(
     settings: Settings,
-    questions: Sequence[Question],
-    writers: Sequence[ActionSampler],
+    writer: ActionSampler,
     retriever: Retriever,
     llm: FrozenLLM,
-    temperatures: Sequence[float] = (1.0,),
-) -> Pool:
-    """What several writers try at every decision, at each temperature, by what it earned."""
-    tries = [(writer, temperature) for writer in writers for temperature in temperatures]
-    candidates: list[Candidate] = []
-    for seed, (writer, temperature) in enumerate(tries):
-        made = recipe(dataclasses.replace(settings, temperature=temperature))
+    tries: Sequence[Try],
+) -> Made:
+    """What a writer tries at every decision of some rollouts, and what each of it earned."""
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for _, same in itertools.groupby(tries, key=lambda each: each.seed):
+        some = list(same)
+        made = recipe(dataclasses.replace(settings, temperature=some[0].temperature))
         scribe = Scribe(writer)
         roles, off = frozenset(made.system.roles), Injection("off")
         groups = Groups(roles, GROUP, off, None, frozenset((PLAN,)), frozenset((REWRITE,)))
         environment = Environment(scribe, retriever, llm)
-        forest = collect(made.system, groups, questions, environment, seed=seed)
-        candidates += candidates_of(forest, made.reward(forest), scribe.prompts)
-    if not candidates:
-        actions = [record.action for record in forest.records if record.action is not None]
-        why = next((action.error for action in actions if action.error), "nothing was asked")
-        raise UserError(f"no action could be written, and there is no pool: {why}")
-    return build_pool(candidates)
+        questions = [each.question for each in some]
+        forest = collect(made.system, groups, questions, environment, seed=some[0].seed)
+        rows += [
+            {TRIES.item: some[question].id, **candidate._asdict()}
+            for question, candidate in candidates_of(forest, made.reward(forest), scribe.prompts)
+        ]
+        failed |= {some[question].id: why for question, why in forest.errors().items()}
+    return Made(rows, failed)
 
 
 def make_pool(
@@ -143,8 +165,11 @@ def make_pool(
     writer: str,
     temperatures: Sequence[float],
     count: int,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Writes the pool of the first `count` training questions (0: all) of an OPERA config.
+
+    The same call goes on where it stood, and tries again what failed. Beside `out` it keeps all
+    candidates, what it was called with, and a line a question and temperature.
 
     Args:
       values: of the config; its `recipe.pool` is not read.
@@ -152,7 +177,7 @@ def make_pool(
       writer: `policy`, or a language model as `job.parse_llm` reads it.
       temperatures: each gives its own candidates.
 
-    Returns the pool's summary.
+    Returns the pool's summary, and how many rollouts failed.
     """
     if values.get("system") != "opera":
         raise UserError(f"a pool is for system opera, but the config's is {values.get('system')!r}")
@@ -165,7 +190,37 @@ def make_pool(
         else Ghostwriter(load_llm(parse_llm(writer), None, "", job.shapes), parts.tokenizer)
     )
     settings = build(Settings, values["recipe"], "config.recipe")
-    questions = parts.questions["train"][: count or None]
-    made = scored_pool(settings, questions, [author], parts.retriever, parts.llm, temperatures)
-    made.save(out)
-    return made.summary()
+    questions = distinct(parts.questions["train"])[: count or None]
+    source = functools.partial(scored, settings, author, parts.retriever, parts.llm)
+    given = {**values, "writer": model_of(writer), "temperatures": temperatures}
+    begin(candidates_file(out), given, TRIES)
+    return gather_pool(source, tries_of(questions, temperatures), out)
+
+
+def pool_of(rows: Iterable[Mapping[str, Any]]) -> Pool:
+    """The pool of candidates that `scored` gave."""
+    return build_pool(Candidate(*(row[key] for key in Candidate._fields)) for row in rows)
+
+
+def tries_of(questions: Sequence[Question], temperatures: Sequence[float]) -> list[Try]:
+    """Every question at every temperature, one temperature after the other."""
+    return [Try(question, i, t) for i, t in enumerate(temperatures) for question in questions]
+
+
+def candidates_file(out: pathlib.Path) -> pathlib.Path:
+    """The file beside a pool with all that was written for it, a line a candidate."""
+    return out.with_suffix(".candidates.jsonl")
+
+
+def gather_pool(
+    source: Callable[[Sequence[Try]], Made], tries: Sequence[Try], out: pathlib.Path
+) -> dict[str, Any]:
+    """Writes the pool of all candidates that were ever gathered for it; returns its summary."""
+    file = candidates_file(out)
+    gather(source, tries, file, TRIES)
+    pool, lost = pool_of(rows_of(file)), failures(list(rows_of(TRIES.log(file))))
+    if not pool.candidates:
+        why = lost.get("error", "nothing was asked")
+        raise UserError(f"no action could be written, and there is no pool: {why}")
+    pool.save(out)
+    return {**pool.summary(), **lost}

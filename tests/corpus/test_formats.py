@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from jax_ragrl.corpus import formats
-from jax_ragrl.corpus.formats import files, flashrag
+from jax_ragrl.corpus.formats import files, flashrag, qrels
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -263,6 +263,36 @@ def test_a_beir_folder_gives_judged_queries_by_passage_id(tmp_path):
     assert formats.load_passages(tmp_path) == [Passage("d1", "T", "x")]
     shutil.rmtree(tmp_path / "qrels")
     assert len(formats.load_questions(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q1 0 d1 1\nq1\t0\td2\t2\n\nq2 0 d1 0\nq3 Q0 d3 -1\n",
+        "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t2\nq2\td1\t0\n",
+    ],
+)
+def test_what_is_judged_above_zero_is_gold_whatever_a_question_named_before(tmp_path, text):
+    path = write(tmp_path / "qrels", text)
+    questions = [Question(f"q{n}", "?", ("a",), gold=("other",)) for n in (1, 2, 4)]
+    assert qrels.judged(questions, path) == [Question("q1", "?", ("a",), gold=("d1", "d2"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("q1 0 d1 1\nq1 Q0 d1 3 0.5 tag\n", "line 2: 6 columns, not the four"),
+        ("q1 0 d1 yes\n", "line 1: score 'yes' is not a whole number"),
+        ("query-id\tcorpus-id\nq1\td1\n", "line 2: field 'score' is missing"),
+        ("q1 0 d1 0\n", "judges no passage relevant"),
+        ("q9 0 d1 1\n", "'q9', but no question .* first is 'q1'"),
+        ("\n", "is empty"),
+    ],
+)
+def test_judgements_that_are_none_are_refused_with_their_place(tmp_path, text, why):
+    path = write(tmp_path / "qrels", text)
+    with pytest.raises(UserError, match=f"{path}.*{why}"):
+        qrels.judged([Question("q1", "?", ())], path)
 
 
 QUESTIONS = [

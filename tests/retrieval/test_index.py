@@ -272,6 +272,7 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     )
     assert json.loads(json.dumps(report)) == report
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
+    assert report["questions"] == 2  # those that name gold passages
     open_index(tmp_path / "out", corpus)
     with pytest.raises(UserError, match="does not exist"):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
@@ -283,6 +284,19 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
             tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "plain.jsonl"
         )
     assert not (tmp_path / "new").exists()
+
+
+def test_recall_is_of_the_questions_that_a_file_judges(corpus, tmp_path):
+    paths = [tmp_path / name for name in ("corpus.jsonl", "out", "questions.jsonl", "qrels")]
+    save_corpus(corpus, paths[0])
+    save_questions(QUESTIONS, paths[2])
+    given = {"kind": "exact", "questions_path": paths[2], "qrels_path": paths[3]}
+    for passage, expected in (("p0", 1.0), ("p5", 0.0)):  # found first, and last
+        paths[3].write_text(f"1 0 {passage} 1\n3 0 p0 0\n")
+        report = run_index(*paths[:2], **given)
+        assert (report["questions"], report["recall@2"]) == (1, expected)
+    with pytest.raises(UserError, match="give --questions too"):
+        run_index(*paths[:2], **given | {"questions_path": None})
 
 
 def test_a_run_does_not_search_an_index_of_another_kind_or_encoder(corpus, tmp_path):

@@ -371,7 +371,7 @@ def test_candidates_are_the_actions_of_a_forest_with_the_prompts_of_its_scribe()
     scribe, two = Scribe(tape), groups(PLAN, injection=OFF, size=2)
     forest = collect(SYSTEM, two, [ASKED], Environment(scribe, tape, tape))
     reward_N = np.arange(len(forest.records), dtype=np.float32)
-    rows = candidates_of(forest, reward_N, scribe.prompts)
+    rows = [c for _, c in candidates_of(forest, reward_N, scribe.prompts)]
     asked = f"steps\nQuestion: {ASKED.text}"
     assert rows[:2] == [Candidate(PLAN, asked, "1 a of B", 0.0), Candidate(PLAN, asked, "hm", 1.0)]
     assert [c.role for c in rows] == [r.role for r in forest.records if r.role != "leaf"]

@@ -18,10 +18,11 @@ from jax_ragrl.rollout.expand import Branching, once
 from jax_ragrl.rollout.roles import malformed
 from jax_ragrl.systems.base import Wrapped
 from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render_decision
-from jax_ragrl.train import gather as module
+from jax_ragrl.train import portions
 from jax_ragrl.train.demos import Demo, load_demos
-from jax_ragrl.train.gather import Made, gather, log_of, right_actions, summary
+from jax_ragrl.train.gather import DEMOS, right_actions, summary
 from jax_ragrl.train.pool import BEGIN
+from jax_ragrl.train.portions import Made
 from jax_ragrl.train.teachers.c3po import Teacher
 from jax_ragrl.types import Message, Question
 from tests.llm.server import serving
@@ -136,12 +137,16 @@ class Source:
             for q in questions
             for reply in (["a"] if q.id in failed else ["a", "b"])
         ]
-        return Made([] if self.lost else twice, failed)
+        return Made([] if self.lost else [demo.row() for demo in twice], failed)
 
 
 @pytest.fixture(autouse=True)
 def chunks_of_two(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 2)
+    monkeypatch.setattr(portions, "CHUNK", 2)
+
+
+def gather(source, questions, out):
+    portions.gather(source, questions, out, DEMOS)
 
 
 def held(out) -> list[str]:
@@ -156,7 +161,7 @@ def test_a_file_goes_on_where_it_stood_and_tries_again_what_failed(tmp_path):
         "questions": 2, "with_demos": 2, "failed": 1, "error": "down", "demos": 3,
         "roles": {"r": 3}, "out": str(out),
     }  # fmt: skip
-    assert [json.loads(row)["demos"] for row in log_of(out).read_text().splitlines()] == [2, 1]
+    assert [json.loads(row)["demos"] for row in DEMOS.log(out).read_text().splitlines()] == [2, 1]
     again = Source()
     gather(again, QUESTIONS, out)
     assert again.asked == ["2", "3", "4", "1"]
@@ -178,7 +183,7 @@ def test_an_outage_ends_the_run_and_keeps_what_is_done(tmp_path):
     out, down = tmp_path / "d.jsonl", Source("2", "3", lost=True)
     with pytest.raises(UserError, match=r"all of 2 questions failed \(down\).*same command"):
         gather(down, QUESTIONS, out)
-    assert len(log_of(out).read_text().splitlines()) == 2 and "4" not in down.asked
+    assert len(DEMOS.log(out).read_text().splitlines()) == 2 and "4" not in down.asked
 
 
 def test_a_run_ends_where_nothing_came_of_its_only_questions(tmp_path):
@@ -196,6 +201,16 @@ def test_one_question_that_never_works_is_counted_and_ends_nothing(tmp_path):
     gather(Source("4"), QUESTIONS, out)
     gather(Source("4", lost=True), QUESTIONS, out)
     assert summary(out)["failed"] == 1 and summary(out)["with_demos"] == 4
+
+
+def test_what_is_begun_with_one_config_is_not_gone_on_with_by_another(tmp_path):
+    out = tmp_path / "d.jsonl"
+    for value in (1, 2):  # nothing is made with the first
+        portions.begin(out, {"a": value}, DEMOS)
+    gather(Source(), QUESTIONS[:2], out)
+    with pytest.raises(UserError, match="a differs.*--out"):
+        portions.begin(out, {"a": 1}, DEMOS)
+    portions.begin(out, {"a": 2}, DEMOS)
 
 
 # --- The commands ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 
@@ -15,11 +16,13 @@ from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import Said, Told
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.rows import rows_of
 from jax_ragrl.systems.c3po import parse_router
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.opera import Settings
-from jax_ragrl.systems.opera_grammar import PLAN
-from jax_ragrl.train.pool import BEGIN, Ghostwriter, scored_pool
+from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN
+from jax_ragrl.train import portions
+from jax_ragrl.train.pool import BEGIN, Ghostwriter, candidates_file, gather_pool, scored, tries_of
 from jax_ragrl.train.teachers.opera import Teacher
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import serving
@@ -106,42 +109,100 @@ def test_a_failure_is_an_action_with_an_error():
     assert action.ids == () and action.error == "down"
 
 
-def test_every_temperature_gives_candidates_and_failures_give_none():
+OPERA = Settings("opera_tiny", top_k=1, gold="world", least_steps=1)
+
+
+def gathered(reply, out, count=6, heats=(0.3, 0.9)):
+    """The summary of a pool, and what was asked for it of a language model with such replies."""
     made, retriever = world()
-    teacher = Teacher()
-
-    def reply(request):
-        if request.sampling.temperature > 1.0:
-            return EffectError("too hot")
-        return teacher.write(request.purpose, request.messages, (), random.Random(request.seed))
-
-    settings = Settings("opera_tiny", top_k=1, gold="world", least_steps=1)
-    questions = made.questions["train"][:6]
     clerk = Clerk(reply)
     writer = Ghostwriter(clerk, tiny_tokenizer())
-    heats = (0.3, 1.5)
-    pool = scored_pool(settings, questions, [writer], retriever, WorldReader(made), heats)
-    assert {r.sampling.temperature for r in clerk.asked} == set(heats)
-    assert sum(r.purpose == PLAN for r in clerk.asked) == 3 * len(heats) * len(questions)
-    plans = [c for c in pool if c.role == PLAN]
-    assert len(plans) == len(questions) and all(plan.score > 0.5 for plan in plans)
+    source = functools.partial(scored, OPERA, writer, retriever, WorldReader(made))
+    tries = tries_of(made.questions["train"][:count], heats)
+    return gather_pool(source, tries, out), clerk.asked
 
 
-def test_where_nothing_is_written_there_is_no_pool():
-    made, retriever = world()
-    settings = Settings("opera_tiny", top_k=1, gold="world", least_steps=1)
-    writer = Ghostwriter(Clerk(lambda request: EffectError("m is away")), tiny_tokenizer())
+def taught(request):
+    """With a temperature a clerk is often wrong in its own way."""
+    hot = 0.5 * (request.sampling.temperature > 0.5)
+    teacher = Teacher(single_step=hot, credulous=hot)
+    return teacher.write(request.purpose, request.messages, (), random.Random(request.seed))
+
+
+def test_every_temperature_gives_candidates_and_failures_give_none(tmp_path):
+    def reply(request):
+        return EffectError("too hot") if request.sampling.temperature > 1.0 else taught(request)
+
+    heats, out = (0.3, 1.5), tmp_path / "pool.jsonl"
+    told, asked = gathered(reply, out, heats=heats)
+    assert {r.sampling.temperature for r in asked} == set(heats)
+    assert sum(r.purpose == PLAN for r in asked) == 3 * len(heats) * 6
+    plans = [c for c in load_pool(out) if c.role == PLAN]
+    assert len(plans) == 6 and all(plan.score > 0.5 for plan in plans)
+    assert (told["failed"], told["error"]) == (6, "too hot")
+
+
+def test_where_nothing_is_written_there_is_no_pool(tmp_path):
     with pytest.raises(UserError, match="m is away"):
-        scored_pool(settings, made.questions["train"][:2], [writer], retriever, WorldReader(made))
+        gathered(lambda request: EffectError("m is away"), tmp_path / "pool.jsonl", count=2)
+    with pytest.raises(UserError, match="nothing was asked"):
+        gathered(taught, tmp_path / "pool.jsonl", count=0)
+    assert not (tmp_path / "pool.jsonl").exists()
+
+
+def test_a_killed_pool_that_went_on_is_the_pool_of_one_go(tmp_path, monkeypatch):
+    """Six questions at two temperatures: the second portion of four holds both."""
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    told, asked = gathered(taught, whole)
+    monkeypatch.setattr(portions, "CHUNK", 4)
+
+    def plans(requests):
+        return sum(r.purpose == PLAN for r in requests)
+
+    def killed(request):
+        if request.sampling.temperature > 0.5 and request.purpose == ANALYSIS:
+            raise KeyboardInterrupt
+        return taught(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        gathered(killed, parts)
+    kept = list(rows_of(candidates_file(parts)))
+    assert kept and not parts.exists()
+    with candidates_file(parts).open("a") as file:  # of a rollout that is not noted as done
+        file.write(json.dumps({**kept[0], "rollout": "1 q", "text": "stale"}) + '\n{"rollout": "1')
+    again, rest = gathered(taught, parts)
+    assert parts.read_text() == whole.read_text() and again == told
+    assert (plans(asked), plans(rest)) == (36, 24)
+    assert plans(gathered(taught, parts)[1]) == 0 and parts.read_text() == whole.read_text()
+
+
+def test_a_failed_rollout_is_tried_again_and_its_candidates_are_not_there_twice(tmp_path):
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    gathered(taught, whole)
+
+    def flaky(request):
+        return EffectError("down") if request.seed % 7 == 0 else taught(request)
+
+    told, _ = gathered(flaky, parts)
+    assert told["failed"] > 0 and told["candidates"] > 0
+    assert gathered(taught, parts)[0]["failed"] == 0
+    assert parts.read_text() == whole.read_text()
+    one, other = (sorted(candidates_file(f).read_text().splitlines()) for f in (whole, parts))
+    assert one == other
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_a_run_reads(tmp_path, monkeypatch):
+def test_the_command_writes_what_a_run_reads_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     out, small = tmp_path / "pool.jsonl", "--config.data.world.size=60"
     with serving(lambda body: "nothing legal") as (address, seen):
         given = ["--writer", f"openai:m@{address}", "--temperatures", "0.5", "--limit", "3"]
-        assert main(["pool", f"--out={out}", small, *given]) == 0
+        command = ["pool", f"--out={out}", small, *given]
+        assert main(command) == 0
+        count, text = len(seen), out.read_text()
+        assert main(command) == 0 and len(seen) == count and out.read_text() == text
+        assert main([*command, "--config.recipe.max_rewrites=1"]) == 2
+    assert "recipe.max_rewrites differs" in capsys.readouterr().err
     assert len(seen) >= 6 and {body["temperature"] for body in seen} == {0.5}
     assert len(list(load_pool(out))) == len(out.read_text().splitlines()) > 0
     assert json.loads(out.read_text().splitlines()[0])["text"] == "nothing legal"

@@ -20,7 +20,7 @@ from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.opera_grammar import PLAN
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import policy_folder
-from jax_ragrl.train.pool import scored_pool
+from jax_ragrl.train.pool import Try, pool_of, scored
 from jax_ragrl.train.teacher import TeacherSampler
 from jax_ragrl.train.teachers.coda import Teacher as CodaTeacher
 from jax_ragrl.train.teachers.opera import Teacher as OperaTeacher
@@ -158,7 +158,11 @@ def test_a_pool_of_scored_actions_has_a_right_plan_for_nearly_every_question():
     questions = made.questions["train"][:40]
     settings = environment(None)
     writers = [TeacherSampler(teacher, tokenizer()) for teacher in teachers]
-    pool = scored_pool(OPERA, questions, writers, retriever, settings.llm)
+    rows = []
+    for i, writer in enumerate(writers):
+        tries = [Try(question, i, 1.0) for question in questions]
+        rows += scored(OPERA, writer, retriever, settings.llm, tries).rows
+    pool = pool_of(rows)
     best = {c[0].prompt: c[0] for (r, _), c in pool.candidates.items() if r == PLAN}
     assert len(best) == len(questions)
     assert np.mean([candidate.score for candidate in best.values()]) > 0.97

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
-from jax_ragrl.corpus.formats.files import Record, field, others, read_records, read_table
+from jax_ragrl.corpus.formats.files import Record, field, others, read_records
+from jax_ragrl.corpus.formats.qrels import read_qrels
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -24,23 +25,10 @@ def _file(folder: pathlib.Path, name: str) -> pathlib.Path:
     return found[0]
 
 
-def _judged(path: pathlib.Path) -> dict[str, list[str]]:
-    """Query id -> ids of the passages judged relevant."""
-    gold: dict[str, list[str]] = {}
-    for record in read_table(path, "\t"):
-        score = field(record, "score", str)
-        if not score.lstrip("-").isdigit():
-            raise UserError(f"{record.place}: score {score!r} is not a whole number: correct it")
-        if int(score) > 0:
-            query = field(record, "query-id", str)
-            gold.setdefault(query, []).append(field(record, "corpus-id", str))
-    return gold
-
-
 def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
     """The judgements of the first split there is: test, dev, train."""
     paths = [folder / "qrels" / f"{split}.tsv" for split in SPLITS]
-    return next((_judged(path) for path in paths if path.is_file()), {})
+    return next((read_qrels(path) for path in paths if path.is_file()), {})
 
 
 def _question(record: Record, gold: dict[str, list[str]]) -> Question:
