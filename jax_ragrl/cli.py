@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import json
 import pathlib
 import signal
@@ -113,10 +114,7 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--workdir", type=local, help="default: runs/quickstart-<seed>")
     sub = command(_train, "train a system: --config=FILE and --config.a.b=VALUE overrides", True)
     sub.add_argument("--workdir", type=local, required=True)
-    sub = command(_trials, "the whole job for every system and seed, and one table")
-    sub.add_argument("--systems", default=",".join(PAPERS), help="names of files in configs/tiny")
-    sub.add_argument("--seeds", default="0,1,2")
-    sub.add_argument("--out", type=local, default=pathlib.Path("runs/trials"))
+    _trials_arguments(command(_trials, "the whole job for every system and seed, one table", True))
     sub = command(_warmup, "supervised warm start of the tiny policy", True)
     sub.add_argument("--out", type=local, required=True)
     why = "fine-tune a generator on what is found for questions, or a policy on demonstrations"
@@ -138,6 +136,18 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
     sub.add_argument("--temperatures", default="0.3,0.5,0.7,0.9")
     sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
+
+
+def _trials_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.epilog = (
+        "--config.a.b=VALUE changes every system that is named; with --config.policy=FOLDER they "
+        "start from there, and not from their own warm-up."
+    )
+    sub.add_argument("--systems", default=",".join(PAPERS), help="names of files in configs/tiny")
+    sub.add_argument("--seeds", default="0,1,2")
+    sub.add_argument("--out", type=local, default=pathlib.Path("runs/trials"))
+    why = "the --out of other trials of these systems and seeds: what is won over each of them"
+    sub.add_argument("--against", type=local, metavar="OUT", help=why)
 
 
 def _data_commands(command: Command) -> None:
@@ -282,18 +292,27 @@ def _trials(arguments: argparse.Namespace) -> None:
     from jax_ragrl.train.warmup import load_warmup, warm_up
     from jax_ragrl.trials import run_trials
 
+    systems, changes = arguments.systems.split(","), arguments.config
+    keys = {change.partition("=")[0] for change in changes}
+    if fixed := sorted(keys & {"--config", "--config.seed", "--config.data.world.seed"}):
+        raise UserError(f"{fixed[0]} is not for trials: give --systems and --seeds")
+
     def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Any:
-        values = load_config(CONFIGS / "tiny" / f"{system}.py", [])
-        return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+        try:
+            values = load_config(CONFIGS / "tiny" / f"{system}.py", changes)
+            return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+        except UserError as error:
+            raise UserError(f"{system}: {error}") from error
 
-    def warm(system: str, folder: pathlib.Path) -> Any:
-        config = CONFIGS / "tiny" / f"warmup_{system}.py"
-        return warm_up(*load_warmup(load_config(config, [])), folder) if config.exists() else None
+    def warm(config: pathlib.Path, folder: pathlib.Path) -> Any:
+        return warm_up(*load_warmup(load_config(config, [])), folder)
 
+    configs = {system: CONFIGS / "tiny" / f"warmup_{system}.py" for system in systems}
+    own = {z: functools.partial(warm, config) for z, config in configs.items() if config.exists()}
     # A system's seeds share their programs, which take longer to compile than a seed to evaluate.
     keep_programs(arguments.out, also_cpu=True)
-    systems = arguments.systems.split(",")
-    print(run_trials(systems, _numbers(arguments.seeds), load, warm, arguments.out))
+    given = (load, {} if "--config.policy" in keys else own, arguments.out, arguments.against)
+    print(run_trials(systems, _numbers(arguments.seeds), *given))
 
 
 def _numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:

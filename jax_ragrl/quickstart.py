@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.hosts import by_first
 from jax_ragrl.report.build import build_report
@@ -36,12 +38,14 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     after = evaluate_models(job, parts, models, questions)
     summary = summarise(job, parts, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - begun, 1)
-    by_first(lambda: finish(workdir, summary))
+    trained = {"asked": fingerprint(questions), **row(after)}
+    by_first(lambda: finish(workdir, trained, summary))
     return summary
 
 
-def finish(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
+def finish(workdir: pathlib.Path, trained: dict[str, Any], summary: dict[str, Any]) -> None:
     """Writes what a job ends with."""
+    write_json(workdir / "trained.json", trained)
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
 
@@ -78,7 +82,8 @@ def summarise(
     """What the run showed."""
     metric = job.recipe.metric if parts.judge is None else "judge"
     accuracy = {name: rows[metric] for name, rows in before.items()}
-    gains = {name: gain(before["warm_start"]["scores"][name], after, name) for name in after.scores}
+    warm = before["warm_start"]["scores"]
+    gains = {name: gain(warm[name], scores) for name, scores in after.scores.items()}
     total = sum(after.strategies.values())
     return {
         "steps": job.run.steps,
@@ -98,13 +103,14 @@ def summarise(
     }
 
 
-def gain(warm: list[float], after: Result, metric: str) -> dict[str, Any]:
-    """A metric in percent after training, and what it won over the warm start (95 % bootstrap).
+def gain(over: Sequence[float], scores: Sequence[float] | np.ndarray) -> dict[str, Any]:
+    """The mean of a trained policy's scores in percent, and what it won over those of another, such
+    as its warm start, on the same questions in the same order (95 % bootstrap).
 
     Over the `pairs`: the questions on which the environment failed neither time. Without any the
     numbers are None.
     """
-    before, trained = np.array(warm, np.float64), after.scores[metric]
+    before, trained = np.array(over, np.float64), np.asarray(scores, np.float64)
     both = np.isfinite(before) & np.isfinite(trained)
     pairs = int(both.sum())
     if not pairs:

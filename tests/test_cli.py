@@ -145,6 +145,29 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
     assert meta["step"] == 1 and restored["w"].shape == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--config.recipe.tree.widht=1", "ragrl: c3po: unknown config key config.recipe.tree.wid"),
+        ("--config.seed=4", "--config.seed is not for trials: give --systems and --seeds"),
+        (f"--config={CONFIG}", "give --systems"),
+        ("--against=nowhere", "nowhere/c3po-0 holds no finished trial"),
+    ],
+)
+def test_trials_that_cannot_be_are_refused_before_a_warm_up(given, told, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert told in refused(capsys, "trials", "--systems=c3po", f"--out={out}", given)
+    assert not list(out.glob("*-warm"))
+
+
+def test_a_trial_is_not_gone_on_with_under_other_overrides(tmp_path, capsys):
+    begun, given = tmp_path / "c3po-0", ("trials", "--systems=c3po", f"--out={tmp_path}")
+    begun.mkdir()
+    assert "nowhere" in refused(capsys, *given, "--against=nowhere", "--config.run.steps=1")
+    (begun / "baselines.json").touch()
+    assert "config.run.steps differs" in refused(capsys, *given, "--config.run.steps=2")
+
+
 BUCKET = "gs://bucket/run"
 
 

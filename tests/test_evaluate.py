@@ -105,10 +105,10 @@ def test_a_gain_is_over_the_questions_that_failed_neither_time():
     """By hand: before 1 0 nan 0, after 1 nan 1 1; the pairs are the first and the last."""
     nan = float("nan")
     after = Result({"em": np.array([1.0, nan, 1.0, 1.0])}, {}, {}, {}, {}, ())
-    found = gain([1.0, 0.0, nan, 0.0], after, "em")
+    found = gain([1.0, 0.0, nan, 0.0], after.scores["em"])
     assert (found["trained"], found["mean"], found["pairs"]) == (100.0, 50.0, 2)
     assert found["ci95"] == [0.0, 100.0]
-    assert gain([nan] * 4, after, "em") == {
+    assert gain([nan] * 4, after.scores["em"]) == {
         "trained": None,
         "mean": None,
         "ci95": [None, None],

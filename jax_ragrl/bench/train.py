@@ -168,7 +168,7 @@ def _stepper(
     state = [models]
 
     def step() -> Any:
-        state[0], sums = optimize(trainer, state[0], batches, targets)
+        state[0], sums, _ = optimize(trainer, state[0], batches, targets)
         return state[0].policy.params, sums
 
     return step

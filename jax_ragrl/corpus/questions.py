@@ -7,7 +7,9 @@ object that goes into checkpoints.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import pathlib
 import random
 from collections.abc import Sequence
@@ -75,6 +77,12 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
 
 def _some(questions: list[Question], most: int) -> list[Question]:
     return random.Random(0).sample(questions, most) if 0 < most < len(questions) else questions
+
+
+def fingerprint(questions: Sequence[Question]) -> str:
+    """16 hex digits of what is asked, in its order, and of the right answers."""
+    asked = [(q.id, q.text, q.answers) for q in questions]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
 def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:

@@ -145,7 +145,7 @@ def dpo_update(
         for rows, sides in place([(b.rows, sides_of(b)) for b in batches], trainer.mesh):
             fixed = (net.graph, models.reference, net.frozen)
             reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
-            grads, more = preference_gradient(
+            grads, more, _ = preference_gradient(
                 *(net.graph, learner.params, net.frozen),
                 *(rows, sides, reference, temperature, share),
                 allowed_ZV=trainer.allowed_ZV,
@@ -228,7 +228,7 @@ def preference_gradient(
         right = share * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
         return loss, {"loss/dpo": loss, "right": right}
 
-    return summed(loss_of, params, total, layout)
+    return Gradient(*summed(loss_of, params, total, layout))
 
 
 def _by_pair(x_RM: Array, pair_RM: Array) -> Array:

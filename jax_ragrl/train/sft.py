@@ -152,7 +152,7 @@ def imitate(
     ones = [batch.rows.mask_RM.astype(np.float32) for batch in part]
     targets = [Targets(advantage=x, weight=x / count) for x in ones]
     with on(trainer.mesh):
-        models, sums = optimize(trainer, models, part, targets)
+        models, sums, _ = optimize(trainer, models, part, targets)
     metrics = {name: float(x) for name, x in fetch(sums).items()}
     metrics["loss"] = metrics.pop("loss/policy")
     metrics["entropy"] /= metrics["tokens"]

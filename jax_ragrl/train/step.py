@@ -106,10 +106,12 @@ def score(
 
 
 class Gradient(NamedTuple):
-    """A sum of gradients, and the sums of their metrics (see `gradient`)."""
+    """A sum of gradients, and the sums of their metrics (see `gradient`); where the policy was not
+    scored before, what it says of the tokens as well, for the metrics."""
 
     grads: Any
     sums: dict[str, Array]
+    said: Reading | None = None
 
 
 _PROGRAM = {"static_argnames": ("graph", "objective", "layout"), "donate_argnames": "total"}
@@ -137,33 +139,38 @@ def gradient(
     are weighted like the losses; `clipped`, `entropy`, `kl` and `tokens` count tokens.
     """
 
-    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
+    def loss_of(params: Any) -> tuple[Array, tuple[dict[str, Array], Reading | None]]:
         model = nnx.merge(graph, params, frozen)
         kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
         of_token = functools.partial(_token_loss, objective)
         reading = read(model, rows, temperature, allowed_ZV, of_token, (targets, kl_RM))
-        loss, sums = jnp.zeros(()), dict[str, Array]()
+        loss, sums, said = jnp.zeros(()), dict[str, Array](), None
         if reading.loss is not None:
             loss, sums = reading.loss, _policy_sums(objective, reading, targets, rows.mask_RM)
+            if targets.old_logp is None:
+                said = Reading(reading.logp_RM, reading.entropy_RM, None, None)
         if reading.value_RM is not None and targets.returns is not None:
             value = jnp.sum(_value_terms(objective, reading, targets, rows.mask_RM))
             scale = objective.value_coefficient if objective.critic == "shared" else 1.0
             loss, sums = loss + scale * value, sums | {"loss/value": value}
-        return loss, sums
+        return loss, (sums, said)
 
-    return summed(loss_of, params, total, layout)
+    grads, (sums, said) = summed(loss_of, params, total, layout)
+    return Gradient(grads, sums, said)
 
 
-def summed(loss_of: Any, params: Any, total: Any, layout: tuple[Any, ...] | None) -> Gradient:
-    """The gradient of a loss, added to `total` if given, in `layout`, and the loss's sums."""
+def summed(
+    loss_of: Any, params: Any, total: Any, layout: tuple[Any, ...] | None
+) -> tuple[Any, Any]:
+    """The gradient of a loss, added to `total` if given, in `layout`; and what goes with it."""
     if total is None:
-        grads, sums = jax.grad(loss_of, has_aux=True)(params)
+        grads, beside = jax.grad(loss_of, has_aux=True)(params)
     else:
-        grads, sums = _added(loss_of, params, total)
-    return Gradient(laid_out(grads, layout), sums)
+        grads, beside = _added(loss_of, params, total)
+    return laid_out(grads, layout), beside
 
 
-def _added(loss_of: Any, params: Any, total: Any) -> tuple[Any, dict[str, Array]]:
+def _added(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
     """`total` and the gradient of a loss, the same sums to the last bit; and what goes with it.
 
     The backward pass adds what it finds of a layer to that layer of `total`, in place, so that no

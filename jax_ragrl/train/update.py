@@ -28,7 +28,7 @@ from jax_ragrl.draws import shuffled
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.sharding import fetch, on, place, share, ways
 from jax_ragrl.train.speed import operations
-from jax_ragrl.train.step import Learner, add, apply, gradient, score, zeros
+from jax_ragrl.train.step import Learner, Reading, add, apply, gradient, score, zeros
 from jax_ragrl.train.targets import Scored, Targets, credited
 from jax_ragrl.train.trainer import Models, Net, Trainer, scalar
 
@@ -60,11 +60,13 @@ def update(
         flat = [batch for part in parts for batch in part]
         scored = scored_actions(trainer, models, flat, number_N, sampled)
         targets, advantage_AT = fix_targets(trainer, models, parts, scored)
-        seen = []
-        for _ in range(trainer.optimizer.epochs):
+        seen, said = list[dict[str, Any]](), list[Reading]()
+        for epoch in range(trainer.optimizer.epochs):
             for part, chosen in zip(parts, targets, strict=True):
-                models, sums = optimize(trainer, models, part, chosen)
+                models, sums, readings = optimize(trainer, models, part, chosen)
                 seen.append(sums)
+                said += [] if epoch else readings
+        scored = _heard(scored, said, flat, sampled)
     metrics = _means(fetch(seen)) | describe(trainer.roles, joined(flat), scored, advantage_AT)
     metrics["flops"] = operations(trainer, models, sum(group.tokens for group in groups))
     return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
@@ -76,6 +78,10 @@ def _split(groups: Sequence[Group], trainer: Trainer, rng: random.Random) -> lis
     count = min(trainer.optimizer.minibatches, len(mixed))
     parts = [mixed[i::count] for i in range(count)]
     return [lay_out(p, trainer.roles, trainer.layout, ways(trainer.mesh)) for p in parts]
+
+
+# What a policy's reading tells of actions, see `_by_action`.
+SAID = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
 
 
 def scored_actions(
@@ -91,8 +97,7 @@ def scored_actions(
     scored = Scored(masks(flat, width), numbers, paths(actions, o.span))
     seen = functools.partial(_seen, trainer, flat, width)
     if needs_old(trainer):
-        fields = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
-        fields |= {"value_AT": "value_RM"} if o.critic == "shared" else {}
+        fields = SAID | ({"value_AT": "value_RM"} if o.critic == "shared" else {})
         scored = scored._replace(**seen(trainer.policy, models.policy.params, fields))
         scored = scored._replace(behaviour_AT=_behaviour(scored.logp_AT, actions, sampled))
     if o.kl.where != "none":
@@ -117,10 +122,30 @@ def _seen(
     placed = place([batch.rows for batch in flat], trainer.mesh)
     fixed = (net.graph, params, net.frozen)
     readings = [score(*fixed, rows, temperature, trainer.allowed_ZV) for rows in placed]
+    return _by_action(flat, readings, width, fields)
+
+
+def _by_action(
+    flat: Sequence[Batch], readings: Sequence[Reading], width: int, fields: Mapping[str, str]
+) -> dict[str, np.ndarray]:
     return {
         name: by_action(flat, fetch([getattr(r, field) for r in readings]), width)
         for name, field in fields.items()
     }
+
+
+def _heard(
+    scored: Scored,
+    said: Sequence[Reading],
+    flat: Sequence[Batch],
+    sampled: Mapping[int, Sequence[float]],
+) -> Scored:
+    """With what the policy said of the actions as it first learnt from them, for the metrics, where
+    it was not scored before: in a single step that is the same."""
+    if scored.logp_AT is not None:
+        return scored
+    scored = scored._replace(**_by_action(flat, said, scored.mask_AT.shape[1], SAID))
+    return scored._replace(behaviour_AT=_behaviour(scored.logp_AT, joined(flat), sampled))
 
 
 def paths(actions: Actions, span: str) -> np.ndarray:
@@ -188,15 +213,16 @@ def token_weights(
 
 def optimize(
     trainer: Trainer, models: Models, part: Sequence[Batch], targets: Sequence[Targets]
-) -> tuple[Models, dict[str, Any]]:
-    """One optimizer step of each model on a minibatch, its gradients summed exactly."""
-    learner, sums = _descend(trainer, trainer.policy, models.policy, models, part, targets)
+) -> tuple[Models, dict[str, Any], list[Reading]]:
+    """One optimizer step of each model on a minibatch, its gradients summed exactly; with the sums
+    of metrics, and what the policy said of each batch unless it was scored before."""
+    learner, sums, said = _descend(trainer, trainer.policy, models.policy, models, part, targets)
     if trainer.critic is None or models.critic is None:
-        return models._replace(policy=learner), sums
-    critic, more = _descend(trainer, trainer.critic, models.critic, models, part, targets)
+        return models._replace(policy=learner), sums, said
+    critic, more, _ = _descend(trainer, trainer.critic, models.critic, models, part, targets)
     more["value/grad_norm"] = more.pop("grad_norm")
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
-    return models._replace(policy=learner, critic=critic), sums
+    return models._replace(policy=learner, critic=critic), sums, said
 
 
 def _descend(
@@ -206,14 +232,14 @@ def _descend(
     models: Models,
     part: Sequence[Batch],
     targets: Sequence[Targets],
-) -> tuple[Learner, dict[str, Any]]:
+) -> tuple[Learner, dict[str, Any], list[Reading]]:
     temperature = scalar(trainer.temperature, trainer.mesh)
     coefficient = models.kl_coefficient
-    grads, sums = zeros(learner.params, net.layout), list[dict[str, Any]]()
+    grads, sums, said = zeros(learner.params, net.layout), list[dict[str, Any]](), list[Reading]()
     # At once: several hosts compare what they place, for which each waits for the others.
     batches = [(batch.rows, target) for batch, target in zip(part, targets, strict=True)]
     for rows, target in place(batches, trainer.mesh):
-        grads, more = gradient(
+        grads, more, reading = gradient(
             *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
             trainer.allowed_ZV,
             objective=trainer.objective,
@@ -221,8 +247,9 @@ def _descend(
             total=grads,  # the one tree of gradients that there is
         )
         sums.append(more)
+        said += [] if reading is None else [reading]
     learner, stepped = apply(net.optimizer, learner, grads)
-    return learner, functools.reduce(add, sums) | stepped
+    return learner, functools.reduce(add, sums) | stepped, said
 
 
 def _means(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -273,6 +300,8 @@ def _steered(trainer: Trainer, models: Models, metrics: dict[str, float], action
     metrics["kl/coefficient"] = now
     if not kl.target:
         return models
-    nats = metrics.get("kl/mean", metrics.get("kl/loss", 0.0)) * metrics["response_length/mean"]
+    # Of the scores where the reward or a ratio needed them, and else of the loss.
+    name = "kl/mean" if needs_old(trainer) else "kl/loss"
+    nats = metrics[name] * metrics["response_length/mean"]
     after = adapt(now, nats, actions, target=kl.target, horizon=kl.horizon, floor=kl.floor)
     return models._replace(kl_coefficient=scalar(after, trainer.mesh))

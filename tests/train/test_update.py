@@ -135,16 +135,35 @@ def test_an_observation_changes_no_loss():
             np.testing.assert_allclose(metrics[name], results[0][name], rtol=1e-6)
 
 
-def test_scoring_first_changes_nothing_where_there_is_one_step(monkeypatch):
-    objective = dataclasses.replace(GRPO, kl=KL("none"))
-    trainer, models = prepared(objective, Optimizer(0.1))
-    assert not module.needs_old(trainer)
-    expected, _ = run(trainer, models)
-    monkeypatch.setattr(module, "needs_old", lambda trainer: True)
-    found, metrics = run(trainer, prepared(objective, Optimizer(0.1))[1])
-    assert "sampler_gap/max" in metrics
-    for name, x in named(expected.policy.params).items():
-        np.testing.assert_allclose(named(found.policy.params)[name], x, atol=1e-6)
+@pytest.mark.parametrize("ratio", ["none", "dual_clip"])
+def test_scoring_first_changes_nothing_where_there_is_one_step(ratio, monkeypatch):
+    """Neither the step nor what is told of it: the step says itself what the scores would say."""
+    layout, sampled = Layout((32,), 32), {0: [-1.0] * 3, 4: [-2.0] * 4}  # several batches
+    found = []
+    for scored in (False, True):
+        trainer, models = prepared(dataclasses.replace(GRPO, ratio=ratio), Optimizer(0.1))
+        models = models._replace(reference=jax.tree.map(lambda x: 0.9 * x, models.reference))
+        assert not module.needs_old(trainer)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "needs_old", lambda trainer, scored=scored: scored)
+            models, metrics = run(trainer._replace(layout=layout), models, sampled=sampled)
+        found.append((named(models.policy.params), metrics))
+    (params, metrics), (after, told) = found
+    assert abs(metrics["kl/mean"]) > 1e-3 and metrics["sampler_gap/max"] > 0.1
+    assert metrics.keys() == told.keys() and "kl/planner" in told and "entropy/old/mean" in told
+    for name in set(told) - {"flops"}:
+        np.testing.assert_allclose(metrics[name], told[name], atol=1e-5, err_msg=name)
+    for name, x in params.items():
+        np.testing.assert_allclose(after[name], x, atol=1e-6)
+
+
+def test_what_many_steps_say_of_actions_is_what_the_first_epoch_said():
+    """Without a ratio nothing is scored first, and each minibatch speaks as it is learnt from."""
+    gradient = dataclasses.replace(GRPO, ratio="none")
+    once, twice = (
+        run(*prepared(gradient, Optimizer(0.1, epochs=n, minibatches=2)))[1] for n in (1, 2)
+    )
+    assert once["kl/mean"] == twice["kl/mean"] and once["kl/loss"] < twice["kl/loss"]
 
 
 def test_minibatches_are_disjoint_and_each_is_a_step():
@@ -199,7 +218,7 @@ def test_a_model_whose_gradient_is_not_finite_is_skipped_alone_and_counted():
         targets, _ = module.fix_targets(trainer, models, parts, scored)
         nan = np.full_like(targets[0][0].advantage, np.nan)
         before = [named(x.params) for x in (models.policy, models.critic)]
-        models, sums = module.optimize(
+        models, sums, _ = module.optimize(
             trainer, models, flat, [t._replace(**{spoiled: nan}) for t in targets[0]]
         )
         after = [named(x.params) for x in (models.policy, models.critic)]
@@ -363,16 +382,16 @@ def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("seen", "batch", "expected"),
+    ("epochs", "seen", "batch", "expected"),
     [
-        ({"kl/mean": 1.0, "kl/loss": 9.0}, 6, 0.1 * (1 + (2.5 / 3 - 1) * 6 / 60)),
-        ({"kl/loss": 1.4}, 6, 0.1 * (1 + (3.5 / 3 - 1) * 6 / 60)),
-        ({"kl/mean": 0.0}, 600, 0.05),  # the floor
+        (2, {"kl/mean": 1.0, "kl/loss": 9.0}, 6, 0.1 * (1 + (2.5 / 3 - 1) * 6 / 60)),
+        (1, {"kl/mean": 9.0, "kl/loss": 1.4}, 6, 0.1 * (1 + (3.5 / 3 - 1) * 6 / 60)),
+        (2, {"kl/mean": 0.0}, 600, 0.05),  # the floor
     ],
 )
-def test_a_coefficient_is_steered_by_the_nats_of_a_whole_action(seen, batch, expected):
+def test_a_coefficient_is_steered_by_the_nats_of_a_whole_action(epochs, seen, batch, expected):
     """Of 2.5 tokens, against a target of 3; a KL of the scores goes before that of the steps."""
-    trainer, models = prepared(STEERED, Optimizer(0.1))
+    trainer, models = prepared(STEERED, Optimizer(0.1, epochs=epochs))
     metrics = seen | {"response_length/mean": 2.5}
     after = module._steered(trainer, models, metrics, batch)
     np.testing.assert_allclose(jax.device_get(after.kl_coefficient), expected, rtol=1e-6)
