@@ -32,7 +32,6 @@ def describe(forest: Forest, known_N: np.ndarray, terms: Terms | None = None) ->
         "nodes": float(len(forest.records) - len(leaves)),
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed)),
-        "retrieval/recall": found_gold(forest),
     }
     if terms is not None and len(leaves):
         metrics |= {f"reward/{k}": float(x_N[leaves].mean()) for k, x_N in terms(forest).items()}
@@ -49,6 +48,7 @@ def describe(forest: Forest, known_N: np.ndarray, terms: Terms | None = None) ->
         metrics
         | zero_variance(forest)
         | own_rewards(forest)
+        | found_gold(forest)
         | counts(forest)
         | strategy_rewards(forest)
         | right_logps(forest)
@@ -145,8 +145,9 @@ def strategy_rewards(forest: Forest) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in rewards.items()}
 
 
-def found_gold(forest: Forest) -> float:
-    """The mean share of a question's gold passages that some search of its rollouts returned."""
+def found_gold(forest: Forest) -> dict[str, float]:
+    """`retrieval/recall`: the mean share of a question's gold passages that some search of its
+    rollouts returned, where any question names its own."""
     found: dict[int, set[str]] = {}
     for i in np.flatnonzero(forest.leaf_N):
         record = forest.records[i]
@@ -158,7 +159,7 @@ def found_gold(forest: Forest) -> float:
         for i, question in enumerate(forest.questions)
         if question.gold and i not in forest.failed
     ]
-    return float(np.mean(shares)) if shares else 0.0
+    return {"retrieval/recall": float(np.mean(shares))} if shares else {}
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 
@@ -64,9 +65,11 @@ def test_gold_passages_are_named_by_title_or_id():
     gold = Question("q", "Where was Ann born?", ("Ulm",), gold=("title 1", "p2"))
     texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1]")
     forest = play(Tape(texts, {"Ann": [passage(1), passage(2)]}), gold)
-    assert found_gold(forest) == 1.0
+    assert found_gold(forest) == {"retrieval/recall": 1.0}
     forest = play(Tape(texts, {"Ann": [passage(2), passage(3)]}), gold)
-    assert found_gold(forest) == 0.5
+    assert found_gold(forest) == {"retrieval/recall": 0.5}
+    plain = dataclasses.replace(gold, gold=())
+    assert found_gold(play(Tape(texts, {"Ann": [passage(2)]}), plain)) == {}
 
 
 def test_what_a_state_put_right_is_counted():
