@@ -1,4 +1,4 @@
-"""Compiled programs kept beside what a run makes: started again, it does not compile them again."""
+"""Compiled programs: kept beside what a run makes, so that it compiles them once; their time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import os
 import pathlib
 
 import jax
+
+COMPILING = "/jax/core/compile/backend_compile_duration"
+_spent: list[float] = []
+
+
+def _note(event: str, duration_secs: float, **_: object) -> None:
+    if event == COMPILING:
+        _spent.append(duration_secs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+def compile_seconds() -> float:
+    """What this process has spent on compiling so far, or on reading programs that were kept."""
+    return sum(_spent)
 
 
 def keep_programs(folder: pathlib.Path, *, also_cpu: bool = False) -> None:

@@ -6,10 +6,11 @@ import pathlib
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 import pytest
 
 from jax_ragrl import cli
-from jax_ragrl.programs import keep_programs
+from jax_ragrl.programs import compile_seconds, keep_programs
 
 
 @pytest.fixture
@@ -65,3 +66,13 @@ def test_a_run_keeps_its_programs_before_it_compiles_any(
     config = [f"--config={cli.CONFIGS / 'tiny' / 'c3po.py'}"] if command == "train" else []
     with pytest.raises(ReachedError):
         cli.main([command, *config, f"--workdir={tmp_path / 'run'}"])
+
+
+def test_compiling_takes_time_once():
+    program = jax.jit(lambda x: x * 3.25 + 1)
+    x = jax.device_put(np.ones((3, 5), np.float32))
+    before = compile_seconds()
+    jax.block_until_ready(program(x))
+    after = compile_seconds()
+    jax.block_until_ready(program(x))
+    assert after > before and compile_seconds() == after

@@ -15,6 +15,7 @@ import tensorboardX
 from tqdm import tqdm
 
 from jax_ragrl.hosts import first
+from jax_ragrl.programs import compile_seconds
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
 from jax_ragrl.rows import append, keep_until
@@ -163,16 +164,17 @@ def found_gold(forest: Forest) -> dict[str, float]:
 
 
 class Clock:
-    """Wall time between laps, in seconds."""
+    """Wall time between laps, in seconds; and what of all of it went into compiling."""
 
     def __init__(self) -> None:
-        self._last = time.perf_counter()
+        self._last, self._compiled = time.perf_counter(), compile_seconds()
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
         """Ends a lap."""
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
+        self.laps["time/compile_s"] = round(compile_seconds() - self._compiled, 1)
 
 
 class Log:
@@ -188,7 +190,7 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed",)  # shown where they are not 0
+    ALARMS = ("failed", "time/compile_s")  # shown where they are not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"

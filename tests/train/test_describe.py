@@ -16,6 +16,7 @@ from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.train.job import Run
 from jax_ragrl.train.log import (
+    Clock,
     Log,
     counts,
     describe,
@@ -152,6 +153,16 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
     assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_a_clock_tells_what_of_a_step_went_into_compiling(monkeypatch):
+    spent = iter([10.0, 11.04, 12.5])
+    monkeypatch.setattr("jax_ragrl.train.log.compile_seconds", lambda: next(spent))
+    clock = Clock()
+    clock.lap("time/rollout_s")
+    assert clock.laps["time/compile_s"] == 1.0
+    clock.lap("time/train_s")
+    assert clock.laps["time/compile_s"] == 2.5 and clock.laps["time/train_s"] >= 0
 
 
 def test_a_step_shows_each_roles_valid_share_of_each_policy_and_large_numbers_whole():
