@@ -72,6 +72,7 @@ SMALL = (
     *("kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right"),
 )
 TWICE = ("entropy/old/mean",)  # shown as the entropy
+WITHIN = "time/compile_s"  # a part of the other times
 FAULTS = {"malformed/": "Malformed", "dead/": "Ended without an answer"}
 
 
@@ -320,10 +321,11 @@ def times(run: Run) -> list[tuple[str, str, str, str]]:
     """Where the time of a step went: name, mean seconds, total, share of the sum."""
     curves = {key: curve(run.metrics, key) for key in keys_under(run.metrics, "time/")}
     totals = {key: sum(c.values) for key, c in curves.items() if c.steps}
-    whole = sum(totals.values()) or 1.0
+    whole = sum(total for key, total in totals.items() if key != WITHIN) or 1.0
     return [
         (
-            key.removeprefix("time/").removesuffix("_s").replace("_", " ").capitalize(),
+            key.removeprefix("time/").removesuffix("_s").capitalize()
+            + " (within the others)" * (key == WITHIN),
             f"{total / len(curves[key].values):.2f} s",
             duration(total),
             f"{100 * total / whole:.0f} %",

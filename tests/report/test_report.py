@@ -41,6 +41,7 @@ def metrics(step: int) -> dict[str, Any]:
         "strategy/Retrieval": 0.4,
         "time/rollout_s": 2.0,
         "time/train_s": 1.0,
+        "time/compile_s": 1.5,
     }
 
 
@@ -152,6 +153,12 @@ def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
     summary = {"accuracy": {"trained": 0.615}, "gain": {"mean": 0.165, "ci95": [0.11, 0.22]}}
     text = read(write_run(tmp_path, summary=summary)).text
     assert "61.5 %" in text and "+11.0 to +22.0" in text
+
+
+def test_compiling_is_no_part_of_the_sum_of_times(tmp_path):
+    text = read(write_run(tmp_path)).text
+    assert "Rollout 2.00 s 6 s 67 %" in text and "Train 1.00 s 3 s 33 %" in text
+    assert "Compile (within the others) 1.50 s 4.5 s 50 %" in text
 
 
 def test_trees_show_credit_forcing_passages_and_ends(tmp_path):
