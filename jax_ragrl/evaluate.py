@@ -12,9 +12,10 @@ import numpy as np
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import judged
 from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.costs import costs_of, role_costs
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.shares import in_shares
-from jax_ragrl.rollout.tree import Forest, Record
+from jax_ragrl.rollout.tree import Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -42,8 +43,8 @@ class Result:
     `ended` counts why rollouts ended (`answered`, or what went wrong), `malformed` the malformed
     actions, and the malformed replies of frozen roles that a leaf's state lists as `faults`;
     `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`, see
-    `costs_of`. A question whose environment failed scores nan and is counted as `failed`;
-    `failures` is what was said of each.
+    `costs_of`, and `roles` what `role_costs` gives. A question whose environment failed scores nan
+    and is counted as `failed`; `failures` is what was said of each.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -51,6 +52,7 @@ class Result:
     malformed: Mapping[str, int]
     strategies: Mapping[str, int]
     costs: Mapping[str, np.ndarray]
+    roles: Mapping[str, Mapping[str, Mapping[str, float]]]
     answers: tuple[str | None, ...]
     failures: tuple[str, ...] = ()
 
@@ -68,6 +70,7 @@ class Result:
             "malformed": dict(self.malformed),
             "strategies": dict(self.strategies),
             "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
+            "roles": dict(self.roles),
             **({"failed_with": told[0][0]} if told else {}),
         }
 
@@ -111,7 +114,7 @@ def evaluate(
     forests = [
         in_shares(chunk, lambda own: collect(system, once, own, environment)) for chunk in chunks
     ]
-    leaves = [leaf for forest in forests for leaf in _leaves(forest)]
+    leaves = [leaf for forest in forests for leaf in forest.ends()]
     answers = [leaf.answer if leaf else None for leaf in leaves]
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
@@ -125,6 +128,7 @@ def evaluate(
         collections.Counter(fault for record in records for fault in _faults(record)),
         collections.Counter(s for leaf in leaves for s in _strategy(leaf)),
         {name: np.array([cost[name] for cost in costs]) for name in costs[0]} if costs else {},
+        role_costs(forests),
         tuple(answers),
         tuple(why for forest in forests for why in forest.failures),
     )
@@ -160,50 +164,6 @@ def table(
             if len(x)
         }
     return rows
-
-
-def costs_of(forest: Forest) -> list[dict[str, float]]:
-    """What each question of an evaluated forest cost, in the order of the questions.
-
-      retrieval_calls, passages       searches, and what they returned
-      llm_calls, llm_prompt_tokens, llm_completion_tokens    the frozen language model
-      policy_calls, policy_tokens     the policy's actions and their tokens
-      peak_context                    the longest prompt and action together, in tokens
-      rounds                          batched calls in sequence: what runs at once counts once
-
-    All nan where the environment failed.
-    """
-    costs = []
-    for i, leaf in enumerate(_leaves(forest)):
-        actions = [forest.records[n].action for n in forest.nodes_of(i)]
-        costs.append(_cost(leaf, [a for a in actions if a is not None]))
-    return costs
-
-
-def _cost(leaf: Record | None, actions: Sequence[Any]) -> dict[str, float]:
-    calls = leaf.calls if leaf else ()
-    told = [call for call in calls if call.purpose != "search"]
-    sizes = [len(a.prompt_ids) + len(a.ids) for a in actions]
-    cost = {
-        "retrieval_calls": len(calls) - len(told),
-        "passages": sum(len(call.found) for call in calls),
-        "llm_calls": len(told),
-        "llm_prompt_tokens": sum(call.prompt_tokens for call in told),
-        "llm_completion_tokens": sum(call.completion_tokens for call in told),
-        "policy_calls": len(actions),
-        "policy_tokens": sum(len(a.ids) for a in actions),
-        "peak_context": max(sizes, default=0),
-        "rounds": leaf.round if leaf else 0,
-    }
-    return {name: float(x) if leaf else float("nan") for name, x in cost.items()}
-
-
-def _leaves(forest: Forest) -> list[Record | None]:
-    """The leaf of every question; None where its environment failed."""
-    leaves: list[Record | None] = [None] * len(forest.questions)
-    for i in np.flatnonzero(forest.leaf_N).tolist():
-        leaves[forest.records[i].question] = forest.records[i]
-    return leaves
 
 
 def _faults(record: Record) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ import numpy as np
 from jax_ragrl import quickstart
 from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.errors import EffectError
-from jax_ragrl.evaluate import NoSampler, Result, costs_of, evaluate, intervals, judged, table
+from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, judged, table
 from jax_ragrl.quickstart import baselines, gain, summarise
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.train.assemble import Parts
 from jax_ragrl.train.job import load_job
-from tests.rollout.tape import ANN, BOB, Tape, play, system
+from tests.rollout.tape import ANN, BOB, Tape, system
 from tests.tiny import tokenizer
 
 HAND_OVER = "Thought: done\nAction: [LLM]"
@@ -38,17 +38,9 @@ def test_calls_tokens_and_rounds_are_counted_a_question():
     assert result.mean("cover_em") == 1.0 and result.mean("em") == 0.0
 
 
-def test_the_peak_is_the_longest_prompt_with_its_action():
-    texts = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [1]"]}
-    forest = play(Tape(texts))
-    sizes = [len(r.action.prompt_ids + r.action.ids) for r in forest.records if r.action]
-    (cost,) = costs_of(forest)
-    assert len(sizes) == 2 and cost["peak_context"] == max(sizes)
-
-
 def test_intervals_and_tables_are_of_the_questions_that_did_not_fail():
     scores = {"em": np.array([1.0, float("nan"), 1.0, float("nan")]), "f1": np.full(4, np.nan)}
-    result = Result(scores, {}, {}, {}, {}, ())
+    result = Result(scores, {}, {}, {}, {}, {}, ())
     assert intervals(result) == {"em": [100.0, 100.0]}
     rows = table(result, [ANN, BOB, BOB, ANN], lambda question: question.id)
     assert [rows[q.id]["em"] for q in (ANN, BOB)] == [[100.0] * 3] * 2
@@ -104,7 +96,7 @@ def test_what_a_judge_says_is_what_a_whole_job_reports_and_it_is_asked_once(tmp_
 def test_a_gain_is_over_the_questions_that_failed_neither_time():
     """By hand: before 1 0 nan 0, after 1 nan 1 1; the pairs are the first and the last."""
     nan = float("nan")
-    after = Result({"em": np.array([1.0, nan, 1.0, 1.0])}, {}, {}, {}, {}, ())
+    after = Result({"em": np.array([1.0, nan, 1.0, 1.0])}, {}, {}, {}, {}, {}, ())
     found = gain([1.0, 0.0, nan, 0.0], after.scores["em"])
     assert (found["trained"], found["mean"], found["pairs"]) == (100.0, 50.0, 2)
     assert found["ci95"] == [0.0, 100.0]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest
@@ -38,7 +39,8 @@ class LocalLLM:
             for ids in prompts
         ]
         for i, rows in zip(fit, drawn, strict=True):
-            replies[i] = self._tokenizer.decode(rows[0][0])
+            text, written = self._tokenizer.decode(rows[0][0]), len(rows[0][0])
+            replies[i] = MeteredReply(text, len(prompts[i]), written)
         return replies
 
     def _job(self, request: LLMRequest, ids: tuple[int, ...]) -> Job:

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.types import LLMRequest
 
 
@@ -90,7 +91,13 @@ class OpenAILLM:
             if not choices or choices[0].message is None:
                 told = " ".join(str(reply).split())[:200]
                 return self._failed(request, f"it sent {told!r}")
-            return choices[0].message.content or ""
+            return _metered(choices[0].message.content or "", reply.usage)
 
     def _failed(self, request: LLMRequest, why: str) -> EffectError:
         return EffectError(f"{self._told} failed on {request.purpose}: {why}")
+
+
+def _metered(text: str, usage: openai.types.CompletionUsage | None) -> str:
+    """With what the server bills, where it says so."""
+    read, written = (getattr(usage, f"{kind}_tokens", None) for kind in ("prompt", "completion"))
+    return text if read is None or written is None else MeteredReply(text, read, written)

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, MeteredReply
 from jax_ragrl.llm.judge import judged
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segment
@@ -53,8 +53,8 @@ class ActionSampler(Protocol):
 
 
 class Environment(NamedTuple):
-    """What a system's effects act on. `count` measures text, for the costs of calls; a `judge`
-    grades the answers of leaves."""
+    """What a system's effects act on. `count` measures what a language model that does not say so
+    has read and written; a `judge` grades the answers of leaves."""
 
     sampler: ActionSampler
     retriever: Retriever
@@ -110,7 +110,7 @@ def collect(
         again = (-seen[question.id],) if seen[question.id] else ()
         live += [Branch(system.start(question), i, path=again + path) for path in copies]
         seen[question.id] += 1
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    with ThreadPoolExecutor(max_workers=2) as pool:
         run = Rollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
             live = run.round([b for b in live if b.question not in run.failures])
@@ -174,7 +174,6 @@ class Rollout:
         generate, search, ask = (
             [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
         )
-        counted = self.pool.submit(self._count_prompts, ask)  # while they are answered
         found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
         told: Callable[[], list[list[Any]]] = functools.partial(self._ask, ask)
         # Programs over a mesh must start in one order: those of a model there keep to this thread.
@@ -182,7 +181,6 @@ class Rollout:
             told = self.pool.submit(told).result
         written = self.environment.sampler.sample([self._request(w) for w in generate])
         by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told())}
-        counted.result()
         return [
             None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
         ]
@@ -213,11 +211,6 @@ class Rollout:
             replies = [error] * len(requests)
         rest = iter(replies)
         return [[next(rest) for _ in range(w.effect.samples)] for w in asks]
-
-    def _count_prompts(self, asks: Sequence[Wanted]) -> None:
-        for wanted in asks:
-            for message in wanted.effect.request.messages:
-                self._size(message.content)
 
     def _size(self, text: str) -> int:
         """How long a text is, counted once."""
@@ -343,9 +336,12 @@ class Rollout:
         return tuple(calls)
 
     def _asked(self, request: LLMRequest, turn: int, reply: str) -> Call:
-        read = sum(self._size(message.content) for message in request.messages)
-        prompt, written = request.messages[-1].content, self._size(reply)
-        return Call(request.purpose, turn, self.number, prompt, reply, read, written)
+        if isinstance(reply, MeteredReply):
+            size = reply.prompt_tokens, reply.completion_tokens
+        else:
+            size = sum(self._size(m.content) for m in request.messages), self._size(reply)
+        prompt = request.messages[-1].content
+        return Call(request.purpose, turn, self.number, prompt, str(reply), *size)
 
     def _leaf(self, branch: Branch, done: Done) -> Record:
         return Record(

@@ -117,6 +117,13 @@ class Forest(NamedTuple):
         """The node numbers of one question, ascending."""
         return np.flatnonzero(self.question_N == question)
 
+    def ends(self) -> list[Record | None]:
+        """The leaf of every question, where rollouts do not branch; None where it failed."""
+        leaves: list[Record | None] = [None] * len(self.questions)
+        for i in np.flatnonzero(self.leaf_N).tolist():
+            leaves[self.records[i].question] = self.records[i]
+        return leaves
+
     def errors(self) -> dict[int, str]:
         """What failed, by question: effects, or the writing of an action, which costs its branch
         alone."""

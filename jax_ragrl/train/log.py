@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from jax_ragrl.hosts import first
 from jax_ragrl.programs import compile_seconds
+from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
 from jax_ragrl.rows import append, keep_until
@@ -51,6 +52,7 @@ def describe(forest: Forest, known_N: np.ndarray, terms: Terms | None = None) ->
         | own_rewards(forest)
         | found_gold(forest)
         | counts(forest)
+        | step_costs(forest)
         | strategy_rewards(forest)
         | right_logps(forest)
     )

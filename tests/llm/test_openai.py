@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.assemble import load_llm
 from jax_ragrl.train.job import LLM
 from jax_ragrl.types import LLMRequest, Message, Sampling
-from tests.llm.server import serving
+from tests.llm.server import completion, serving
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,23 @@ def test_a_request_says_how_it_is_sampled():
     wanted = {"model": "m", "temperature": 0.3, "top_p": 0.9, "max_tokens": 7, "seed": 5}
     assert {name: seen[0][name] for name in wanted} == wanted
     assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
+
+
+def test_a_reply_costs_what_its_server_says():
+    with serving() as (address, _):
+        (reply,) = OpenAILLM("m", address).complete([asked("q")])
+    assert isinstance(reply, MeteredReply)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (1, 1)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 5}])
+def test_of_a_server_that_does_not_say_a_reply_is_its_text_alone(usage):
+    def said(body):
+        return json.dumps({**completion(body, "Ulm"), "usage": usage}).encode()
+
+    with serving(said) as (address, _):
+        (reply,) = OpenAILLM("m", address).complete([asked("q")])
+    assert reply == "Ulm" and not isinstance(reply, MeteredReply)
 
 
 def test_a_busy_server_is_asked_again():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.collect import Branch, collect
 from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, decisions
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record, decisions
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import (
     ANN,
@@ -567,22 +568,21 @@ def test_a_judge_is_not_asked_about_a_question_that_failed():
     assert asked and not any("Ann" in text for text in asked)
 
 
-def test_a_text_is_counted_once_and_prompts_while_they_are_answered():
-    counted, waiting = [], threading.Event()
+def test_a_text_is_counted_once_and_not_where_a_model_tells():
+    counted = []
 
     def count(text: str) -> int:
         counted.append(text)
-        waiting.set()
         return len(text.split())
 
-    def tell(request: object) -> str:
-        return "Ulm" if waiting.wait(10) else "nobody counted"
+    def leaves(reply: str) -> list[Record]:
+        tape = Tape({"router": ["[No Retrieval]"] * 4}, told={"answer_direct": reply})
+        environment = tape.environment()._replace(count=count)
+        forest = collect(system(), once, [ANN], environment, rollouts=4)
+        return [record for record in forest.records if record.answer]
 
-    tape = Tape({"router": ["[No Retrieval]"] * 4}, told={"answer_direct": tell})
-    environment = tape.environment()._replace(count=count)
-    forest = collect(system(), once, [ANN], environment, rollouts=4)
-    leaves = [r for r in forest.records if r.answer]
-    assert [leaf.answer for leaf in leaves] == ["Ulm"] * 4
+    assert {leaf.calls[0].completion_tokens for leaf in leaves(MeteredReply("Ulm", 5, 2))} == {2}
+    assert counted == []
+    assert {leaf.calls[0].completion_tokens for leaf in leaves("Ulm")} == {1}
     # The four ask for the same.
     assert len(counted) == len(set(counted)) == 2
-    assert {leaf.calls[0].completion_tokens for leaf in leaves} == {1}

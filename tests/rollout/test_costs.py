@@ -1,0 +1,82 @@
+"""What rollouts cost: by question, by role, of a step."""
+
+import pickle
+
+import pytest
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.evaluate import evaluate
+from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.rollout.costs import costs_of, role_costs, step_costs
+from jax_ragrl.systems.baselines.standard import StandardRAG
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
+
+ULM = MeteredReply("Ulm", 700, 30)
+
+
+def single(answer: str = "Ulm") -> Tape:
+    """One search and one reply."""
+    texts = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [1]"]}
+    return Tape(texts, told={"answer": answer})
+
+
+def test_the_peak_is_the_longest_prompt_with_its_action():
+    forest = play(single())
+    sizes = [len(r.action.prompt_ids + r.action.ids) for r in forest.records if r.action]
+    (cost,) = costs_of(forest)
+    assert len(sizes) == 2 and cost["peak_context"] == max(sizes)
+
+
+def test_what_a_model_says_it_read_and_wrote_is_what_it_cost():
+    (cost,) = costs_of(play(single(ULM)))
+    assert (cost["llm_prompt_tokens"], cost["llm_completion_tokens"]) == (700, 30)
+    (cost,) = costs_of(play(single(str(ULM))))
+    assert 0 < cost["llm_prompt_tokens"] < 700 and cost["llm_completion_tokens"] == 1
+
+
+def test_a_metered_reply_is_its_text_also_where_it_travelled():
+    for reply in (ULM, pickle.loads(pickle.dumps(ULM))):
+        assert reply == "Ulm" and hash(reply) == hash("Ulm")
+        assert (reply.prompt_tokens, reply.completion_tokens) == (700, 30)
+
+
+def test_roles_cost_what_a_question_makes_of_them():
+    forest = play(single(ULM))
+    costs = role_costs([forest, forest])
+    assert costs["llm"] == {"answer": {"calls": 1, "prompt_tokens": 700, "completion_tokens": 30}}
+    for record in forest.records[:2]:
+        assert record.action is not None and costs["policy"][record.role] == {
+            "calls": 1,
+            "prompt_tokens": len(record.action.prompt_ids),
+            "completion_tokens": len(record.action.ids),
+        }
+    assert set(costs["policy"]) == {"router", "filter"}
+
+
+def test_roles_of_questions_that_failed_cost_nothing():
+    down = EffectError("down")
+    tape = Tape({}, told={"answer": lambda r: ULM if "Bob" in r.messages[-1].content else down})
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment())
+    assert result.roles["llm"]["answer"] == pytest.approx(
+        {"calls": 1, "prompt_tokens": 700, "completion_tokens": 30}
+    )
+
+
+def test_a_call_that_several_leaves_go_back_to_is_made_once():
+    """Three routes; of the third, two decisions stand on the same roadmap, and ask alike."""
+    texts = iter("ab" * 9)
+    written = {
+        "filter": lambda: "Thought: t\nAction: [1]",
+        "decision": lambda: f"Thought: {next(texts)}\nAction: [LLM]",
+    }
+    told = {"roadmap": MeteredReply("1. one step", 100, 10), "answer": ULM, "answer_direct": ULM}
+    tape = Tape(lambda role, prompt, rng: written[role](), told=told)
+    forest = play(tape, expander=PAPER)
+    assert len(forest.leaf_N.nonzero()[0]) == 4
+    assert step_costs(forest) == {
+        "retrieval_calls": 1.0,
+        "passages": 2.0,
+        "llm_calls": 5.0,  # a roadmap, and an answer for each leaf
+        "llm_prompt_tokens": 4 * 700.0 + 100,
+        "llm_completion_tokens": 4 * 30.0 + 10,
+    }
