@@ -193,15 +193,15 @@ def _run_commands(command: Command) -> None:
     sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
     sub.description = PLANNED
-    sub.add_argument("--shape", required=True, help="of a published model, or tiny")
+    sub.add_argument("--shape", help="a published name, tiny, or a folder; or config.policy")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
 
 
 PLANNED = (
-    "The memory that --config=FILE takes of each device, without one: policies, trained whole and "
-    "all of --shape; an exact index, its encoder, and a language model or judge of kind local, of "
-    "folders on this machine. What else the config has on the devices is listed as 'uncounted', "
-    "and 'fits' is then null, not true."
+    "The memory that --config=FILE takes of each device, without one: policies, of --shape where "
+    "config.policies gives none of its own; an exact index, its encoder, and a language model or "
+    "judge of kind local, of folders on this machine. What else the config has on the devices is "
+    "listed as 'uncounted', and 'fits' is then null, not true."
 )
 
 
@@ -523,13 +523,15 @@ def _plan(arguments: argparse.Namespace) -> None:
     quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
     from jax_ragrl.config import build
-    from jax_ragrl.models.shapes import shape
-    from jax_ragrl.plan import Plan, plan, plan_of
+    from jax_ragrl.plan import Plan, plan, plan_of, shape_of
     from jax_ragrl.topology import describe_devices
 
-    run = build(Plan, plan_of(load_config(None, arguments.config)))
+    values = load_config(None, arguments.config)
+    run, name = build(Plan, plan_of(values)), arguments.shape or values.get("policy")
+    if not name:
+        raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
     devices = describe_devices(arguments.topology)
-    print(json.dumps(plan(run, shape(arguments.shape), devices), indent=2))
+    print(json.dumps(plan(run, shape_of(name), devices), indent=2))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
-from jax_ragrl.plan import Plan, _state_bytes, plan, plan_of
+from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.plan import Plan, plan, plan_of, policies_of, shape_of
 from jax_ragrl.plan.beside import Beside, count_beside
-from jax_ragrl.plan.described import abstract, attending
+from jax_ragrl.plan.described import attending
+from jax_ragrl.plan.policies import Trained, count_rollout, count_updates, state_bytes
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
@@ -43,10 +45,15 @@ RUN = Plan(
     Layout(lengths=(64,), tokens=64),
     mesh=(1, 8, 1),
 )
+COMPUTED = dataclasses.replace(SMALL, dtype=RUN.compute)
+
+
+LORA = LoRAConfig(2, targets=("up_proj",))
+ABC = ("a", "b", "c")
 
 
 @functools.cache
-def planned(**changes: int) -> dict[str, Any]:
+def planned(**changes: Any) -> dict[str, Any]:
     return plan(dataclasses.replace(RUN, **changes), SMALL, jax.devices())
 
 
@@ -57,7 +64,9 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     split = (param_count(SMALL) - whole) // 8
     each, reference = 4 * (split + whole), 2 * split + 4 * whole
     assert found["state_bytes"] == 3 * each + reference  # weights and two moments are float32
-    assert found["parameters"] == param_count(SMALL) and found["devices"] == 8
+    assert found["devices"] == 8
+    count = param_count(SMALL)
+    assert found["policies"] == {"policy": {"parameters": count, "trained": count}}
     assert found["update"]["rows"] == [8, 64] and found["sampling"]["prompts"] == [16, 32]
     larger = max(found["update"]["bytes"], found["sampling"]["bytes"])
     assert found["peak_bytes"] == found["state_bytes"] + larger
@@ -68,7 +77,7 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
 
 def test_a_rollout_takes_a_copy_of_the_weights_to_each_device_and_caches_of_all_siblings():
     """The copies are in the compute dtype, and only tensor parallelism splits them."""
-    one, more = planned()["sampling"], planned(width=64, learners=3)["sampling"]
+    one, more = planned()["sampling"], planned(width=64, learners=ABC)["sampling"]
     assert one["weight_bytes"] == 2 * param_count(SMALL)
     assert more["weight_bytes"] == 3 * one["weight_bytes"]
     for found in (one, more):
@@ -99,16 +108,79 @@ def test_a_reference_is_planned_in_the_bytes_that_it_is_kept_in():
         1,
     )
     kept = prepare(*given, compute=RUN.compute)[1].reference
-    _, params = abstract(SMALL, make_mesh((1, 1, 1), jax.devices()[:1]))
-    none = dataclasses.replace(RUN, objective=dataclasses.replace(RUN.objective, kl=KL("none")))
-    planned = _state_bytes(RUN, params) - _state_bytes(none, params)
-    assert planned == sum(x.nbytes for x in jax.tree.leaves(kept))
+    policies, mesh = {"a": Trained("", COMPUTED)}, make_mesh((1, 1, 1), jax.devices()[:1])
+    none = dataclasses.replace(RUN.objective, kl=KL("none"))
+    with_it, without = (
+        state_bytes(policies, objective, RUN.optimizer, mesh) for objective in (RUN.objective, none)
+    )
+    assert with_it - without == sum(x.nbytes for x in jax.tree.leaves(kept))
 
 
 def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():
-    one, three = planned(), planned(width=64, learners=3)
+    one, three = planned(), planned(width=64, learners=ABC)
     assert three["state_bytes"] == 3 * one["state_bytes"]
     assert three["update"]["bytes"] == one["update"]["bytes"]
+
+
+def test_policies_of_several_shapes_take_what_each_of_them_does():
+    """Two of one shape and one that is larger, whose programs take most."""
+    large = dataclasses.replace(SMALL, hidden_size=32, intermediate_size=64)
+    alone = [plan(RUN, config, jax.devices()) for config in (SMALL, large)]
+    policies = {"a": SMALL, "b": SMALL, "c": large}
+    mixed = {
+        name: Trained("", dataclasses.replace(x, dtype="bfloat16")) for name, x in policies.items()
+    }
+    mesh = make_mesh(RUN.mesh, jax.devices())
+    small, more = (found["state_bytes"] for found in alone)
+    assert state_bytes(mixed, RUN.objective, RUN.optimizer, mesh) == 2 * small + more
+    update = count_updates(mixed, RUN.objective, RUN.layout, mesh)
+    assert update["bytes"] == alone[1]["update"]["bytes"] > alone[0]["update"]["bytes"]
+    sampled = count_rollout(mixed, RUN.shapes, 1, mesh)
+    small, more = (found["sampling"]["weight_bytes"] for found in alone)
+    assert sampled["weight_bytes"] == 2 * small + more
+
+
+def test_adapters_share_a_base_and_alone_have_moments_gradients_and_copies():
+    found = planned(learners=ABC, lora=LORA)
+    adapter = 2 * (16 + 32)  # A and B of one layer
+    assert found["policies"]["a"] == {"parameters": param_count(SMALL), "trained": adapter}
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    policies, _ = policies_of(dataclasses.replace(RUN, learners=ABC, lora=LORA), SMALL)
+    state = state_bytes(policies, RUN.objective, RUN.optimizer, mesh)
+    # Float32 adapters with two moments, a reference of each in bfloat16, one base in bfloat16.
+    assert state == 3 * (3 * 4 + 2) * adapter + 2 * param_count(SMALL)
+    update = count_updates(policies, RUN.objective, RUN.layout, mesh)
+    assert update["bytes"] == update["temporary_bytes"] + 4 * adapter
+    # A base that every device holds whole is not copied for a rollout; one that is split is, once.
+    assert count_rollout(policies, RUN.shapes, 1, mesh)["weight_bytes"] == 3 * 2 * adapter
+    assert found["sampling"]["weight_bytes"] == 2 * param_count(SMALL) + 3 * 2 * adapter
+
+
+def test_what_is_planned_of_adapters_is_what_training_keeps():
+    policies, _ = policies_of(dataclasses.replace(RUN, lora=LORA), SMALL)
+    base = Decoder(dataclasses.replace(COMPUTED, param_dtype="bfloat16"), rngs=nnx.Rngs(0))
+    adapted = add_lora(base, LORA, rngs=nnx.Rngs(1))
+    given = (adapted, RUN.objective, RUN.optimizer, RUN.layout, ("a",), 1.0, 1)
+    trainer, models = prepare(*given, compute=RUN.compute)
+    kept = (trainer.policy.frozen, models.policy, models.reference)
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    sizes = [x.nbytes for x in jax.tree.leaves(kept) if x.size > 1]  # no counts of steps
+    assert state_bytes(policies, RUN.objective, RUN.optimizer, mesh) == sum(sizes)
+
+
+def test_a_shape_is_that_of_a_folder_or_of_a_published_model(described, monkeypatch):
+    monkeypatch.chdir(described)
+    assert shape_of("llm").hidden_size == 16
+    assert shape_of("Qwen/Qwen2.5-3B-Instruct") == shape_of("qwen2.5-3b")
+    assert shape_of("tiny").num_layers == 6
+    for name in ("qwen2.5-3", "tiny-bert", "Qwen2.5-Coder-3B"):
+        with pytest.raises(UserError, match=f"no shape named '{name}'"):
+            shape_of(name)
+    given = {"policies": (("rewrite", "Qwen2.5-3B-Instruct"),), "learners": ("plan", "rewrite")}
+    policies, unknown = policies_of(dataclasses.replace(RUN, **given), SMALL)
+    assert [policy.config.num_layers for policy in policies.values()] == [1, 36] and not unknown
+    with pytest.raises(UserError, match="policies names 'filter': this system has policy"):
+        policies_of(dataclasses.replace(RUN, policies=(("filter", "llm"),)), SMALL)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +203,12 @@ def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
         plan_of({"system": system, "recipe": recipe, "policy": None, "mesh": (1, 2, 4)})
         for system, recipe in (("opera", pool), ("opera", shared), ("c3po", tree), ("coda", {}))
     ]
-    assert [(x["width"], x["learners"]) for x in found] == [(6, 3), (6, 1), (3, 1), (1, 1)]
+    assert [(x["width"], x["learners"]) for x in found] == [
+        (6, ("analysis", "plan", "rewrite")),
+        (6, ("policy",)),
+        (3, ("policy",)),
+        (1, ("policy",)),
+    ]
     assert all(x.keys() == {"mesh", "width", "learners"} for x in found)
     assert plan_of({"policy": None, "remat": "dots"}) == {"remat": "dots"}
 
@@ -143,7 +220,18 @@ def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
     config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
     assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 0
     given = json.loads(capsys.readouterr().out)["given"]
-    assert asked == ["v5e:4x4"] and "width=6, learners=1" in given and "num_layers=6" in given
+    assert asked == ["v5e:4x4"] and "num_layers=6" in given
+    assert "width=6, learners=('policy',)" in given
+
+
+def test_a_shape_that_is_not_given_is_that_of_the_policy(monkeypatch, capsys):
+    monkeypatch.setattr("jax_ragrl.topology.describe_devices", lambda _: [])
+    monkeypatch.setattr("jax_ragrl.plan.plan", lambda *given: {"layers": given[1].num_layers})
+    config = [f"--config={CONFIGS / 'opera.py'}", "--topology", "v5e:4x4"]
+    assert main(["plan", *config, "--config.policy=Qwen2.5-7B-Instruct"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"layers": 28}
+    assert main(["plan", *config]) == 2
+    assert "give --shape NAME, or --config.policy=FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["v5e:banana", "h100:many", "b9000:8"])
@@ -245,9 +333,9 @@ def test_a_language_model_is_split_like_a_policy_and_takes_more_while_it_writes(
         ({"index": {"kind": "exact"}}, None, False),
         ({"index": {"encoder": None, "folder": "absent"}}, None, False),
         ({"index": {"encoder": None, "kind": "remote", "url": "http://host:1"}}, True, False),
-        ({"lora": {"rank": 4}}, None, None),
-        ({"policies": (("rewrite", "absent"),)}, None, None),
-        ({"policies": (("rewrite", "llm"),)}, True, False),
+        ({"lora": {"rank": 4}}, True, False),
+        ({"policies": (("policy", "absent"),)}, None, None),
+        ({"policies": (("policy", "llm"),)}, True, False),
         ({"preference": {}}, None, None),
     ],
 )
@@ -255,9 +343,9 @@ def test_what_is_not_counted_is_named_and_nothing_is_said_to_fit_with_it(
     described, monkeypatch, section, fits, little
 ):
     monkeypatch.chdir(described)
-    monkeypatch.setattr("jax_ragrl.plan._update", lambda *_: {"bytes": 2})
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: {"bytes": 2})
     sampled = {"bytes": 1, "weight_bytes": 1}
-    monkeypatch.setattr("jax_ragrl.plan.count_sampling", lambda *_, **__: sampled)
+    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_: sampled)
     given = plan_of({"objective": RUN.objective, "optimizer": RUN.optimizer} | section)
     for memory, expected in ((2**40, fits), (1, little)):
         monkeypatch.setattr("jax_ragrl.plan.memory_of", lambda _, memory=memory: memory)
@@ -274,9 +362,9 @@ def test_a_peak_holds_what_lies_beside_and_the_program_that_takes_most(monkeypat
         "index": {"weight_bytes": 100, "temporary_bytes": 20},
         "llm": {"weight_bytes": 1000, "temporary_bytes": 5},
     }
-    monkeypatch.setattr("jax_ragrl.plan._update", lambda *_: {"bytes": 2})
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: {"bytes": 2})
     sampled = {"bytes": 4, "weight_bytes": 3}
-    monkeypatch.setattr("jax_ragrl.plan.count_sampling", lambda *_, **__: sampled)
+    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_: sampled)
     monkeypatch.setattr("jax_ragrl.plan.count_beside", lambda *_: Beside(parts, []))
     found = plan(RUN, SMALL, jax.devices())
     assert found["peak_bytes"] - found["state_bytes"] == 100 + 20 + 1000 + (3 + 5)

@@ -110,7 +110,7 @@ _draw_here = jax.jit(_draw, static_argnums=0)
 
 def with_adapter(decoder: Decoder, arrays: dict[str, Array], scale: float) -> Decoder:
     """A decoder around the base arrays of `decoder` and the given adapter arrays."""
-    adapted = Decoder.from_params(decoder.config, decoder.params())
+    adapted = nnx.merge(*nnx.split(decoder))
     adapted.adapter = nnx.Dict({name: nnx.LoRAParam(x) for name, x in arrays.items()})
     adapted.adapter_scale = float(scale)
     return adapted

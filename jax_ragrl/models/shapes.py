@@ -40,6 +40,14 @@ SHAPES: dict[str, DecoderConfig] = {
         num_kv_heads=2,
         head_dim=128,
     ),
+    "qwen2.5-3b": _QWEN2(
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_layers=36,
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=128,
+    ),
     "qwen2.5-7b": _QWEN2(
         vocab_size=152064,
         hidden_size=3584,
@@ -50,13 +58,39 @@ SHAPES: dict[str, DecoderConfig] = {
         head_dim=128,
         tie_embeddings=False,
     ),
+    "qwen2.5-14b": _QWEN2(
+        vocab_size=152064,
+        hidden_size=5120,
+        intermediate_size=13824,
+        num_layers=48,
+        num_heads=40,
+        num_kv_heads=8,
+        head_dim=128,
+        tie_embeddings=False,
+    ),
     "qwen3-0.6b": _QWEN3(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16),
+    "qwen3-1.7b": _QWEN3(hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16),
     "qwen3-4b": _QWEN3(hidden_size=2560, intermediate_size=9728, num_layers=36, num_heads=32),
+    "qwen3-8b": _QWEN3(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_layers=36,
+        num_heads=32,
+        tie_embeddings=False,
+    ),
     "llama-3.2-1b": _LLAMA3(
         hidden_size=2048,
         intermediate_size=8192,
         num_layers=16,
         head_dim=64,
+        rope_scaling=RopeScaling("llama3", factor=32.0, original_max_positions=8192),
+    ),
+    "llama-3.2-3b": _LLAMA3(
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_layers=28,
+        num_heads=24,
+        head_dim=128,
         rope_scaling=RopeScaling("llama3", factor=32.0, original_max_positions=8192),
     ),
     "llama-3.1-8b": _LLAMA3(
@@ -72,7 +106,12 @@ SHAPES: dict[str, DecoderConfig] = {
 
 
 def shape(name: str) -> DecoderConfig:
-    """The config of a published model, or `tiny`; `UserError` lists the known ones."""
-    if name.lower() not in SHAPES:
-        raise UserError(f"no shape named {name!r}: use one of {', '.join(SHAPES)}")
-    return SHAPES[name.lower()]
+    """The config of a published model, or `tiny`; `UserError` lists the known ones.
+
+    A published name may go on, as in `Qwen/Qwen2.5-3B-Instruct`.
+    """
+    short = name.lower().rpartition("/")[-1]
+    for known, config in SHAPES.items():
+        if short == known or (short.startswith(f"{known}-") and known != "tiny"):
+            return config
+    raise UserError(f"no shape named {name!r}: use one of {', '.join(SHAPES)}")

@@ -118,7 +118,7 @@ def _model(llm: LLM, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the batch of prompts that takes most while it writes."""
     kept = {"dtype": llm.dtype, "param_dtype": llm.dtype}
     config = dataclasses.replace(local_shape(llm.model), **kept)  # type: ignore[arg-type]
-    params = abstract(config, _of_host(mesh))[1]
+    params = nnx.state(abstract(config, _of_host(mesh)), nnx.Param)
     weights = bytes_of(params) - (_saved(config, params) if llm.int8 else 0)
     shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
     facts = count_sampling(shapes, config, mesh)

@@ -9,21 +9,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_ragrl.models.attention import cudnn_takes
 from jax_ragrl.models.config import DecoderConfig, abstract_params, logical_axes, used_as
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.lora import LoRAConfig, adapter_weights, with_adapter
 from jax_ragrl.sharding import Rules, to_sharding, tree_shardings
 from jax_ragrl.topology import is_gpu
 
 
-def abstract(config: DecoderConfig, mesh: Mesh, rules: Rules | None = None) -> tuple[Any, Any]:
-    """A split decoder whose parameters are shapes with layouts."""
+def abstract(
+    config: DecoderConfig,
+    mesh: Mesh,
+    rules: Rules | None = None,
+    lora: LoRAConfig | None = None,
+) -> Decoder:
+    """A decoder, with an adapter where one is asked for, whose parameters are shapes with
+    layouts."""
     shapes = abstract_params(config)
     layouts = tree_shardings(logical_axes(config), shapes, mesh, rules)
-    return nnx.split(Decoder.from_params(config, placed(shapes, layouts)), nnx.Param)
+    decoder = Decoder.from_params(config, placed(shapes, layouts))
+    if lora is None:
+        return decoder
+    table = adapter_weights(config, lora)
+    arrays = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in table.items()}
+    layouts = tree_shardings({name: w.axes for name, w in table.items()}, arrays, mesh, rules)
+    return with_adapter(decoder, placed(arrays, layouts), lora.alpha / lora.rank)
 
 
 def bytes_of(tree: Any, compute: str | None = None) -> int:

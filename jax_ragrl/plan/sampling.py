@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.plan.described import abstract, attending, batch, bytes_of, compiled, placed, whole
 from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
 from jax_ragrl.sampling.sampler import Shapes
@@ -22,20 +24,19 @@ def count_sampling(
     mesh: Mesh,
     *,
     width: int = 1,
-    learners: int = 0,
     rules: Rules | None = None,
+    lora: LoRAConfig | None = None,
 ) -> dict[str, Any]:
-    """The batch of prompts whose cache is largest, `width` continuations each, in `config.dtype`.
+    """The batch of prompts whose cache is largest, `width` continuations each, in `config.dtype`,
+    by weights that lie as `rules` has them.
 
-    `learners` copies of the weights in that dtype, which lie as `rules` has them, are there for it
-    alone. Where a cache grows, the batch is taken to need all of it while no row has ended, and of
-    each of these another batch has begun.
+    Where a cache grows, the batch is taken to need all of it while no row has ended; a batch that
+    has only begun takes `begun_bytes`.
     """
     new, shared = width * shapes.steps, ways(mesh)
     length = max(shapes.lengths, key=lambda n: shapes.most(n, shared) * (n + new))
     acting = dataclasses.replace(attending(config, length, mesh), param_dtype=config.dtype)
-    graph, params = abstract(acting, mesh, rules)
-    weights = learners * bytes_of(params)
+    graph, params = nnx.split(abstract(acting, mesh, rules, lora), nnx.Param)
     count = shapes.most(length, shared)
 
     def column(dtype: Any) -> jax.ShapeDtypeStruct:
@@ -50,22 +51,16 @@ def count_sampling(
         limit_B=column(jnp.int32),
     )
     given = (graph, params, prompts, Grammar(whole((2,), jnp.int32, mesh)))
-    facts = {
-        "width": width,
-        "weight_bytes": weights,
-        **_decoding(shapes, width, learners, given, mesh),
-    }
-    return {"prompts": [count, length], **facts, "bytes": weights + facts["temporary_bytes"]}
+    return {"prompts": [count, length], "width": width, **_decoding(shapes, width, given, mesh)}
 
 
-def _decoding(
-    shapes: Shapes, width: int, learners: int, given: tuple[Any, ...], mesh: Mesh
-) -> dict[str, Any]:
+def _decoding(shapes: Shapes, width: int, given: tuple[Any, ...], mesh: Mesh) -> dict[str, Any]:
     """What the programs of a batch take at most, with the rows and caches between them."""
     first, *more = shapes.caches(shapes.steps)
     with jax.set_mesh(mesh):
         if not more:
-            return compiled(generate.lower(*given, width=width, steps=first), mesh)[0]
+            facts = compiled(generate.lower(*given, width=width, steps=first), mesh)[0]
+            return facts | {"begun_bytes": 0}
         given = (*given, whole((ways(mesh),), jnp.int32, mesh))
         traced = begin.lower(*given, width=width, slots=first)
         begun, layouts = compiled(traced, mesh)
@@ -76,6 +71,7 @@ def _decoding(
     beside = max(ended["temporary_bytes"], *(bytes_of(x) for x in jax.tree.leaves(large)))
     most = max(begun["temporary_bytes"] + bytes_of(small), bytes_of(large) + beside)
     return {
-        "temporary_bytes": most + learners * bytes_of(small),
+        "temporary_bytes": most,
+        "begun_bytes": bytes_of(small),
         "compile_s": round(begun["compile_s"] + ended["compile_s"], 1),
     }
