@@ -1,9 +1,13 @@
-"""Rows of JSON, one a line of a file: a line that a killed run has torn is no row."""
+"""Rows of JSON, one a line of a file: a line that a killed run has torn is no row.
+
+JSON has no nan and no infinity, which only Python reads: null stands for them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,13 +16,13 @@ from typing import Any
 def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
     """Adds a line of JSON to a file."""
     with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(row) + "\n")
+        out.write(_json(row) + "\n")
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:
     """Writes whole or not at all."""
     draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    draft.write_text(_json(value, indent=2) + "\n", encoding="utf-8")
     draft.replace(file)
 
 
@@ -38,10 +42,26 @@ def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -
         return
     kept = file.with_suffix(".tmp")
     with kept.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows_of(file) if wanted(row))
+        out.writelines(_json(row) + "\n" for row in rows_of(file) if wanted(row))
     kept.replace(file)
 
 
 def keep_until(file: pathlib.Path, step: int) -> None:
     """Drops rows after `step`, a torn last line among them."""
     keep_rows(file, lambda row: row["step"] <= step)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for every number that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -113,10 +113,11 @@ def lead(folder: pathlib.Path, other: pathlib.Path) -> str:
 
 
 def row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
-    """One line of the table: F1 in percent on held-out questions, before and after training."""
+    """One line of the table: F1 in percent on held-out questions, before and after training. It is
+    None where no question was answered both times."""
     f1 = summary["gains"]["f1"]
     low, high = f1["ci95"]
-    warm = round(f1["trained"] - f1["mean"], 2)
+    warm = None if f1["mean"] is None else round(f1["trained"] - f1["mean"], 2)
     won = (warm, f1["trained"], f1["mean"], f"{low} to {high}")
     return system, summary["seed"], *won, summary["wall_s"]
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import math
 import pathlib
 import types
 from typing import Any
@@ -21,15 +22,22 @@ from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.config import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, param_count
-from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.plan import Plan, plan, plan_of, policies_of, shape_of
 from jax_ragrl.plan.beside import Beside, count_beside
 from jax_ragrl.plan.described import attending
-from jax_ragrl.plan.policies import Trained, count_rollout, count_updates, state_bytes
+from jax_ragrl.plan.policies import (
+    Trained,
+    copied_bytes,
+    count_rollout,
+    count_updates,
+    state_bytes,
+)
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.train.job import LLM, Index
@@ -45,6 +53,7 @@ RUN = Plan(
     Layout(lengths=(64,), tokens=64),
     mesh=(1, 8, 1),
 )
+NORMS = 3 * 16 + 2 * 8  # a layer's two, the last one, queries' and keys': whole on each device
 COMPUTED = dataclasses.replace(SMALL, dtype=RUN.compute)
 
 
@@ -59,8 +68,7 @@ def planned(**changes: Any) -> dict[str, Any]:
 
 def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
     """Every matrix of this shape splits evenly; the vectors of norms lie on each device whole."""
-    found = planned()
-    whole = 3 * 16 + 2 * 8  # norms: a layer's two, the last one, queries' and keys'
+    found, whole = planned(), NORMS
     split = (param_count(SMALL) - whole) // 8
     each, reference = 4 * (split + whole), 2 * split + 4 * whole
     assert found["state_bytes"] == 3 * each + reference  # weights and two moments are float32
@@ -78,7 +86,7 @@ def test_state_is_weights_moments_and_a_reference_split_over_the_devices():
 def test_a_rollout_takes_a_copy_of_the_weights_to_each_device_and_caches_of_all_siblings():
     """The copies are in the compute dtype, and only tensor parallelism splits them."""
     one, more = planned()["sampling"], planned(width=64, learners=ABC)["sampling"]
-    assert one["weight_bytes"] == 2 * param_count(SMALL)
+    assert one["weight_bytes"] == 2 * (param_count(SMALL) - NORMS)
     assert more["weight_bytes"] == 3 * one["weight_bytes"]
     for found in (one, more):
         assert found["bytes"] == found["weight_bytes"] + found["temporary_bytes"]
@@ -153,7 +161,7 @@ def test_adapters_share_a_base_and_alone_have_moments_gradients_and_copies():
     assert update["bytes"] == update["temporary_bytes"] + 4 * adapter
     # A base that every device holds whole is not copied for a rollout; one that is split is, once.
     assert count_rollout(policies, RUN.shapes, 1, mesh)["weight_bytes"] == 3 * 2 * adapter
-    assert found["sampling"]["weight_bytes"] == 2 * param_count(SMALL) + 3 * 2 * adapter
+    assert found["sampling"]["weight_bytes"] == 2 * (param_count(SMALL) - NORMS) + 6 * adapter
 
 
 def test_what_is_planned_of_adapters_is_what_training_keeps():
@@ -166,6 +174,38 @@ def test_what_is_planned_of_adapters_is_what_training_keeps():
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     sizes = [x.nbytes for x in jax.tree.leaves(kept) if x.size > 1]  # no counts of steps
     assert state_bytes(policies, RUN.objective, RUN.optimizer, mesh) == sum(sizes)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 1), (2, 1, 2)])
+def test_what_a_rollout_is_planned_to_copy_is_what_it_copies(mesh, compute, lora):
+    """Of two policies on one base; float32 over two devices is as large as bfloat16 on each."""
+    laid = make_mesh(mesh, jax.devices()[: int(np.prod(mesh))])
+    config = dataclasses.replace(SMALL, dtype=compute)
+    stored = dataclasses.replace(config, param_dtype="float32" if lora is None else compute)
+    policies = {name: Trained("", config, lora) for name in "ab"}
+    decoders = {name: init_sharded(stored, laid, nnx.Rngs(0)) for name in policies}
+    if lora is not None:
+        decoders = {x: add_lora(decoders["a"], lora, rngs=nnx.Rngs(0)) for x in policies}
+    kept = {id(x) for decoder in decoders.values() for x in jax.tree.leaves(nnx.state(decoder))}
+    acting = [x for _, params in for_sampling(decoders).values() for x in jax.tree.leaves(params)]
+    taken = {id(x): x for x in acting}
+    copied = [x for x in taken.values() if id(x) not in kept]
+    found = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in copied)
+    assert copied_bytes(policies, laid) == found
+
+
+def test_a_base_that_a_role_names_again_is_counted_once():
+    given = dataclasses.replace(RUN, learners=("a", "b"), lora=LORA, policy="tiny")
+    mesh = make_mesh(RUN.mesh, jax.devices())
+    alike, again = (
+        policies_of(dataclasses.replace(given, policies=own), shape_of("tiny"))[0]
+        for own in ((), (("b", "tiny"),))
+    )
+    assert again == alike
+    one, other = (state_bytes(x, RUN.objective, RUN.optimizer, mesh) for x in (alike, again))
+    assert one == other
 
 
 def test_a_shape_is_that_of_a_folder_or_of_a_published_model(described, monkeypatch):
@@ -209,8 +249,8 @@ def test_siblings_and_policies_are_those_of_the_recipe_and_no_file_is_needed():
         (3, ("policy",)),
         (1, ("policy",)),
     ]
-    assert all(x.keys() == {"mesh", "width", "learners"} for x in found)
-    assert plan_of({"policy": None, "remat": "dots"}) == {"remat": "dots"}
+    assert all(x.keys() == {"mesh", "policy", "width", "learners"} for x in found)
+    assert plan_of({"run": {}, "remat": "dots"}) == {"remat": "dots"}
 
 
 def test_the_command_prints_the_plan_of_a_config(monkeypatch, capsys):
@@ -315,8 +355,7 @@ def test_a_language_model_is_split_like_a_policy_and_takes_more_while_it_writes(
     models = {"llm": llm, "judge": dataclasses.replace(llm, int8=True)}
     found = count_beside(Index(), models, RUN.shapes, mesh)
     plain, eighth = (found.parts[name]["weight_bytes"] for name in models)
-    whole = 3 * 16 + 2 * 8  # norms lie on each device whole
-    assert plain == 2 * ((param_count(SMALL) - whole) // 8 + whole)
+    assert plain == 2 * ((param_count(SMALL) - NORMS) // 8 + NORMS)
     kernels, outputs = 16 * 8 * (2 + 2 + 2 + 2) + 3 * 16 * 32, 2 * 8 * 3 + 16 + 2 * 32 + 16
     assert plain - eighth == kernels // 8 - 4 * outputs
     assert found.lasting == plain + eighth

@@ -51,6 +51,13 @@ def test_a_finished_trial_is_read_and_the_others_run(tmp_path, monkeypatch):
     ]
 
 
+def test_a_trial_of_which_no_question_was_answered_is_a_row_too():
+    none = {"trained": None, "mean": None, "ci95": [None, None], "pairs": 0}
+    assert trials.row("a", SUMMARY | {"gains": {"f1": none}}) == (
+        *("a", 0, None, None, None, "None to None", 600.0),
+    )
+
+
 def keep(folder, *scores, job=JOB):
     """What a finished trial leaves."""
     folder.mkdir(parents=True)

@@ -52,6 +52,7 @@ class Plan:
     llm: LLM = LLM()
     judge: LLM = LLM("none")
     lora: LoRAConfig | None = None
+    policy: str | None = None
     policies: tuple[tuple[str, str], ...] = ()
     preference: Preference | None = None
 
@@ -118,7 +119,7 @@ def policies_of(run: Plan, config: DecoderConfig) -> tuple[dict[str, Trained], l
             unknown.append(f"policies.{name}: counted as --shape ({error})")
         computed = {"dtype": run.compute, "remat": run.remat, "attention_impl": run.attention}
         own = dataclasses.replace(own, **computed)  # type: ignore[arg-type]
-        found[name] = Trained(folders.get(name, ""), own, run.lora)
+        found[name] = Trained(folders.get(name, run.policy or ""), own, run.lora)
     return found, unknown
 
 

@@ -14,7 +14,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.batch import Layout, Rows
-from jax_ragrl.models.config import DecoderConfig, param_count
+from jax_ragrl.models.config import DecoderConfig, param_count, used_as
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
 from jax_ragrl.plan.described import abstract, attending, batch, bytes_of, compiled, whole
 from jax_ragrl.plan.sampling import count_sampling
@@ -54,9 +55,15 @@ class Trained:
 
     def parts(self, mesh: Mesh, length: int = 1) -> Parts:
         """Its parameters over a mesh, with the attention of rows of a length."""
-        decoder = abstract(attending(self.stored(), length, mesh), mesh, lora=self.lora)
-        trained = nnx.Param if self.lora is None else nnx.LoRAParam
-        return Parts(*nnx.split(decoder, trained, ...))
+        return self._split(abstract(attending(self.stored(), length, mesh), mesh, lora=self.lora))
+
+    def acting(self, mesh: Mesh) -> Parts:
+        """Its parameters as a rollout takes them."""
+        config = dataclasses.replace(self.config, param_dtype=self.config.dtype)
+        return self._split(abstract(config, mesh, GATHERED, self.lora))
+
+    def _split(self, decoder: Decoder) -> Parts:
+        return Parts(*nnx.split(decoder, nnx.Param if self.lora is None else nnx.LoRAParam, ...))
 
     def facts(self) -> dict[str, int]:
         """How many parameters it has, and how many of them are trained."""
@@ -74,13 +81,13 @@ def state_bytes(
     has them, a reference in the dtype of its passes and a critic with moments of its own; and each
     base below adapters once."""
     moment, critics = jnp.dtype(optimizer.moments).itemsize / 4, objective.critic == "own"
-    total, bases = 0.0, dict[str, int]()
+    total, bases = 0.0, dict[Any, int]()
     for policy in policies.values():
         parts = policy.parts(mesh)
         total += bytes_of(parts.params) * (2 + moment) * (1 + critics)
         if objective.kl.where != "none":
             total += bytes_of(parts.params, policy.config.dtype)
-        bases[policy.name] = bytes_of(parts.frozen)
+        bases[policy.name, policy.config] = bytes_of(parts.frozen)
     return int(total) + sum(bases.values())
 
 
@@ -98,12 +105,12 @@ def count_rollout(
     """The batch of prompts that takes most, beside those of the other policies, which have begun.
 
     While a rollout lasts a copy of each policy's weights is there: in the dtype of its passes, and
-    whole on the devices that share a batch. A base below adapters that is so already is not copied.
+    whole on the devices that share a batch. What is so already is not copied (`for_sampling`).
     """
     found = {p: _sampling(p, shapes, width, mesh) for p in _distinct(policies)}
     most = max(found.values(), key=lambda facts: facts["temporary_bytes"])
     begun = sum(found[_shape(policy)]["begun_bytes"] for policy in policies.values())
-    weights = _copies(policies, mesh)
+    weights = copied_bytes(policies, mesh)
     temporary = most["temporary_bytes"] + begun
     return {
         **{name: most[name] for name in ("prompts", "width", "compile_s")},
@@ -127,18 +134,26 @@ def _sampling(policy: Trained, shapes: Shapes, width: int, mesh: Mesh) -> dict[s
     return count_sampling(shapes, policy.config, mesh, **given)  # type: ignore[arg-type]
 
 
-def _copies(policies: Mapping[str, Trained], mesh: Mesh) -> int:
-    total, bases = 0, dict[str, int]()
+def copied_bytes(policies: Mapping[str, Trained], mesh: Mesh) -> int:
+    """Bytes of the weights that a rollout has copies of."""
+    total, bases = 0, dict[Any, int]()
     for policy in policies.values():
-        taken = dataclasses.replace(policy.config, param_dtype=policy.config.dtype)
-        decoder = abstract(taken, mesh, GATHERED, policy.lora)
-        adapter, base = (bytes_of(x, taken.dtype) for x in nnx.state(decoder, nnx.LoRAParam, ...))
-        total += adapter
-        if policy.lora is None:
-            total += base
-        elif base != bytes_of(policy.parts(mesh).frozen):
-            bases[policy.name] = base
+        kept, taken = policy.parts(mesh), policy.acting(mesh)
+        total += _copied(kept.params, taken.params, policy.config.dtype)
+        frozen = _copied(kept.frozen, taken.frozen, policy.config.dtype)
+        bases[policy.name, policy.config] = frozen
     return total + sum(bases.values())
+
+
+def _copied(kept: Any, taken: Any, compute: str) -> int:
+    """Bytes of the arrays that lie in another dtype, or otherwise, than they are taken in."""
+
+    def size(path: Any, x: Any, y: Any) -> int:
+        form, wanted = x.sharding.shard_shape(x.shape), y.sharding.shard_shape(y.shape)
+        dtype = used_as(path, x, compute)
+        return 0 if (x.dtype, form) == (dtype, wanted) else math.prod(wanted) * dtype.itemsize
+
+    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, kept, taken)))
 
 
 def _update(policy: Trained, objective: Objective, layout: Layout, mesh: Mesh) -> dict[str, Any]:

@@ -100,9 +100,21 @@ def _told(items: Sequence[Item], made: Made, kind: Kind) -> Iterator[dict[str, A
 def begin(out: pathlib.Path, values: Mapping[str, Any], kind: Kind) -> None:
     """Notes beside `out` what it is made with.
 
-    Raises `UserError` where something in it was made with anything else.
+    Raises `UserError` where something in it was made with anything else, or by anything else, and
+    where what its log tells of is gone.
     """
-    made = any(True for _ in rows_of(kind.log(out)))
+    log = kind.log(out)
+    made = any(True for _ in rows_of(log))
+    if made and not out.exists():
+        raise UserError(
+            f"{log} says what is done, but {out} is gone: remove that file too to begin anew, or "
+            "name another --out"
+        )
+    if not log.exists() and out.exists() and out.stat().st_size:
+        raise UserError(
+            f"{out} holds something else ({log}, which tells what is done, is missing): name "
+            "another --out"
+        )
     settle(out.with_suffix(".config.json"), values, renew=not made, place="--out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import types
 
@@ -11,6 +12,7 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching, Forced
+from jax_ragrl.rows import write_json
 from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
@@ -153,6 +155,19 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
     assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_a_row_of_metrics_is_json_where_one_is_no_number(tmp_path):
+    """A gradient that was not finite is skipped and logged, and others than Python read it."""
+    log = Log(tmp_path, 0, 1)
+    log.write(1, {"grad_norm": float("inf"), "loss": float("nan"), "skipped": 1.0}, None)
+    log.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert found == {"step": 1, "grad_norm": None, "loss": None, "skipped": 1.0}
+    scores = {"scores": {"f1": [0.5, float("nan")]}}
+    write_json(tmp_path / "trained.json", scores)
+    assert json.loads((tmp_path / "trained.json").read_text())["scores"]["f1"] == [0.5, None]
 
 
 def test_a_clock_tells_what_of_a_step_went_into_compiling(monkeypatch):

@@ -214,6 +214,24 @@ def test_what_is_begun_with_one_config_is_not_gone_on_with_by_another(tmp_path):
     portions.begin(out, {"a": 2}, DEMOS)
 
 
+def test_what_is_not_its_own_file_is_left_as_it_is(tmp_path):
+    """A file of questions by mistake, whose rows have its key too; and one that was taken away."""
+    out = tmp_path / "train.jsonl"
+    out.write_text('{"question": "who", "answers": ["x"]}\n')
+    with pytest.raises(UserError, match=r"train.jsonl holds something else.*another --out"):
+        portions.begin(out, {}, DEMOS)
+    assert out.read_text() == '{"question": "who", "answers": ["x"]}\n'
+    gone = tmp_path / "d.jsonl"
+    gone.touch()  # as where a run is killed that has just begun
+    portions.begin(gone, {}, DEMOS)
+    gather(Source(), QUESTIONS[:2], gone)
+    gone.unlink()
+    with pytest.raises(UserError, match=r"d.questions.jsonl says what is done, but .* is gone"):
+        portions.begin(gone, {}, DEMOS)
+    DEMOS.log(gone).unlink()
+    portions.begin(gone, {"another": 1}, DEMOS)
+
+
 # --- The commands ---------------------------------------------------------------------------------
 
 
