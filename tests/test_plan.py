@@ -124,6 +124,18 @@ def test_a_reference_is_planned_in_the_bytes_that_it_is_kept_in():
     assert with_it - without == sum(x.nbytes for x in jax.tree.leaves(kept))
 
 
+def test_a_critic_of_its_own_has_weights_and_moments_as_its_policy_has():
+    policies, mesh = {"a": Trained("", COMPUTED)}, make_mesh((1, 1, 1), jax.devices()[:1])
+    none = dataclasses.replace(RUN.objective, kl=KL("none"))
+    own = dataclasses.replace(none, critic="own", advantage="gae")
+    reward = dataclasses.replace(none, kl=KL("reward"))
+    state, twice, more = (
+        state_bytes(policies, x, RUN.optimizer, mesh) for x in (none, own, reward)
+    )
+    assert state == 3 * 4 * param_count(SMALL) and twice == 2 * state
+    assert more - state == 2 * param_count(SMALL) + 2 * NORMS  # a reference, for any KL
+
+
 def test_every_policy_has_a_state_and_one_gradient_is_there_at_a_time():
     one, three = planned(), planned(width=64, learners=ABC)
     assert three["state_bytes"] == 3 * one["state_bytes"]

@@ -71,10 +71,11 @@ def compared(tmp_path, job=JOB):
     return trials.run_trials(["a"], [0], load, {}, tmp_path / "line", tmp_path / "tree")
 
 
-def test_arms_are_compared_question_by_question(tmp_path):
+@pytest.mark.parametrize("failed", [None, float("nan")])  # as it is written, and as it was
+def test_arms_are_compared_question_by_question(tmp_path, failed):
     """A question whose environment failed in one of them is not compared."""
     keep(tmp_path / "line" / "a-0", 1.0, 0.5, 1.0)
-    keep(tmp_path / "tree" / "a-0", 0.5, 0.0, float("nan"))
+    keep(tmp_path / "tree" / "a-0", 0.5, 0.0, failed)
     text = compared(tmp_path)
     assert text == (tmp_path / "line" / "trials.md").read_text(encoding="utf-8")
     head, _, line = text.splitlines()

@@ -35,7 +35,8 @@ class Plan:
     """What is planned; the fields are those of a run's config that decide about memory.
 
     `mesh` is (data, fsdp, tensor), an entry of -1 takes what is left of the devices. `width` is how
-    many actions are sampled at most after one prompt, `learners` are the policies by name.
+    many actions are sampled at most after one prompt, `learners` are the policies by name. `policy`
+    is the folder of those that `policies` does not name.
     """
 
     objective: Objective

@@ -27,6 +27,19 @@ def test_the_peak_is_the_longest_prompt_with_its_action():
     assert len(sizes) == 2 and cost["peak_context"] == max(sizes)
 
 
+def test_a_policys_tokens_are_those_that_it_wrote():
+    forest = play(single())
+    (cost,) = costs_of(forest)
+    written = [len(r.action.ids) for r in forest.records if r.action]
+    assert (cost["policy_calls"], cost["policy_tokens"]) == (2, sum(written))
+
+
+def test_a_step_says_nothing_of_what_it_never_asked():
+    tape = Tape({"router": ["[No Retrieval]"]}, told={"answer_direct": ULM})
+    costs = step_costs(play(tape))
+    assert costs == {"llm_calls": 1, "llm_prompt_tokens": 700, "llm_completion_tokens": 30}
+
+
 def test_what_a_model_says_it_read_and_wrote_is_what_it_cost():
     (cost,) = costs_of(play(single(ULM)))
     assert (cost["llm_prompt_tokens"], cost["llm_completion_tokens"]) == (700, 30)

@@ -170,6 +170,13 @@ def test_a_file_goes_on_where_it_stood_and_tries_again_what_failed(tmp_path):
     assert summary(out)["failed"] == 0 and summary(out)["questions"] == 5
 
 
+def test_fewer_questions_lose_nothing_of_what_was_written_for_more(tmp_path):
+    out, again = tmp_path / "d.jsonl", Source()
+    gather(Source("1"), QUESTIONS[:4], out)
+    gather(again, QUESTIONS[:2], out)
+    assert again.asked == ["1"] and held(out) == [f"{i}{reply}" for i in range(4) for reply in "ab"]
+
+
 def test_what_a_killed_run_left_half_done_is_done_again(tmp_path):
     out = tmp_path / "d.jsonl"
     gather(Source(), QUESTIONS[:2], out)
@@ -178,6 +185,33 @@ def test_what_a_killed_run_left_half_done_is_done_again(tmp_path):
         file.write(json.dumps(stale) + '\n{"question": "3"')
     gather(Source(), QUESTIONS[:4], out)
     assert held(out) == [f"{i}{reply}" for i in range(4) for reply in "ab"]
+
+
+@pytest.mark.parametrize("lines", range(6))
+def test_a_run_that_is_killed_after_any_line_goes_on_without_loss(tmp_path, monkeypatch, lines):
+    """Two questions are four demonstrations, and two lines of the log."""
+    out, left, append = tmp_path / "d.jsonl", iter(range(lines)), portions.append
+
+    def killed(file, row):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        append(file, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portions, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            gather(Source(), QUESTIONS[:2], out)
+    gather(Source(), QUESTIONS[:2], out)
+    assert held(out) == ["0a", "0b", "1a", "1b"]
+
+
+def test_a_server_may_move_and_what_fails_is_told_by_its_last_error():
+    assert portions.model_of("openai:a/b@http://host:1/v1") == "openai:a/b"
+    assert portions.model_of("runs/warm@2") == "runs/warm@2"
+    rows = [{"error": "slow"}, {}, {"error": "down"}]
+    assert portions.failures(rows) == {"failed": 2, "error": "down"} and not any(
+        portions.failures(rows[1:2]).values()
+    )
 
 
 def test_an_outage_ends_the_run_and_keeps_what_is_done(tmp_path):

@@ -10,6 +10,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.systems.c3po import C3PO, Settings, TreeShape, recipe
+from jax_ragrl.systems.crossing import with_own_policies
 from jax_ragrl.train.demos import Demo, load_demos
 from jax_ragrl.train.lessons import BASELINES, lesson_of
 from jax_ragrl.types import Message
@@ -59,6 +60,11 @@ def test_a_class_is_the_cheapest_strategy_that_answers():
     # Without documents the answer is Rom, which is right for Bob; with them Ulm, which is for Ann.
     rows = [(row.question, row.role, row.reply) for row in taught("adaptive_rag")]
     assert rows == [("q-ann", "classifier", "B"), ("q-bob", "classifier", "A")]
+
+
+def test_roles_with_policies_of_their_own_teach_the_same():
+    apart = with_own_policies(TINY, ["router"])
+    assert taught("adaptive_rag", used=apart) == taught("adaptive_rag")
 
 
 @pytest.mark.parametrize(("of", "role"), [("adaptive_rag", "filter"), ("slim_plm", "drafter")])
