@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.expand import Branching, Forced
 from jax_ragrl.rows import write_json
 from jax_ragrl.systems.mapgrpo import Groups, Injection
@@ -55,6 +55,37 @@ def test_the_valid_share_is_of_samples_as_often_as_they_were_written():
     assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
     assert seen["malformed/Invalid Format"] == 1 and seen["dead/Invalid Format"] == 1
     assert seen["valid_frac/router"] == 7 / 8
+
+
+def test_a_step_of_which_every_question_failed_says_no_more_than_that():
+    down = EffectError("down")
+    tape = Tape(always(router="[No Retrieval]"), told={"answer_direct": down})
+    seen = describe(play(tape, ANN, BOB), np.zeros(0))
+    assert seen == {"reward/mean": 0.0, "nodes": 0.0, "leaves": 0.0, "failed": 2.0}
+
+
+def test_the_size_of_a_step_and_what_its_strategies_earned_and_asked():
+    """A route that is answered, and one that is nonsense; the other question failed."""
+    told = {"answer_direct": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")}
+    tape = Tape(lambda role, prompt, rng: "[No Retrieval]", told=told)
+    forest = play(tape, ANN, BOB)
+    seen = describe(forest._replace(reward_N=forest.leaf_N.astype(np.float32)), np.zeros(2))
+    assert [seen[x] for x in ("nodes", "leaves", "failed", "actions/router")] == [1, 1, 1, 1]
+    assert seen["reward/No Retrieval"] == seen["reward/mean"] == seen["llm_calls"] == 1
+
+
+def test_gold_of_questions_that_failed_is_not_missed():
+    golden = [dataclasses.replace(q, gold=("p1",)) for q in (ANN, BOB)]
+    told = {"answer": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")}
+    texts = always(router="[Retrieval] x", filter="Thought: t\nAction: [1]")
+    forest = play(Tape(texts, {"x": [passage(1)]}, told), *golden)
+    assert forest.failed == (1,) and found_gold(forest) == {"retrieval/recall": 1.0}
+
+
+def test_an_action_that_ends_a_rollout_is_not_valid_though_it_parses():
+    forest = play(Tape(always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")))
+    seen = describe(forest, np.zeros(len(forest.records)))
+    assert (seen["valid_frac/router"], seen["valid_frac/filter"]) == (1, 0)
 
 
 def test_credit_is_that_of_trained_actions():

@@ -8,9 +8,13 @@ from jax_ragrl.cli import CONFIGS, main
 from jax_ragrl.compare import SYSTEMS, Bench
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.effects import Generate
+from jax_ragrl.rollout.expand import Branching, once
+from jax_ragrl.systems import opera
 from jax_ragrl.systems.c3po import C3PO, Settings, TreeShape, recipe
 from jax_ragrl.systems.crossing import with_own_policies
+from jax_ragrl.systems.mapgrpo import Injection
+from jax_ragrl.systems.opera_grammar import PLAN
 from jax_ragrl.train.demos import Demo, load_demos
 from jax_ragrl.train.lessons import BASELINES, lesson_of
 from jax_ragrl.types import Message
@@ -76,6 +80,14 @@ def test_what_is_drafted_twice_is_one_row():
     (first, second) = taught("slim_plm", samples=3)
     prompt = (Message("user", f"gate A B\nQuestion: {ANN.text}\nDraft: Ulm, I think"),)
     assert first == Demo("q-ann", "gate", prompt, "A") and second.reply == "B"
+
+
+def test_a_writer_is_compared_with_nobody():
+    """Groups are for roles in training: a demonstration needs one rollout."""
+    compared = opera.recipe(opera.Settings(group=3, expert=Injection("off")))
+    effect = Generate(PLAN, (Message("user", "who"),))
+    assert compared.expander(frozenset((PLAN,)))(effect, "who").samples == 3
+    assert lesson_of(compared).expander(effect, "who") == Branching(1)
 
 
 def test_a_tree_without_all_three_strategies_is_refused():
