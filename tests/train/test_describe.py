@@ -25,6 +25,7 @@ from jax_ragrl.train.log import (
     expert_shares,
     found_gold,
     number,
+    open_log,
     own_rewards,
     right_logps,
     told,
@@ -48,13 +49,13 @@ def wide(effect, question) -> Branching:
 
 
 def test_the_valid_share_is_of_samples_as_often_as_they_were_written():
-    """Seven good routes and a bad one; the forced one is nobody's merit."""
-    texts = {"router": ["[No Retrieval]"] * 7 + ["nonsense"]}
+    """Six good routes, and a bad one twice; the forced one is nobody's merit."""
+    texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
     forest = play(Tape(texts), expander=wide)
     seen = describe(forest, np.zeros(len(forest.records)))
     assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
-    assert seen["malformed/Invalid Format"] == 1 and seen["dead/Invalid Format"] == 1
-    assert seen["valid_frac/router"] == 7 / 8
+    assert seen["malformed/Invalid Format"] == 2 and seen["dead/Invalid Format"] == 1
+    assert seen["valid_frac/router"] == 6 / 8
 
 
 def test_a_step_of_which_every_question_failed_says_no_more_than_that():
@@ -199,6 +200,34 @@ def test_a_row_of_metrics_is_json_where_one_is_no_number(tmp_path):
     scores = {"scores": {"f1": [0.5, float("nan")]}}
     write_json(tmp_path / "trained.json", scores)
     assert json.loads((tmp_path / "trained.json").read_text())["scores"]["f1"] == [0.5, None]
+
+
+def test_a_log_that_goes_on_holds_each_step_once(tmp_path):
+    """The run was killed in the third step, and its newest checkpoint is of the first."""
+    files = [tmp_path / name for name in ("metrics.jsonl", "trees.jsonl")]
+    for start, last, reward in ((0, 3, 0.25), (1, 2, 0.5)):
+        log = Log(tmp_path, start, 3)
+        for step in range(start + 1, last + 1):
+            log.write(step, {"reward/mean": reward}, [])
+        log.close()
+        for file in files:
+            with file.open("a") as torn:
+                torn.write('{"step": 4, "re')
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()[:-1]]
+        assert [row["step"] for row in rows] == [1, 2]
+    assert json.loads(files[0].read_text().splitlines()[1])["reward/mean"] == 0.5
+
+
+def test_one_process_writes_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.train.log.first", lambda: False)
+    silent = open_log(tmp_path, 0, 1, "")
+    silent.write(1, {"reward/mean": 0.5}, None)
+    silent.close()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    open_log(tmp_path, 0, 1, "").close()
+    assert list(tmp_path.iterdir()) != []
 
 
 def test_a_clock_tells_what_of_a_step_went_into_compiling(monkeypatch):
