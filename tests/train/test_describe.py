@@ -265,7 +265,8 @@ def test_weights_and_biases_is_told_the_metrics_of_one_run_however_often_it_is_b
         log.write(start + 1, metrics, None)
         log.close()
     assert told_of == [(1, metrics), "end", (2, metrics), "end"] and opened[0] == opened[1]
-    assert opened[0]["project"] == "mine" and opened[0]["config"] == {"seed": 3}
+    assert opened[0]["resume"] == "allow" and opened[0]["project"] == "mine"
+    assert opened[0]["config"] == {"seed": 3}
     Log(tmp_path, 2, 2).close()
     assert len(opened) == 2
 
