@@ -8,7 +8,8 @@ import pytest
 from jax_ragrl import trials
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.job import Data, WorldData
+from jax_ragrl.train.job import Data, FileData, WorldData
+from jax_ragrl.types import Question
 
 SUMMARY = {
     "seed": 0,
@@ -103,3 +104,12 @@ def test_a_fingerprint_is_of_what_is_asked_in_its_order():
     questions = trials.load_data(JOB.data).questions["test"]
     prints = {fingerprint(q) for q in (questions, questions[:-1], questions[::-1])}
     assert len(prints) == 3 and fingerprint(tuple(questions)) in prints
+
+
+def test_a_corpus_is_not_read_to_tell_what_is_asked(tmp_path):
+    file = tmp_path / "test.jsonl"
+    row = {"id": "1", "question": "who", "golden_answers": ["x"]}
+    file.write_text(json.dumps(row) + "\n")
+    data = Data(files=FileData(str(tmp_path / "absent"), *[str(file)] * 3))
+    job = types.SimpleNamespace(data=data, run=JOB.run)
+    assert trials.held_out(job) == fingerprint([Question("1", "who", ("x",))])
