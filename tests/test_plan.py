@@ -411,6 +411,7 @@ def test_what_is_not_counted_is_named_and_nothing_is_said_to_fit_with_it(
 def test_a_peak_holds_what_lies_beside_and_the_program_that_takes_most(monkeypatch):
     parts = {
         "index": {"weight_bytes": 100, "temporary_bytes": 20},
+        "encoder": {"weight_bytes": 10, "temporary_bytes": 7},  # not while it is searched
         "llm": {"weight_bytes": 1000, "temporary_bytes": 5},
     }
     monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: {"bytes": 2})
@@ -418,4 +419,4 @@ def test_a_peak_holds_what_lies_beside_and_the_program_that_takes_most(monkeypat
     monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_: sampled)
     monkeypatch.setattr("jax_ragrl.plan.count_beside", lambda *_: Beside(parts, []))
     found = plan(RUN, SMALL, jax.devices())
-    assert found["peak_bytes"] - found["state_bytes"] == 100 + 20 + 1000 + (3 + 5)
+    assert found["peak_bytes"] - found["state_bytes"] == 100 + 10 + 20 + 1000 + (3 + 5)
