@@ -115,6 +115,14 @@ def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
         open_vectors(path)
 
 
+def test_a_header_of_numpy_that_breaks_off_is_damaged(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, VECTORS)
+    path.write_bytes(path.read_bytes().replace(b"}", b" "))
+    with pytest.raises(UserError, match="x.npy is damaged"):
+        open_vectors(path)
+
+
 def test_raw_vectors_of_another_corpus_are_refused(tmp_path):
     corpus = Corpus(tuple(Passage(str(i), f"t{i}", "x") for i in range(4)))
     encoder = LexicalEncoder.fit(corpus.passages, 8)

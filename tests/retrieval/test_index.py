@@ -159,6 +159,34 @@ def test_lost_vectors_are_named(corpus, tmp_path):
         open_index(tmp_path, corpus)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_shard_is_no_zeros_and_zeros_are_no_lost_shard(corpus, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "BATCH", 1)
+    monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
+    vectors = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
+    vectors[2:4] = 0
+    embed.write_vectors(vectors, tmp_path / "zeros")
+    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "zeros"), vectors)
+    build_index(corpus, LexicalEncoder.fit(corpus.passages, 32), kind, tmp_path)
+    (tmp_path / "vectors" / "c" / "2" / "0").unlink()
+    with pytest.raises(UserError, match="no readable vectors.*missing.*rerun 'ragrl index'"):
+        open_index(tmp_path, corpus)
+
+
+def test_what_was_encoded_counts_for_nothing_once_it_is_being_deleted(
+    corpus, tmp_path, monkeypatch
+):
+    embed.embed(corpus.passages, LexicalEncoder.fit(corpus.passages, 32), tmp_path, "of")
+
+    def killed(*_, **__):
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(embed.tensorstore, "open", killed)
+    with pytest.raises(RuntimeError):
+        embed.write_vectors(np.ones((6, 32), np.float32), tmp_path)
+    assert not (tmp_path / embed.PROGRESS).exists()
+
+
 def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
     encoder = LexicalEncoder.fit(corpus.passages, 64)
     vectors = encoder.encode_passages(corpus.passages)
@@ -303,6 +331,7 @@ def test_a_run_does_not_search_an_index_of_another_kind_or_encoder(corpus, tmp_p
     asked = Index(kind="exact", folder=str(tmp_path / "index"))
     assert open_or_build_index(corpus, asked, tmp_path).search(["x"], 1) is not None
     assert open_or_build_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
-    for other in ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"}):
-        with pytest.raises(UserError, match="is of kind exact with the encoder lexical"):
+    others = ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"})
+    for other in (*others, {"dtype": "bfloat16"}):
+        with pytest.raises(UserError, match="is of kind exact, in float32, with the encoder lex"):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -358,6 +358,11 @@ def test_what_is_no_address_is_refused(url: str):
         RemoteRetriever(url)
 
 
+def test_a_name_that_no_server_can_have_is_refused_when_it_is_asked():
+    with pytest.raises(UserError, match="http://a..b cannot be asked this"):
+        RemoteRetriever("http://a..b").search(["q"], 1)
+
+
 def test_an_address_may_be_encrypted_and_tries_are_not_negative():
     assert RemoteRetriever("https://host:1/retrieve").fingerprint == "https://host:1"
     RemoteRetriever("http://host", retries=0)

@@ -176,6 +176,44 @@ def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, told: str
     assert parse_index("http://me@host:1") == Index(kind="remote", url="http://me@host:1")
 
 
+def test_a_key_is_read_without_the_end_of_its_line_and_shown_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SERPER_API_KEY", " secret\n")
+    with engine(pages) as (address, seen):
+        WebRetriever("serper", address).search(["a"], 1)
+    assert seen[0]["key"] == "secret"
+    for broken in ("sec\u2019ret", "sec\nret"):
+        monkeypatch.setenv("SERPER_API_KEY", broken)
+        with pytest.raises(UserError, match="SERPER_API_KEY holds signs") as refused:
+            WebRetriever("serper", "http://localhost:1")
+        assert "sec" not in str(refused.value)
+
+
+def test_pages_that_were_kept_do_not_speak_for_a_key_that_is_refused_now(tmp_path: pathlib.Path):
+    with engine(pages) as (address, _):
+        WebRetriever("serper", address, tmp_path).search(["a"], 1)
+    with engine(lambda asked: Response("Unauthorized", 403)) as (address, _):
+        again = WebRetriever("serper", address, tmp_path)
+        assert again.search(["a"], 1)[0].passages
+        with pytest.raises(UserError, match="SERPER_API_KEY right"):
+            again.search(["a", "b"], 1)
+
+
+@pytest.mark.parametrize("query", ["x" * 70_000, "\ud800"])
+def test_a_query_that_no_request_can_hold_fails_alone(query: str):
+    with engine(pages) as (address, _):
+        good, bad = WebRetriever("searxng", address).search(["good", query], 1)
+    assert good.passages and isinstance(bad, EffectError) and "cannot be asked this" in str(bad)
+
+
+def test_an_engine_that_has_moved_says_where_to():
+    moved = Response("", 301, headers={"Location": "https://elsewhere/search"})
+    told = pytest.raises(UserError, match="with 301.*it is at https://elsewhere/search")
+    with engine(lambda asked: moved) as (address, _), told:
+        WebRetriever("searxng", address).search(["a"], 1)
+
+
 def test_an_engine_that_only_ever_fails_is_not_taken_for_one_that_refuses():
     with engine(lambda asked: Response("broken", 500)) as (address, _):
         (error,) = WebRetriever("searxng", address, retries=0).search(["a"], 1)
