@@ -137,6 +137,19 @@ def test_another_encoder_is_refused(corpus, tmp_path):
         open_index(tmp_path, corpus, LexicalEncoder.fit(corpus.passages, 64))
 
 
+def test_an_encoder_may_have_moved(corpus, tmp_path):
+    class Placed(LexicalEncoder):
+        place = "here"
+
+        def describe(self):
+            return super().describe() | {"source": self.place}
+
+    encoder = Placed.fit(PASSAGES)
+    build_index(corpus, encoder, "exact", tmp_path)
+    encoder.place = "there"
+    assert open_index(tmp_path, corpus, encoder).encoder is encoder
+
+
 def test_only_a_whole_index_opens(corpus, tmp_path):
     with pytest.raises(UserError, match="run 'ragrl index' first"):
         open_index(tmp_path, corpus)
@@ -148,6 +161,9 @@ def test_only_a_whole_index_opens(corpus, tmp_path):
 
     with pytest.raises(RuntimeError):
         build_index(corpus, Failing({}, 0), "exact", tmp_path)
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
+    (tmp_path / "index.json").write_text('{"corpus": "')
     with pytest.raises(UserError, match="run 'ragrl index' first"):
         open_index(tmp_path, corpus)
 
@@ -197,6 +213,10 @@ def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[:5])
     with pytest.raises(UserError, match="differ from what this encoder makes"):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[::-1])
+    with pytest.raises(UserError, match="by nan of their length"):
+        build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors * np.nan)
+    half = build_index(corpus, encoder, "exact", tmp_path / "half", vectors, "bfloat16")
+    assert half.searcher._parts[0].dtype == "bfloat16"
 
 
 def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypatch):
@@ -246,11 +266,15 @@ def test_an_encoding_that_was_killed_goes_on_behind_its_last_whole_shard(
         with pytest.raises(RuntimeError):
             build_with(5)
         assert build_with(9, dtype="bfloat16") == 6  # those of another dtype are no use
-    with pytest.raises(RuntimeError):
-        build_with(5)
     other = Corpus(PASSAGES[::-1])
-    found = build_index(other, LexicalEncoder.fit(other.passages, 32), "exact", tmp_path)
-    assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+    for made, fitted in ((other, other.passages), (corpus, PASSAGES[:2])):
+        with pytest.raises(RuntimeError):
+            build_with(5)
+        encoder = LexicalEncoder.fit(fitted, 32)
+        found = build_index(made, encoder, "exact", tmp_path)
+        assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+        expected = encoder.encode_passages(made.passages)
+        np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
 
 
 def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():
@@ -302,6 +326,11 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
     assert report["questions"] == 2  # those that name gold passages
     open_index(tmp_path / "out", corpus)
+    assert (tmp_path / "out" / "passages").is_dir()
+    run_index(tmp_path / "corpus.jsonl", tmp_path / "out", kind="exact", dtype="bfloat16")
+    assert read_description(tmp_path / "out")["dtype"] == "bfloat16"
+    with pytest.raises(UserError, match="index dtype is 'int8'"):
+        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", kind="exact", dtype="int8")
     with pytest.raises(UserError, match="does not exist"):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
     assert not (tmp_path / "new").exists()
