@@ -48,6 +48,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return build(typing.cast(type, hint), value, where)
     if origin is tuple:
         return _sequence(args, value, where)
+    if origin is Mapping:
+        _expect(isinstance(value, Mapping), where, value, "a section of keys")
     if origin in (types.UnionType, typing.Union):
         some = [a for a in args if a is not type(None)]
         return None if value is None else convert(some[0], value, where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openai
@@ -27,6 +27,8 @@ class OpenAILLM:
       retries: tries after the first, with exponential back-off, on time-outs, 429 and 5xx; a
         server that says when to come back (up to a minute) is taken at its word.
       timeout: seconds to wait for a reply.
+      extra: what else each request holds, or holds instead, such as `{"reasoning_effort": "low"}`;
+        None leaves out what would be there (`temperature`, `top_p`, `max_tokens`, `seed`).
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class OpenAILLM:
         concurrency: int = 32,
         retries: int = 5,
         timeout: float = 60.0,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         if concurrency < 1 or retries < 0 or timeout <= 0:
             raise UserError(
@@ -58,9 +61,9 @@ class OpenAILLM:
         self.name = model
         self._told = f"{model} at {address}" if address else model
         # Most servers of one's own ask for no key, but the client does.
-        self._options: dict[str, Any] = {"api_key": key or "none", "base_url": base_url}
-        self._options |= {"max_retries": retries, "timeout": timeout}
-        self._concurrency = concurrency
+        self._client: dict[str, Any] = {"api_key": key or "none", "base_url": base_url}
+        self._client |= {"max_retries": retries, "timeout": timeout}
+        self._concurrency, self._extra = concurrency, extra or {}
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """One reply a request, in order; an `EffectError` after the last retry."""
@@ -68,7 +71,7 @@ class OpenAILLM:
 
     async def _all(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
         gate = asyncio.Semaphore(self._concurrency)
-        async with openai.AsyncOpenAI(**self._options) as client:
+        async with openai.AsyncOpenAI(**self._client) as client:
             return await asyncio.gather(*(self._one(client, gate, r) for r in requests))
 
     async def _one(
@@ -79,10 +82,7 @@ class OpenAILLM:
                 reply = await client.chat.completions.create(
                     model=self.name,
                     messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
-                    temperature=request.sampling.temperature,
-                    top_p=request.sampling.top_p,
-                    max_tokens=request.sampling.max_tokens,
-                    seed=request.seed,
+                    extra_body=self._options(request),
                 )
             except (openai.OpenAIError, ValueError) as error:  # the latter: JSON that breaks off
                 return self._failed(request, str(error).removesuffix("."))
@@ -92,6 +92,10 @@ class OpenAILLM:
                 told = " ".join(str(reply).split())[:200]
                 return self._failed(request, f"it sent {told!r}")
             return _metered(choices[0].message.content or "", reply.usage)
+
+    def _options(self, request: LLMRequest) -> dict[str, Any]:
+        options = {**request.sampling._asdict(), "seed": request.seed, **self._extra}
+        return {name: value for name, value in options.items() if value is not None}
 
     def _failed(self, request: LLMRequest, why: str) -> EffectError:
         return EffectError(f"{self._told} failed on {request.purpose}: {why}")

@@ -238,6 +238,7 @@ def load_llm(
             concurrency=llm.concurrency,
             retries=llm.retries,
             timeout=llm.timeout,
+            extra=llm.extra,
         )
     if llm.kind == "local":
         decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)

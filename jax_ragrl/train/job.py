@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +106,7 @@ class LLM:
     A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
     policy in training keeps its own: what it samples has to be what is scored. A local one writes
     up to `REPLY` tokens, however few `shapes.steps` allows the actions of a policy. `concurrency`
-    requests at once, `retries` and `timeout` (seconds) are for `openai`, see `llm.openai`.
+    requests at once, `retries`, `timeout` (seconds) and `extra` are for `openai`, see `llm.openai`.
     """
 
     kind: str = "world_reader"
@@ -119,6 +120,7 @@ class LLM:
     concurrency: int = 32
     retries: int = 5
     timeout: float = 60.0
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("llm.kind", self.kind, ("world_reader", "local", "openai", "none"))
@@ -331,8 +333,24 @@ def parse_index(text: str) -> Index:
 
 
 def parse_llm(text: str, *, int8: bool = False) -> LLM:
-    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL]`."""
+    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`,
+    where EXTRA is what `llm.extra` holds, as JSON.
+
+    Raises:
+      UserError: EXTRA is no JSON object.
+    """
     if not text.startswith("openai:"):
         return LLM("local", text, int8=int8)
-    model, _, url = text.removeprefix("openai:").partition("@")
-    return LLM("openai", model, url or None, int8=int8)
+    place, _, more = text.removeprefix("openai:").partition("#")
+    model, _, url = place.partition("@")
+    return LLM("openai", model, url or None, int8=int8, extra=_object(more or "{}"))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f'what follows # is {text!r}: give a JSON object, such as {{"top_k": 20}}')
+    return value

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
+from jax_ragrl.config import build
+from jax_ragrl.config_file import override
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.train.assemble import load_llm
-from jax_ragrl.train.job import LLM
+from jax_ragrl.train.job import LLM, parse_llm
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import completion, serving
 
@@ -39,6 +42,31 @@ def test_a_request_says_how_it_is_sampled():
     wanted = {"model": "m", "temperature": 0.3, "top_p": 0.9, "max_tokens": 7, "seed": 5}
     assert {name: seen[0][name] for name in wanted} == wanted
     assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
+
+
+def test_what_else_a_request_holds_is_sent_and_none_leaves_out_what_would_be():
+    extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": None, "top_p": 0.5}
+    with serving() as (address, seen):
+        assert load_llm(LLM("openai", "m", address, extra=extra), None, "", Shapes()).complete(
+            [asked("q", sampling=Sampling(0.3, 0.9, 7))]
+        ) == ["q"]
+    assert seen[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "max_tokens" not in seen[0]
+    assert (seen[0]["top_p"], seen[0]["temperature"], seen[0]["seed"]) == (0.5, 0.3, 0)
+
+
+def test_what_else_it_holds_can_be_said_on_the_command_line_and_in_a_config():
+    named = parse_llm('openai:m@http://h:1/v1#{"top_k": 20}')
+    assert (named.model, named.base_url, named.extra) == ("m", "http://h:1/v1", {"top_k": 20})
+    assert parse_llm("openai:m").extra == {}
+    for wrong in ("openai:m#{", "openai:m#[1]"):
+        with pytest.raises(UserError, match="give a JSON object"):
+            parse_llm(wrong)
+    values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m"}}
+    override(values, ["--config.llm.extra.a.b=False", "--config.llm.extra.max_tokens=None"])
+    assert build(LLM, values["llm"]).extra == {"a": {"b": False}, "max_tokens": None}
+    with pytest.raises(UserError, match="config.extra is 3: it must be a section of keys"):
+        build(LLM, {"extra": 3})
 
 
 def test_a_reply_costs_what_its_server_says():
