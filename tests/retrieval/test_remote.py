@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from jax_ragrl.config import build
@@ -149,6 +150,25 @@ def test_a_server_that_is_away_for_a_while_is_asked_again():
     with answering(reply) as (address, seen, _):
         (hits,) = RemoteRetriever(address, pause=0.01).search(["a"], 1)
     assert hits.passages[0].title == "a 0" and len(seen) == 4
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_server_that_is_away_is_not_asked_for_each_query_by_itself(status: int):
+    with answering(lambda body: (status, {})) as (address, seen, _):
+        found = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
+    assert all(isinstance(x, EffectError) for x in found) and len(seen) == 2
+
+
+def test_a_request_says_that_it_is_json_and_has_no_key(monkeypatch: pytest.MonkeyPatch):
+    said: list[dict[str, str]] = []
+
+    def request(*_: Any, headers: dict[str, str], **__: Any) -> httpx2.Response:
+        said.append(headers)
+        return httpx2.Response(200, json={"result": [[]]})
+
+    monkeypatch.setattr(httpx2.Client, "request", request)
+    RemoteRetriever("http://localhost:1").search(["a"], 1)
+    assert said == [{"Content-Type": "application/json"}]
 
 
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
