@@ -46,7 +46,10 @@ class Encoder(Protocol):
 
 
 def _spec(folder: pathlib.Path) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder.resolve()}/"}}
+    # A shard that is lost is an error, not zeros; so one of zeros must be there.
+    whole = {"fill_missing_data_reads": False, "store_data_equal_to_fill_value": True}
+    kvstore = {"driver": "file", "path": f"{folder.resolve()}/"}
+    return {"driver": "zarr3", "kvstore": kvstore, **whole}
 
 
 def _rows(dimension: int) -> int:
@@ -62,6 +65,7 @@ def _shards(count: int, dimension: int) -> Iterator[slice]:
 
 def _create(folder: pathlib.Path, shape: tuple[int, ...], dtype: str) -> tensorstore.TensorStore:
     """A new [count, dimension] store, sharded by rows; an older one is deleted."""
+    (folder / PROGRESS).unlink(missing_ok=True)  # first: deleting the shards may be cut off
     count, dimension = shape
     layout = tensorstore.ChunkLayout(chunk_shape=[min(count, _rows(dimension)), dimension])
     return tensorstore.open(

@@ -55,6 +55,7 @@ class Patient:
         where that has been tried, or need not be (not `patient`).
 
         Raises:
+          UserError: an address or parameters of which no request can be made: too long, say.
           EffectError: the server stayed away through all tries.
         """
         tries, why = self._retries + 1, ""
@@ -65,6 +66,8 @@ class Patient:
             except httpx2.RequestError as error:
                 why = f"{type(error).__name__}: {error}"
                 continue
+            except (httpx2.InvalidURL, UnicodeError) as error:
+                raise UserError(f"{self.place} cannot be asked this ({error})") from error
             last = i + 1 == tries or not patient
             if reply.status_code not in AWAY and (reply.status_code < 500 or last):
                 return reply

@@ -39,6 +39,7 @@ from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
+from jax_ragrl.rows import write_json
 from jax_ragrl.types import Question
 
 KINDS = ("exact", "scann")
@@ -134,7 +135,7 @@ def _write_description(
         "count": len(retriever.corpus),
         "dtype": dtype,
     }
-    (folder / FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / FILE, description)
 
 
 def read_description(folder: pathlib.Path | str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import tokenize
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def open_vectors(path: pathlib.Path | str) -> np.ndarray:
     except OSError as error:
         told = f"{path} cannot be opened ({error.strerror}): give a file of vectors"
         raise UserError(told) from error
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:  # the latter of a header cut short
         raise UserError(f"{path} is damaged ({error}): copy it again") from error
     if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
         raise UserError(

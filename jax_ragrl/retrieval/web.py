@@ -121,13 +121,15 @@ class WebRetriever:
     ) -> None:
         one_of("search engine", engine, ENGINES)
         self._engine = ENGINES[engine]
-        self._key = os.environ.get(self._engine.key, "")
+        self._key = os.environ.get(self._engine.key, "").strip()  # files end in a newline
         if self._engine.key and not self._key:
             raise UserError(f"{engine} asks for a key: set {self._engine.key}")
+        if not (self._key.isascii() and self._key.isprintable()):  # what no header may hold
+            raise UserError(f"{self._engine.key} holds signs that no key has: copy it again")
         self.fingerprint = (url or self._engine.url).rstrip("/").removesuffix(PATH)
         self._server = Patient(self.fingerprint, retries, timeout, pause)
         self._pages = Pages(folder, engine, writer)
-        self._known = False  # whether it ever found something
+        self._known = False  # whether it ever sent a page; one that was kept tells nothing of it
         self._away = ""  # what it said when it stayed away, in this search
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
@@ -137,15 +139,14 @@ class WebRetriever:
         left when the engine stayed away through all tries.
 
         Raises:
-          UserError: k is below 1; an engine that never found anything refused, or sent something
-            else: then the address, or the key, is to blame.
+          UserError: k is below 1; an engine that never sent a page refused, or sent something else:
+            then the address, or the key, is to blame.
         """
         check_depth(k)
         self._away = ""
         distinct = list(dict.fromkeys(queries))
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = dict(zip(distinct, pool.map(lambda q: self._find(q, k), distinct), strict=True))
-        self._known = self._known or any(isinstance(x, Hits) for x in found.values())
         return unless_refused([found[query] for query in queries], self._known)
 
     def _find(self, query: str, k: int) -> Hits | UserError | EffectError:
@@ -174,6 +175,7 @@ class WebRetriever:
             self._away = str(error)
             raise
         passages = self._read(reply, query)
+        self._known = True
         self._pages.put(query, page, passages)
         return passages
 
@@ -183,6 +185,8 @@ class WebRetriever:
         told = f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {text[:200]!r}"
         if status >= 500:
             raise EffectError(told)
+        if place := reply.headers.get("location"):
+            raise UserError(f"{told}: it is at {place}")
         if status != 200:
             raise UserError(f"{told}: {self._engine.refused}")
         return read_page(text, self._engine, told)

@@ -186,20 +186,22 @@ def served(index: Index, folder: pathlib.Path | None) -> Retriever:
 def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
     """The retriever of a corpus: an index opened, or made first.
 
-    Raises `UserError` where the index that is there is of another kind or encoder. (A folder of an
-    encoder may have moved: whether it is the same is not seen from its name.)
+    Raises `UserError` where the index that is there is of another kind, dtype or encoder. (A
+    folder of an encoder may have moved: whether it is the same is not seen from its name.)
     """
     folder = index_folder(index, workdir)
     if not (folder / INDEX_FILE).exists():
         encoder = make_encoder(index.encoder, corpus)
         return build_index(corpus, encoder, index.kind, folder, dtype=index.dtype)
     made = read_description(folder)
-    encoder = made["encoder"].get("source", made["encoder"]["kind"])
+    encoder, dtype = made["encoder"].get("source", made["encoder"]["kind"]), made.get("dtype")
     known = {encoder, index.encoder} & {"lexical", "minilm"}
-    if made["kind"] != index.kind or (known and encoder != index.encoder):
+    form, asked = (made["kind"], dtype or "float32"), (index.kind, index.dtype)
+    if form != asked or (known and encoder != index.encoder):
         raise UserError(
-            f"index {folder} is of kind {made['kind']} with the encoder {encoder}, but index.kind "
-            f"is {index.kind} and index.encoder {index.encoder}: give these, or another folder"
+            f"index {folder} is of kind {form[0]}, in {form[1]}, with the encoder {encoder}, but "
+            f"index.kind is {index.kind}, index.dtype {index.dtype} and index.encoder "
+            f"{index.encoder}: give these, or another folder"
         )
     return open_index(folder, corpus)
 

@@ -252,14 +252,16 @@ def test_verls_parquet_is_read_and_a_damaged_file_named(tmp_path):
         formats.load_questions(path)
 
 
-def test_a_beir_folder_gives_judged_queries_by_passage_id(tmp_path):
+def test_a_beir_folder_gives_its_queries_and_what_is_judged_by_passage_id(tmp_path):
     write(tmp_path / "corpus.jsonl", {"_id": "d1", "title": "T", "text": "x"})
     queries = [{"_id": "q1", "text": "one?"}, {"_id": "q2", "text": "two?"}]
     write(tmp_path / "queries.jsonl", "\n".join(map(json.dumps, queries)))
     (tmp_path / "qrels").mkdir()
     write(tmp_path / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td1\t0\n")
-    (question,) = formats.load_questions(tmp_path)
-    assert (question.id, question.gold) == ("q1", ("d1",))
+    questions = formats.load_questions(tmp_path)
+    assert [(q.id, q.gold) for q in questions] == [("q1", ("d1",)), ("q2", ())]
+    dev = write(tmp_path / "dev", "q2 0 d1 1\n")  # of another split
+    assert [(q.id, q.gold) for q in qrels.judged(questions, dev)] == [("q2", ("d1",))]
     assert formats.load_passages(tmp_path) == [Passage("d1", "T", "x")]
     shutil.rmtree(tmp_path / "qrels")
     assert len(formats.load_questions(tmp_path)) == 2
@@ -268,7 +270,7 @@ def test_a_beir_folder_gives_judged_queries_by_passage_id(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "q1 0 d1 1\nq1\t0\td2\t2\n\nq2 0 d1 0\nq3 Q0 d3 -1\n",
+        "query-id7 0 d1 0\nq1 0 d1 1\nq1\t0\td2\t2\n\nq2 0 d1 0\nq3 Q0 d3 -1\n",
         "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t2\nq2\td1\t0\n",
     ],
 )
@@ -283,6 +285,9 @@ def test_what_is_judged_above_zero_is_gold_whatever_a_question_named_before(tmp_
     [
         ("q1 0 d1 1\nq1 Q0 d1 3 0.5 tag\n", "line 2: 6 columns, not the four"),
         ("q1 0 d1 yes\n", "line 1: score 'yes' is not a whole number"),
+        ("q1 0 d1 --1\n", "line 1: score '--1' is not a whole number"),
+        ("q1 0 d1 \u00b2\n", "line 1: score '\u00b2' is not a whole number"),
+        (f"q1 0 d1 {'9' * 5000}\n", "line 1: score '999.* is not a whole number"),
         ("query-id\tcorpus-id\nq1\td1\n", "line 2: field 'score' is missing"),
         ("q1 0 d1 0\n", "judges no passage relevant"),
         ("q9 0 d1 1\n", "'q9', but no question .* first is 'q1'"),

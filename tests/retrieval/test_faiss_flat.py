@@ -115,11 +115,21 @@ def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
         open_vectors(path)
 
 
+def test_a_header_of_numpy_that_breaks_off_is_damaged(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, VECTORS)
+    path.write_bytes(path.read_bytes().replace(b"}", b" "))
+    with pytest.raises(UserError, match="x.npy is damaged"):
+        open_vectors(path)
+
+
 def test_raw_vectors_of_another_corpus_are_refused(tmp_path):
     corpus = Corpus(tuple(Passage(str(i), f"t{i}", "x") for i in range(4)))
     encoder = LexicalEncoder.fit(corpus.passages, 8)
     as_memmap(tmp_path / "x.memmap", encoder.encode_passages(corpus.passages)[:3])
-    vectors = open_vectors(tmp_path / "x.memmap")
+    as_numpy(tmp_path / "x.npy", VECTORS)
+    vectors, others = open_vectors(tmp_path / "x.memmap"), open_vectors(tmp_path / "x.npy")
+    assert isinstance(vectors, np.memmap) and isinstance(others, np.memmap)  # nothing is read
     with pytest.raises(UserError, match=r"shape \(24,\) do not fit.*\(4, 8\)"):
         index.build_index(corpus, encoder, "exact", tmp_path, vectors)
 

@@ -137,6 +137,19 @@ def test_another_encoder_is_refused(corpus, tmp_path):
         open_index(tmp_path, corpus, LexicalEncoder.fit(corpus.passages, 64))
 
 
+def test_an_encoder_may_have_moved(corpus, tmp_path):
+    class Placed(LexicalEncoder):
+        place = "here"
+
+        def describe(self):
+            return super().describe() | {"source": self.place}
+
+    encoder = Placed.fit(PASSAGES)
+    build_index(corpus, encoder, "exact", tmp_path)
+    encoder.place = "there"
+    assert open_index(tmp_path, corpus, encoder).encoder is encoder
+
+
 def test_only_a_whole_index_opens(corpus, tmp_path):
     with pytest.raises(UserError, match="run 'ragrl index' first"):
         open_index(tmp_path, corpus)
@@ -150,6 +163,9 @@ def test_only_a_whole_index_opens(corpus, tmp_path):
         build_index(corpus, Failing({}, 0), "exact", tmp_path)
     with pytest.raises(UserError, match="run 'ragrl index' first"):
         open_index(tmp_path, corpus)
+    (tmp_path / "index.json").write_text('{"corpus": "')
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
 
 
 def test_lost_vectors_are_named(corpus, tmp_path):
@@ -157,6 +173,34 @@ def test_lost_vectors_are_named(corpus, tmp_path):
     (tmp_path / "vectors" / "zarr.json").unlink()
     with pytest.raises(UserError, match="no readable vectors"):
         open_index(tmp_path, corpus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_shard_is_no_zeros_and_zeros_are_no_lost_shard(corpus, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "BATCH", 1)
+    monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
+    vectors = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
+    vectors[2:4] = 0
+    embed.write_vectors(vectors, tmp_path / "zeros")
+    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "zeros"), vectors)
+    build_index(corpus, LexicalEncoder.fit(corpus.passages, 32), kind, tmp_path)
+    (tmp_path / "vectors" / "c" / "2" / "0").unlink()
+    with pytest.raises(UserError, match="no readable vectors.*missing.*rerun 'ragrl index'"):
+        open_index(tmp_path, corpus)
+
+
+def test_what_was_encoded_counts_for_nothing_once_it_is_being_deleted(
+    corpus, tmp_path, monkeypatch
+):
+    embed.embed(corpus.passages, LexicalEncoder.fit(corpus.passages, 32), tmp_path, "of")
+
+    def killed(*_, **__):
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(embed.tensorstore, "open", killed)
+    with pytest.raises(RuntimeError):
+        embed.write_vectors(np.ones((6, 32), np.float32), tmp_path)
+    assert not (tmp_path / embed.PROGRESS).exists()
 
 
 def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
@@ -169,6 +213,10 @@ def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[:5])
     with pytest.raises(UserError, match="differ from what this encoder makes"):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[::-1])
+    with pytest.raises(UserError, match="by nan of their length"):
+        build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors * np.nan)
+    half = build_index(corpus, encoder, "exact", tmp_path / "half", vectors, "bfloat16")
+    assert half.searcher._parts[0].dtype == "bfloat16"
 
 
 def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypatch):
@@ -218,11 +266,15 @@ def test_an_encoding_that_was_killed_goes_on_behind_its_last_whole_shard(
         with pytest.raises(RuntimeError):
             build_with(5)
         assert build_with(9, dtype="bfloat16") == 6  # those of another dtype are no use
-    with pytest.raises(RuntimeError):
-        build_with(5)
     other = Corpus(PASSAGES[::-1])
-    found = build_index(other, LexicalEncoder.fit(other.passages, 32), "exact", tmp_path)
-    assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+    for made, fitted in ((other, other.passages), (corpus, PASSAGES[:2])):
+        with pytest.raises(RuntimeError):
+            build_with(5)
+        encoder = LexicalEncoder.fit(fitted, 32)
+        found = build_index(made, encoder, "exact", tmp_path)
+        assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+        expected = encoder.encode_passages(made.passages)
+        np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
 
 
 def test_recall_counts_gold_by_id_or_title_over_questions_with_gold():
@@ -274,6 +326,11 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
     assert report["questions"] == 2  # those that name gold passages
     open_index(tmp_path / "out", corpus)
+    assert (tmp_path / "out" / "passages").is_dir()
+    run_index(tmp_path / "corpus.jsonl", tmp_path / "out", kind="exact", dtype="bfloat16")
+    assert read_description(tmp_path / "out")["dtype"] == "bfloat16"
+    with pytest.raises(UserError, match="index dtype is 'int8'"):
+        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", kind="exact", dtype="int8")
     with pytest.raises(UserError, match="does not exist"):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
     assert not (tmp_path / "new").exists()
@@ -303,6 +360,7 @@ def test_a_run_does_not_search_an_index_of_another_kind_or_encoder(corpus, tmp_p
     asked = Index(kind="exact", folder=str(tmp_path / "index"))
     assert open_or_build_index(corpus, asked, tmp_path).search(["x"], 1) is not None
     assert open_or_build_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
-    for other in ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"}):
-        with pytest.raises(UserError, match="is of kind exact with the encoder lexical"):
+    others = ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"})
+    for other in (*others, {"dtype": "bfloat16"}):
+        with pytest.raises(UserError, match="is of kind exact, in float32, with the encoder lex"):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from jax_ragrl.config import build
@@ -149,6 +150,25 @@ def test_a_server_that_is_away_for_a_while_is_asked_again():
     with answering(reply) as (address, seen, _):
         (hits,) = RemoteRetriever(address, pause=0.01).search(["a"], 1)
     assert hits.passages[0].title == "a 0" and len(seen) == 4
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_server_that_is_away_is_not_asked_for_each_query_by_itself(status: int):
+    with answering(lambda body: (status, {})) as (address, seen, _):
+        found = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
+    assert all(isinstance(x, EffectError) for x in found) and len(seen) == 2
+
+
+def test_a_request_says_that_it_is_json_and_has_no_key(monkeypatch: pytest.MonkeyPatch):
+    said: list[dict[str, str]] = []
+
+    def request(*_: Any, headers: dict[str, str], **__: Any) -> httpx2.Response:
+        said.append(headers)
+        return httpx2.Response(200, json={"result": [[]]})
+
+    monkeypatch.setattr(httpx2.Client, "request", request)
+    RemoteRetriever("http://localhost:1").search(["a"], 1)
+    assert said == [{"Content-Type": "application/json"}]
 
 
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
@@ -356,6 +376,11 @@ def test_the_config_says_how_often_and_how_long_a_server_is_asked(tmp_path: path
 def test_what_is_no_address_is_refused(url: str):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         RemoteRetriever(url)
+
+
+def test_a_name_that_no_server_can_have_is_refused_when_it_is_asked():
+    with pytest.raises(UserError, match="http://a..b cannot be asked this"):
+        RemoteRetriever("http://a..b").search(["q"], 1)
 
 
 def test_an_address_may_be_encrypted_and_tries_are_not_negative():

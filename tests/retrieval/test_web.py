@@ -17,7 +17,7 @@ from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.train.assemble import load_retriever
 from jax_ragrl.train.job import Index, parse_index
 from jax_ragrl.types import Passage
-from tests.retrieval.engine import engine, found, pages
+from tests.retrieval.engine import SIZE, engine, found, pages
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +44,15 @@ def test_an_engine_is_asked_in_its_own_form(name: str, asked: dict[str, Any]):
     assert hits.scores == (1.0, 0.5) and len(hits.passages) == 2
 
 
-def test_pages_are_turned_until_there_are_enough_hits_or_none_is_new():
+@pytest.mark.parametrize(("name", "number"), [("serper", "page"), ("searxng", "pageno")])
+def test_pages_are_turned_until_there_are_enough_hits_or_none_is_new(name: str, number: str):
     with engine(pages) as (address, seen):
-        web = WebRetriever("searxng", address)
-        deep = {k: web.search(["a"], k)[0].passages for k in (1, 3, 4, 9)}
+        web = WebRetriever(name, address)
+        assert web.search(["a"], SIZE) and len(seen) == 1
+        deep = {k: web.search(["a"], k)[0].passages for k in (1, 3, 4, 9, 9)}
     assert [p.id for p in deep[9]] == [f"http://a/{n}" for n in range(5)]
     assert all(deep[k] == deep[9][:k] for k in deep)
-    assert [asked["pageno"] for asked in seen] == ["1", "2", "3"]  # each once, for all depths
+    assert [int(asked[number]) for asked in seen] == [1, 2, 3]  # each once, for all depths
 
 
 def test_an_engine_that_repeats_its_page_is_not_asked_for_ever():
@@ -76,6 +78,13 @@ def test_what_was_found_is_kept_for_a_run_that_goes_on(tmp_path: pathlib.Path):
     assert sorted(file.name for file in folder.iterdir()) == ["searxng-1.jsonl"]
 
 
+def test_what_another_engine_found_is_asked_for_again(tmp_path: pathlib.Path):
+    with engine(pages) as (address, seen):
+        for name in ("serper", "searxng", "serper", "searxng"):
+            WebRetriever(name, address, tmp_path).search(["a"], 1)
+    assert [asked["method"] for asked in seen] == ["POST", "GET"]
+
+
 def test_queries_come_back_in_order_each_asked_once():
     with engine(pages) as (address, seen):
         queries = [f"q{i}" for i in range(20)] * 2
@@ -99,11 +108,12 @@ def test_a_query_that_finds_nothing_has_no_hits_and_one_that_was_refused_fails_a
 def test_engines_behind_searxng_that_are_away_are_no_empty_page(tmp_path: pathlib.Path):
     away = {"results": [], "unresponsive_engines": [["google", "Suspended: CAPTCHA"]]}
     replies = iter([away])
-    with engine(lambda asked: next(replies, None) or pages(asked)) as (address, _):
+    with engine(lambda asked: next(replies, None) or away | pages(asked)) as (address, _):
         web = WebRetriever("searxng", address, tmp_path)
         (error,) = web.search(["a"], 1)
         assert isinstance(error, EffectError) and "CAPTCHA" in str(error)
-        assert web.search(["a"], 1)[0].passages  # it was not kept as a page without hits
+        # It was not kept as a page without hits; nor are hits of others lost.
+        assert web.search(["a"], 1)[0].passages
 
 
 def test_where_an_engine_is_away_the_queries_that_are_left_do_not_wait_for_it():
@@ -139,9 +149,16 @@ def test_hits_without_an_address_are_none_and_titles_and_snippets_may_be_missing
     with engine(lambda asked: {"organic": hits}) as (address, _):
         (got,) = WebRetriever("serper", address).search(["a"], 1)
     assert got.passages == (Passage("http://a", "", ""),)
+    cut = Response('{"organic": [{"link": "http://a", "snippet": "half a sign \\ud83d"}]}')
+    with engine(lambda asked: cut) as (address, _):
+        (got,) = WebRetriever("serper", address).search(["a"], 1)
+    assert got.passages == (Passage("http://a", "", "half a sign \ufffd"),)
 
 
 def test_an_engine_needs_its_key_and_its_name(monkeypatch: pytest.MonkeyPatch):
+    assert WebRetriever("serper").fingerprint == "https://google.serper.dev"
+    with pytest.raises(UserError, match="timeout 0"):
+        WebRetriever("serper", timeout=0)
     monkeypatch.delenv("SERPER_API_KEY")
     with pytest.raises(UserError, match="set SERPER_API_KEY"):
         WebRetriever("serper")
@@ -174,6 +191,44 @@ def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, told: str
         Index(kind=kind, url=url)
     assert Index(kind="serper").url == "" and parse_index("serper").kind == "serper"
     assert parse_index("http://me@host:1") == Index(kind="remote", url="http://me@host:1")
+
+
+def test_a_key_is_read_without_the_end_of_its_line_and_shown_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SERPER_API_KEY", " secret\n")
+    with engine(pages) as (address, seen):
+        WebRetriever("serper", address).search(["a"], 1)
+    assert seen[0]["key"] == "secret"
+    for broken in ("sec\u2019ret", "sec\nret"):
+        monkeypatch.setenv("SERPER_API_KEY", broken)
+        with pytest.raises(UserError, match="SERPER_API_KEY holds signs") as refused:
+            WebRetriever("serper", "http://localhost:1")
+        assert "sec" not in str(refused.value)
+
+
+def test_pages_that_were_kept_do_not_speak_for_a_key_that_is_refused_now(tmp_path: pathlib.Path):
+    with engine(pages) as (address, _):
+        WebRetriever("serper", address, tmp_path).search(["a"], 1)
+    with engine(lambda asked: Response("Unauthorized", 403)) as (address, _):
+        again = WebRetriever("serper", address, tmp_path)
+        assert again.search(["a"], 1)[0].passages
+        with pytest.raises(UserError, match="SERPER_API_KEY right"):
+            again.search(["a", "b"], 1)
+
+
+@pytest.mark.parametrize("query", ["x" * 70_000, "\ud800"])
+def test_a_query_that_no_request_can_hold_fails_alone(query: str):
+    with engine(pages) as (address, _):
+        good, bad = WebRetriever("searxng", address).search(["good", query], 1)
+    assert good.passages and isinstance(bad, EffectError) and "cannot be asked this" in str(bad)
+
+
+def test_an_engine_that_has_moved_says_where_to():
+    moved = Response("", 301, headers={"Location": "https://elsewhere/search"})
+    told = pytest.raises(UserError, match="with 301.*it is at https://elsewhere/search")
+    with engine(lambda asked: moved) as (address, _), told:
+        WebRetriever("searxng", address).search(["a"], 1)
 
 
 def test_an_engine_that_only_ever_fails_is_not_taken_for_one_that_refuses():

@@ -43,12 +43,12 @@ def _question(record: Record, gold: dict[str, list[str]]) -> Question:
 
 
 def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """The judged queries (all of them where nothing is judged) and the passages."""
+    """All queries, of which those without judgements have no gold, and the passages."""
     folder = pathlib.Path(path)
     gold = _qrels(folder)
     queries = [_question(record, gold) for record in read_records(_file(folder, "queries.jsonl"))]
     _, passages = read_beir_corpus(_file(folder, "corpus.jsonl"))
-    return [query for query in queries if query.gold or not gold], passages
+    return queries, passages
 
 
 def _passage(record: Record) -> Passage:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_ragrl.corpus.formats.files import field, read_lines, read_table
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
+
+WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 class Judgement(NamedTuple):
@@ -36,7 +39,7 @@ def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
         raise UserError(f"{path} is empty: give a file with judgements")
     gold: dict[str, list[str]] = {}
     for found in _table(path) if "query-id" in first.split() else _lines(path):
-        if not found.relevance.lstrip("-").isdigit():
+        if not WHOLE.fullmatch(found.relevance):
             raise UserError(
                 f"{found.place}: score {found.relevance!r} is not a whole number: correct it"
             )
