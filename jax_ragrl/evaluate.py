@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import judged
 from jax_ragrl.rollout.collect import Environment, collect
@@ -59,6 +60,15 @@ class Result:
     def mean(self, metric: str) -> float:
         """The mean of a metric over the questions that could be evaluated; nan without any."""
         return _mean(self.scores[metric])
+
+    def check_answered(self) -> None:
+        """Raises `UserError` where the environment failed on every question: that is no score."""
+        if self.ended and set(self.ended) == {"failed"}:
+            told, count = collections.Counter(self.failures).most_common(1)[0]
+            raise UserError(
+                f"not one of {len(self.answers)} held-out questions could be asked, {count} times "
+                f"with: {told}. Start it again once that is well: what is done is kept"
+            )
 
     def summary(self) -> dict[str, Any]:
         """A JSON-able overview, in percent where it is a share; None where nothing could be

@@ -28,7 +28,7 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
 
     Every part that is already in `workdir` is taken up where it stands. Returns what it writes to
     `summary.json`; scores are the recipe's metric in percent, or the verdict of a judge where there
-    is one, on the same held-out questions.
+    is one, on the same held-out questions. Raises `UserError` where none of these could be asked.
     """
     begun = time.perf_counter()
     parts = assemble(job, workdir)
@@ -36,6 +36,7 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     before = baselines(job, parts, questions, workdir / "baselines.json")
     models = acting_models(train(job, parts, workdir))
     after = evaluate_models(job, parts, models, questions)
+    after.check_answered()
     summary = summarise(job, parts, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - begun, 1)
     trained = {"asked": fingerprint(questions), **row(after)}
@@ -53,7 +54,10 @@ def finish(workdir: pathlib.Path, trained: dict[str, Any], summary: dict[str, An
 def baselines(
     job: Job, parts: Parts, questions: tuple[Question, ...], file: pathlib.Path
 ) -> dict[str, Any]:
-    """Scores of what needs no training, kept in `file`: a resumed run reads them."""
+    """Scores of what needs no training, kept in `file`: a resumed run reads them.
+
+    Raises `UserError` where one of them could be asked nothing.
+    """
     known = by_first(lambda: json.loads(file.read_text("utf-8")) if file.exists() else None)
     if known is not None:
         return known
@@ -65,6 +69,8 @@ def baselines(
         "standard_rag": evaluate(standard, questions, environment, judge=parts.judge),
         "warm_start": evaluate_models(job, parts, parts.models(), questions),
     }
+    for result in results.values():
+        result.check_answered()
     rows = {name: row(result) for name, result in results.items()}
     by_first(lambda: write_json(file, rows))
     return rows

@@ -29,7 +29,7 @@ from jax_ragrl.compare import (
 from jax_ragrl.config import local, settle
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
-from jax_ragrl.corpus.questions import set_name
+from jax_ragrl.corpus.questions import fingerprint, set_name
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRIC_NAMES
 from jax_ragrl.retrieval.base import Retriever
@@ -81,6 +81,8 @@ def survey(
     given |= {k: v for k in ("changes", "retriever") if (v := getattr(setting, k))}
     cells = kept(workdir / "rows.jsonl")
     settle(workdir / "table.json", given, renew=not cells)
+    for data in sets:
+        _check_asked(setting, data, cells)
     searched, actors = _searching(setting, workdir, encoder), load_actors(setting)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
@@ -186,7 +188,18 @@ def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
     if found["ended"].get("failed") == len(opened.questions):  # not a score, but an outage
         return {"error": f"every question failed, most often with: {found['failed_with']}"}
     seconds = round(time.perf_counter() - begun, 2)
-    return {"questions": len(opened.questions), "seconds": seconds, **found}
+    asked = {"questions": len(opened.questions), "asked": fingerprint(opened.questions)}
+    return {**asked, "seconds": seconds, **found}
+
+
+def _check_asked(setting: Setting, data: DataSet, cells: Mapping[tuple[str, str], Row]) -> None:
+    """`UserError` where a set's cells are of other questions."""
+    before = {cell.get("asked") for (name, _), cell in cells.items() if name == data.name} - {None}
+    if before and before != {fingerprint(questions_of(setting._replace(questions=data.questions)))}:
+        raise UserError(
+            f"the table has cells of other questions called {data.name!r} than {data.questions}: "
+            "name these otherwise (--data NAME=FILE), or give another --workdir"
+        )
 
 
 def _failure(error: Exception) -> Row:

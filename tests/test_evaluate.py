@@ -4,10 +4,11 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from jax_ragrl import quickstart
 from jax_ragrl.cli import CONFIGS, load_config
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluate import NoSampler, Result, evaluate, intervals, judged, table
 from jax_ragrl.quickstart import baselines, gain, summarise
 from jax_ragrl.rollout.collect import Environment
@@ -106,6 +107,27 @@ def test_a_gain_is_over_the_questions_that_failed_neither_time():
         "ci95": [None, None],
         "pairs": 0,
     }
+
+
+def test_what_could_be_asked_nothing_is_no_result(tmp_path, monkeypatch):
+    def away(request):
+        return EffectError("down")
+
+    def half(request):
+        return "Ulm" if "Ann" in request.messages[-1].content else away(request)
+
+    rag, asked = StandardRAG("c3po_tiny", 2), [ANN, BOB]
+    evaluate(rag, asked, Tape({}, told={"answer": half}).environment()).check_answered()
+    lost = evaluate(rag, asked, Tape({}, told={"answer": away}).environment())
+    with pytest.raises(UserError, match="not one of 2 .*, 2 times with: down. Start it again"):
+        lost.check_answered()
+    down = Tape({}, told={"answer": away, "answer_direct": away})
+    monkeypatch.setattr(quickstart, "evaluate_models", lambda *_: lost)
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    with pytest.raises(UserError, match="not one of 1 held-out questions"):
+        parts = Parts({}, down, down, {}, tokenizer())
+        baselines(job, parts, (ANN,), tmp_path / "baselines.json")
+    assert not (tmp_path / "baselines.json").exists()
 
 
 def test_a_summary_of_failures_alone_is_json():

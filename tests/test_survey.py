@@ -114,6 +114,17 @@ def test_a_failing_cell_loses_no_other_and_is_made_good_by_the_next_run(sets, ca
         assert run(sets, address, "direct", judge="") == 2
 
 
+def test_cells_of_other_questions_are_not_taken_for_those_of_a_set(sets, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda body: "x") as (address, seen):
+        assert run(sets, address, "direct") == 0
+        rows(sets / "two.jsonl", {"id": "z", "question": "where is z", "golden_answers": ["z"]})
+        before = len(seen)
+        assert run(sets, address, "direct") == 2 and len(seen) == before
+    told = capsys.readouterr().err
+    assert "other questions called 'two'" in told and "--data NAME=FILE" in told
+
+
 def test_a_server_that_refused_everything_is_told_of_and_asked_again(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     states = iter([401] * 5 + ["x"] * 4 + [401])

@@ -270,7 +270,7 @@ def test_a_beir_folder_gives_its_queries_and_what_is_judged_by_passage_id(tmp_pa
 @pytest.mark.parametrize(
     "text",
     [
-        "query-id7 0 d1 0\nq1 0 d1 1\nq1\t0\td2\t2\n\nq2 0 d1 0\nq3 Q0 d3 -1\n",
+        "query-id7 0 d1 0\nq1 0 d1 1\nq1\t0\td2\t2\nq1 0 d1 1\n\nq2 0 d1 0\nq3 Q0 d3 -1\n",
         "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t2\nq2\td1\t0\n",
     ],
 )

@@ -37,15 +37,15 @@ def read_qrels(path: pathlib.Path | str) -> dict[str, list[str]]:
     _, first = next(read_lines(path), (0, ""))
     if not first:
         raise UserError(f"{path} is empty: give a file with judgements")
-    gold: dict[str, list[str]] = {}
+    gold: dict[str, dict[str, None]] = {}  # in their order, each passage once
     for found in _table(path) if "query-id" in first.split() else _lines(path):
         if not WHOLE.fullmatch(found.relevance):
             raise UserError(
                 f"{found.place}: score {found.relevance!r} is not a whole number: correct it"
             )
         if int(found.relevance) > 0:
-            gold.setdefault(found.query, []).append(found.passage)
-    return gold
+            gold.setdefault(found.query, {})[found.passage] = None
+    return {query: list(passages) for query, passages in gold.items()}
 
 
 def _table(path: pathlib.Path | str) -> Iterator[Judgement]:
