@@ -118,10 +118,12 @@ class Pool:
         }
 
     def save(self, file: pathlib.Path) -> None:
-        """One JSON line a candidate."""
+        """One JSON line a candidate; the file is written whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".tmp")
         lines = (json.dumps(candidate._asdict()) + "\n" for candidate in self)
-        file.write_text("".join(lines), encoding="utf-8")
+        draft.write_text("".join(lines), encoding="utf-8")
+        draft.replace(file)
 
 
 def load_pool(file: pathlib.Path) -> Pool:

@@ -183,6 +183,8 @@ def make_pool(
         raise UserError(f"a pool is for system opera, but the config's is {values.get('system')!r}")
     values = {**values, "recipe": {**values.get("recipe", {}), "pool": ""}}
     job = load_job(values)
+    if out.exists() and not candidates_file(out).exists():
+        raise UserError(f"{out} is there, and was not made by 'ragrl pool': name another --out")
     parts = assemble(job, out.parent)
     author: ActionSampler = (
         PolicySampler(parts.models(), parts.tokenizer, job.shapes)

@@ -126,7 +126,8 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def model_of(writer: str) -> str:
     """A writer without the address of its server, which may move."""
-    return writer.partition("@")[0] if writer.startswith("openai:") else writer
+    place, sign, extra = writer.partition("#")
+    return place.partition("@")[0] + sign + extra if writer.startswith("openai:") else writer
 
 
 def distinct(questions: Iterable[Question]) -> list[Question]:

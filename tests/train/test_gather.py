@@ -207,7 +207,8 @@ def test_a_run_that_is_killed_after_any_line_goes_on_without_loss(tmp_path, monk
 
 def test_a_server_may_move_and_what_fails_is_told_by_its_last_error():
     assert portions.model_of("openai:a/b@http://host:1/v1") == "openai:a/b"
-    assert portions.model_of("runs/warm@2") == "runs/warm@2"
+    assert portions.model_of('openai:a@http://host:1/v1#{"b": 1}') == 'openai:a#{"b": 1}'
+    assert portions.model_of("runs/warm@2#1") == "runs/warm@2#1"
     rows = [{"error": "slow"}, {}, {"error": "down"}]
     assert portions.failures(rows) == {"failed": 2, "error": "down"} and not any(
         portions.failures(rows[1:2]).values()

@@ -214,3 +214,10 @@ def test_another_system_has_no_pool(tmp_path, capsys):
     config = CONFIGS / "tiny" / "coda.py"
     assert main(["pool", f"--config={config}", f"--out={tmp_path / 'p'}"]) == 2
     assert "system opera" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_pool_of_its_own_stays(tmp_path, capsys):
+    out = tmp_path / "pool.jsonl"
+    out.write_text("mine\n")
+    assert main(["pool", f"--out={out}", "--config.data.world.size=60", "--limit=1"]) == 2
+    assert "name another --out" in capsys.readouterr().err and out.read_text() == "mine\n"
