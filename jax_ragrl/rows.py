@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -21,9 +21,12 @@ def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
 
 def write_json(file: pathlib.Path, value: Any) -> None:
     """Writes whole or not at all."""
-    draft = file.with_suffix(".tmp")
-    draft.write_text(_json(value, indent=2) + "\n", encoding="utf-8")
-    draft.replace(file)
+    _write(file, [_json(value, indent=2)])
+
+
+def write_rows(file: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes lines of JSON, all or none, one at a time: a file may be large."""
+    _write(file, map(_json, rows))
 
 
 def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -40,15 +43,19 @@ def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -
     """Drops the other rows of a file, and torn ones, a line at a time: it may be large."""
     if not file.exists():
         return
-    kept = file.with_suffix(".tmp")
-    with kept.open("w", encoding="utf-8") as out:
-        out.writelines(_json(row) + "\n" for row in rows_of(file) if wanted(row))
-    kept.replace(file)
+    write_rows(file, filter(wanted, rows_of(file)))
 
 
 def keep_until(file: pathlib.Path, step: int) -> None:
     """Drops rows after `step`, a torn last line among them."""
     keep_rows(file, lambda row: row["step"] <= step)
+
+
+def _write(file: pathlib.Path, lines: Iterable[str]) -> None:
+    draft = file.with_suffix(".tmp")
+    with draft.open("w", encoding="utf-8") as out:
+        out.writelines(f"{line}\n" for line in lines)
+    draft.replace(file)
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -23,6 +23,7 @@ from jax_ragrl.compare import (
     load_actors,
     measured,
     open_bench,
+    outage,
     questions_of,
     retriever_of,
 )
@@ -185,8 +186,8 @@ def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
         found = measured(name, opened.bench, actors, opened.questions)
     except Exception as error:  # whatever it is, the other cells are not lost
         return _failure(error)
-    if found["ended"].get("failed") == len(opened.questions):  # not a score, but an outage
-        return {"error": f"every question failed, most often with: {found['failed_with']}"}
+    if why := outage({name: found}):  # not a score
+        return {"error": f"every question failed, most often with: {why}"}
     seconds = round(time.perf_counter() - begun, 2)
     asked = {"questions": len(opened.questions), "asked": fingerprint(opened.questions)}
     return {**asked, "seconds": seconds, **found}

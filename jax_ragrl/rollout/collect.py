@@ -27,7 +27,7 @@ from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
 from jax_ragrl.rollout.roles import Parsed, Role, malformed
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record, plant
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record, plant
 from jax_ragrl.types import Hits, LLMRequest, Message, Question
 
 
@@ -329,7 +329,7 @@ class Rollout:
             if isinstance(effect, Search):
                 turn = latest if effect.turn < 0 else effect.turn
                 found = reply.passages
-                calls.append(Call("search", turn, self.number, effect.query, found=found))
+                calls.append(Call(SEARCH, turn, self.number, effect.query, found=found))
             elif isinstance(effect, Ask):
                 turn = latest if effect.turn < 0 else effect.turn
                 calls += [self._asked(effect.request, turn, text) for text in reply]

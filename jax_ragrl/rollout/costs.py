@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jax_ragrl.rollout.tree import Action, Call, Forest, Record
+from jax_ragrl.rollout.tree import SEARCH, Action, Call, Forest, Record
 
-SEARCH = "search"
 SIZES = ("calls", "prompt_tokens", "completion_tokens")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Action, Call, Forest, Record
+from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Passage
 
@@ -156,9 +156,9 @@ def _acted(record: Record) -> dict[str, Any]:
 
 
 def _called(call: Call) -> dict[str, Any]:
-    if call.purpose == "search":
+    if call.purpose == SEARCH:
         passages = [{"id": p.id, "title": p.title} for p in call.found]
-        return {"role": "search", "query": call.asked, "passages": passages}
+        return {"role": SEARCH, "query": call.asked, "passages": passages}
     return {"role": call.purpose, "prompt": call.asked, "reply": call.told}
 
 
@@ -169,7 +169,7 @@ def _text(record: Record) -> str:
 def _told(call: Call) -> str:
     """What a call brought: a reply, or the titles that a query found."""
     titles = ", ".join(passage.title for passage in call.found)
-    return f"{call.asked} -> {titles}" if call.purpose == "search" else call.told
+    return f"{call.asked} -> {titles}" if call.purpose == SEARCH else call.told
 
 
 def _line(name: str, text: str) -> str:

@@ -36,10 +36,13 @@ class Action(NamedTuple):
     error: str = ""
 
 
+SEARCH = "search"  # the purpose of a call that searched
+
+
 class Call(NamedTuple):
     """One call to the environment. `turn` is the action that pays, counted along its path.
 
-    `purpose` is `search`, or that of the request. `asked` is the query or the prompt, `told` the
+    `purpose` is `SEARCH`, or that of the request. `asked` is the query or the prompt, `told` the
     reply. Tokens are zero for searches; `found` are the passages that one returned.
     """
 

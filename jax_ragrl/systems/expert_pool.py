@@ -27,6 +27,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import ActionRequest, ActionSampler
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.rows import write_rows
 from jax_ragrl.systems.opera_grammar import ANALYSIS, REWRITE, YES, parse_analysis
 from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, normalise
 
@@ -120,10 +121,7 @@ class Pool:
     def save(self, file: pathlib.Path) -> None:
         """One JSON line a candidate; the file is written whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".tmp")
-        lines = (json.dumps(candidate._asdict()) + "\n" for candidate in self)
-        draft.write_text("".join(lines), encoding="utf-8")
-        draft.replace(file)
+        write_rows(file, (candidate._asdict() for candidate in self))
 
 
 def load_pool(file: pathlib.Path) -> Pool:

@@ -38,7 +38,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
-from jax_ragrl.rollout.tree import Call, Forest
+from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 from jax_ragrl.systems.base import Recipe, nodes_to
 from jax_ragrl.systems.workflows import (
     AG,
@@ -333,7 +333,7 @@ def token_cost(calls: Sequence[Call], costs: Costs) -> float:
 
 def retrieval_cost(calls: Sequence[Call]) -> float:
     """1 where the workflow searched."""
-    return float(any(call.purpose == "search" for call in calls))
+    return float(any(call.purpose == SEARCH for call in calls))
 
 
 def turn_cost(plan: Sequence[str], parts: int) -> float:

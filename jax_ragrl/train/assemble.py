@@ -194,9 +194,9 @@ def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> 
         encoder = make_encoder(index.encoder, corpus)
         return build_index(corpus, encoder, index.kind, folder, dtype=index.dtype)
     made = read_description(folder)
-    encoder, dtype = made["encoder"].get("source", made["encoder"]["kind"]), made.get("dtype")
+    encoder = made["encoder"].get("source", made["encoder"]["kind"])
     known = {encoder, index.encoder} & {"lexical", "minilm"}
-    form, asked = (made["kind"], dtype or "float32"), (index.kind, index.dtype)
+    form, asked = (made["kind"], made.get("dtype", "float32")), (index.kind, index.dtype)
     if form != asked or (known and encoder != index.encoder):
         raise UserError(
             f"index {folder} is of kind {form[0]}, in {form[1]}, with the encoder {encoder}, but "

@@ -36,10 +36,10 @@ from jax_ragrl.train.assemble import (
     policy_folder,
     surrounded,
 )
-from jax_ragrl.train.job import Job, load_job, parse_llm
+from jax_ragrl.train.job import Job, load_job, model_of, parse_llm
 from jax_ragrl.train.lessons import Lesson, lesson_of
 from jax_ragrl.train.pool import Ghostwriter, conversation
-from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather, model_of
+from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather
 from jax_ragrl.train.teachers.mmoa_rag import heuristic_demos
 from jax_ragrl.types import Question
 

@@ -332,6 +332,9 @@ def parse_index(text: str) -> Index:
     return Index(kind=name, url=url) if name in ENGINES else Index(kind=REMOTE, url=text)
 
 
+SERVER = "openai:"
+
+
 def parse_llm(text: str, *, int8: bool = False) -> LLM:
     """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`,
     where EXTRA is what `llm.extra` holds, as JSON.
@@ -339,11 +342,25 @@ def parse_llm(text: str, *, int8: bool = False) -> LLM:
     Raises:
       UserError: EXTRA is no JSON object.
     """
-    if not text.startswith("openai:"):
+    if not text.startswith(SERVER):
         return LLM("local", text, int8=int8)
-    place, _, more = text.removeprefix("openai:").partition("#")
+    model, url, extra = _served(text)
+    return LLM("openai", model, url or None, int8=int8, extra=_object(extra or "{}"))
+
+
+def model_of(text: str) -> str:
+    """What `parse_llm` reads without the address of a server, which may move."""
+    if not text.startswith(SERVER):
+        return text
+    model, _, extra = _served(text)
+    return f"{SERVER}{model}" + (f"#{extra}" if extra else "")
+
+
+def _served(text: str) -> tuple[str, str, str]:
+    """Model, address and extra of `openai:MODEL[@URL][#EXTRA]`; empty where not given."""
+    place, _, extra = text.removeprefix(SERVER).partition("#")
     model, _, url = place.partition("@")
-    return LLM("openai", model, url or None, int8=int8, extra=_object(more or "{}"))
+    return model, url, extra
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from jax_ragrl.systems.opera import Settings, recipe
 from jax_ragrl.systems.opera_grammar import PLAN, REWRITE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.assemble import assemble, load_llm
-from jax_ragrl.train.job import load_job, parse_llm
-from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather, model_of
+from jax_ragrl.train.job import load_job, model_of, parse_llm
+from jax_ragrl.train.portions import Kind, Made, begin, distinct, failures, gather
 from jax_ragrl.types import LLMRequest, Message, Question
 
 TRIES = Kind("rollout", "candidates")

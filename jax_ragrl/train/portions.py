@@ -124,12 +124,6 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"failed": len(errors), **({"error": errors[-1]} if errors else {})}
 
 
-def model_of(writer: str) -> str:
-    """A writer without the address of its server, which may move."""
-    place, sign, extra = writer.partition("#")
-    return place.partition("@")[0] + sign + extra if writer.startswith("openai:") else writer
-
-
 def distinct(questions: Iterable[Question]) -> list[Question]:
     """Questions, each once; what is made is kept by their ids, so that no two may share one."""
     known: dict[str, Question] = {}

@@ -21,6 +21,7 @@ from jax_ragrl.systems.c3po import FILTER, LLM, ROUTER, Settings, recipe, render
 from jax_ragrl.train import portions
 from jax_ragrl.train.demos import Demo, load_demos
 from jax_ragrl.train.gather import DEMOS, summary
+from jax_ragrl.train.job import model_of
 from jax_ragrl.train.lessons import right_actions
 from jax_ragrl.train.pool import BEGIN
 from jax_ragrl.train.portions import Made
@@ -206,9 +207,9 @@ def test_a_run_that_is_killed_after_any_line_goes_on_without_loss(tmp_path, monk
 
 
 def test_a_server_may_move_and_what_fails_is_told_by_its_last_error():
-    assert portions.model_of("openai:a/b@http://host:1/v1") == "openai:a/b"
-    assert portions.model_of('openai:a@http://host:1/v1#{"b": 1}') == 'openai:a#{"b": 1}'
-    assert portions.model_of("runs/warm@2#1") == "runs/warm@2#1"
+    assert model_of("openai:a/b@http://host:1/v1") == "openai:a/b"
+    assert model_of('openai:a@http://host:1/v1#{"b": 1}') == 'openai:a#{"b": 1}'
+    assert model_of("runs/warm@2#1") == "runs/warm@2#1"
     rows = [{"error": "slow"}, {}, {"error": "down"}]
     assert portions.failures(rows) == {"failed": 2, "error": "down"} and not any(
         portions.failures(rows[1:2]).values()
