@@ -2,6 +2,10 @@
 
 `credit` and `rollouts` put one paper's credit on another's rollouts; `policies` that name roles
 give these parameters of their own, as OPERA's have, where a paper shares them among all.
+
+Every credit counts what actions earn themselves: penalties, costs and role rewards. `shared` and
+`earned` give each action its own reward, `reachable_leaves` and `siblings` also those of the later
+actions on the way to a leaf, and `rollouts` those of the whole rollout.
 """
 
 from __future__ import annotations

@@ -27,19 +27,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from jax_ragrl.credit.assign import reachable_leaves
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_rollouts, reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record
-from jax_ragrl.systems.base import Recipe, Reply
-from jax_ragrl.systems.coda import ROLLOUT_ADVANTAGES, rollout_advantages
+from jax_ragrl.systems.base import Credit, Recipe, Reply
 from jax_ragrl.systems.expert_pool import load_pool
 from jax_ragrl.systems.mapgrpo import Expert, Groups, Injection, siblings_mean
 from jax_ragrl.systems.opera_grammar import (
@@ -322,6 +323,19 @@ def expert_of(settings: Settings) -> Expert | None:
     return load_pool(pathlib.Path(settings.pool))
 
 
+def over_answers(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """`over_rollouts` by the answers alone: the rewards of actions are of MAPGRPO's groups."""
+    return over_rollouts(forest, np.where(forest.leaf_N, reward_N, 0), rule)
+
+
+OVER_ANSWERS: Mapping[str, Credit] = {
+    rule.__name__: functools.partial(over_answers, rule=rule)
+    for rule in (group_normalised, group_centred, leave_one_out)
+}
+
+
 def groups(trained: frozenset[str], settings: Settings) -> Expander:
     """The groups of the roles in training. Plans are all carried out, queries all searched."""
     whole, peeked = frozenset((PLAN,)), frozenset((REWRITE,))
@@ -344,8 +358,8 @@ def recipe(settings: Settings) -> Recipe:
     )
     earned = functools.partial(reward, settings=settings)
     if settings.group == 1:
-        rules = ROLLOUT_ADVANTAGES
-        return Recipe(system, earned, rollout_advantages, metric="em", advantages=rules)
+        by_answers = OVER_ANSWERS["group_normalised"]
+        return Recipe(system, earned, by_answers, metric="em", advantages=OVER_ANSWERS)
     credit = functools.partial(siblings_mean, injection=settings.expert)
     normalised = functools.partial(credit, normalised=True)
     return Recipe(

@@ -10,7 +10,8 @@ from jax_ragrl.cli import CONFIGS, load_config
 from jax_ragrl.credit.assign import earned
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.tree import decisions
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.tree import Forest, decisions
 from jax_ragrl.systems.crossing import crossed
 from jax_ragrl.train.assemble import load_policies
 from jax_ragrl.train.job import Job, load_job
@@ -102,6 +103,42 @@ def test_the_strategies_of_c3po_are_compared_with_each_other():
     assert groups and any(np.abs(credit_N[nodes]).sum() > 0 for nodes in groups)
     for nodes in groups:
         assert abs(credit_N[nodes].sum()) < 1e-6
+
+
+CENTRED = GRPO | {"objective.advantage": "group_centred"}
+PRICE = {"recipe.costs.alpha": 1.0, "recipe.costs.dollars_unit": 1e-3}
+
+
+def rolled_out(made: Job, summary: str) -> Forest:
+    """Two rollouts of a question, with and without sub-questions; `summary` ends the first."""
+    texts = {"planner": ["QDS", "AG"], "sub_planner": ["AG"]}
+    told = {"decompose_serial": "Who?", "summarise": summary}
+    tape = Tape(texts, told=told)
+    return collect(made.recipe.system, once, [ANN], tape.environment(), rollouts=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        PPO | {"credit": "reachable_leaves"},
+        CENTRED | {"credit": "rollouts", "rollouts": 2},
+    ],
+    ids=["reachable_leaves", "rollouts"],
+)
+def test_a_crossed_credit_does_not_ignore_the_price(given):
+    """The scores of answers and the workflows are equal, the price alone is not."""
+    made = job("mao_arag", given | PRICE)
+    cheap, dear = (rolled_out(made, summary) for summary in ("Ulm", "The Ulm"))
+    assert [r.role for r in cheap.records] == [r.role for r in dear.records]
+    free = job("mao_arag", given | {"recipe.costs.alpha": 0.0})
+    np.testing.assert_array_equal(*(free.recipe.reward(forest) for forest in (cheap, dear)))
+    np.testing.assert_array_equal(
+        *(free.credit(forest, free.recipe.reward(forest))[0] for forest in (cheap, dear))
+    )
+    paid = [node for node, record in enumerate(cheap.records) if record.path == (0, 0)]
+    rewards = ((forest, made.recipe.reward(forest)) for forest in (cheap, dear))
+    low, high = (made.credit(*both)[0][paid] for both in rewards)
+    assert len(paid) == 1 and low > high + 4e-4
 
 
 def test_the_crossing_of_the_readme_is_a_job():
