@@ -8,6 +8,10 @@ The paper has the expert in every group and trains it like any other action. Its
 have it in the planner's groups only and now and then, in place of the worst sample and without a
 gradient. Both are `Injection`s. "Now and then" is a share of the questions here, since what a state
 tries may not depend on the step of the run.
+
+Each agent of the paper learns from states that the trained agents before it lead to, and not from
+an oracle's. So the rollout continues with the first action that the policy sampled, as it would
+without an expert. Only where all actions of a group are carried out is the expert's one of them.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from jax_ragrl.rollout.tree import Forest, decisions
 Expert = Callable[[Generate, str], str | None]
 
 WHEN, REPLACES = ("always", "periodic", "off"), ("extra", "worst")
+CARRIED = ("sampled", "expert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,9 @@ class Injection:
     `when` is always, periodic (one question in `period`) or off, at decisions of `roles` (none
     named: of all). It `replaces` one sample from the start (`extra`: G - 1 samples and the expert)
     or the worst one in hindsight (`worst`: G samples, of which the lowest is dropped). Without
-    `gradient` it only raises the mean that the others are compared with.
+    `gradient` it only raises the mean that the others are compared with. Where the rollout
+    continues with one action of the group, `carried` says which: the first `sampled` one, or the
+    `expert`'s, which changes the states that later decisions are made in.
     """
 
     when: str = "always"
@@ -44,9 +51,11 @@ class Injection:
     gradient: bool = True
     period: int = 4
     roles: tuple[str, ...] = ()
+    carried: str = "sampled"
 
     def __post_init__(self) -> None:
-        for name, choices in (("when", WHEN), ("replaces", REPLACES)):
+        named = {"when": WHEN, "replaces": REPLACES, "carried": CARRIED}
+        for name, choices in named.items():
             if getattr(self, name) not in choices:
                 raise UserError(
                     f"recipe.expert.{name} is {getattr(self, name)!r}: use {' or '.join(choices)}"
@@ -66,7 +75,8 @@ class Groups:
     """The expander: groups at the decisions of the `trained` roles, one action elsewhere.
 
     Every action of a role in `whole` is carried out, since its reward needs that; of the others'
-    only the first (the expert's where there is one), and of those in `peeked` the search is made.
+    only the first one that was sampled, or the expert's (`Injection.carried`), and the searches of
+    all actions of roles in `peeked` are made.
     """
 
     trained: frozenset[str]
@@ -85,7 +95,8 @@ class Groups:
         forced = () if text is None else (Forced(text),)
         samples = self.size - (len(forced) if self.injection.replaces == "extra" else 0)
         follow = None if effect.role in self.whole else 1
-        return Branching(samples, forced, follow, effect.role in self.peeked)
+        skip = len(forced) if self.injection.carried == "sampled" else 0
+        return Branching(samples, forced, follow, effect.role in self.peeked, skip)
 
 
 def siblings_mean(

@@ -14,7 +14,11 @@ Departures from the paper and its published code
      where no query can be read the old one stays. Each is counted and costs reward.
   4. `code()`: the published scoring of plans, and the expert as in the published notes.
   5. The reward of a rewritten query needs its search, so the search of every query in a group is
-     made; only the first one is carried on.
+     made. The paper does not say with which query or analysis of a group the rollout continues: it
+     is the first one that the policy sampled, never the expert's, as the paper trains on what the
+     policies' own actions lead to. `recipe.expert.carried=expert` continues with the expert's.
+     Plans are all carried out, the expert's too, since their reward needs it: when all roles learn
+     at once, the other roles also learn from the states that the expert's plan leads to.
   6. Trajectory memory is a view of the finished rollout (`opera_memory.py`) and no part of the
      state; the placeholders are resolved from the answers so far.
   7. Algorithm 1's expert of an analysis is the best candidate for a sub-goal and its documents, and

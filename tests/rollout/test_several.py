@@ -194,6 +194,18 @@ def test_a_rollout_goes_on_from_those_that_are_followed():
     assert all(record.state is not None for record in forest.records)
 
 
+@pytest.mark.parametrize(
+    ("follow", "skip", "parents"),
+    [(1, 1, [1]), (2, 1, [1, 2]), (2, 0, [0, 1]), (None, 1, [0, 1, 2])],
+)
+def test_actions_that_are_skipped_are_recorded_and_not_carried_on(follow, skip, parents):
+    some = lambda effect, question: Branching(3, follow=follow, skip=skip)  # noqa: E731
+    forest = collect(Line(), some, [ANN], Environment(Seeded(), Tape({}), Tape({})))
+    assert forest.parent_N[:3].tolist() == [NO_PARENT] * 3
+    assert sorted({0, 1, 2} & set(forest.parent_N.tolist())) == parents
+    assert forest.leaf_N.sum() == len(parents) ** 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Looks:
     """A query, its search, a word on what was found, and the end."""

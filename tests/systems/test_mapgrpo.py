@@ -56,23 +56,26 @@ def groups(*trained: str, injection: Injection = ALWAYS, size: int = 4, known=ex
 def test_only_the_role_in_training_is_tried_in_groups():
     tried = groups(ANALYSIS)
     assert tried(effect(PLAN), "q") == tried(effect(REWRITE), "q") == Branching(1)
-    assert tried(effect(ANALYSIS), "q") == Branching(3, (Forced("best analysis"),), 1)
+    assert tried(effect(ANALYSIS), "q") == Branching(3, (Forced("best analysis"),), 1, skip=1)
 
 
 def test_plans_are_all_carried_out_and_queries_all_searched():
     tried = groups(PLAN, REWRITE)
-    assert tried(effect(PLAN), "q") == Branching(3, (Forced("best plan"),), None)
-    assert tried(effect(REWRITE), "q") == Branching(3, (Forced("best rewrite"),), 1, peek=True)
+    assert tried(effect(PLAN), "q") == Branching(3, (Forced("best plan"),), None, skip=1)
+    assert tried(effect(REWRITE), "q") == Branching(
+        3, (Forced("best rewrite"),), 1, peek=True, skip=1
+    )
 
 
 @pytest.mark.parametrize(
     ("injection", "question", "branching"),
     [
-        (ALWAYS, "q", Branching(3, (Forced("best analysis"),), 1)),
+        (ALWAYS, "q", Branching(3, (Forced("best analysis"),), 1, skip=1)),
         (ALWAYS, "unknown", Branching(4, (), 1)),  # nothing in the pool
         (OFF, "q", Branching(4, (), 1)),
-        (Injection(replaces="worst"), "q", Branching(4, (Forced("best analysis"),), 1)),
+        (Injection(replaces="worst"), "q", Branching(4, (Forced("best analysis"),), 1, skip=1)),
         (Injection(roles=(PLAN,)), "q", Branching(4, (), 1)),
+        (Injection(carried="expert"), "q", Branching(3, (Forced("best analysis"),), 1)),
     ],
 )
 def test_an_expert_joins_the_group(injection, question, branching):
@@ -90,15 +93,64 @@ def test_now_and_then_is_a_fixed_share_of_the_questions():
     assert 0.2 < np.mean(due) < 0.3
 
 
-@pytest.mark.parametrize("changes", [{"when": "never"}, {"replaces": "best"}, {"period": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"when": "never"}, {"replaces": "best"}, {"carried": "best"}, {"period": 0}]
+)
 def test_unknown_injections_are_refused(changes):
     with pytest.raises(UserError, match="recipe.expert"):
         Injection(**changes)
 
 
-# --- What they learn ----------------------------------------------------------------------------
+# --- Which of them is carried on ------------------------------------------------------------------
 
 YES, ROM, NO = render_analysis("a", "Ulm"), render_analysis("a", "Rom"), render_analysis("a")
+BERN = render_analysis("a", "Bern")
+CHAIN = "1 birthplace of Ann Lee\n2 country of [1]"
+LATER = {"sampled": "country of Rom", "expert": "country of Bern"}
+
+
+def searches(role: str, injection: Injection, best: str | None, write: dict[str, list[str]]):
+    """What is searched for when a role is in training, and the paths of its first decision."""
+    tried = groups(role, injection=injection, size=3, known=lambda *_: best)
+    forest, tape = talk(SYSTEM, write, ASKED, expander=tried)
+    group = next(g for g in decisions(forest) if forest.records[g[0]].role == role)
+    paths = [forest.records[node].path for node in group]
+    return [entry[1] for entry in tape.log if entry[0] == "search"], paths
+
+
+@pytest.mark.parametrize("carried", LATER)
+def test_the_next_sub_goal_is_made_of_the_action_that_is_carried_on(carried):
+    write = {PLAN: [CHAIN], ANALYSIS: [ROM, NO, YES, YES], REWRITE: []}
+    found, _ = searches(ANALYSIS, Injection(carried=carried), BERN, write)
+    assert found == ["birthplace of Ann Lee", LATER[carried]]
+
+
+def test_without_an_expert_the_same_action_is_carried_on():
+    write = {PLAN: [CHAIN], ANALYSIS: [ROM, NO, YES, YES, YES, YES], REWRITE: []}
+    alone, paths = searches(ANALYSIS, OFF, None, write)
+    assert alone == ["birthplace of Ann Lee", LATER["sampled"]]
+    assert paths == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_an_expert_that_the_first_sample_agrees_with_is_carried_on_as_one_node():
+    write = {PLAN: [CHAIN], ANALYSIS: [BERN, ROM, YES, YES], REWRITE: []}
+    found, paths = searches(ANALYSIS, ALWAYS, BERN, write)
+    assert found == ["birthplace of Ann Lee", "country of Bern"]
+    assert paths == [(0, 0), (0, 2)]
+
+
+def test_the_query_of_an_expert_is_searched_for_its_reward_alone():
+    write = {PLAN: ["1 a of B"], ANALYSIS: [NO, YES], REWRITE: ["rephrase: x", "rephrase: y"]}
+    tried = groups(REWRITE, size=3, known=lambda *_: "rephrase: best")
+    forest, tape = talk(SYSTEM, write, ASKED, expander=tried)
+    assert {e[1] for e in tape.log if e[0] == "search"} == {"a of B", "best", "x", "y"}
+    (end,) = (record for record in forest.records if record.role == "leaf")
+    assert [call.asked for call in end.calls] == ["a of B", "x"]
+    hits = [record.found for record in forest.records if record.role == REWRITE]
+    assert len(hits) == 3 and all(hits)
+
+
+# --- What they learn ----------------------------------------------------------------------------
 
 
 def analyses(*texts: str, injection: Injection = OFF, best: str | None = None):
