@@ -17,7 +17,7 @@ been run at that size here. `ragrl pool` writes and scores the actions of `pool.
 eq. 14, which is also the code's reward; the paper has some 30,000 from DeepSeek-R1, for questions
 of MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %), and beside twelve plans a question
 one that was written from its supporting facts, which `ragrl pool` does not ask for. Paper and code
-differ in the scoring of plans and in the expert (`systems/opera.py`, departure 4).
+differ in the scoring of plans and in the expert (`systems/opera`, departure 4).
 
 Its ablations (table 2) take planner, rewriter or both away from what was trained with them, and
 table 10 changes how much is searched for:

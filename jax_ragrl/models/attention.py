@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
-from jax_ragrl.models.product import product
+from jax_ragrl.models.matmul import product
 from jax_ragrl.models.splash import splash, splash_takes
-from jax_ragrl.sharding import axis_size
+from jax_ragrl.runtime.sharding import axis_size
 from jax_ragrl.types import Tensor
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")

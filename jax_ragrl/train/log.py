@@ -14,12 +14,12 @@ import numpy as np
 import tensorboardX
 from tqdm import tqdm
 
-from jax_ragrl.hosts import first
-from jax_ragrl.programs import compile_seconds
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.tree import LEAF, Forest, decisions
-from jax_ragrl.rows import append, keep_until
+from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.runtime.jsonl import append, keep_until
+from jax_ragrl.runtime.multihost import first
 
 Terms = Callable[[Forest], Mapping[str, np.ndarray]]
 

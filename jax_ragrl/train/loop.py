@@ -11,37 +11,37 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.batch import Turn, turns_of
 from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluate import Result, evaluate
-from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.rollout.cohorts import in_cohorts
-from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.policy import Models as SamplerModels
-from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.shares import in_shares
-from jax_ragrl.rollout.trace import transcript, trees
-from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.systems.base import System
-from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import Parts
-from jax_ragrl.train.checkpoint import Checkpoints, abstract
-from jax_ragrl.train.dpo import pairs_of, prefer_all
-from jax_ragrl.train.job import Job
-from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
-from jax_ragrl.train.policies import (
+from jax_ragrl.learner.checkpoint import Checkpoints, abstract
+from jax_ragrl.learner.dpo import pairs_of, prefer_all
+from jax_ragrl.learner.packing import Turn, turns_of
+from jax_ragrl.learner.policies import (
     Policies,
     update_all,
     with_kl,
     with_new_references,
     with_phase_rate,
 )
-from jax_ragrl.train.speed import speed
-from jax_ragrl.train.trainer import Models, prepare, saved, trained
-from jax_ragrl.train.watch import Watch
+from jax_ragrl.learner.state import Models, prepare, saved, trained
+from jax_ragrl.learner.throughput import speed
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.data_parallel import in_shares
+from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.pipelining import in_cohorts
+from jax_ragrl.rollout.policy import Models as SamplerModels
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.trace import transcript, trees
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.components import Parts
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.evaluate import Result, evaluate
+from jax_ragrl.run.guards import Watch
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.systems.base import System
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
 from jax_ragrl.types import Question
 
 
@@ -49,7 +49,7 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is.
 
     Raises `UserError` where the environment answers nothing any more, or a metric leaves its bounds
-    (see `train.watch`). Such steps are not saved: started again, the run takes them once more.
+    (see `run.guards`). Such steps are not saved: started again, the run takes them once more.
     """
     with _kept(job, workdir) as (checkpoints, log, watch):
         start = checkpoints.latest() or 0

@@ -17,8 +17,8 @@ from jax_ragrl.models.attention import (
     cudnn_takes,
     shared_attention,
 )
-from jax_ragrl.sharding import make_mesh
-from jax_ragrl.topology import describe_devices
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.runtime.topology import describe_devices
 
 
 @pytest.mark.parametrize("impl", ["xla", "blockwise"])

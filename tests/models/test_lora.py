@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, save_decoder
@@ -25,10 +25,10 @@ from jax_ragrl.models.lora import (
     save_lora,
     with_adapter,
 )
+from jax_ragrl.run.components import load_policies
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import make_mesh
-from jax_ragrl.train.assemble import load_policies
-from jax_ragrl.train.job import load_job
 
 GOLDEN = Path(__file__).parent / "golden"
 LORA = LoRAConfig(rank=4, alpha=12.0)

@@ -14,8 +14,8 @@ from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import NO_PARENT
+from jax_ragrl.run.components import policy_folder
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, BOB, Tape, action, passage
 

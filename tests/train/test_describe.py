@@ -12,11 +12,11 @@ import pytest
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rows import write_json
-from jax_ragrl.systems.mapgrpo import Groups, Injection
-from jax_ragrl.systems.opera import Opera
-from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
-from jax_ragrl.train.job import Run
+from jax_ragrl.run.config import Run
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
+from jax_ragrl.systems.opera.system import Opera
 from jax_ragrl.train.log import (
     Clock,
     Log,

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.learner import state as trainer
+from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.train import loop, trainer
-from jax_ragrl.train.assemble import assemble
-from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.job import load_job
+from jax_ragrl.run.components import assemble
+from jax_ragrl.run.config import load_job
+from jax_ragrl.train import loop
 from tests.tiny import policy, tokenizer
 
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.batch import turns_of
-from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.learner.dpo import pairs_of
+from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import plant
+from jax_ragrl.run.components import assemble
+from jax_ragrl.run.config import load_job, load_recipe
 from jax_ragrl.train import loop
-from jax_ragrl.train.assemble import assemble
-from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.dpo import pairs_of
-from jax_ragrl.train.job import load_job, load_recipe
 from jax_ragrl.train.log import describe, expert_shares
 from tests.rollout.tape import ANN, BOB
 from tests.tiny import policy, tokenizer
