@@ -24,6 +24,8 @@ ORDER = [
 WALLS = [
     ("learner", "systems"),
     ("systems", "learner"),
+    ("serve", "train"),
+    ("evaluation", "train"),
 ]
 FORBIDDEN = {"torch", "tensorflow"}
 PEERS = f"{PACKAGE}.bench.peers"  # what other libraries are measured with, on demand

@@ -244,7 +244,7 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _load_job(values: dict[str, Any], workdir: pathlib.Path) -> Any:
     """The job of a config; a work folder belongs to one config, and to all hosts of a run."""
-    from jax_ragrl.config.schema import PLACES, check_settled, settle
+    from jax_ragrl.config.snapshot import PLACES, check_settled, settle
     from jax_ragrl.run.config import load_job
     from jax_ragrl.runtime.multihost import by_first, check_shared, gathered
 
@@ -430,7 +430,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _ask(arguments: argparse.Namespace) -> None:
-    from jax_ragrl.train.loop import ask
+    from jax_ragrl.run.inference import ask
 
     with _acting(arguments) as (_, job, parts):
         print(ask(job, parts, arguments.question))
@@ -444,11 +444,11 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     """
     import tempfile
 
-    from jax_ragrl.config.schema import settled
+    from jax_ragrl.config.snapshot import settled
     from jax_ragrl.run.components import assemble
     from jax_ragrl.run.config import load_job
+    from jax_ragrl.run.inference import trained_policies
     from jax_ragrl.runtime.compile_cache import keep_programs
-    from jax_ragrl.train.loop import trained_policies
 
     def parts(folder: pathlib.Path) -> Any:
         made = assemble(job, folder)
@@ -471,9 +471,9 @@ def _acting(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    from jax_ragrl.run.inference import greedy_environment
     from jax_ragrl.serve.app import Limits, serve
     from jax_ragrl.serve.replies import Served
-    from jax_ragrl.train.loop import greedy_environment
 
     a = arguments
     with _acting(a) as (values, job, parts):
@@ -486,11 +486,11 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from jax_ragrl.config.schema import settled
+    from jax_ragrl.config.snapshot import settled
     from jax_ragrl.export import export, export_adapter
     from jax_ragrl.run.components import load_policies, policy_folder
     from jax_ragrl.run.config import load_job
-    from jax_ragrl.train.loop import trained_policies
+    from jax_ragrl.run.inference import trained_policies
 
     job = load_job(settled(arguments.workdir / "config.json"))
     # On one device: the run's mesh may be of a larger machine. An adapter is merged in float32.

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import tqdm
 
-from jax_ragrl.config.schema import local, settle
+from jax_ragrl.config.schema import local
+from jax_ragrl.config.snapshot import settle
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import fingerprint, set_name
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.registry import Bench
 from jax_ragrl.evaluation.table import (
     Actors,
-    Bench,
     Setting,
     chosen,
     load_actors,

@@ -15,11 +15,12 @@ from jax_ragrl.report.build import build_report
 from jax_ragrl.run.components import Parts, assemble
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
+from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import by_first
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
-from jax_ragrl.train.loop import acting_models, evaluate_models, train
+from jax_ragrl.train.loop import acting_models, train
 from jax_ragrl.types import Question
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.corpus.questions import Batches, question_batches
-from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, turns_of
@@ -23,25 +21,23 @@ from jax_ragrl.learner.policies import (
     with_new_references,
     with_phase_rate,
 )
-from jax_ragrl.learner.state import Models, prepare, saved, trained
+from jax_ragrl.learner.state import Models, prepare, trained
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import in_shares
-from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.pipelining import in_cohorts
-from jax_ragrl.rollout.policy import Models as SamplerModels
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.trace import transcript, trees
+from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.components import Parts
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.evaluate import Result, evaluate
 from jax_ragrl.run.guards import Watch
+from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.systems.base import System
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
+from jax_ragrl.train.log import Clock, Log, Silent, open_log
+from jax_ragrl.train.rollout_metrics import describe, expert_shares
 from jax_ragrl.types import Question
 
 
@@ -183,18 +179,6 @@ def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
     return for_sampling({name: trained(*policy) for name, policy in policies.items()})
 
 
-def trained_policies(
-    job: Job, decoders: Mapping[str, Decoder], workdir: pathlib.Path
-) -> dict[str, Decoder]:
-    """The policies of the newest checkpoint; `UserError` where there is none."""
-    checkpoints = Checkpoints(workdir)
-    newest = checkpoints.latest()
-    if newest is None:
-        raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    read = functools.partial(checkpoints.restore_part, newest)
-    return saved(decoders, job.objective, read, compute=job.compute, remat=job.remat)
-
-
 def acting_environment(job: Job, parts: Parts, policies: Policies) -> Environment:
     """What a rollout of the current policies acts on."""
     return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
@@ -247,35 +231,6 @@ def sampled_logps(forest: Forest) -> dict[int, tuple[float, ...]]:
         for node, record in enumerate(forest.records)
         if record.action is not None and record.action.logps
     }
-
-
-def evaluate_models(
-    job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
-) -> Result:
-    """The inference algorithm: greedy, one path a question."""
-    acting = greedy_environment(job, parts, models)
-    return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
-
-
-def ask(job: Job, parts: Parts, question: str) -> str:
-    """The transcript of one question under a system's inference algorithm."""
-    environment = greedy_environment(job, parts, parts.models())
-    return transcript(answered(job.recipe.evaluated, environment, [question]), 0)
-
-
-def answered(system: System, environment: Environment, texts: Sequence[str]) -> Forest:
-    """One rollout of each distinct text, in order, which it gets beside any others too.
-
-    A text is its own id: seeds are folded from ids, and one that is there again would get others.
-    """
-    questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
-    return collect(system, once, questions, environment)
-
-
-def greedy_environment(job: Job, parts: Parts, models: SamplerModels) -> Environment:
-    """What an evaluation acts on; its answers are graded all at once, or by nobody."""
-    sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
-    return parts.environment(sampler)._replace(judge=None)
 
 
 def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:

@@ -20,10 +20,11 @@ from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Expander, Tree, once
 from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.systems.ablation import Apart
-from jax_ragrl.systems.base import Recipe, System
+from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.baselines.adaptive import CLASSES, class_rows
 from jax_ragrl.systems.baselines.rows import Row
 from jax_ragrl.systems.baselines.slim_plm import Drafts, gate_rows

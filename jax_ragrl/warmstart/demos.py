@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jax_ragrl.config.schema import build, settle
+from jax_ragrl.config.schema import build
+from jax_ragrl.config.snapshot import settle
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import IMITATION, Example

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from jax_ragrl.config.schema import settle
+from jax_ragrl.config.snapshot import settle
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.jsonl import append, keep_rows, rows_of
 from jax_ragrl.types import Question

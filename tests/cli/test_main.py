@@ -117,7 +117,7 @@ def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_p
 
 
 def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
-    from jax_ragrl.config.schema import settle, settled
+    from jax_ragrl.config.snapshot import settle, settled
 
     file, here = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
     there = here | {"base_url": "http://b/v1"}

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import ml_collections
 import pytest
 
-from jax_ragrl.config.schema import build, settle
+from jax_ragrl.config.schema import build
+from jax_ragrl.config.snapshot import settle
 from jax_ragrl.errors import UserError
 
 

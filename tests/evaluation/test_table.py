@@ -13,17 +13,15 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
-from jax_ragrl.config.schema import settle
+from jax_ragrl.config.snapshot import settle
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, Bench
 from jax_ragrl.evaluation.table import (
-    LEARNERS,
     RUN,
-    SYSTEMS,
     TINY_STEPS,
     Actors,
-    Bench,
     Setting,
     chosen,
     load_actors,
@@ -127,7 +125,7 @@ def test_no_context_ends_sooner_in_a_table_than_in_training(monkeypatch, name, s
     file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
     longest = max(load_config(file, [])["shapes"]["lengths"])
     loaded = nnx.merge(*policy()), tokenizer()
-    for module in ("train.assemble", "compare"):
+    for module in ("run.components", "evaluation.table"):
         monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: loaded)
     made = load_actors(setting(name, style=style))
     _, sampler = untrained(name, bench(style), made)

@@ -17,18 +17,14 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
 from jax_ragrl.systems.opera.system import Opera
-from jax_ragrl.train.log import (
-    Clock,
-    Log,
+from jax_ragrl.train.log import Clock, Log, number, open_log, told
+from jax_ragrl.train.rollout_metrics import (
     counts,
     describe,
     expert_shares,
     found_gold,
-    number,
-    open_log,
     own_rewards,
     right_logps,
-    told,
     zero_variance,
 )
 from jax_ragrl.types import Question

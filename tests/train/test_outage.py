@@ -20,7 +20,7 @@ from jax_ragrl.rollout.tree import plant
 from jax_ragrl.run.components import assemble
 from jax_ragrl.run.config import load_job, load_recipe
 from jax_ragrl.train import loop
-from jax_ragrl.train.log import describe, expert_shares
+from jax_ragrl.train.rollout_metrics import describe, expert_shares
 from tests.rollout.tape import ANN, BOB
 from tests.tiny import policy, tokenizer
 

@@ -6,7 +6,7 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.table import SYSTEMS, Bench
+from jax_ragrl.evaluation.registry import SYSTEMS, Bench
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, once
