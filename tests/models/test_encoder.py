@@ -214,6 +214,21 @@ def test_a_folder_that_cannot_be_loaded_says_why(copy, damage, why):
         encoder.load_encoder(copy)
 
 
+def test_code_of_an_encoders_folder_is_not_executed_and_nobody_is_asked(copy, monkeypatch):
+    change(
+        copy / "tokenizer_config.json",
+        tokenizer_class="OwnTokenizer",
+        auto_map={"AutoTokenizer": ["own.OwnTokenizer", "own.OwnTokenizer"]},
+    )
+    (copy / "own.py").write_text(f"import pathlib\npathlib.Path({str(copy / 'trace')!r}).touch()\n")
+    prompts = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": prompts.append(prompt) or "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(copy / "hf"))
+    with pytest.raises(UserError, match="no readable tokenizer"):
+        encoder.load_encoder(copy)
+    assert not prompts and not (copy / "trace").exists()
+
+
 def test_a_missing_folder_says_what_can_be_given(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'minilm' or 'lexical'"):
         encoder.load_encoder(tmp_path / "absent")
