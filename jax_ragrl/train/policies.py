@@ -15,7 +15,7 @@ import optax
 
 from jax_ragrl.batch import Turn, grouped
 from jax_ragrl.errors import UserError
-from jax_ragrl.train.optimizer import Optimizer
+from jax_ragrl.train.optimizer import Optimizer, check_rate
 from jax_ragrl.train.trainer import Models, Trainer, scalar
 from jax_ragrl.train.update import update
 
@@ -33,6 +33,9 @@ class Phase:
     roles: tuple[str, ...]
     policy_lr: float = 0.0
     kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate("schedule.phases policy_lr", self.policy_lr)
 
 
 @dataclasses.dataclass(frozen=True)

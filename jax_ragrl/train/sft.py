@@ -22,7 +22,7 @@ from jax_ragrl.rollout.context import written_ids
 from jax_ragrl.sharding import fetch, on, ways
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.train.objective import KL, Objective
-from jax_ragrl.train.step import read
+from jax_ragrl.train.step import check_finite, read
 from jax_ragrl.train.targets import Targets
 from jax_ragrl.train.trainer import Models, Trainer
 from jax_ragrl.train.update import optimize
@@ -140,7 +140,7 @@ def imitate(
     """One optimizer step on the mean cross-entropy of the targets' tokens, at temperature 1.
 
     Metrics: `loss` and `grad_norm`, `entropy` and `tokens`, `skipped`. An example longer than the
-    longest row is left out.
+    longest row is left out. Raises `UserError` if parameters are no longer finite.
     """
     turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(examples)]
     groups = grouped(turns, trainer.layout)
@@ -154,6 +154,7 @@ def imitate(
     with on(trainer.mesh):
         models, sums, _ = optimize(trainer, models, part, targets)
     metrics = {name: float(x) for name, x in fetch(sums).items()}
+    check_finite(metrics)
     metrics["loss"] = metrics.pop("loss/policy")
     metrics["entropy"] /= metrics["tokens"]
     del metrics["clipped"]
