@@ -20,10 +20,20 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.gradients import Gradient, add, apply, read, score, summed, zeros
+from jax_ragrl.learner.gradients import (
+    Gradient,
+    add,
+    apply,
+    check_finite,
+    read,
+    score,
+    summed,
+    zeros,
+)
 from jax_ragrl.learner.packing import Batch, Group, Rows, Turn, grouped, lay_out
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Models, Trainer, scalar
+from jax_ragrl.learner.update import warn_of_skipped
 from jax_ragrl.losses import dpo_loss
 from jax_ragrl.rollout.tree import Forest, decisions
 from jax_ragrl.runtime.portable_random import shuffled
@@ -109,7 +119,10 @@ def _preferred(
             models, stepped = dpo_update(trainer, models, mixed[i::count], beta=beta)
             for key, value in stepped.items():
                 seen[key].append(value)
-    return models, {key: float(np.mean(values)) for key, values in seen.items()}
+    metrics = {key: float(np.mean(values)) for key, values in seen.items()}
+    if metrics.get("skipped") == 1.0:
+        warn_of_skipped()
+    return models, metrics
 
 
 def fits(trainer: Trainer, pair: Pair) -> bool:
@@ -132,7 +145,8 @@ def dpo_update(
     """One optimizer step on the mean loss of some pairs, against the trainer's reference.
 
     Metrics: `loss/dpo`, `right` (the share of pairs whose chosen answer gained more), `grad_norm`,
-    `skipped`. Raises `UserError` where there is no reference, and for a pair longer than a row.
+    `skipped`. Raises `UserError` if there is no reference, for a pair longer than a row, and if
+    parameters are no longer finite.
     """
     if models.reference is None:
         raise UserError("DPO needs a reference, but objective.kl.where is 'none': name a place")
@@ -157,6 +171,7 @@ def dpo_update(
         learner, stepped = apply(net.optimizer, learner, grads)
     found = fetch(functools.reduce(add, sums) | stepped)
     metrics = {name: float(x) for name, x in found.items()}
+    check_finite(metrics)
     return models._replace(policy=learner), metrics
 
 

@@ -18,6 +18,7 @@ import optax
 from flax import nnx
 from jax import Array
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.logprobs import TokenLoss, score_tokens, token_loss
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.packing import Rows
@@ -292,11 +293,40 @@ def add(total: Any, more: Any) -> Any:
 def apply(
     optimizer: optax.GradientTransformation, learner: Learner, grads: Any
 ) -> tuple[Learner, dict[str, Array]]:
-    """One optimizer step; a gradient that is not finite changes nothing and is counted."""
+    """One optimizer step; a gradient that is not finite changes nothing and is counted.
+
+    Returns the learner, and the metrics `grad_norm`, `skipped` (0 or 1), and `not_finite`: 1 if the
+    new parameters are not all finite, which `check_finite` refuses on the host.
+    """
     norm = optax.tree.norm(grads)
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
         updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
         stepped = Learner(optax.apply_updates(learner.params, updates), opt_state)
     finite = jnp.isfinite(norm)
     kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, learner)
-    return kept, {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
+    broken = 1.0 - all_finite(kept.params)
+    return kept, {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0), "not_finite": broken}
+
+
+def all_finite(tree: Any) -> Array:
+    """Returns 1 if every number of a tree is finite, else 0; float32."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(flags)).astype(jnp.float32)
+
+
+def check_finite(metrics: dict[str, float]) -> None:
+    """Removes the flags `not_finite` of `apply` from fetched metrics.
+
+    Raises:
+      UserError: a model's parameters were not finite after a step. They must not be saved: the
+        checkpoints before would be rotated out.
+    """
+    names = {"not_finite": "policy", "value/not_finite": "critic"}
+    broken = [model for key, model in names.items() if metrics.pop(key, 0.0)]
+    if broken:
+        raise UserError(
+            f"after an optimizer step parameters of the {' and the '.join(broken)} are NaN or "
+            "infinite: training has diverged, and the step is not saved. The newest checkpoint is "
+            "from before; start a new run with a lower learning rate, from the beginning or from "
+            "the policy that 'ragrl export' makes of that checkpoint"
+        )

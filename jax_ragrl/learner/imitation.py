@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jax_ragrl.learner.gradients import read
+from jax_ragrl.learner.gradients import check_finite, read
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Rows, Turn, grouped, lay_out
 from jax_ragrl.learner.state import Models, Trainer
@@ -140,7 +140,7 @@ def imitate(
     """One optimizer step on the mean cross-entropy of the targets' tokens, at temperature 1.
 
     Metrics: `loss` and `grad_norm`, `entropy` and `tokens`, `skipped`. An example longer than the
-    longest row is left out.
+    longest row is left out. Raises `UserError` if parameters are no longer finite.
     """
     turns = [Turn(i, e.role, e.prompt, e.target) for i, e in enumerate(examples)]
     groups = grouped(turns, trainer.layout)
@@ -154,6 +154,7 @@ def imitate(
     with on(trainer.mesh):
         models, sums, _ = optimize(trainer, models, part, targets)
     metrics = {name: float(x) for name, x in fetch(sums).items()}
+    check_finite(metrics)
     metrics["loss"] = metrics.pop("loss/policy")
     metrics["entropy"] /= metrics["tokens"]
     del metrics["clipped"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
 import optax
 
 from jax_ragrl.config.schema import one_of
@@ -37,6 +38,8 @@ class Optimizer:
     minibatches: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("policy_lr", "value_lr"):
+            check_rate(f"optimizer.{name}", getattr(self, name))
         for name, choices in (("schedule", SCHEDULES), ("moments", MOMENTS)):
             one_of(f"optimizer.{name}", getattr(self, name), choices)
         for name in ("epochs", "minibatches"):
@@ -75,6 +78,15 @@ class Optimizer:
     def transform(self, peak: float, updates: int) -> optax.GradientTransformation:
         """The optimizer of one model."""
         return _transform(self, peak, updates)
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raises `UserError` for a learning rate that is negative or not a finite float32."""
+    if not 0 <= rate <= float(np.finfo(np.float32).max):
+        raise UserError(
+            f"{name} is {rate:g}: a learning rate is a finite number, 0 or more; use about 1e-6 "
+            "for a pretrained policy"
+        )
 
 
 @functools.lru_cache(maxsize=64)

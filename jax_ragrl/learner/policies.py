@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.optimizer import Optimizer, check_rate
 from jax_ragrl.learner.packing import Turn, grouped
 from jax_ragrl.learner.state import Models, Trainer, scalar
 from jax_ragrl.learner.update import update
@@ -33,6 +33,9 @@ class Phase:
     roles: tuple[str, ...]
     policy_lr: float = 0.0
     kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate("schedule.phases policy_lr", self.policy_lr)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,16 @@ import numpy as np
 
 from jax_ragrl.credit.assign import padded
 from jax_ragrl.credit.kl import adapt
-from jax_ragrl.learner.gradients import Learner, Reading, add, apply, gradient, score, zeros
+from jax_ragrl.learner.gradients import (
+    Learner,
+    Reading,
+    add,
+    apply,
+    check_finite,
+    gradient,
+    score,
+    zeros,
+)
 from jax_ragrl.learner.packing import (
     Actions,
     Batch,
@@ -51,7 +61,7 @@ def update(
         compared with the scores in the metrics.
       rng: splits the groups into minibatches.
 
-    Without groups nothing changes.
+    Without groups nothing changes. Raises `UserError` if parameters are no longer finite.
     """
     if not groups:
         return models, {}
@@ -220,7 +230,7 @@ def optimize(
     if trainer.critic is None or models.critic is None:
         return models._replace(policy=learner), sums, said
     critic, more, _ = _descend(trainer, trainer.critic, models.critic, models, part, targets)
-    more["value/grad_norm"] = more.pop("grad_norm")
+    more |= {f"value/{name}": more.pop(name) for name in ("grad_norm", "not_finite")}
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
     return models._replace(policy=learner, critic=critic), sums, said
 
@@ -253,13 +263,28 @@ def _descend(
 
 
 def _means(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of the optimizer steps: means over tokens or steps, and what was skipped."""
+    """Metrics of the optimizer steps: means over tokens or steps, and the number skipped.
+
+    Raises `UserError` if a step left parameters that are not finite.
+    """
     sums = {name: float(sum(step[name] for step in seen)) for name in seen[0]}
+    check_finite(sums)
     tokens = max(sums.pop("tokens"), 1.0)
     names = {"clipped": "clip_frac", "entropy": "entropy", "kl": "kl/loss"}
     metrics = {new: sums.pop(old) / tokens for old, new in names.items() if old in sums}
     skipped = sums.pop("skipped")
+    if skipped == len(seen) * (2 if "value/grad_norm" in sums else 1):
+        warn_of_skipped()
     return metrics | {k: v / len(seen) for k, v in sums.items()} | {"skipped": skipped}
+
+
+def warn_of_skipped() -> None:
+    """Warns that an update changed nothing."""
+    warnings.warn(
+        "every optimizer step of an update was skipped, for no gradient was finite: nothing was "
+        "learned. If this persists, lower the learning rate and check the rewards",
+        stacklevel=3,
+    )
 
 
 def describe(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
@@ -48,7 +49,9 @@ class Watch:
         self._guard, self._workdir = guard, workdir
         self._unseen, self._until = {name for name, _, _ in guard.bounds}, period
         self._lost, self._answered = 0, False
+        self._failure, self._unscored = "", ""
         self._outside = collections.Counter[str]()
+        self._excess = dict[str, str]()
         self._begun = False
 
     @property
@@ -61,12 +64,39 @@ class Watch:
         the first one: an address may be wrong."""
         lost = len(forest.failed) == len(forest.questions)
         self._lost, self._answered = self._lost + 1 if lost else 0, self._answered or not lost
+        self._failure = forest.failures[-1] if lost else ""
         if self._lost == (OUTAGE if self._answered else 1):
             steps = f"{OUTAGE} steps in a row" if self._answered else "the first step"
             raise UserError(
                 f"every question of {steps} failed, the last with: "
-                f"{forest.failures[-1]}. See to it, and start again with --workdir={self._workdir}:"
+                f"{self._failure}. See to it, and start again with --workdir={self._workdir}:"
                 " the run goes on from its last checkpoint, where it has one"
+            )
+
+    def evaluation(self, score: float, failures: Sequence[str]) -> None:
+        """Warns of an evaluation that has no score, which the last step must have."""
+        why = failures[-1] if failures else "the judge gave no verdict"
+        self._unscored = "" if math.isfinite(score) else why
+        if self._unscored:
+            warnings.warn(f"no dev question could be scored, the last with: {why}", stacklevel=2)
+
+    def check_last(self) -> None:
+        """Checks that the last step of a run may be saved.
+
+        Raises:
+          UserError: every question of the step or of its evaluation failed, or a metric is outside
+            its bounds. Saved, the step would count as done, and no later start would repeat it.
+        """
+        reasons = [self._excess[name] for name in sorted(self._outside)]
+        if self._unscored:
+            reasons.insert(0, f"no dev question could be scored, the last with: {self._unscored}")
+        if self._lost:
+            reasons.insert(0, f"every question of the step failed, the last with: {self._failure}")
+        if reasons:
+            raise UserError(
+                f"the last step is not saved: {'; '.join(reasons)}. Fix the cause and start the "
+                f"same command again with --workdir={self._workdir}: the run continues from its "
+                "last good checkpoint, if it has one, and repeats the steps after it"
             )
 
     def update(self, metrics: Mapping[str, float]) -> None:
@@ -87,6 +117,8 @@ class Watch:
         for name, lowest, highest in self._guard.bounds:
             if name in metrics and not lowest <= metrics[name] <= highest:
                 self._outside[name] += 1
+                bounds = f"{lowest:g} to {highest:g}"
+                self._excess[name] = f"{name} is {metrics[name]:.4g}, outside {bounds}"
             elif name in metrics:
                 del self._outside[name]
             if self._outside[name] == self._guard.patience:

@@ -44,7 +44,7 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed", "time/compile_s")  # shown where they are not 0
+    ALARMS = ("failed", "skipped", "time/compile_s")  # shown where they are not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"

@@ -44,8 +44,9 @@ from jax_ragrl.types import Question
 def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is.
 
-    Raises `UserError` where the environment answers nothing any more, or a metric leaves its bounds
-    (see `run.guards`). Such steps are not saved: started again, the run takes them once more.
+    Raises `UserError` if the environment no longer answers, a metric leaves its bounds (see
+    `run.guards`), the last evaluation has no score, or parameters are no longer finite. Such steps
+    are not saved: started again, the run repeats them.
     """
     with _kept(job, workdir) as (checkpoints, log, watch):
         start = checkpoints.latest() or 0
@@ -69,14 +70,16 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], meshed=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
-                metrics |= dev_metrics(job, parts, policies)
+                metrics |= dev_metrics(job, parts, policies, watch)
             shown = step % job.run.trees_every == 0 or last
             drawn = (
                 trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
             )
             log.write(step + 1, metrics, drawn)
             watch.update(metrics)
-            if ((step + 1) % job.run.save_every == 0 and watch.well) or last:
+            if last:
+                watch.check_last()
+            if watch.well and ((step + 1) % job.run.save_every == 0 or last):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
         return policies
 
@@ -233,10 +236,17 @@ def sampled_logps(forest: Forest) -> dict[int, tuple[float, ...]]:
     }
 
 
-def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
-    """Accuracy and strategy shares on the first dev questions."""
+def dev_metrics(job: Job, parts: Parts, policies: Policies, watch: Watch) -> dict[str, float]:
+    """Accuracy and strategy shares on the first dev questions, and how many failed if any did.
+
+    Without dev questions there are no metrics. `watch` gets the score.
+    """
     questions = parts.questions["dev"][: job.run.dev_questions]
+    if not questions:
+        return {}
     result = evaluate_models(job, parts, acting_models(policies), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
-    return {"eval/accuracy": result.mean(metric), **shares}
+    watch.evaluation(result.mean(metric), result.failures)
+    failed = {"eval/failed": float(result.ended["failed"])} if result.failures else {}
+    return {"eval/accuracy": result.mean(metric), **shares, **failed}

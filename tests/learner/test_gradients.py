@@ -13,12 +13,14 @@ import optax
 import pytest
 from flax import nnx
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner import logprobs as scoring
 from jax_ragrl.learner.gradients import (
     Gradient,
     Learner,
     add,
     apply,
+    check_finite,
     gradient,
     layout_of,
     score,
@@ -388,6 +390,29 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
     learner, metrics = apply(adam, learner, good)
     assert float(metrics["skipped"]) == 0
     np.testing.assert_allclose(learner.params["w"], [0.9, 0.9], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [1.0, np.nan, np.inf])
+def test_parameters_that_are_not_finite_after_a_step_are_flagged(weight: float):
+    """One number of one array is enough; a finite gradient may follow from such a number."""
+    params = {"a": jax.device_put(np.ones(3, np.float32))}
+    params["b"] = jax.device_put(np.array([1, weight], np.float32))
+    sgd = optax.sgd(0.1)
+    learner = Learner(params, sgd.init(params))
+    grads = {name: jax.device_put(np.ones(x.shape, np.float32)) for name, x in params.items()}
+    _, metrics = apply(sgd, learner, grads)
+    assert float(metrics["skipped"]) == 0.0
+    assert float(metrics["not_finite"]) == (not np.isfinite(weight))
+
+
+def test_flags_of_finite_parameters_are_removed_and_others_name_their_model():
+    metrics = {"not_finite": 0.0, "value/not_finite": 0.0, "loss": 1.0}
+    check_finite(metrics)
+    assert metrics == {"loss": 1.0}
+    with pytest.raises(UserError, match="parameters of the policy are"):
+        check_finite({"not_finite": 1.0, "value/not_finite": 0.0})
+    with pytest.raises(UserError, match="parameters of the critic are"):
+        check_finite({"not_finite": 0.0, "value/not_finite": 2.0})
 
 
 def test_the_sum_of_no_gradients_is_placed_as_later_sums_are():

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.policies import Phase
 
 
 def rates(at: list[int], **choices) -> list[float]:
@@ -64,3 +66,14 @@ def test_the_first_moment_has_the_dtype_that_is_named_and_the_second_is_float32(
     )
     dtypes = [str(x.dtype) for x in jax.tree.leaves(state) if x.shape]
     assert dtypes == ["bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("rate", [float("inf"), float("nan"), 1e39, -1.0])
+def test_a_rate_that_is_negative_or_not_a_finite_float32_is_refused(rate: float):
+    with pytest.raises(UserError, match="optimizer.policy_lr is .*a finite number, 0 or more"):
+        Optimizer(rate)
+    with pytest.raises(UserError, match="optimizer.value_lr is"):
+        Optimizer(0.1, rate)
+    with pytest.raises(UserError, match="phases policy_lr is"):
+        Phase(1, ("plan",), policy_lr=rate)
+    Optimizer(0.0, 0.0)

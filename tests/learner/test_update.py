@@ -7,6 +7,7 @@ import random
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -227,6 +228,27 @@ def test_a_model_whose_gradient_is_not_finite_is_skipped_alone_and_counted():
         assert found == moved and float(sums["skipped"]) == 1.0
 
 
+@pytest.mark.parametrize("model", ["policy", "critic"])
+def test_an_update_to_parameters_that_are_not_finite_is_refused(model: str):
+    """The gradient is finite: an infinite rate makes them, of one model alone."""
+    trainer, models = prepared(PPO, PPO_ADAM)
+    net = getattr(trainer, model)._replace(optimizer=optax.sgd(float("inf")))
+    learner = getattr(models, model)
+    learner = learner._replace(opt_state=net.optimizer.init(learner.params))
+    with pytest.raises(UserError, match=f"parameters of the {model} are NaN or infinite"):
+        run(trainer._replace(**{model: net}), models._replace(**{model: learner}))
+
+
+def test_an_update_of_which_every_step_was_skipped_is_warned_of(recwarn):
+    step = {"tokens": 4.0, "clipped": 1.0, "grad_norm": 1.0}
+    module._means([step | {"skipped": 1.0}, step | {"skipped": 0.0}])
+    critic = {"value/grad_norm": 1.0}
+    module._means([step | critic | {"skipped": 1.0}])
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="every optimizer step of an update was skipped"):
+        module._means([step | critic | {"skipped": 2.0}])
+
+
 def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
     trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3))
     models, metrics = run(trainer, models)
@@ -400,8 +422,8 @@ def test_a_coefficient_is_steered_by_the_nats_of_a_whole_action(epochs, seen, ba
 def test_metrics_are_means_over_the_tokens_of_all_steps_or_over_steps():
     step = {"tokens": 4.0, "clipped": 1.0, "entropy": 6.0, "kl": 2.0, "grad_norm": 1.0}
     other = {"tokens": 12.0, "clipped": 3.0, "entropy": 2.0, "kl": 6.0, "grad_norm": 2.0}
-    found = module._means([step | {"skipped": 1.0}, other | {"skipped": 1.0}])
-    expected = {"clip_frac": 0.25, "entropy": 0.5, "kl/loss": 0.5, "grad_norm": 1.5, "skipped": 2.0}
+    found = module._means([step | {"skipped": 1.0}, other | {"skipped": 0.0}])
+    expected = {"clip_frac": 0.25, "entropy": 0.5, "kl/loss": 0.5, "grad_norm": 1.5, "skipped": 1.0}
     assert found == expected
 
 

@@ -41,6 +41,7 @@ def test_export_loads_in_transformers_with_no_key_missing_and_equal_logits(name,
         output_loading_info=True,
         dtype=torch.float32,
         attn_implementation="eager",
+        trust_remote_code=False,
     )
     assert not any(info.values()), info
     golden = np.load(GOLDEN / name / "reference.npz")

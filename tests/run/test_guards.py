@@ -80,3 +80,22 @@ def test_a_role_that_can_be_read_now_and_then_is_nothing_to_warn_of(recwarn):
 def test_bounds_that_hold_nothing_are_refused(wrong):
     with pytest.raises(UserError, match="lowest, highest"):
         wrong(patience=0) if wrong is Guard else wrong()
+
+
+def test_a_last_step_outside_its_bounds_is_refused_and_names_each_metric():
+    watch = Watch(Guard(BOUNDS, patience=9), pathlib.Path("runs/x"))
+    watch.update({"kl/mean": 0.1, "entropy": 1.0})
+    watch.check_last()
+    watch.update({"kl/mean": 0.6, "entropy": 1.0})
+    with pytest.raises(UserError, match=r"kl/mean is 0.6, outside -1 to 0.5.*--workdir=runs/x"):
+        watch.check_last()
+
+
+def test_an_evaluation_that_has_a_score_again_is_forgotten():
+    watch = Watch(Guard(), pathlib.Path("runs/x"))
+    with pytest.warns(UserWarning, match="the judge gave no verdict"):
+        watch.evaluation(float("nan"), ())
+    with pytest.raises(UserError, match="the judge gave no verdict"):
+        watch.check_last()
+    watch.evaluation(0.0, ("one question timed out",))
+    watch.check_last()

@@ -185,6 +185,15 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
 
 
+def test_skipped_optimizer_steps_are_shown_on_the_line_of_a_step(tmp_path, capsys):
+    log = Log(tmp_path, 0, 2)
+    log.write(1, {"reward/mean": 0.5, "skipped": 0.0}, None)
+    log.write(2, {"reward/mean": 0.5, "skipped": 3.0}, None)
+    log.close()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
+    assert "skipped" not in first and second.endswith("skipped 3.000")
+
+
 def test_a_row_of_metrics_is_json_where_one_is_no_number(tmp_path):
     """A gradient that was not finite is skipped and logged, and others than Python read it."""
     log = Log(tmp_path, 0, 1)
