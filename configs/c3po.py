@@ -1,28 +1,33 @@
-"""C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025, tables 1, 7, 8).
+"""C-3PO with a real policy, retriever and frozen language model (Chen et al. 2025).
 
     ragrl index --corpus corpus.jsonl --encoder FOLDER --kind scann --out runs/index
     ragrl train --config=configs/c3po.py --workdir=runs/c3po \
         --config.policy=FOLDER --config.index.encoder=FOLDER \
         --config.data.files.corpus=corpus.jsonl ...
 
-The policy is a Qwen2-0.5B or 1.5B in Hugging Face layout after a warm start on demonstrations of
-the 72B model: `ragrl demos` with this config, then `ragrl sft` with configs/warmup_c3po.py, which
-has the commands. The paper's headline is a mean judge accuracy of 62.08 (0.5B) and 63.53 (1.5B)
-over six sets against 51.35 for Standard RAG with Qwen2-72B-Instruct; this config has not been run
-at that size here. Clip, gamma, lambda, whitening, where the KL goes, the betas of Adam, and how the
-cosine begins and ends are not in the paper: they are the defaults of the trainer that its authors
-name. The temperature is that of their published sampler, which made the demonstrations.
+The settings are from tables 1, 7 and 8.
 
-It learns from 6,000 questions of each of six sets, which are drawn from their files:
+Policy: Qwen2-0.5B or 1.5B in Hugging Face layout, after a warm start on demonstrations of the 72B
+model: `ragrl demos` with this config, then `ragrl sft` with configs/warmup_c3po.py, which lists the
+commands.
+
+Data: 6,000 training questions from each of six data sets, sampled from their files:
     --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl,...
 
-Its ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
-    --config.recipe.tree.retrieval=sampled --config.recipe.tree.width=1
-    --config.recipe.tree.retrieval=sampled
-and one strategy for all questions (table 3), which needs no training: `ragrl export`, then `ragrl
-evaluate --systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
+Result in the paper: mean judge accuracy over six sets of 62.08 (0.5B) and 63.53 (1.5B), against
+51.35 for Standard RAG with Qwen2-72B-Instruct. This config has not been run at that size here.
 
-Its test out of distribution (table 2) searches with Google, and asks another model:
+Not in the paper: the clip range, gamma, lambda, whitening, the place of the KL, the betas of Adam
+and the ends of the cosine schedule. They are the defaults of the trainer that the authors name.
+The temperature is that of their published sampler, which generated the demonstrations.
+
+Ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
+    --config.recipe.tree.router_forcing=sampled --config.recipe.tree.width=1
+    --config.recipe.tree.router_forcing=sampled
+One strategy for all questions (table 3) needs no training: `ragrl export`, then `ragrl evaluate
+--systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
+
+The out-of-distribution test (table 2) searches with Google and asks another model:
     ragrl evaluate --systems direct,standard_rag --run runs/c3po --retriever serper --top-k 10 \
         --data freshqa.csv multihop_rag.json --judge openai:MODEL --llm openai:MODEL ...
 """
@@ -33,23 +38,23 @@ from ml_collections import ConfigDict, config_dict
 
 RECIPE = {
     "system": {
-        "style": "c3po",
+        "style": "c3po",  # the folder of the prompts
         "top_k": 10,
-        "max_depth": 13,
-        "max_documents": 10,
-        "roadmaps": 1,
-        "strict": True,
-        "hint": "",
+        "max_depth": 13,  # a deeper branch fails
+        "max_documents": 10,  # with more of them, the only action offered is to answer
+        "roadmaps": 1,  # plans sampled from the frozen model per planning decision
+        "strict": True,  # in training, a selection of a missing document fails the branch
+        "hint": "",  # a note on the data set in the router's prompt; empty in the paper
         "max_tokens": 2048,
         "temperature": 0.6,
     },
     "tree": {
         "width": 2,
-        "until": 4,
-        "free": 0,
-        "retrieval": "prefix",
-        "dead_leaf": "zero",
-        "multiplicity": False,
+        "branching_depth": 4,  # deeper decisions sample one action, which bounds the tree
+        "router_samples": 0,  # the router's three actions are all forced
+        "router_forcing": "prefix",  # the policy writes the query of a forced search
+        "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
+        "weigh_duplicates": False,
     },
 }
 OBJECTIVE = {
@@ -59,44 +64,46 @@ OBJECTIVE = {
     "gamma": 1.0,
     "lam": 0.95,
     "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
-    "aggregation": "role_sum",
+    "aggregation": "role_sum",  # eq. 6 sums the loss over roles
 }
 OPTIMIZER = {
     "policy_lr": 5e-7,
     "value_lr": 5e-6,
     "schedule": "cosine",
-    "warmup": 0.03,
-    "final": 0.1,
+    "warmup_fraction": 0.03,
+    "final_lr_fraction": 0.1,
     "b2": 0.95,
 }
 
 
 def get_config() -> ConfigDict:
-    # One for each key: a placeholder under two keys would give both the value of the last.
+    # A new placeholder per key: one object under two keys would give both the value of the last.
     path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (1, -1, 1),
-            "compute": "bfloat16",
-            "remat": "full",
+            "mesh": (1, -1, 1),  # data, fsdp, tensor: parameters sharded over all devices
+            "compute_dtype": "bfloat16",
+            "remat": "full",  # recompute activations in the backward pass: least memory
             "data": {
                 "files": {
                     "corpus": path(),
                     "train": path(),
-                    "train_each": 6000,
+                    "max_train_per_file": 6000,
                     "dev": path(),
                     "test": path(),
                 }
             },
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            # The frozen model that plans and answers.
             "llm": {
                 "kind": "openai",
                 "model": "Qwen/Qwen2-72B-Instruct",
                 "base_url": "http://localhost:8000/v1",
             },
-            # The paper measures by a judge's verdict; kind none: the answer holds a gold one.
+            # The reward is the judge's verdict, as in the paper. With kind none it is whether the
+            # answer contains a gold answer.
             "judge": {
                 "kind": "openai",
                 "model": "Qwen/Qwen2-72B-Instruct",
@@ -106,22 +113,29 @@ def get_config() -> ConfigDict:
             "recipe": RECIPE,
             "objective": OBJECTIVE,
             "optimizer": OPTIMIZER,
+            # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
-            # About 1,024 actions an update (table 7): a tree of the paper has some 20.
             "run": {
                 "steps": 700,
-                "questions": 48,
-                "cohorts": 2,
+                # About 1,024 actions per update (table 7): a tree of the paper has about 20.
+                "questions_per_step": 48,
+                # One half is sampled while the other waits for the frozen model.
+                "pipeline_groups": 2,
                 "save_every": 20,
                 "eval_every": 20,
-                "baselines": "c3po",
+                "baseline_style": "c3po",
             },
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "lengths": (512, 1024, 2048, 4096),
-                "batches": (16, 64),
-                "steps": 2048,
-                "tokens": 65536,  # 16384 on devices of 16 GB
+                "prompt_lengths": (512, 1024, 2048, 4096),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 2048,
+                "max_prompt_tokens": 65536,  # per device; 16384 on devices of 16 GB
             },
-            "layout": {"lengths": (2048, 4096, 8192), "tokens": 16384, "halvings": 2},
+            "packing": {
+                "row_lengths": (2048, 4096, 8192),
+                "tokens_per_device": 16384,  # tokens per forward and backward pass
+                "max_batch_halvings": 2,  # the last, partly empty batch may shrink to a quarter
+            },
         }
     )

@@ -8,26 +8,32 @@
     ragrl train --config=configs/coda.py:code ...          (as the authors published it)
     ragrl train --config=configs/coda.py:alone ...         (AutoRefine: one agent, one context)
 
-The policy is Qwen2.5-3B (base), the retriever e5-base-v2 over the Wikipedia of December 2018, top
-3; Search-R1's vectors of it need not be made again (`ragrl index --passage-prefix="passage: "
---query-prefix="query: " --vectors e5_Flat.index ...`). The paper's headline is a mean exact match
-of .407 over seven sets, against .380 for AutoRefine and .312 for Search-R1; this config has not
-been run at that size here. 300 steps of 256 questions with 8 rollouts each, in minibatches of 256
-sequences: the number of optimizer steps is the code's least, one for every 256 planners. Dual clip,
-KL in the loss and the entropy bonus are the code's. Paper and code differ in how executors are
-judged (`systems/coda.py`, departure 5), and the code samples from the nucleus.
+Policy: Qwen2.5-3B (base).
 
-Its ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.kind=search_r1`;
+Retriever: e5-base-v2 over the Wikipedia of December 2018, top 3. Search-R1's vectors of this corpus
+can be imported (`ragrl index --passage-prefix="passage: " --query-prefix="query: "
+--vectors e5_Flat.index ...`).
+
+Result in the paper: mean exact match of .407 over seven sets, against .380 for AutoRefine and .312
+for Search-R1. This config has not been run at that size here.
+
+From the code: the number of optimizer steps is its least, one per 256 planners (300 steps of 256
+questions with 8 rollouts each, in minibatches of 256 sequences); so are dual clip, the KL in the
+loss and the entropy bonus. Paper and code differ in how executors are judged (`systems/coda`,
+departure 5), and the code samples from the nucleus.
+
+Ablations: without hierarchy (table 3) `:alone`, also with `--config.recipe.system.kind=search_r1`;
 Search-R1 in the hierarchy, with a reward that the paper does not name,
-    --config.recipe.refining=False
-without the reward of refinement, and without that of the form too (table 4),
-    --config.recipe.refine=0
-    --config.recipe.refine=0 --config.recipe.formats=0
-More passages than were trained with (figure 4), and contexts that hold them,
-    ragrl evaluate --run runs/coda --config.recipe.top_k=30 \
-        --config.shapes.lengths="(512,1024,2048,4096,8192,16384)" ...
-Not here: one set of answers for questions of PopQA that are asked twice (table 2), which a file has
-to hold already.
+    --config.recipe.system.refinement=False
+without the refinement reward, and without the format reward too (table 4),
+    --config.recipe.refinement_weight=0
+    --config.recipe.refinement_weight=0 --config.recipe.format_weight=0
+More passages than in training (figure 4), with contexts that hold them,
+    ragrl evaluate --run runs/coda --config.recipe.system.top_k=30 \
+        --config.shapes.prompt_lengths="(512,1024,2048,4096,8192,16384)" ...
+
+Not included: one set of answers for PopQA questions that occur twice (table 2). The file of
+questions has to contain the merged answers.
 """
 
 import functools
@@ -35,47 +41,58 @@ import functools
 from ml_collections import ConfigDict, config_dict
 
 SYSTEMS = {"alone": "jax_ragrl.systems.baselines.executor"}
-HIERARCHY = {"executor_turns": 6, "formats": 1.0, "refine": 0.5, "refining": True}
+HIERARCHY = {
+    "format_weight": 1.0,
+    "refinement_weight": 0.5,  # the code's weight
+}
+AGENT = {
+    "style": "coda",  # the folder of the prompts
+    "top_k": 3,
+    "max_turns": 6,
+    "max_tokens": 512,
+    "temperature": 1.0,
+    "as_chat_turns": False,  # a base model: observations are plain text
+}
+PLANNER = {**AGENT, "max_executor_turns": 6, "refinement": True}
 CHOICES = {
-    "paper": {**HIERARCHY, "top_p": 1.0, "together": True},
-    "code": {**HIERARCHY, "top_p": 0.95, "together": False},
-    "alone": {"kind": "autorefine", "top_p": 1.0},
+    "paper": {
+        "system": {**PLANNER, "top_p": 1.0},
+        "joint_executor_reward": True,
+        **HIERARCHY,
+    },
+    "code": {
+        "system": {**PLANNER, "top_p": 0.95},
+        "joint_executor_reward": False,
+        **HIERARCHY,
+    },
+    "alone": {"system": {**AGENT, "kind": "autorefine", "top_p": 1.0}},
 }
 
 
 def get_config(preset: str = "paper") -> ConfigDict:
-    # One for each key: a placeholder under two keys would give both the value of the last.
+    # A new placeholder per key: one object under two keys would give both the value of the last.
     path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (1, -1, 1),
-            "compute": "bfloat16",
-            "remat": "full",
+            "mesh": (1, -1, 1),  # data, fsdp, tensor: parameters sharded over all devices
+            "compute_dtype": "bfloat16",
+            "remat": "full",  # recompute activations in the backward pass: least memory
             "system": SYSTEMS.get(preset, "coda"),
-            "recipe": {
-                "style": "coda",
-                "top_k": 3,
-                "max_turns": 6,
-                "max_tokens": 512,
-                "temperature": 1.0,
-                "chat": False,
-                "rollouts": 8,
-                **CHOICES[preset],
-            },
+            "recipe": {"rollouts": 8, **CHOICES[preset]},  # rollouts per question: the group
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
-            "llm": {"kind": "none"},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            "llm": {"kind": "none"},  # the policy answers itself
             "objective": {
                 "ratio": "dual_clip",
                 "eps_low": 0.2,
                 "eps_high": 0.2,
-                "dual": 3.0,
+                "dual_clip": 3.0,
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.001},
-                "entropy": 0.001,
+                "entropy_coefficient": 0.001,
                 "aggregation": "token_mean",
             },
             "optimizer": {
@@ -85,21 +102,27 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "epochs": 1,
                 "minibatches": 8,
             },
+            # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {
                 "steps": 300,
-                "questions": 256,
+                "questions_per_step": 256,
                 "save_every": 20,
                 "eval_every": 20,
-                "baselines": "c3po",
+                "baseline_style": "c3po",
             },
-            # A planner's context ends at 6,656 tokens, the longest prompt of the code.
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "lengths": (512, 1024, 2048, 4096, 6656),
-                "batches": (16, 64),
-                "steps": 512,
-                "tokens": 65536,
+                # The context of a planner ends at 6,656 tokens, the longest prompt of the code.
+                "prompt_lengths": (512, 1024, 2048, 4096, 6656),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 512,
+                "max_prompt_tokens": 65536,  # per device
             },
-            "layout": {"lengths": (1024, 2048, 4096, 8192), "tokens": 16384, "halvings": 2},
+            "packing": {
+                "row_lengths": (1024, 2048, 4096, 8192),
+                "tokens_per_device": 16384,  # tokens per forward and backward pass
+                "max_batch_halvings": 2,  # the last, partly empty batch may shrink to a quarter
+            },
         }
     )

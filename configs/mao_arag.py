@@ -5,34 +5,36 @@
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mao_arag.py:code ...          (as the authors published it)
 
-The planner is a Qwen2.5-7B-Instruct, the executors GPT-4o-mini at temperature 0, the retriever
-E5-base-v2 over Wikipedia with 5 passages. Trained on 2,400 questions of NQ and 4,800 of HotpotQA,
-the paper has a mean F1 of 52.91 over seven sets (44.38 untrained, 49.83 the best baseline); this
-config has not been run at that size here. Those results are without costs: raise
-`--config.recipe.costs.alpha`, up to 0.2, beyond which workflows become trivial.
+Models: the planner is a Qwen2.5-7B-Instruct, the executors are GPT-4o-mini at temperature 0, the
+retriever is E5-base-v2 over Wikipedia with 5 passages.
 
-Paper and code differ in the weights and the unit of costs (`systems/mao_arag.py`), in the KL (the
-paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens. The
-coefficient of the KL and the learning rates are the code's where the paper has none. The code makes
-an update for each turn; here all turns of a batch are one. Its script names one of the two sets at
-a time; here, as the paper reads, they are one (configs/c3po.py makes one file of several).
+Result in the paper: trained on 2,400 questions of NQ and 4,800 of HotpotQA, a mean F1 of 52.91 over
+seven sets (44.38 untrained, 49.83 for the best baseline). This config has not been run at that size
+here. These results are without costs: to add them, raise `--config.recipe.costs.alpha`, up to 0.2,
+beyond which workflows become trivial.
 
-In an evaluation the paper's turns are `policy_calls`; its dollars are `llm_prompt_tokens` and
-`llm_completion_tokens` at the prices below.
+Paper and code differ in the weights and the unit of costs (`systems/mao_arag`), in the KL (the
+paper's eq. 9: the reward of the last token), and in the clipping of values and of bad tokens. The
+KL coefficient and the learning rates are the code's, because the paper gives none. The code makes
+one update per turn; here all turns of a batch are one update. Its script names one of the two sets
+at a time; here both are one file, as the paper reads (configs/c3po.py shows how to list several).
 
-In the paper a planner of 1.5B or 0.5B (table 2) does not keep to the form. It learns the workflows
-of the trained one first, here those whose answer had an F1 of 1; the rates are the code's:
+Costs in an evaluation: the paper's turns are `policy_calls`; its dollars are `llm_prompt_tokens`
+and `llm_completion_tokens` at the prices below.
+
+Small planners (table 2): a planner of 1.5B or 0.5B does not follow the format. It first learns the
+workflows of the trained planner, here those whose answer had an F1 of 1; the rates are the code's:
 
     ragrl export runs/mao_arag --out runs/planner
     ragrl demos --config=configs/mao_arag.py ... --writer=runs/planner --temperature=0 \
         --out=plans.jsonl
     ragrl sft --config=configs/warmup_c3po.py --config.data.demos=plans.jsonl --out=runs/small \
-        --config.policy=FOLDER --config.epochs=1 --config.batch=96 \
-        --config.optimizer.policy_lr=1e-5 --config.optimizer.warmup=0.1
+        --config.policy=FOLDER --config.epochs=1 --config.batch_size=96 \
+        --config.optimizer.policy_lr=1e-5 --config.optimizer.warmup_fraction=0.1
     ragrl train --config=configs/mao_arag.py --config.policy=runs/small/checkpoint \
         --config.optimizer.policy_lr=3e-7 ...
 
-A planner that has fewer executors, here no parallel decomposition:
+Ablation: fewer executors, here no parallel decomposition:
     --config.recipe.system.executors="('QDS','QR','R','DS','AG')"
 """
 
@@ -40,39 +42,55 @@ import functools
 
 from ml_collections import ConfigDict, config_dict
 
-DOLLARS = {"dollars_in": 0.000225, "dollars_out": 0.0009}
+# Prices of the executors' model, in dollars.
+DOLLARS = {
+    "dollars_per_1k_prompt_tokens": 0.000225,
+    "dollars_per_1k_completion_tokens": 0.0009,
+}
 COSTS = {
-    "paper": {"token": 1.0, "retrieval": 1.0, "turn": 1.0, "dollars_unit": 6.02e-4},
-    "code": {"token": 1.0, "retrieval": 0.25, "turn": 0.5, "dollars_unit": 5e-4},
+    "paper": {
+        "token_weight": 1.0,
+        "retrieval_weight": 1.0,
+        "turn_weight": 1.0,
+        "dollars_per_cost_unit": 6.02e-4,  # the cost of the most expensive workflow
+    },
+    "code": {
+        "token_weight": 1.0,
+        "retrieval_weight": 0.25,
+        "turn_weight": 0.5,
+        "dollars_per_cost_unit": 5e-4,
+    },
 }
 CLIPS = {
     "paper": {"ratio": "clip", "value_clip": 0.2},
-    "code": {"ratio": "dual_clip", "dual": 3.0, "value_clip": 0.5},
+    "code": {"ratio": "dual_clip", "dual_clip": 3.0, "value_clip": 0.5},
 }
 KL_PLACE = {"paper": "terminal", "code": "reward"}
 
 
 def get_config(preset: str = "paper") -> ConfigDict:
-    # One for each key: a placeholder under two keys would give both the value of the last.
+    # A new placeholder per key: one object under two keys would give both the value of the last.
     path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (1, -1, 1),
-            "compute": "bfloat16",
-            "remat": "full",
+            "mesh": (1, -1, 1),  # data, fsdp, tensor: parameters sharded over all devices
+            "compute_dtype": "bfloat16",
+            "remat": "full",  # recompute activations in the backward pass: least memory
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
+            # The frozen model that plays the executors.
             "llm": {"kind": "openai", "model": "gpt-4o-mini"},
             "system": "mao_arag",
             "recipe": {
                 "system": {
-                    "style": "mao_arag",
+                    "style": "mao_arag",  # the folder of the prompts
                     "top_k": 5,
-                    "max_turns": 5,
-                    "max_tokens": 16,
+                    "max_turns": 5,  # planner calls: one plan, and one per sub-question
+                    "max_tokens": 16,  # a workflow is a short list of names
                     "temperature": 1.0,
+                    # Whether a plan that selects documents without a search is illegal.
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
                 },
@@ -88,22 +106,28 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 **CLIPS[preset],
             },
             "optimizer": {"policy_lr": 1e-6, "value_lr": 1e-5, "schedule": "constant"},
-            # One epoch of the 7,200 questions.
+            # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {
-                "steps": 75,
-                "questions": 96,
-                "cohorts": 2,
+                "steps": 75,  # one epoch of the 7,200 questions
+                "questions_per_step": 96,
+                # One half is sampled while the other waits for the executors.
+                "pipeline_groups": 2,
                 "save_every": 15,
                 "eval_every": 15,
-                "baselines": "c3po",
+                "baseline_style": "c3po",
             },
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "lengths": (512, 1024),
-                "batches": (16, 64),
-                "steps": 16,
-                "tokens": 65536,
+                "prompt_lengths": (512, 1024),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 16,
+                "max_prompt_tokens": 65536,  # per device
             },
-            "layout": {"lengths": (512, 1024), "tokens": 16384, "halvings": 2},
+            "packing": {
+                "row_lengths": (512, 1024),
+                "tokens_per_device": 16384,  # tokens per forward and backward pass
+                "max_batch_halvings": 2,  # the last, partly empty batch may shrink to a quarter
+            },
         }
     )

@@ -5,27 +5,29 @@
         --config.data.files.corpus=corpus.jsonl ...
     ragrl train --config=configs/mmoa_rag.py:code ...          (as the authors published it)
 
-The policy is a Llama-3-8B-Instruct after a warm start on heuristic labels: `ragrl demos` with this
-config and `--writer=labels`, then `ragrl sft` with configs/warmup_c3po.py and the rates of the
-code (`--config.optimizer.policy_lr=1e-4 --config.epochs=1 --config.batch=32`; it trains a LoRA,
-such as `--config.lora.rank=16`). The rewriter learns from `rewritings` in the questions' metadata
-alone, separated by `;`; a language model as the writer teaches all three roles.
+Policy: Llama-3-8B-Instruct after a warm start on heuristic labels: `ragrl demos` with this config
+and `--writer=labels`, then `ragrl sft` with configs/warmup_c3po.py and the rates of the code
+(`--config.optimizer.policy_lr=1e-4 --config.epochs=1 --config.batch_size=32`; it trains a LoRA,
+such as `--config.lora.rank=16`). The rewriter learns only from `rewritings` in the metadata of the
+questions, separated by `;`; a language model as the writer teaches all three roles.
 
-The retriever is Contriever over Wikipedia. The paper's headline is an F1 of 48.29 on HotpotQA,
-46.40 on 2WikiMultihopQA and 48.59 on AmbigQA, where the warm start alone has 44.69, 42.97 and
-46.71; this config has not been run at that size here. The smaller pipelines are
-`--config.recipe.system.modules=S+G` and `QR+G`.
+Retriever: Contriever over Wikipedia.
 
-Paper and code differ in the penalties (`systems/mmoa_rag.py`), in where the KL goes (the paper's
-eq. 15: the reward of the last token; the code: that of every token), and in its controller. The
-paper lets the coefficient fall from 0.2 to 0.06 without saying how; here the code's controller does
-it. Temperature and epochs are the code's where the paper has none; the rate falls to zero, as a
-cosine does in the framework that its authors name. The paper's buffer of 128 has no unit: here it
-is questions. The code's example has 32 of them a device and trains a LoRA, which `:code` does not:
-`--config.run.questions=32 --config.lora.rank=8`.
+Result in the paper: an F1 of 48.29 on HotpotQA, 46.40 on 2WikiMultihopQA and 48.59 on AmbigQA; the
+warm start alone has 44.69, 42.97 and 46.71. This config has not been run at that size here.
 
-Its ablations keep one role from learning (figure 2; the policy is shared, so that role still moves
-with the others), here the selector. Without penalties, and with a policy for each role:
+Paper and code differ in the penalties (`systems/mmoa_rag`), in the place of the KL (the paper's
+eq. 15: the reward of the last token; the code: the reward of each token), and in its controller.
+The paper lowers the coefficient from 0.2 to 0.06 without saying how; here the controller of the
+code does it. Temperature and epochs are the code's, because the paper gives none; the learning rate
+falls to zero, as a cosine does in the framework that the authors name. The paper's buffer of 128
+has no unit: here it is questions. The code's example has 32 of them per device and trains a LoRA,
+which `:code` does not: `--config.run.questions_per_step=32 --config.lora.rank=8`.
+
+Smaller pipelines: `--config.recipe.system.modules=S+G` and `QR+G`.
+
+Ablations: keep one role from learning (figure 2; the policy is shared, so that this role still
+changes with the others), here the selector. Without penalties, and with a policy per role:
     --config.schedule.phases="({'steps':700,'roles':('rewriter','generator')},)"
     --config.recipe.penalties.rewriter=0 --config.recipe.penalties.selector=0 \
         --config.recipe.penalties.generator=0
@@ -39,85 +41,96 @@ from ml_collections import ConfigDict, config_dict
 PENALTIES = {
     "paper": {
         "rewriter": -0.5,
-        "queries": "count",
+        "query_rule": "count",  # penalize too many queries
         "selector": -1.0,
         "generator": -0.5,
-        "words": 30,
+        "max_answer_words": 30,  # the code's limit; the paper gives none
     },
     "code": {
         "rewriter": -0.5,
-        "queries": "characters",
+        "query_rule": "characters",  # penalize too long a text
         "selector": -1.0,
         "generator": -1.0,
-        "words": 30,
+        "max_answer_words": 30,
     },
 }
 KL = {
-    "paper": {"where": "terminal", "floor": 0.06},
-    "code": {"where": "reward", "floor": 0.05},
+    "paper": {"where": "terminal", "min_coefficient": 0.06},
+    "code": {"where": "reward", "min_coefficient": 0.05},
 }
 LEARNING = {
-    "paper": {"policy_lr": 2e-5, "warmup": 0.0},
-    "code": {"policy_lr": 1e-5, "warmup": 0.1},
+    "paper": {"policy_lr": 2e-5, "warmup_fraction": 0.0},
+    "code": {"policy_lr": 1e-5, "warmup_fraction": 0.1},
 }
 
 
 def get_config(preset: str = "paper") -> ConfigDict:
-    # One for each key: a placeholder under two keys would give both the value of the last.
+    # A new placeholder per key: one object under two keys would give both the value of the last.
     path = functools.partial(config_dict.placeholder, str)
     return ConfigDict(
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (1, -1, 1),
-            "compute": "bfloat16",
-            "remat": "full",
+            "mesh": (1, -1, 1),  # data, fsdp, tensor: parameters sharded over all devices
+            "compute_dtype": "bfloat16",
+            "remat": "full",  # recompute activations in the backward pass: least memory
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
-            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index", "url": ""},
+            "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "system": "mmoa_rag",
             "recipe": {
                 "system": {
-                    "style": "mmoa_rag",
-                    "modules": "QR+S+G",
-                    "top_k": 10,
-                    "word": "Document",
-                    "rewriter_tokens": 100,
-                    "selector_tokens": 29,
-                    "generator_tokens": 100,
+                    "style": "mmoa_rag",  # the folder of the prompts
+                    "modules": "QR+S+G",  # query rewriter, selector, generator
+                    "top_k": 10,  # passages per question, shared by its queries
+                    "document_word": "Document",  # a selection reads `Document0,Document3`
+                    "rewriter_max_tokens": 100,
+                    "selector_max_tokens": 29,
+                    "generator_max_tokens": 100,
                     "temperature": 0.95,
                     "top_p": 0.9,
                 },
                 "penalties": PENALTIES[preset],
                 "reward": "f1",
-                "rollouts": 1,
+                "rollouts": 1,  # no group: the critic is the baseline
             },
-            "llm": {"kind": "none"},
+            "llm": {"kind": "none"},  # the policy answers itself
             "objective": {
                 "ratio": "clip",
-                "critic": "shared",
+                "critic": "shared",  # a value head on the policy
                 "value_coefficient": 0.1,
                 "advantage": "whitened_gae",
                 "gamma": 1.0,
                 "lam": 0.95,
+                # The controller keeps an action's KL near the target, in nats.
                 "kl": {"estimator": "k1", "coefficient": 0.2, "target": 6.0, **KL[preset]},
                 "aggregation": "token_mean",
             },
-            "optimizer": {"schedule": "cosine", "final": 0.0, "epochs": 2, **LEARNING[preset]},
-            # One epoch of HotpotQA, a buffer of 128 questions.
+            "optimizer": {
+                "schedule": "cosine",
+                "final_lr_fraction": 0.0,
+                "epochs": 2,
+                **LEARNING[preset],
+            },
+            # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {
-                "steps": 700,
-                "questions": 128,
+                "steps": 700,  # one epoch of HotpotQA
+                "questions_per_step": 128,
                 "save_every": 20,
                 "eval_every": 20,
-                "baselines": "c3po",
+                "baseline_style": "c3po",
             },
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "lengths": (512, 1024, 2048, 4096),
-                "batches": (16, 64),
-                "steps": 100,
-                "tokens": 65536,
+                "prompt_lengths": (512, 1024, 2048, 4096),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 100,
+                "max_prompt_tokens": 65536,  # per device
             },
-            "layout": {"lengths": (512, 1024, 2048, 4096), "tokens": 16384, "halvings": 2},
+            "packing": {
+                "row_lengths": (512, 1024, 2048, 4096),
+                "tokens_per_device": 16384,  # tokens per forward and backward pass
+                "max_batch_halvings": 2,  # the last, partly empty batch may shrink to a quarter
+            },
         }
     )

@@ -1,9 +1,12 @@
-"""Errors a user can act on: the command line prints them as one line and exits with code 2."""
+"""Errors that a user can act on; the command line prints them as one line with exit code 2."""
 
 
 class UserError(Exception):
-    """Something the user gave cannot be used; the message says what, why, and what to do."""
+    """An input cannot be used. The message says what was given, why it fails and what to do."""
 
 
 class EffectError(Exception):
-    """The retriever or the frozen language model failed after its retries: not a reward."""
+    """The retriever or the frozen language model failed after its retries.
+
+    The question is excluded from training: a failure of a server says nothing about an action.
+    """

@@ -1,4 +1,4 @@
-"""Export for serving elsewhere, verified by reading the folder back."""
+"""Exports policies in Hugging Face format and verifies each export by reading it back."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, causal_mask
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.lora import load_lora, merge_lora, save_lora
-from jax_ragrl.runtime.sharding import beside, mesh_of
+from jax_ragrl.runtime.sharding import mesh_of, replicate_like
 
-PROBE = (2, 16)  # rows and tokens of the random ids that both models are asked about
-TOLERANCE = 1e-4  # two layouts of the same numbers may add them in another order
+PROBE = (2, 16)  # rows and tokens of the random ids on which logits are compared
+TOLERANCE = 1e-4  # different layouts of equal weights may add numbers in another order
 
 
-class Exported(NamedTuple):
-    """Where the model is, its size, and how far its logits are from the original's."""
+class ExportResult(NamedTuple):
+    """The folder, its size, and the largest difference of its logits from the original's."""
 
     folder: Path
     num_bytes: int
@@ -37,47 +37,64 @@ def export(
     tokenizer_folder: str | Path | None = None,
     *,
     dtype: str = "bfloat16",
-) -> Exported:
-    """Merge the adapter if there is one, save, load again, and compare logits.
+) -> ExportResult:
+    """Exports a decoder, with its adapter merged if it has one.
 
-    The comparison is with the decoder rounded to `dtype`, in float32 arithmetic: what is left is
-    an error of writing or reading, and a `UserError`.
+    Args:
+      decoder: the policy.
+      folder: output folder.
+      tokenizer_folder: source of the tokenizer files; None = none are written.
+      dtype: dtype of the weights.
+
+    Raises:
+      UserError: the folder reads back with other logits than the decoder rounded to `dtype`.
     """
     plain = decoder if decoder.adapter is None else merge_lora(decoder)
     folder = save_decoder(plain, folder, tokenizer_folder, dtype=dtype)
-    back = load_decoder(folder, mesh_of(plain.embed[...]), "float32", param_dtype=dtype)
-    return _verified(folder, _rounded(plain, dtype), back)
+    # Both sides compute in float32 from weights rounded to `dtype`: any remaining difference is an
+    # error of writing or reading.
+    copy = load_decoder(folder, mesh_of(plain.embed[...]), "float32", param_dtype=dtype)
+    return _verify(folder, _round(plain, dtype), copy)
 
 
-def export_adapter(decoder: Decoder, folder: str | Path, base_model: str | None = None) -> Exported:
-    """The adapter alone in PEFT's layout; loaded again on the same base, and logits compared.
+def export_adapter(
+    decoder: Decoder, folder: str | Path, base_model: str | None = None
+) -> ExportResult:
+    """Exports only the adapter, in PEFT format.
 
-    `base_model` is the folder or name of the base. Raises `UserError` where there is no adapter.
+    Args:
+      decoder: a policy with an adapter.
+      folder: output folder.
+      base_model: folder or name of the base model, for PEFT's config.
+
+    Raises:
+      UserError: the decoder has no adapter, or the adapter reads back with other logits.
     """
     folder = save_lora(decoder, folder, base_model)
-    plain = Decoder.from_params(decoder.config, decoder.params())
-    return _verified(folder, decoder, load_lora(plain, folder, mesh_of(plain.embed[...])))
+    base = Decoder.from_params(decoder.config, decoder.params())
+    return _verify(folder, decoder, load_lora(base, folder, mesh_of(base.embed[...])))
 
 
-def _verified(folder: Path, wanted: Decoder, back: Decoder) -> Exported:
-    difference = max_logit_difference(wanted, back)
+def _verify(folder: Path, original: Decoder, copy: Decoder) -> ExportResult:
+    difference = max_logit_difference(original, copy)
+    # `not <=` instead of `>`, so that nan fails.
     if not difference <= TOLERANCE:
         raise UserError(
             f"{folder} was written but reads back with logits off by {difference:.3g}: "
             "the disk may be full or failing; delete it and export again"
         )
-    return Exported(folder, sum(f.stat().st_size for f in folder.iterdir()), difference)
+    return ExportResult(folder, sum(f.stat().st_size for f in folder.iterdir()), difference)
 
 
 def max_logit_difference(one: Decoder, other: Decoder) -> float:
-    """The largest difference of the two decoders' logits on a few random ids."""
-    return float(jax.device_get(jnp.max(jnp.abs(_probe(one) - _probe(other)))))
+    """The largest absolute difference of two decoders' logits on a few random ids."""
+    return float(jax.device_get(jnp.max(jnp.abs(_probe_logits(one) - _probe_logits(other)))))
 
 
-def _probe(decoder: Decoder) -> Array:
+def _probe_logits(decoder: Decoder) -> Array:
     graphdef, state = nnx.split(decoder)
     ids_BL = np.random.default_rng(0).integers(0, decoder.config.vocab_size, PROBE, np.int32)
-    return _logits(graphdef, state, beside(ids_BL, decoder.embed[...]))
+    return _logits(graphdef, state, replicate_like(ids_BL, decoder.embed[...]))
 
 
 @jax.jit(static_argnums=0)
@@ -87,8 +104,8 @@ def _logits(graphdef: nnx.GraphDef, state: nnx.State, ids_BL: Array) -> Array:
     return decoder.logits(decoder(ids_BL, positions_BL, causal_mask(jnp.ones_like(ids_BL)))[0])
 
 
-def _rounded(decoder: Decoder, dtype: str) -> Decoder:
-    """The decoder as it was written, computing in float32."""
+def _round(decoder: Decoder, dtype: str) -> Decoder:
+    """The decoder with weights rounded to `dtype`, computing in float32."""
     config = dataclasses.replace(decoder.config, param_dtype=dtype, dtype="float32")
     return Decoder.from_params(config, _cast(decoder.params(), dtype))
 

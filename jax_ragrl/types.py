@@ -1,6 +1,6 @@
-"""The nouns of the library, and the letters that name array axes.
+"""The data types that all modules share, and the letters that name array axes.
 
-Axes, worn as suffixes (`logits_BxLxV` is written `logits_BLV`):
+Axes are suffixes of array names: `logits_BLV` has the axes B, L and V.
   B questions or prompts   N nodes of a forest        A actions             Z roles, or groups
   R rows, or rollouts      L places in a row, leaves  M scored tokens of a row
   P tokens of a prompt     T tokens of an action      V vocabulary          S key positions
@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# A field that is a numpy array while a batch is made on the host, and a jax one in a jitted step.
+# A NumPy array while a batch is built on the host, and a JAX array in a jitted step.
 Tensor = Any
 
 
@@ -30,11 +30,17 @@ class Passage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question with what is known about it.
+    """A question with its gold answers.
 
-    `gold` names the passages that support the answer, by passage id or, where a data set has no
-    ids, by title. `steps` is the decomposition: one sub-question a hop, `#1` standing for the
-    answer of the first. `hops` is 0 where it is unknown.
+    Fields:
+      id: unique within a data set.
+      text: the question.
+      answers: all correct answers.
+      gold: the supporting passages, by passage id or, if the data set has no ids, by title.
+      steps: the decomposition, one sub-question per hop; `#1` stands for the first answer.
+      hops: how many facts the answer combines; 0 if unknown.
+      kind: the type of the question, as the data set names it.
+      metadata: other fields of the data set.
     """
 
     id: str
@@ -48,7 +54,7 @@ class Question:
 
 
 class Hits(NamedTuple):
-    """What one search returned, best first. `passages` and `scores` have equal length."""
+    """The result of one search, best first; `passages` and `scores` have equal length."""
 
     passages: tuple[Passage, ...]
     scores: tuple[float, ...]
@@ -62,7 +68,7 @@ class Message(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How an action is sampled. Temperature 0 is greedy; `max_tokens` counts new tokens."""
+    """Sampling parameters. Temperature 0 is greedy; `max_tokens` limits the new tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0

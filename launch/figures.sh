@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Measures on this machine's device what the project says of its speed: one JSON file a measurement.
+# Measures the speed figures of the project on this machine's device: one JSON file per measurement.
 #
-#   launch/figures.sh [FOLDER]      default: runs/figures; a file that is there is not measured again
+#   launch/figures.sh [FOLDER]      default: runs/figures; existing files are not measured again
 #
-# PYTHON names the interpreter (.venv's by default). Tunix, where it is installed, is measured beside.
+# PYTHON names the interpreter (.venv's by default). Tunix is measured too if it is installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=${1:-runs/figures}
 python=${PYTHON:-.venv/bin/python}
 mkdir -p "$out"
-# The largest of these takes more than the three quarters of 80 GB that JAX would stop at.
+# The largest measurement needs more than JAX's default of three quarters of 80 GB.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 
 measure() {
@@ -28,40 +28,40 @@ measure() {
 }
 
 failed=()
-against=()
-"$python" -c 'import tunix' 2>/dev/null && against=(--against tunix)
+baseline=()
+"$python" -c 'import tunix' 2>/dev/null && baseline=(--baseline tunix)
 
-# A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 after each. All of it in one batch, or in
-# two; Tunix, which has an action in each row, takes five batches of as many tokens, or ten.
+# A GRPO update: 32 prompts of 1,024 tokens, 8 actions of 128 tokens per prompt. In one batch, or in
+# two. Tunix, with one action per row, needs five batches of as many tokens, or ten.
 for tokens in 65536 32768; do
   measure "grpo-$tokens" train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
-    --tokens "$tokens" ${against[@]+"${against[@]}"}
+    --tokens "$tokens" ${baseline[@]+"${baseline[@]}"}
 done
 measure grpo-xla train --shape qwen2.5-0.5b --prompts 32 --siblings 8 --prompt 1024 --new 128 \
   --attention xla
-# Forward and backward of 32 x 1,024 tokens, every one scored.
+# Forward and backward pass of 32 x 1,024 tokens, all of them scored.
 for size in 0.5b 1.5b; do
   for remat in full dots none; do
     measure "forward-$size-$remat" train --shape "qwen2.5-$size" --ungrouped --prompts 32 \
       --siblings 1 --prompt 1 --new 1023 --remat "$remat" --tokens 16384
   done
 done
-# Rollouts of 512 rows: caches that grow and batches that shrink, or one program for all tokens; rows
-# of unequal length, or of equal.
+# Rollouts of 512 rows: with growing caches and shrinking batches, or one program for all tokens; with
+# rows of unequal or of equal length.
 for mean in 200 0; do
   for slots in 128 1024; do
     measure "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
   done
 done
-# A whole step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions in
-# step, and in two parts that take turns.
+# A complete step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions at
+# once, and in two pipelined groups.
 for cohorts in 1 2; do
   measure "step-1.5b-$cohorts" step --config=configs/tiny/c3po.py --shape qwen2.5-1.5b \
-    --config.compute=bfloat16 --config.remat=full --config.run.questions=32 \
-    --config.run.cohorts="$cohorts" --config.layout.tokens=8192
+    --config.compute_dtype=bfloat16 --config.remat=full --config.run.questions_per_step=32 \
+    --config.run.pipeline_groups="$cohorts" --config.packing.tokens_per_device=8192
 done
 
-# The ten nearest of two million vectors, for 256 queries at once.
+# The ten nearest of two million vectors, for a batch of 256 queries.
 for dtype in bfloat16 float32; do
   measure "search-$dtype" search --count 2000000 --dtype "$dtype"
 done

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Makes .venv and installs one lock file into it; does nothing where that lock is already installed.
+# Creates .venv and installs one lock file into it; does nothing if that lock is already installed.
 #
 #   launch/install.sh [cpu|cuda|cuda12|tpu|test|auto]     auto (the default) looks for an accelerator
 #
-# PYTHON names the interpreter to use, RAGRL_VENV another folder than .venv, RAGRL_DEVICE what
-# `auto` means. quickstart.sh and test.sh source this file for its functions.
+# PYTHON names the interpreter, RAGRL_VENV a folder instead of .venv, RAGRL_DEVICE the meaning of
+# `auto`. quickstart.sh and test.sh source this file for its functions.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${RAGRL_VENV:-.venv}
 [[ "$venv" == /* ]] || venv=$PWD/$venv
-# What CUDA 13 and CUDA 12 run on: this driver and newer ones. CUDA 13 has no code for GPUs before
+# The oldest drivers of CUDA 13 and CUDA 12. CUDA 13 has no code for GPUs before
 # Turing (compute capability 7.5).
 driver_of_cuda13=580
 driver_of_cuda12=525
 capability_of_cuda13=75
 
-# On a CPU each step of XLA takes its memory afresh from the C library: in huge pages that saves most
-# of the system time, a quarter of the whole.
+# On a CPU, each step of XLA allocates its memory anew from the C library: huge pages save most of the
+# system time, a quarter of the total.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 
 say() { printf '%s\n' "$*" >&2; }
@@ -38,8 +38,8 @@ driver_too_old() {
   echo "NVIDIA driver $(driver_version) is too old: CUDA 12 needs $driver_of_cuda12 or newer"
 }
 
-# cuda (13) or cuda12, whichever this machine's NVIDIA driver and GPUs are for; `too old` where the
-# driver is for neither; nothing where there is none.
+# cuda (13) or cuda12, whichever this machine's NVIDIA driver and GPUs support; `too old` if the driver
+# supports neither; nothing without a driver.
 detect_cuda() {
   local driver capability
   driver=$(driver_version | sed -nE '1s/^([0-9]+)\..*/\1/p')
@@ -55,7 +55,7 @@ detect_cuda() {
 }
 
 has_tpu() {
-  # A TPU's chips are /dev/accel0, ...; other makers' lie one folder down, in /dev/accel/.
+  # The chips of a TPU are /dev/accel0, ...; those of other vendors are in the folder /dev/accel/.
   compgen -G '/dev/accel[0-9]*' >/dev/null && return 0
   # Newer TPUs are vfio groups, as are other devices: ask for Google's PCI vendor number as well.
   compgen -G '/dev/vfio/[0-9]*' >/dev/null &&
@@ -73,7 +73,7 @@ detect_device() {
   if has_tpu; then echo tpu; else echo cpu; fi
 }
 
-# cpu, cuda, cuda12 or tpu, from what the user asked for.
+# cpu, cuda, cuda12 or tpu, for the requested device.
 resolve_device() {
   local wanted=${1:-${RAGRL_DEVICE:-auto}} cuda
   case "$wanted" in
@@ -93,7 +93,7 @@ resolve_device() {
 
 find_python() {
   local candidate found=""
-  # ScaNN, and so the locks, go from 3.11 to 3.13.
+  # ScaNN, and therefore the locks, support 3.11 to 3.13.
   local in_range='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
   for candidate in "${PYTHON:-python3}" python3.12 python3.11 python3.13; do
     if "$candidate" -c "$in_range" 2>/dev/null; then
@@ -101,7 +101,7 @@ find_python() {
       return
     fi
     found+=" $candidate ($("$candidate" --version 2>/dev/null || echo 'does not run'))"
-    # A name that the user gave is used or refused, never replaced.
+    # An interpreter that the user has named is used or refused, never replaced.
     [[ -z "${PYTHON:-}" ]] || break
   done
   fail "Python 3.11, 3.12 or 3.13 is needed; tried$found" \
@@ -131,7 +131,7 @@ fingerprint() {
   { cat requirements/*.lock pyproject.toml && pwd; } | { sha256sum 2>/dev/null || shasum -a 256; }
 }
 
-# Counts on a terminal what pip collects; its own lines go to the log.
+# Counts the packages that pip collects, on a terminal; the output of pip goes to the log.
 show_progress() {
   [[ -t 2 ]] || { cat >/dev/null; return; }
   awk '/^Collecting /{printf "\r  %d packages", ++n; fflush()}
@@ -167,7 +167,7 @@ pip_install() {
     2>&1 | tee "$log" | show_progress || explain_failure "$log" "$what"
 }
 
-# What serves CUDA 13 and what serves CUDA 12 are both `cuda` to JAX: an environment has one of them.
+# JAX calls the plugins of CUDA 13 and of CUDA 12 both `cuda`: an environment can have one of them.
 drop_other_cuda() {
   local other=() log=$venv/install.log
   case "$1" in

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes requirements/*.lock anew from pyproject.toml and requirements/constraints.txt. Needs `uv`.
+# Regenerates requirements/*.lock from pyproject.toml and requirements/constraints.txt. Needs `uv`.
 #
 #   launch/lock.sh                        keeps the versions that still fit
 #   launch/lock.sh --upgrade              takes the newest of everything
@@ -22,7 +22,7 @@ lock() {
     --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
 }
 
-# The others hold what cpu.lock holds, version for version: one environment can take several.
+# The others contain the versions of cpu.lock: one environment can combine several.
 lock cpu "$@"
 lock cuda --extra cuda --constraints requirements/cpu.lock
 lock cuda12 --extra cuda12 --constraints requirements/cpu.lock

@@ -3,6 +3,6 @@
 #
 #   launch/quickstart.sh [--device cpu|cuda|cuda12|tpu|auto] [arguments of ragrl quickstart]
 set -euo pipefail
-# Everything that the quickstart reads is in this checkout.
+# All inputs of the quickstart are in this checkout.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 exec "$(dirname "${BASH_SOURCE[0]}")/ragrl.sh" quickstart "$@"

@@ -24,7 +24,7 @@ done
 device=$(resolve_device "$wanted")
 install_lock "$device"
 
-# An environment may hold more than one device's packages; the CPU stays in reach beside the device.
+# An environment may contain the packages of several devices; the CPU is always available too.
 if [[ "$device" == cpu ]]; then platforms=cpu; else platforms=${device%12},cpu; fi
 export JAX_PLATFORMS=${JAX_PLATFORMS:-$platforms}
 say "running on $device: ragrl ${args[*]-}"

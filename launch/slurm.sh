@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# A Slurm job that trains on several nodes: sbatch runs it in this checkout, which all of them share.
+# A Slurm job that trains on several nodes: sbatch runs it in this checkout, which all nodes share.
 #
 #   sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 launch/slurm.sh \
 #       train --config=configs/c3po.py --config.mesh="(1,-1,1)" --workdir=/mnt/runs/c3po
 #
-# One task a GPU; where a node or a task dies, the job is queued again (RAGRL_RESTARTS times, 3 by
-# default) and goes on from its newest checkpoint. An error of the user's (exit code 2) ends it.
+# One task per GPU. If a node or a task dies, the job is queued again (up to RAGRL_RESTARTS times, 3
+# by default) and resumes from its newest checkpoint. A user error (exit code 2) ends it.
 #SBATCH --job-name=ragrl
 #SBATCH --output=ragrl-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 set -euo pipefail
-# Slurm runs a copy of this file from elsewhere.
+# Slurm runs a copy of this file in another folder.
 cd "${SLURM_SUBMIT_DIR:?this is a job: give it to sbatch}"
 
-launch/install.sh # once, before the tasks look whether it is there
+launch/install.sh # once, before the tasks start
 code=0
-# Tasks end by themselves when another does; those that do not are ended 300 s later.
+# Tasks end by themselves when another one ends; the rest are killed 300 s later.
 srun --kill-on-bad-exit=0 --wait=300 launch/ragrl.sh "$@" || code=$?
 restarts=${SLURM_RESTART_COUNT:-0}
 if ((code != 0 && code != 2 && restarts < ${RAGRL_RESTARTS:-3})); then

@@ -3,8 +3,9 @@
 #
 #   launch/test.sh [--all] [arguments of pytest]        --all runs the slow ones too
 #
-# The tests see eight virtual CPU devices, so that every mesh can be tried on one machine. A process
-# a core (eight at most) takes a file at a time, for compiling keeps one core busy; -n0 for one alone.
+# The tests see eight virtual CPU devices, so that every mesh can be tested on one machine. One
+# process per core (at most eight) takes one file at a time, because compiling keeps one core busy;
+# -n0 uses a single process.
 set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
@@ -20,5 +21,5 @@ install_lock test
 processes=$(getconf _NPROCESSORS_ONLN)
 spread=(-n "$((processes < 8 ? processes : 8))" --dist loadfile)
 
-# Of two -m, or two -n, pytest takes the last: the user's own wins.
+# pytest uses the last of several -m or -n options: the one of the user takes precedence.
 exec "$venv/bin/python" -m pytest "${spread[@]}" "${selection[@]}" ${args[@]+"${args[@]}"}

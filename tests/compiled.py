@@ -1,4 +1,4 @@
-"""What a call compiles."""
+"""Counts the programs that a call compiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def compilations(name: str, caplog: pytest.LogCaptureFixture, call: Callable[[], object]) -> int:
-    """How many programs of a jitted function's name a call compiles."""
+    """Returns how many programs with the name of a jitted function a call compiles."""
     caplog.clear()
     with jax.log_compiles():
         call()

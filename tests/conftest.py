@@ -1,15 +1,15 @@
-"""What every test runs under: eight virtual CPU devices, strict promotion, no silent transfers.
+"""The rules of all tests: eight virtual CPU devices, strict promotion, no silent transfers.
 
-The rules are stricter than a user's run, so that a slip fails here and not on a pod:
+They are stricter than those of a run, so that a mistake fails here and not on a pod:
 
 * Dtypes never promote silently (`jax_numpy_dtype_promotion = strict`) and ranks never broadcast
   silently (`jax_numpy_rank_promotion = raise`).
-* An array never moves silently between devices, nor from a device to the host. Say it:
-  `jax.device_put`, `jax.device_get`. (On the CPU the host shares the device's memory, so
+* An array never moves silently between devices, nor from a device to the host. Use
+  `jax.device_put` and `jax.device_get`. (On the CPU the host shares the device's memory, so that
   `np.asarray(x)` and `float(x)` copy nothing and pass.)
-* Copies from the host are forbidden only inside `with no_transfers():`. On the CPU too that guard
-  counts every constant: `jnp.ones(3)`, `x + 1` and `jax.random.key(0)` outside `jit` are copies, so
-  a test could not even make its inputs under it. Make them first, then guard the step.
+* Copies from the host are forbidden only inside `with no_transfers():`. That guard
+  counts every constant, on the CPU too: `jnp.ones(3)`, `x + 1` and `jax.random.key(0)` outside
+  `jit` are copies. Make the inputs of a test first, then guard the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# For the whole process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
+# For the entire process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
 # overlaps its effects in others.
 jax.config.update("jax_transfer_guard_device_to_device", "disallow")
 jax.config.update("jax_transfer_guard_device_to_host", "disallow")
@@ -55,8 +55,8 @@ def no_transfers() -> Callable[[], AbstractContextManager]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The folder of dataset samples beside the checkout; tests that ask for it skip without it."""
+    """The folder of data set samples next to the checkout; without it, its tests are skipped."""
     folder = REPO.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("no dataset samples: ../shared/data is not beside this checkout")
+        pytest.skip("no data set samples: there is no folder ../shared/data next to this checkout")
     return folder

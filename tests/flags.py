@@ -1,9 +1,12 @@
-"""What XLA is told for tests."""
+"""XLA flags of the tests."""
 
 from __future__ import annotations
 
 
 def flags(devices: int) -> str:
-    """So many virtual CPU devices; programs are not optimised, for tests compile more than they
-    compute. Notebooks and quickstart run what users run."""
+    """Returns flags for a number of virtual CPU devices.
+
+    Programs are not optimized, because tests compile longer than they compute. Notebooks and the
+    quickstart run with the flags of a user.
+    """
     return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"

@@ -1,4 +1,4 @@
-"""An application behind a socket, in a thread."""
+"""Serves an application on a local socket, in a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvicorn
 
 @contextlib.contextmanager
 def listening(application: Any) -> Iterator[str]:
-    """The address of an application behind a socket."""
+    """Yields the address of an application while it is served."""
     config = uvicorn.Config(application, log_level="warning", log_config=None, lifespan="on")
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))

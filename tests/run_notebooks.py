@@ -1,8 +1,8 @@
-"""Run the notebooks as a reader would: `python tests/run_notebooks.py [FILE ...]`.
+"""Runs the notebooks as a reader would: `python tests/run_notebooks.py [FILE ...]`.
 
-Each runs in a scratch folder, and no notebook file is written to. Cells tagged `install` are left
-out: what they install is installed. When a cell fails, the cell and its traceback are printed, and
-the exit code is 1.
+Each runs in a scratch folder, and no notebook file is changed. Cells tagged `install` are skipped,
+because the package is installed already. If a cell fails, the cell and its traceback are printed,
+and the exit code is 1.
 """
 
 import pathlib
@@ -15,17 +15,17 @@ import nbformat
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
-SECONDS_A_CELL = 300
+CELL_TIMEOUT = 300
 
 
 def run_notebook(path: pathlib.Path) -> None:
-    """Executes one notebook with this interpreter's kernel; raises what its failing cell raised."""
+    """Executes one notebook with the kernel of this interpreter; raises the error of a cell."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [c for c in notebook.cells if "install" not in c.metadata.get("tags", [])]
     with tempfile.TemporaryDirectory() as scratch:
         nbclient.NotebookClient(
             notebook,
-            timeout=SECONDS_A_CELL,
+            timeout=CELL_TIMEOUT,
             kernel_name="python3",
             resources={"metadata": {"path": scratch}},
         ).execute()

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import shlex
 import typing
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.table import changed
-from jax_ragrl.learner.objective import GROUPED
+from jax_ragrl.evaluation.table import job_with_overrides
+from jax_ragrl.learner.objective import GROUP_ADVANTAGES
 from jax_ragrl.run.config import FileData, load_job, system_module
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
@@ -33,13 +34,13 @@ GIVEN = {
     "data.files.dev": "dev.jsonl",
     "data.files.test": "test.jsonl",
 }
-POOL = {"recipe.pool": "pool.jsonl"}
+POOL = {"recipe.expert_pool": "pool.jsonl"}
 TAUGHT = {"data.demos": "demos.jsonl"}
 DEMOS = {"tiny/sft_c3po": TAUGHT, "warmup_c3po": TAUGHT | {"policy": "models/policy"}}
 
 
 def given_to(name: str) -> dict[str, str]:
-    """What a user has to name in a config of full size."""
+    """The paths that a config of full size leaves to the user."""
     if name in DEMOS or name.startswith("tiny/"):
         return DEMOS.get(name, {})
     return GIVEN | (POOL if name.startswith("opera") else {})
@@ -54,7 +55,9 @@ def load(name: str, given: dict[str, str]) -> dict:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_a_config_loads(file: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
-    values = load(name, given_to(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no key has a former name
+        values = load(name, given_to(name))
     if name in DEMOS:
         assert load_warm_start(values).data.demos == "demos.jsonl"
         return
@@ -62,7 +65,7 @@ def test_a_config_loads(file: pathlib.Path):
         config, lesson = load_warmup(values)
         assert all(lesson.teacher(stage.teacher) for stage in config.stages)
         return
-    if "rows" in values:
+    if "examples" in values:
         assert load_finetune(values).steps > 0
         return
     job = load_job(values)
@@ -83,15 +86,15 @@ def left_out(cls: type, values: Mapping[str, Any], where: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", (*FULL, *TINY, *PRESETS))
-def test_every_choice_of_a_recipe_is_a_key_that_can_be_overridden(name):
-    """A config is locked: what it does not name cannot be set on the command line."""
+def test_a_config_names_every_key_of_its_recipe(name):
+    """The keys of a recipe are documented by the config that sets them."""
     values = load(name, given_to(name))
     if "run" not in values:
         return  # a warm-up, or a reader that learns from rows
     assert not left_out(system_module(values["system"]).Settings, values["recipe"], "recipe")
 
 
-def test_an_experts_roles_are_set_on_the_command_line():
+def test_the_roles_of_an_expert_can_be_overridden():
     roles = {"recipe.expert.roles": "('plan',)", "recipe.expert.period": "8"}
     for name in ("opera", "tiny/opera"):
         expert = load(name, given_to(name) | roles)["recipe"]["expert"]
@@ -114,7 +117,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "overrides"), ABLATIONS)
-def test_an_ablation_that_a_config_names_is_another_run_than_its_own(name, overrides):
+def test_a_documented_ablation_changes_the_run(name, overrides):
     given = [f"--config.{k}={v}" for k, v in given_to(name).items()]
     own, other = (
         load_job(load_config(CONFIGS / f"{name}.py", [*given, *more])) for more in ((), overrides)
@@ -129,15 +132,15 @@ def test_an_ablation_that_a_config_names_is_another_run_than_its_own(name, overr
 
 
 @pytest.mark.parametrize(("name", "overrides"), CHANGES)
-def test_a_change_that_a_config_names_makes_another_system_of_a_run(name, overrides):
+def test_a_documented_change_modifies_the_system(name, overrides):
     values = load(name, given_to(name))
-    made = changed(values, overrides).recipe.evaluated
-    assert made != load_job(values).recipe.evaluated
+    made = job_with_overrides(values, overrides).recipe.evaluation_system
+    assert made != load_job(values).recipe.evaluation_system
     assert {role.policy for role in made.roles.values()} <= set(load_job(values).policy_of.values())
     assert {about for about, _ in CHANGES} == {"coda", "opera"}
 
 
-def test_a_tiny_config_whose_roles_the_shipped_policy_does_not_know_begins_with_a_warm_up():
+def test_a_tiny_config_documents_its_warm_up():
     for name in set(PAPERS) - {"c3po"}:
         text = (CONFIGS / f"tiny/{name}.py").read_text(encoding="utf-8")
         assert f"configs/tiny/warmup_{name}.py" in text
@@ -145,20 +148,20 @@ def test_a_tiny_config_whose_roles_the_shipped_policy_does_not_know_begins_with_
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_what_a_user_names_lands_under_its_own_key(name):
+def test_a_path_overrides_only_its_own_key(name):
     values = load(name, given_to(name))
     job = load_job(values)
     assert (job.policy, job.index.encoder) == ("models/policy", "models/encoder")
     files = ("corpus.jsonl", "train.jsonl", "dev.jsonl", "test.jsonl")
-    assert job.data.files == FileData(*files, train_each=6000 if name == "c3po" else 0)
+    assert job.data.files == FileData(*files, max_train_per_file=6000 if name == "c3po" else 0)
     pool = "pool.jsonl" if name.startswith("opera") else None
-    assert values["recipe"].get("pool") == pool
+    assert values["recipe"].get("expert_pool") == pool
 
 
 @pytest.mark.parametrize(
     ("name", "end"), [("c3po", 0.1), ("mmoa_rag", 0.0), ("mmoa_rag:code", 0.0), ("mao_arag", 1.0)]
 )
-def test_a_papers_rate_ends_where_that_of_its_framework_does(name, end):
+def test_the_learning_rate_ends_as_in_the_framework(name, end):
     job = load_job(load(name, given_to(name)))
     choices = job.optimizer
     taken = job.run.steps * choices.epochs * choices.minibatches
@@ -166,7 +169,7 @@ def test_a_papers_rate_ends_where_that_of_its_framework_does(name, end):
     assert float(rate) == pytest.approx(end * choices.policy_lr)
 
 
-def test_what_c3po_leaves_open_is_the_default_of_its_trainer():
+def test_open_choices_of_c3po_are_its_trainers_defaults():
     """OpenRLHF at the time: train_ppo.py."""
     job = load_job(load("c3po", GIVEN))
     choices, o = job.optimizer, job.objective
@@ -179,39 +182,41 @@ def test_what_c3po_leaves_open_is_the_default_of_its_trainer():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_what_a_user_leaves_out_is_named(name):
+def test_a_missing_path_is_named(name):
     for key in given_to(name):
         rest = {k: v for k, v in given_to(name).items() if k != key}
         with pytest.raises(UserError, match=rf"config\.{key} is None.*--config\.{key}=VALUE"):
             load_job(load(name, rest))
 
 
-def test_demonstrations_that_a_user_leaves_out_are_named():
+def test_missing_demonstrations_are_named():
     with pytest.raises(UserError, match=r"data\.demos is None.*--config\.data\.demos=VALUE"):
         load_warm_start(load("warmup_c3po", {"policy": "models/policy"}))
 
 
-def test_the_warm_start_of_c3po_is_that_of_its_table_6():
+def test_the_warm_start_of_c3po_matches_table_6():
     run = load_warm_start(load("warmup_c3po", DEMOS["warmup_c3po"]))
     peak, steps = run.optimizer.policy_lr, 1000
-    assert (run.epochs, run.batch, peak, run.layout.lengths[-1]) == (3, 512, 4e-5, 4096)
+    assert (run.epochs, run.batch_size, peak, run.packing.row_lengths[-1]) == (3, 512, 4e-5, 4096)
     rate = run.optimizer.rate(peak, steps)
     assert [float(rate(i)) for i in (15, 30, steps)] == pytest.approx([peak / 2, peak, 0.0])
 
 
-def test_a_judge_that_no_reward_would_hear_is_refused():
+def test_a_judge_without_a_judged_reward_is_refused():
     values = load("tiny/coda", {}) | {"judge": {"kind": "local"}}
-    with pytest.raises(UserError, match=r"judge.kind is 'local'.*takes no judge's verdict"):
+    with pytest.raises(UserError, match=r"judge.kind is 'local'.*does not read a judge's verdict"):
         load_job(values)
 
 
-def test_shapes_that_would_cut_an_action_are_refused():
-    values = load("tiny/coda", {"shapes.steps": "55"})
-    with pytest.raises(UserError, match=r"role planner may write 56 tokens.*steps is 55.*raise"):
+def test_shapes_that_truncate_an_action_are_refused():
+    values = load("tiny/coda", {"shapes.max_new_tokens": "55"})
+    with pytest.raises(
+        UserError, match=r"role planner may write 56 tokens.*max_new_tokens is 55.*raise"
+    ):
         load_job(values)
 
 
-def test_a_missing_path_is_one_line_and_exit_code_2(tmp_path, capsys):
+def test_a_missing_path_is_a_one_line_error(tmp_path, capsys):
     given = [f"--config.{k}={v}" for k, v in GIVEN.items() if k != "policy"]
     workdir = f"--workdir={tmp_path / 'w'}"
     assert main(["train", f"--config={CONFIGS / 'c3po.py'}", workdir, *given]) == 2
@@ -220,19 +225,19 @@ def test_a_missing_path_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert not (tmp_path / "w").exists()
 
 
-def test_a_pool_is_made_before_there_is_one(tmp_path, capsys):
+def test_ragrl_pool_needs_no_pool(tmp_path, capsys):
     """The command gets as far as the questions, which are not there."""
     given = [f"--config.{k}={tmp_path / v}" for k, v in GIVEN.items()]
     out = f"--out={tmp_path / 'pool.jsonl'}"
     assert main(["pool", f"--config={CONFIGS / 'opera.py'}", out, *given]) == 2
     line = capsys.readouterr().err.strip()
-    assert str(tmp_path / "train.jsonl") in line and "recipe.pool" not in line
+    assert str(tmp_path / "train.jsonl") in line and "recipe.expert_pool" not in line
 
 
 @pytest.mark.parametrize("name", ["tiny/coda", "tiny/opera", "tiny/search_r1", "tiny/tree_grpo"])
 def test_a_group_rule_is_applied_or_refused(name):
     known = load_job(load(name, {})).recipe.advantages
-    for rule in GROUPED:
+    for rule in GROUP_ADVANTAGES:
         values = load(name, {"objective.advantage": rule})
         if rule in known:
             job = load_job(values)
@@ -252,17 +257,17 @@ def test_a_return_is_no_advantage(name):
         load_job(load("tiny/coda", critic))
 
 
-def test_a_rollout_without_a_critic_needs_another():
+def test_a_group_rule_needs_several_rollouts():
     """Search-R1: groups for GRPO, a critic for PPO, one after the other or over conversations."""
     with pytest.raises(UserError, match=r"rollouts 1.*use 2 or more"):
         load_job(load("tiny/search_r1", {"recipe.rollouts": "1"}))
     job = load_job(load("tiny/search_r1:ppo", {}))
-    assert job.recipe.rollouts == 1 and job.credit is job.recipe.turns
-    turn = load_job(load("tiny/search_r1:ppo", {"objective.span": "turn"}))
+    assert job.recipe.rollouts == 1 and job.credit is job.recipe.turn_credit
+    turn = load_job(load("tiny/search_r1:ppo", {"objective.gae_span": "turn"}))
     assert turn.credit is turn.recipe.advantages["whitened_gae"]
 
 
-def test_a_role_of_mmoa_rag_is_compared_where_there_are_several_rollouts():
+def test_a_role_of_mmoa_rag_is_compared_across_rollouts():
     groups = {"objective.critic": "none", "objective.advantage": "group_normalised"}
     job = load_job(load("tiny/mmoa_rag", {**groups, "recipe.rollouts": "4"}))
     assert job.credit is job.recipe.advantages["group_normalised"]
@@ -278,9 +283,9 @@ def test_one_module_is_trained_before_a_frozen_reader(preset, role, reward):
     assert values["recipe"]["reward"] == reward and set(load_job(values).policy_of) == {role}
 
 
-def test_turns_that_continue_none_are_no_conversation():
+def test_gae_over_conversations_needs_continued_turns():
     values = load("tiny/mao_arag", {})
-    values["objective"]["span"] = "conversation"
+    values["objective"]["gae_span"] = "conversation"
     with pytest.raises(UserError, match=r"no turn of this system continues another"):
         load_job(values)
 
@@ -291,27 +296,30 @@ def test_turns_that_continue_none_are_no_conversation():
         ({"system": "json"}, "no Settings"),
         ({"run.save_every": 0}, "run.save_every is 0"),
         ({"run.eval_every": 0}, "run.eval_every is 0"),
-        ({"run.questions": 0}, "run.questions is 0"),
+        ({"run.questions_per_step": 0}, "run.questions_per_step is 0"),
         ({"run.steps": -1}, "run.steps is -1"),
     ],
 )
-def test_what_no_run_can_do_is_refused_before_it_begins(given, said):
+def test_impossible_runs_are_refused(given, said):
     with pytest.raises(UserError, match=said):
         load_job(load("tiny/c3po", given))
 
 
 @pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera"])
-def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
+def test_every_batch_size_of_a_config_is_used(name: str):
     values = load_config(CONFIGS / f"{name}.py", [])["shapes"]
     shapes = Shapes(**values)
-    used = {shapes.most(length) for length in shapes.lengths}
-    assert max(shapes.batches) in used
+    used = {shapes.max_batch_size(length) for length in shapes.prompt_lengths}
+    assert max(shapes.batch_sizes) in used
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"recipe.max_steps": "0"}, "schedule names role 'plan': use some of analysis, rewrite"),
+        (
+            {"recipe.system.max_plan_steps": "0"},
+            r"schedule names role 'plan'.*: use some of analysis, rewrite",
+        ),
         ({"schedule.phases": "({'steps':1,'roles':('planner',)},)"}, "names role 'planner'"),
         (
             {"objective.aggregation": "role_sum", "objective.role_weights": "(('x',1.0),)"},
@@ -319,18 +327,18 @@ def test_a_papers_config_has_no_batch_size_that_is_never_used(name: str):
         ),
     ],
 )
-def test_a_role_that_is_not_there_is_refused_before_anything_is_loaded(given, said):
+def test_an_unknown_role_is_refused_before_loading(given, said):
     with pytest.raises(UserError, match=said):
         load_job(load("tiny/opera", given))
 
 
-@pytest.mark.parametrize("key", ["compute", "remat", "attention", "llm.kind"])
-def test_a_word_that_is_none_of_those_known_is_refused_before_anything_is_made(key):
+@pytest.mark.parametrize("key", ["compute_dtype", "remat", "attention", "llm.kind"])
+def test_an_unknown_choice_is_refused_before_loading(key):
     with pytest.raises(UserError, match=rf"{key} is 'ful': use one of \w+, \w+"):
         load_job(load("tiny/c3po", {key: "ful"}))
 
 
-def test_a_metric_that_is_not_there_is_refused_before_training_and_may_be_ones_own(monkeypatch):
+def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
     job = load_job(load("tiny/coda", {}))
     recipe = dataclasses.replace(job.recipe, metric="mine")
     with pytest.raises(UserError, match=r"metric is 'mine': use one of cover_em, .*METRICS"):

@@ -1,4 +1,4 @@
-"""The scripts of launch/ that decide something, with stand-ins for what they call."""
+"""The scripts of launch/, with stubs for the programs that they call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def script(file: pathlib.Path, *lines: str) -> None:
     "code, restarts, queued",
     [(0, 0, False), (137, 0, True), (134, 2, True), (137, 3, False), (2, 0, False)],
 )
-def test_a_slurm_job_is_queued_again_unless_it_ended_was_wrong_or_was_too_often(
-    tmp_path, code, restarts, queued
-):
+def test_a_slurm_job_is_requeued_after_a_crash(tmp_path, code, restarts, queued):
     script(tmp_path / "launch" / "install.sh")
     script(tmp_path / "bin" / "srun", 'echo "srun $*" >>calls', f"exit {code}")
     script(tmp_path / "bin" / "scontrol", 'echo "scontrol $*" >>calls')
@@ -44,7 +42,7 @@ def test_a_slurm_job_is_queued_again_unless_it_ended_was_wrong_or_was_too_often(
     assert calls[1:] == (["scontrol requeue 7"] if queued else [])
 
 
-def test_the_quickstart_is_ragrl_quickstart_with_the_arguments_that_were_given(tmp_path):
+def test_the_quickstart_script_passes_its_arguments(tmp_path):
     shutil.copytree(LAUNCH, tmp_path / "launch")
     script(tmp_path / "launch" / "ragrl.sh", 'printf "%s|" "$@"')
     start = tmp_path / "launch" / "quickstart.sh"
@@ -55,7 +53,7 @@ def test_the_quickstart_is_ragrl_quickstart_with_the_arguments_that_were_given(t
 def resolved(
     folder: pathlib.Path, wanted: str, driver: str = "", gpus: str = ""
 ) -> tuple[str, str]:
-    """The device that install.sh takes on a machine with such GPUs, and what it says of it."""
+    """The device that install.sh selects on a machine with these GPUs, and its message."""
     if driver:
         told = f'[[ "$1" == *driver* ]] && echo {driver} || printf "%s\\n" {gpus}'
         script(folder / "bin" / "nvidia-smi", told)
@@ -79,11 +77,11 @@ def resolved(
     ],
 )
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_gpus_get_the_cuda_that_their_driver_and_they_run(tmp_path, wanted, driver, gpus, lock):
+def test_gpus_get_a_cuda_version_that_they_support(tmp_path, wanted, driver, gpus, lock):
     assert resolved(tmp_path, wanted, driver, gpus) == (lock, "")
 
 
-def test_a_driver_that_is_too_old_leaves_the_cpu_and_is_an_error_where_a_gpu_was_asked_for(
+def test_an_old_driver_falls_back_to_the_cpu(
     tmp_path,
 ):
     device, said = resolved(tmp_path, "auto", "470.82.01", "8.0")
@@ -92,7 +90,7 @@ def test_a_driver_that_is_too_old_leaves_the_cpu_and_is_an_error_where_a_gpu_was
     assert device == "" and said.startswith("error: NVIDIA driver 470.82.01 is too old")
 
 
-def test_a_device_that_is_named_is_taken_and_one_that_does_not_exist_refused(tmp_path):
+def test_an_unknown_device_is_refused(tmp_path):
     assert resolved(tmp_path, "cuda12") == ("cuda12", "")
     assert resolved(tmp_path, "gpu")[1].startswith("error: unknown device 'gpu'")
 
@@ -100,7 +98,7 @@ def test_a_device_that_is_named_is_taken_and_one_that_does_not_exist_refused(tmp
 @pytest.mark.parametrize(
     "device, platforms", [("cpu", "cpu"), ("cuda", "cuda,cpu"), ("cuda12", "cuda,cpu")]
 )
-def test_jax_is_told_the_device_that_was_installed_for(tmp_path, device, platforms):
+def test_jax_uses_the_device_of_the_installation(tmp_path, device, platforms):
     shutil.copytree(LAUNCH, tmp_path / "launch")
     stand_in = (
         f"venv={tmp_path}; resolve_device() {{ echo $1; }}; install_lock() {{ :; }}; say() {{ :; }}"

@@ -65,7 +65,7 @@ class Rollouts(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the rollouts fix for the epochs of one update."""
+    """Targets that are fixed for the epochs of one update."""
 
     logp: jax.Array
     advantage: jax.Array
@@ -106,7 +106,7 @@ def shared(payoff_A):
     return monte_carlo(jnp.asarray(PARENT_N), ~FIRST_N, reward_N, jnp.ones(2 * A))[0]
 
 
-# --- Methods: what an update fixes, and the loss of its steps ------------------------------------
+# --- Methods: the targets of an update, and the loss of its steps ---------------------------------
 
 
 class PPO:
@@ -236,7 +236,7 @@ def learn(method, sign, beta, key):
     return jax.lax.scan(update, carry, jax.random.split(key, updates))[0][0].table
 
 
-# --- What is known of the optimum ----------------------------------------------------------------
+# --- The optimum ----------------------------------------------------------------------------------
 
 
 def joint(table) -> np.ndarray:
@@ -262,35 +262,35 @@ LOSS_COEFFICIENTS = (0.4, 0.8, 1.6)  # larger: a normalised advantage is of size
 
 
 @pytest.mark.parametrize("method", [PPO, MAPPO, GRPO, MAPGRPO, RLOO, DPO])
-def test_the_objective_reaches_the_optimum_and_its_opposite_does_not(method):
+def test_every_objective_reaches_the_optimum(method):
     assert START < 0.5 * BEST
-    found = [
+    actual = [
         worth(learn(method, *jax.device_put(np.float32([sign, 0.001])), jax.random.key(0)))
         for sign in (1, -1)
     ]
-    assert found[0] > 0.97 * BEST and found[1] < 0.5 * START
+    assert actual[0] > 0.97 * BEST and actual[1] < 0.5 * START
 
 
 def regularised(method, coefficients) -> list[np.ndarray]:
-    """What `method` learns under each KL coefficient."""
+    """Returns the policy that `method` learns under each KL coefficient."""
     betas = jax.device_put(np.float32(coefficients))
     run = jax.vmap(functools.partial(learn, method), in_axes=(None, 0, None))
     return [joint(table) for table in run(jnp.float32(1), betas, jax.random.key(0))]
 
 
 @pytest.mark.parametrize("method", [GRPO, GRPOWithK2])
-def test_a_larger_coefficient_in_the_loss_ends_nearer_to_the_reference(method):
-    found = regularised(method, LOSS_COEFFICIENTS)
-    far, middle, near = (divergence(p, joint(REFERENCE)) for p in found)
+def test_a_larger_loss_coefficient_ends_nearer_the_reference(method):
+    actual = regularised(method, LOSS_COEFFICIENTS)
+    far, middle, near = (divergence(p, joint(REFERENCE)) for p in actual)
     assert far > 1.5 * middle and middle > 1.5 * near > 0
 
 
-def test_a_larger_coefficient_in_the_reward_ends_nearer_and_at_the_known_optimum():
+def test_a_reward_coefficient_ends_at_the_regularized_optimum():
     """The best of E[R] - beta KL(p | q) is p = q exp(R / beta), normalised."""
-    found = regularised(MAPGRPO, REWARD_COEFFICIENTS)
-    far, middle, near = (divergence(p, joint(REFERENCE)) for p in found)
+    actual = regularised(MAPGRPO, REWARD_COEFFICIENTS)
+    far, middle, near = (divergence(p, joint(REFERENCE)) for p in actual)
     assert far > 1.5 * middle and middle > 1.5 * near > 0
-    for beta, p in zip(REWARD_COEFFICIENTS, found, strict=True):
+    for beta, p in zip(REWARD_COEFFICIENTS, actual, strict=True):
         best = joint(REFERENCE) * np.exp(PAYOFF / beta)
         best /= best.sum(axis=(1, 2), keepdims=True)
         assert divergence(p, best) < 0.05 < divergence(joint(REFERENCE), best)

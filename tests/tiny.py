@@ -1,4 +1,4 @@
-"""A tiny random policy and its tokenizer, for tests of what surrounds a model."""
+"""A tiny random policy and its tokenizer, for tests of code around a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from flax import nnx
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
 
@@ -35,3 +36,9 @@ def policy(seed: int = 0) -> tuple[Any, Any]:
         rope_theta=1e4,
     )
     return nnx.split(Decoder(config, rngs=nnx.Rngs(seed)), nnx.Param)
+
+
+@functools.cache
+def split_policy(seed: int = 0) -> SplitModel:
+    """The decoder of `policy` as a `SplitModel`."""
+    return SplitModel.from_model(nnx.merge(*policy(seed)))

@@ -1,10 +1,10 @@
-"""C-3PO on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+"""C-3PO on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl quickstart                                    (or)
     ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po
 
-Chen et al. 2025, "C-3PO". The tree, Monte Carlo credit, PPO with a critic of its own and the KL
-coefficient are the paper's; learning rates and batch are scaled to the model.
+Chen et al. 2025, "C-3PO". From the paper: the tree, Monte Carlo credit, PPO with a separate
+critic, and the KL coefficient. Scaled to the model: learning rates and batch.
 """
 
 from ml_collections import ConfigDict
@@ -14,13 +14,15 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
-            "mesh": (),
-            "compute": "float32",
-            "remat": "none",
-            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            "policy": "tiny",  # the policy that ships with the package
+            "mesh": (),  # the first device
+            "compute_dtype": "float32",
+            "remat": "none",  # a small model: activations fit in memory
+            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
-            "llm": {"kind": "world_reader", "documents": 5, "noise": 0.1, "confusion": 0.35},
+            # The rule-based reader of the synthetic corpus, in place of a frozen language model.
+            "llm": {"kind": "world_reader", "max_documents": 5, "noise": 0.1, "confusion": 0.35},
             "system": "c3po",
             "recipe": {
                 "system": {
@@ -29,18 +31,18 @@ def get_config() -> ConfigDict:
                     "max_depth": 13,
                     "max_documents": 6,
                     "roadmaps": 1,
-                    "strict": True,
+                    "strict": True,  # a selection of a missing document fails the branch
                     "hint": "",
                     "max_tokens": 40,
                     "temperature": 1.0,
                 },
                 "tree": {
                     "width": 2,
-                    "until": 4,
-                    "free": 1,
-                    "retrieval": "prefix",
-                    "dead_leaf": "zero",
-                    "multiplicity": False,
+                    "branching_depth": 4,  # deeper decisions sample one action
+                    "router_samples": 1,  # in addition to the three forced actions
+                    "router_forcing": "prefix",  # the policy writes the query of a forced search
+                    "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
+                    "weigh_duplicates": False,
                 },
             },
             "objective": {
@@ -50,20 +52,27 @@ def get_config() -> ConfigDict:
                 "gamma": 1.0,
                 "lam": 0.95,
                 "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
-                "aggregation": "role_sum",
+                "aggregation": "role_sum",  # eq. 6 sums the loss over roles
             },
             "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 3},
             "run": {
                 "steps": 28,
-                "questions": 14,
+                "questions_per_step": 14,
                 "save_every": 7,
                 "eval_every": 7,
                 "dev_questions": 40,
                 "test_questions": 400,
-                "trees_every": 7,
-                "trees": 2,
+                # Trees for the report: how often they are saved, and how many.
+                "save_trees_every": 7,
+                "trees_per_save": 2,
             },
-            "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 40},
-            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (80, 144, 256),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 40,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 1536},
         }
     )

@@ -1,17 +1,20 @@
-"""MMOA-RAG on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+"""MMOA-RAG on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=runs/warm-mmoa_rag
     ragrl train --config=configs/tiny/mmoa_rag.py --workdir=runs/mmoa_rag \
         --config.policy=runs/warm-mmoa_rag/checkpoint
 
 Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
-Learning". Modules, penalties, shared reward and the KL of the last token are the paper's; learning
-rates, lengths and batch are scaled to the model. `D3` stands for `Document3`: the mask needs a word
-that is one token. All searches are made at once, which finds single facts and what is compared,
-but not the second link of a chain: none is asked. The loss sums over roles, whose answers differ in
-length. Without a critic, and with GRPO's groups of each role: `--config.recipe.rollouts=4
---config.objective.critic=none --config.objective.advantage=group_normalised`, and a quarter of the
-questions.
+Learning". From the paper: modules, penalties, shared reward and the KL of the last token. Scaled to
+the model: learning rates, lengths and batch.
+
+All searches of a question are made at once, which finds single facts and both sides of a
+comparison, but not the second link of a chain: there are no such questions here. The loss sums over
+roles, because their answers differ in length.
+
+Without a critic, with GRPO's groups per role, and a quarter of the questions:
+    --config.recipe.rollouts=4 --config.objective.critic=none \
+        --config.objective.advantage=group_normalised --config.run.questions_per_step=16
 """
 
 from ml_collections import ConfigDict
@@ -21,11 +24,12 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
-            "mesh": (),
-            "compute": "float32",
-            "remat": "none",
-            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3, "hops": (1,)}},
+            "policy": "tiny",  # the policy that ships with the package
+            "mesh": (),  # the first device
+            "compute_dtype": "float32",
+            "remat": "none",  # a small model: activations fit in memory
+            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1,)}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "system": "mmoa_rag",
             "recipe": {
@@ -33,19 +37,19 @@ def get_config() -> ConfigDict:
                     "style": "mmoa_rag_tiny",
                     "modules": "QR+S+G",
                     "top_k": 4,
-                    "word": "D",
-                    "rewriter_tokens": 40,
-                    "selector_tokens": 12,
-                    "generator_tokens": 16,
+                    "document_word": "D",  # one token, as the mask needs: `D3` is `Document3`
+                    "rewriter_max_tokens": 40,
+                    "selector_max_tokens": 12,
+                    "generator_max_tokens": 16,
                     "temperature": 1.0,
                     "top_p": 1.0,
                 },
                 "penalties": {
                     "rewriter": -0.5,
-                    "queries": "count",
+                    "query_rule": "count",
                     "selector": -1.0,
                     "generator": -0.5,
-                    "words": 30,
+                    "max_answer_words": 30,
                 },
                 "reward": "f1",
                 "rollouts": 1,
@@ -62,15 +66,22 @@ def get_config() -> ConfigDict:
             "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 4},
             "run": {
                 "steps": 30,
-                "questions": 64,
+                "questions_per_step": 64,
                 "save_every": 6,
                 "eval_every": 6,
                 "dev_questions": 40,
                 "test_questions": 400,
-                "trees_every": 6,
-                "trees": 2,
+                # Trees for the report: how often they are saved, and how many.
+                "save_trees_every": 6,
+                "trees_per_save": 2,
             },
-            "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 40},
-            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (80, 144, 256),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 40,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 1536},
         }
     )

@@ -1,39 +1,39 @@
-"""OPERA on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+"""OPERA on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl warmup --config=configs/tiny/warmup_opera.py --out=runs/warm-opera
     ragrl train --config=configs/tiny/opera.py --workdir=runs/opera \
         --config.policy=runs/warm-opera/checkpoint
 
-Rewards and expert injection are the paper's; groups, learning rate and KL are scaled to the model,
-and most steps go to the role that needs them. The roles share one tiny policy, the expert and the
-gold of sub-goals come from the rules of the encyclopedia, and a plan of a single step is not held
-against a question of one hop. With two passages a search about one first query in eight finds
-nothing, which is what the rewriter is for.
+From the paper: rewards and expert injection. Scaled to the model: groups, learning rate and KL;
+most steps train the role that needs them. The roles share one tiny policy. The expert and the gold
+answers of sub-goals come from the rules of the synthetic corpus.
 """
 
 from ml_collections import ConfigDict
 
 RECIPE = {
-    "style": "opera_tiny",
-    "top_k": 2,
-    "max_steps": 6,
-    "max_rewrites": 2,
-    "temperature": 1.0,
-    "max_tokens": (48, 40, 24),
-    "shared": True,
-    "group": 6,
+    "system": {
+        "style": "opera_tiny",
+        "top_k": 2,  # about one first query in eight finds nothing: work for the rewriter
+        "max_plan_steps": 6,
+        "max_rewrites": 2,
+        "temperature": 1.0,
+        "max_tokens": (48, 40, 24),  # plan, analysis, rewrite
+        "shared_policy": True,
+    },
+    "group_size": 6,
     "expert": {
         "when": "always",
         "replaces": "extra",
         "gradient": True,
-        "period": 4,
-        "roles": (),
-        "carried": "sampled",
+        "period": 4,  # of `when` periodic: one question in four
+        "roles": (),  # all roles
+        "continue_with": "sampled",
     },
-    "pool": "world",
+    "expert_pool": "world",  # the rules of the synthetic corpus
     "gold": "world",
     "plan_reward": "paper",
-    "least_steps": 1,
+    "min_plan_steps": 1,  # questions of one hop need one step
     "ndcg_power": 0.5,
 }
 
@@ -42,13 +42,14 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
-            "mesh": (),
-            "compute": "float32",
-            "remat": "none",
+            "policy": "tiny",  # the policy that ships with the package
+            "mesh": (),  # the first device
+            "compute_dtype": "float32",
+            "remat": "none",  # a small model: activations fit in memory
             "system": "opera",
             "recipe": RECIPE,
-            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "objective": {
                 "ratio": "clip",
@@ -67,15 +68,22 @@ def get_config() -> ConfigDict:
             "optimizer": {"policy_lr": 1e-3, "schedule": "cosine", "minibatches": 6},
             "run": {
                 "steps": 30,
-                "questions": 32,
+                "questions_per_step": 32,
                 "save_every": 10,
                 "eval_every": 10,
                 "dev_questions": 40,
                 "test_questions": 400,
-                "trees_every": 10,
-                "trees": 2,
+                # Trees for the report: how often they are saved, and how many.
+                "save_trees_every": 10,
+                "trees_per_save": 2,
             },
-            "shapes": {"lengths": (80, 144), "batches": (16, 64), "steps": 48},
-            "layout": {"lengths": (128, 256), "tokens": 1536},
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (80, 144),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 48,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (128, 256), "tokens_per_device": 1536},
         }
     )

@@ -1,11 +1,12 @@
-"""RetRobust on the embedded default: the tiny policy learns to answer from documents.
+"""RetRobust on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl sft --config=configs/tiny/retrobust.py --out=runs/retrobust
     ragrl world --out runs/world && ragrl index --corpus runs/world/passages.jsonl --out runs/index
     ragrl evaluate --systems standard_rag --corpus runs/world/passages.jsonl \
         --questions runs/world/test.jsonl --index runs/index --llm runs/retrobust/checkpoint
 
-A row shows what bears on the question, or low ranks, or passages drawn at random.
+The policy learns to answer from documents. An example shows relevant passages, passages of low
+rank, or random ones.
 """
 
 from ml_collections import ConfigDict
@@ -15,17 +16,24 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
-            "rows": "robust",
+            "policy": "tiny",  # the policy that ships with the package
+            "examples": "robust",
             "style": "baselines_tiny",
             "top_k": 4,
             "steps": 400,
-            "batch": 32,
+            "batch_size": 32,  # examples per update
             "test_questions": 200,
-            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3}},
+            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
             "index": {"encoder": "lexical", "kind": "scann"},
-            "optimizer": {"policy_lr": 3e-3, "warmup": 0.1},
-            "shapes": {"lengths": (80, 144, 256), "batches": (16, 64), "steps": 16},
-            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
+            "optimizer": {"policy_lr": 3e-3, "warmup_fraction": 0.1},
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (80, 144, 256),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 16,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 1536},
         }
     )

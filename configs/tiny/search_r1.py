@@ -1,14 +1,14 @@
-"""Search-R1 on the embedded default: the generated encyclopedia, a tiny policy, two CPU cores.
+"""Search-R1 on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl warmup --config=configs/tiny/warmup_auto_rag.py --config.recipe.kind=search_r1 \
+    ragrl warmup --config=configs/tiny/warmup_auto_rag.py --config.recipe.system.kind=search_r1 \
         --out=runs/warm-search_r1
     ragrl train --config=configs/tiny/search_r1.py --workdir=runs/search_r1 \
         --config.policy=runs/warm-search_r1/checkpoint
     ragrl train --config=configs/tiny/search_r1.py:ppo ...     (with a critic, no groups)
 
-Jin et al. 2025. GRPO compares five rollouts of a question and has its KL in the loss. PPO has one
-rollout a question, its KL in the reward, and a critic, whose GAE (gamma and lambda 1) runs over the
-turns of a rollout as one conversation. Learning rates, lengths and batch are scaled to the model.
+Jin et al. 2025. GRPO compares five rollouts per question and has its KL in the loss. PPO has one
+rollout per question, its KL in the reward, and a critic, whose GAE (gamma and lambda 1) runs over
+the turns of a rollout as one conversation. Scaled to the model: learning rates, lengths and batch.
 """
 
 from ml_collections import ConfigDict
@@ -23,7 +23,7 @@ OBJECTIVE = {
     "ppo": {
         "critic": "own",
         "advantage": "whitened_gae",
-        "span": "conversation",
+        "gae_span": "conversation",
         "gamma": 1.0,
         "lam": 1.0,
         "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.001},
@@ -36,23 +36,26 @@ def get_config(preset: str = "grpo") -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
-            "mesh": (),
-            "compute": "float32",
-            "remat": "none",
+            "policy": "tiny",  # the policy that ships with the package
+            "mesh": (),  # the first device
+            "compute_dtype": "float32",
+            "remat": "none",  # a small model: activations fit in memory
             "system": "jax_ragrl.systems.baselines.executor",
             "recipe": {
-                "kind": "search_r1",
-                "style": "coda_tiny",
-                "top_k": 3,
-                "max_turns": 3,
-                "max_tokens": 56,
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "chat": True,
+                "system": {
+                    "kind": "search_r1",
+                    "style": "coda_tiny",
+                    "top_k": 3,
+                    "max_turns": 3,
+                    "max_tokens": 56,
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                    "as_chat_turns": True,
+                },
                 "rollouts": ROLLOUTS[preset],
             },
-            "data": {"world": {"seed": 0, "size": 240, "famous": 0.3, "hops": (1, 2)}},
+            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1, 2)}},
             "index": {"encoder": "lexical", "kind": "scann"},
             "objective": {"ratio": "clip", "aggregation": "token_mean", **OBJECTIVE[preset]},
             "optimizer": {
@@ -63,15 +66,22 @@ def get_config(preset: str = "grpo") -> ConfigDict:
             },
             "run": {
                 "steps": 18,
-                "questions": QUESTIONS[preset],
+                "questions_per_step": QUESTIONS[preset],
                 "save_every": 6,
                 "eval_every": 6,
                 "dev_questions": 40,
                 "test_questions": 400,
-                "trees_every": 6,
-                "trees": 2,
+                # Trees for the report: how often they are saved, and how many.
+                "save_trees_every": 6,
+                "trees_per_save": 2,
             },
-            "shapes": {"lengths": (80, 160, 288), "batches": (16, 64), "steps": 56},
-            "layout": {"lengths": (160, 352), "tokens": 2112},
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (80, 160, 288),
+                "batch_sizes": (16, 64),
+                "max_new_tokens": 56,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (160, 352), "tokens_per_device": 2112},
         }
     )

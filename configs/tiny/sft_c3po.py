@@ -5,9 +5,9 @@
     ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po \
         --config.policy=runs/warm/checkpoint
 
-The writer is the policy itself: what it learns is which of its own actions end right. That raised
-cover-EM on 150 test questions from 38.0 to 47.3 %, as 71 % of the questions were then planned for
-(989 demonstrations, 93 steps).
+The policy itself writes the demonstrations: it learns which of its actions lead to a correct
+answer. Measured here with 989 demonstrations and 93 steps: cover-EM on 150 test questions rose
+from 38.0 to 47.3 %, because 71 % of the questions were then planned for.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -17,11 +17,12 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "policy": "tiny",
+            "policy": "tiny",  # the policy that ships with the package
             "data": {"demos": config_dict.placeholder(str)},
             "epochs": 3,
-            "batch": 32,
-            "optimizer": {"policy_lr": 5e-4, "warmup": 0.03, "final": 0.0},
-            "layout": {"lengths": (112, 160, 256), "tokens": 1536},
+            "batch_size": 32,  # demonstrations per update
+            "optimizer": {"policy_lr": 5e-4, "warmup_fraction": 0.03, "final_lr_fraction": 0.0},
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {"row_lengths": (112, 160, 256), "tokens_per_device": 1536},
         }
     )

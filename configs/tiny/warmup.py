@@ -2,22 +2,24 @@
 
     ragrl warmup --config=configs/tiny/warmup.py --out=DIR
 
-A decoder of 1.1M parameters (Qwen3 layout) and a byte-level tokenizer of 1,024 ids.
+The model is a decoder of 1.1M parameters (Qwen3 layout) with a byte-level tokenizer of 1,024 ids.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    skills = {"style": "c3po_tiny", "greedy_filter": 0.15, "early_stop": 0.0}
-    careless = {"style": "c3po_tiny", "greedy_filter": 0.65, "early_stop": 0.2}
+    # Probabilities of mistakes; the last stage makes more, and keeps correct traces only.
+    skills = {"style": "c3po_tiny", "p_keep_related": 0.15, "p_early_stop": 0.0}
+    careless = {"style": "c3po_tiny", "p_keep_related": 0.65, "p_early_stop": 0.2}
     return ConfigDict(
         {
             "seed": 0,
             "learning_rate": 0.02,
-            "tokens": 6144,
-            "buckets": (48, 80, 112, 144, 176, 224),
-            "prompt_weight": 0.1,
+            # Tokens per update, in rows of these lengths.
+            "tokens_per_step": 6144,
+            "row_lengths": (48, 80, 112, 144, 176, 224),
+            "prompt_loss_weight": 0.1,  # a policy from random weights also learns its prompts
             "log_every": 50,
             "model": {
                 "vocab_size": 1024,
@@ -41,19 +43,29 @@ def get_config() -> ConfigDict:
                 },
             },
             "stages": (
-                {"steps": 400, "teacher": skills, "passages": (1, 2), "worlds_from": 1_000_000},
-                {"steps": 400, "teacher": skills, "passages": (1, 2, 3), "worlds_from": 2_000_000},
+                {
+                    "steps": 400,
+                    "teacher": skills,
+                    "passages_per_search": (1, 2),
+                    "first_world_seed": 1_000_000,
+                },
+                {
+                    "steps": 400,
+                    "teacher": skills,
+                    "passages_per_search": (1, 2, 3),
+                    "first_world_seed": 2_000_000,
+                },
                 {
                     "steps": 1300,
                     "teacher": skills,
-                    "passages": (2, 3, 4, 4),
-                    "worlds_from": 3_000_000,
+                    "passages_per_search": (2, 3, 4, 4),
+                    "first_world_seed": 3_000_000,
                 },
                 {
                     "steps": 300,
                     "teacher": careless,
-                    "passages": (4,),
-                    "worlds_from": 4_000_000,
+                    "passages_per_search": (4,),
+                    "first_world_seed": 4_000_000,
                     "only_correct": True,
                 },
             ),

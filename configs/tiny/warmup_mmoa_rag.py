@@ -1,10 +1,10 @@
-"""The warm start of MMOA-RAG on the embedded default, from the shipped policy.
+"""The warm start of MMOA-RAG on the synthetic corpus, from the shipped policy.
 
     ragrl warmup --config=configs/tiny/warmup_mmoa_rag.py --out=DIR
 
-A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
-The teacher is careful first; then its selector mostly keeps the first passage alone, and its
-rewriter copies half of the questions. These habits are what training has to undo.
+It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
+format. The teacher is careful first. Then its selector usually keeps only the first passage, and
+its rewriter copies half of the questions: the habits that training has to undo.
 """
 
 from ml_collections import ConfigDict
@@ -14,11 +14,12 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "start": "tiny",
+            "policy": "tiny",  # the policy that ships with the package
             "learning_rate": 0.01,
-            "tokens": 6144,
-            "buckets": (48, 80, 112, 144, 176, 224),
-            "prompt_weight": 0.0,
+            # Tokens per update, in rows of these lengths.
+            "tokens_per_step": 6144,
+            "row_lengths": (48, 80, 112, 144, 176, 224),
+            "prompt_loss_weight": 0.0,  # learn the actions only
             "log_every": 25,
             "system": "mmoa_rag",
             "recipe": {
@@ -26,36 +27,37 @@ def get_config() -> ConfigDict:
                     "style": "mmoa_rag_tiny",
                     "modules": "QR+S+G",
                     "top_k": 4,
-                    "word": "D",
-                    "rewriter_tokens": 40,
-                    "selector_tokens": 12,
-                    "generator_tokens": 16,
+                    "document_word": "D",
+                    "rewriter_max_tokens": 40,
+                    "selector_max_tokens": 12,
+                    "generator_max_tokens": 16,
                     "temperature": 1.0,
                     "top_p": 1.0,
                 },
                 "penalties": {
                     "rewriter": -0.5,
-                    "queries": "count",
+                    "query_rule": "count",
                     "selector": -1.0,
                     "generator": -0.5,
-                    "words": 30,
+                    "max_answer_words": 30,
                 },
             },
             "stages": (
                 {
                     "steps": 300,
-                    "teacher": {"word": "D"},
-                    "passages": (4,),
-                    "worlds_from": 6_000_000,
-                    "facts": 0,
+                    "teacher": {"document_word": "D"},
+                    "passages_per_search": (4,),
+                    # Each stage has its own range of seeds, which no evaluation uses.
+                    "first_world_seed": 6_000_000,
+                    "known_facts_per_world": 0,
                     "hops": (1,),
                 },
                 {
                     "steps": 100,
-                    "teacher": {"word": "D", "lazy": 0.5, "hasty": 0.7},
-                    "passages": (4,),
-                    "worlds_from": 6_100_000,
-                    "facts": 0,
+                    "teacher": {"document_word": "D", "p_copy_question": 0.5, "p_keep_first": 0.7},
+                    "passages_per_search": (4,),
+                    "first_world_seed": 6_100_000,
+                    "known_facts_per_world": 0,
                     "hops": (1,),
                 },
             ),

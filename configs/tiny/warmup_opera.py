@@ -1,10 +1,10 @@
-"""The warm start of OPERA on the embedded default, from the shipped policy.
+"""The warm start of OPERA on the synthetic corpus, from the shipped policy.
 
     ragrl warmup --config=configs/tiny/warmup_opera.py --out=DIR
 
-A few minutes on two cores: the policy already finds and copies facts, and learns other forms.
-The teacher is careful first; then three plans in four are a single step, whose analysis mostly has
-to give up. Giving up too soon is the habit that training has to undo.
+It takes a few minutes on two cores: the policy can already find and copy facts, and learns another
+format. The teacher is careful first. Then three plans in four are a single step, whose analysis
+usually has to give up: the habit that training has to undo is to give up too soon.
 """
 
 from ml_collections import ConfigDict
@@ -14,41 +14,45 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "start": "tiny",
+            "policy": "tiny",  # the policy that ships with the package
             "learning_rate": 0.01,
-            "tokens": 6144,
-            "buckets": (48, 80, 112, 144, 176, 224),
-            "prompt_weight": 0.0,
+            # Tokens per update, in rows of these lengths.
+            "tokens_per_step": 6144,
+            "row_lengths": (48, 80, 112, 144, 176, 224),
+            "prompt_loss_weight": 0.0,  # learn the actions only
             "log_every": 25,
             "system": "opera",
             "recipe": {
-                "style": "opera_tiny",
-                "top_k": 2,
-                "max_steps": 6,
-                "max_rewrites": 2,
-                "temperature": 1.0,
-                "max_tokens": (48, 40, 24),
-                "shared": True,
-                "group": 6,
+                "system": {
+                    "style": "opera_tiny",
+                    "top_k": 2,
+                    "max_plan_steps": 6,
+                    "max_rewrites": 2,
+                    "temperature": 1.0,
+                    "max_tokens": (48, 40, 24),
+                    "shared_policy": True,
+                },
+                "group_size": 6,
                 "expert": {"when": "always", "replaces": "extra", "gradient": True},
-                "pool": "world",
+                "expert_pool": "world",
                 "gold": "world",
-                "least_steps": 1,
+                "min_plan_steps": 1,
             },
             "stages": (
                 {
                     "steps": 250,
                     "teacher": {},
-                    "passages": (2, 2, 3),
-                    "worlds_from": 8_000_000,
-                    "facts": 0,
+                    "passages_per_search": (2, 2, 3),
+                    # Each stage has its own range of seeds, which no evaluation uses.
+                    "first_world_seed": 8_000_000,
+                    "known_facts_per_world": 0,
                 },
                 {
                     "steps": 90,
-                    "teacher": {"single_step": 0.75},
-                    "passages": (2,),
-                    "worlds_from": 8_100_000,
-                    "facts": 0,
+                    "teacher": {"p_single_step": 0.75},
+                    "passages_per_search": (2,),
+                    "first_world_seed": 8_100_000,
+                    "known_facts_per_world": 0,
                 },
             ),
         }

@@ -1,1 +1,1 @@
-"""Measurements that print JSON: loading, sampling, a train step, a whole step, other libraries."""
+"""Benchmarks that print JSON: loading, search, sampling, training steps, other libraries."""

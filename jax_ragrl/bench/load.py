@@ -1,9 +1,9 @@
-"""How much host memory loading a checkpoint takes.
+"""Measures the host memory for loading a checkpoint.
 
-Writes a random checkpoint of a published shape into a temporary folder, loads it in a process of
-its own onto eight virtual devices, and tells that process's peak of resident memory beyond
-what it held before loading, as a multiple of the checkpoint's size. The loaded weights themselves
-are 1: virtual devices keep them in host memory.
+Writes a checkpoint with random weights into a temporary folder and loads it in a separate process
+onto eight virtual devices. The result is the growth of that process's resident memory until its
+peak, as a multiple of the checkpoint size. The loaded weights account for 1, because virtual
+devices keep them in host memory.
 """
 
 from __future__ import annotations
@@ -25,40 +25,46 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, layer_weights, param_count, weights
 from jax_ragrl.models.hf import load_decoder, write_checkpoint
 from jax_ragrl.models.hf_config import to_hf
-from jax_ragrl.models.published import shape as shape_of
+from jax_ragrl.models.published import published_config
 from jax_ragrl.runtime.sharding import make_mesh
 
 DEVICES = 8
-SHARD_BYTES = 300_000_000
+SHARD_BYTES = 300_000_000  # small enough for several files, as large checkpoints have
 
 
 def bench_load(shape: str = "qwen2.5-0.5b") -> dict[str, Any]:
-    """Write, load and measure one checkpoint; needs twice its size of disk for a moment.
+    """Writes, loads and measures one checkpoint of a published model.
 
-    Returns `shape`, `parameters`, `checkpoint_bytes`, `devices`, `write_s`, `load_s`,
-    `rss_before_bytes`, `rss_peak_bytes` and `peak_over_checkpoint`.
+    Needs up to twice the size of the checkpoint on disk.
+
+    Returns:
+      `shape`, `parameters`, `checkpoint_bytes`, `devices`, `write_s`, `load_s`, `rss_before_bytes`,
+      `rss_peak_bytes` and `peak_over_checkpoint`.
     """
-    config = shape_of(shape)
+    config = published_config(shape)
     with tempfile.TemporaryDirectory() as temporary:
-        started = time.perf_counter()
+        start = time.perf_counter()
         folder = write_random(config, Path(temporary) / "model")
-        written = time.perf_counter() - started
+        write_s = time.perf_counter() - start
         size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-        measured = _in_a_process_of_its_own(folder)
-    beyond = measured["rss_peak_bytes"] - measured["rss_before_bytes"]
+        # While the folder exists: its files are deleted at the end of this block.
+        loading = _measure_in_new_process(folder)
+    # Only the growth counts: libraries occupy memory before the weights are loaded.
+    growth = loading["rss_peak_bytes"] - loading["rss_before_bytes"]
     return {
         "shape": shape,
         "parameters": param_count(config),
         "checkpoint_bytes": size,
         "devices": DEVICES,
-        "write_s": round(written, 2),
-        **measured,
-        "peak_over_checkpoint": round(beyond / size, 3),
+        "write_s": round(write_s, 2),
+        **loading,
+        "peak_over_checkpoint": round(growth / size, 3),
     }
 
 
 def write_random(config: DecoderConfig, folder: Path) -> Path:
-    """A bfloat16 checkpoint of random weights, one tensor in memory at a time."""
+    """Writes a bfloat16 checkpoint of random weights, with one tensor in memory at a time."""
+    # Repeating one block is much faster than sampling billions of numbers.
     block = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(jnp.bfloat16)
     top, layer_shapes = weights(config), layer_weights(config)
 
@@ -71,37 +77,43 @@ def write_random(config: DecoderConfig, folder: Path) -> Path:
     return write_checkpoint(config, raw, fetch, folder, "bfloat16", None, SHARD_BYTES)
 
 
-def _in_a_process_of_its_own(folder: Path) -> dict[str, Any]:
+def _measure_in_new_process(folder: Path) -> dict[str, Any]:
+    # A fresh process: the peak of this one includes writing the checkpoint.
+    # Virtual devices need the CPU platform, and must be requested before JAX starts.
     flags = f"--xla_force_host_platform_device_count={DEVICES}"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "jax_ragrl.bench.load", str(folder)],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise UserError(f"loading {folder} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        last_line = process.stderr.strip().splitlines()[-1:]
+        raise UserError(f"loading {folder} failed: {last_line}")
+    # Libraries may print lines before the result.
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Load onto all devices of this process; resident bytes before and at the peak."""
+    """Loads a checkpoint; resident bytes of this process before and at the peak."""
     mesh = make_mesh((1, -1, 1))
-    before, started = _resident("VmRSS"), time.perf_counter()
+    before, start = _resident("VmRSS"), time.perf_counter()
     decoder = load_decoder(folder, mesh, dtype="bfloat16")
+    # Copies to devices are asynchronous.
     decoder.embed[...].block_until_ready()
     return {
-        "load_s": round(time.perf_counter() - started, 2),
+        "load_s": round(time.perf_counter() - start, 2),
         "rss_before_bytes": before,
         "rss_peak_bytes": _resident("VmHWM"),
     }
 
 
 def _resident(field: str) -> int:
-    """`VmRSS` is resident now, `VmHWM` at its highest. (`ru_maxrss` outlives exec: no use here.)"""
+    """Resident memory in bytes: `VmRSS` is the current size, `VmHWM` the peak."""
+    # `ru_maxrss` is unusable here: it includes the peak of the parent before exec.
     status = Path("/proc/self/status")
     if not status.is_file():
-        raise UserError("peak memory is read from /proc, which this system lacks: use Linux")
+        raise UserError("this system has no /proc, from which peak memory is read: use Linux")
     line = next(x for x in status.read_text().splitlines() if x.startswith(field))
     return int(line.split()[1]) * 1024
 

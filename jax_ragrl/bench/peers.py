@@ -1,7 +1,7 @@
-"""The train step of other libraries, measured as `bench.train` measures this one's.
+"""Measures the training step of other libraries with the work of `bench.train`.
 
-Every action is in a row of its own, as these libraries have it. The only file of the package that
-imports torch and tunix, which it does not depend on.
+These libraries put each action into its own row. This is the only file of the package that imports
+torch and tunix, which the package does not depend on.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.bench.train import Work, peak_bytes, timed
+from jax_ragrl.bench.train import TrainWork, peak_bytes, time_step
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.hf_config import to_hf
 
 
-def transformers_step(work: Work) -> dict[str, Any]:
-    """Forward, backward and AdamW of a Transformers model.
+def transformers_step(work: TrainWork) -> dict[str, Any]:
+    """Measures forward, backward and AdamW of a Transformers model.
 
-    Gradients are accumulated over micro-batches. Float32 weights under autocast to the compute
-    dtype, gradient checkpointing where `remat` is not `none`, logits of the action's tokens only.
-    Raises `UserError` where torch is missing.
+    Gradients are accumulated over micro-batches. Weights are float32 under autocast to the compute
+    dtype; gradients are checkpointed unless `remat` is `none`; logits are computed for the tokens
+    of actions only. Raises `UserError` if torch is missing.
     """
     try:
         import torch
@@ -32,42 +32,50 @@ def transformers_step(work: Work) -> dict[str, Any]:
         raise UserError(f"{error}: install torch to measure against transformers") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = _transformers_model(work).to(device).train()
+    # Learning rate 0, as in `bench.train`: all steps do the same work.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     contexts, arrays = _micro_batches(work)
-    parts = [torch.tensor(array) for array in arrays]
-    mixed = torch.autocast(device, torch.bfloat16, enabled=work.dtype == "bfloat16")
+    batches = [torch.tensor(array) for array in arrays]
+    # Autocast keeps the weights in float32, as this library's training does.
+    autocast = torch.autocast(device, torch.bfloat16, enabled=work.dtype == "bfloat16")
 
     def step() -> None:
-        for part in parts:
-            ids = part.to(device)
-            with mixed:
+        for batch in batches:
+            ids = batch.to(device)
+            with autocast:
+                # One position more than the action has tokens, because each position predicts the
+                # next token.
                 logits = model(input_ids=ids, logits_to_keep=work.new + 1).logits[:, :-1]
-            chosen = ids[:, -work.new :]
-            logps = torch.log_softmax(logits.float(), -1).gather(-1, chosen[..., None])
+            targets = ids[:, -work.new :]
+            logps = torch.log_softmax(logits.float(), -1).gather(-1, targets[..., None])
+            # Each micro-batch frees its activations before the next one; gradients are summed.
             (-logps.sum() / len(contexts)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        # Kernels run asynchronously: without this, only their launch is timed.
         if device == "cuda":
             torch.cuda.synchronize()
 
-    seconds, _ = timed(step, work.repeats)
+    seconds, _ = time_step(step, work.repeats)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
     return _speed(contexts, seconds) | {"peak_bytes": peak}
 
 
-def _transformers_model(work: Work) -> Any:
+def _transformers_model(work: TrainWork) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**to_hf(work.config(), "float32"))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     if work.remat != "none":
+        # PyTorch recommends the variant without reentrance.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
-def _micro_batches(work: Work) -> tuple[np.ndarray, list[np.ndarray]]:
-    """All contexts, a row each, and the same in parts of at most `work.tokens` tokens."""
+def _micro_batches(work: TrainWork) -> tuple[np.ndarray, list[np.ndarray]]:
+    """All contexts, one per row, and their split into batches of at most `work.tokens` tokens."""
+    # All contexts have equal length, so that no row needs padding.
     contexts = np.array([turn.context() for turn in work.turns()])
     rows = max(1, work.tokens // contexts.shape[1])
     return contexts, [contexts[i : i + rows] for i in range(0, len(contexts), rows)]
@@ -81,16 +89,16 @@ def _speed(contexts: np.ndarray, seconds: float) -> dict[str, Any]:
     }
 
 
-IDS = {"pad_id": -1, "eos_id": -1}  # ids that do not occur: nothing is padding, nothing ends
+IDS = {"pad_id": -1, "eos_id": -1}  # never occur: no token is padding, no action ends early
 
 
-def tunix_step(work: Work) -> dict[str, Any]:
-    """Reference scoring, then forward, backward and AdamW of a Tunix model with its GRPO loss.
+def tunix_step(work: TrainWork) -> dict[str, Any]:
+    """Measures reference scoring, then forward, backward and AdamW of Tunix's GRPO.
 
-    Tunix's own compiled train step (`rl.trainer.Trainer`), which accumulates over micro-batches,
-    and its own `compute_per_token_logps`, a micro-batch at a time. Float32 weights, the compute
-    dtype of the work, each layer computed again in the backward pass where `remat` is not `none`.
-    Raises `UserError` where Tunix is missing.
+    Uses Tunix's compiled training step (`rl.trainer.Trainer`), which accumulates gradients over
+    micro-batches, and its `compute_per_token_logps`, one micro-batch at a time. Weights are
+    float32, computation has the dtype of the work, and layers are recomputed in the backward pass
+    unless `remat` is `none`. Raises `UserError` if Tunix is missing.
     """
     import jax
     from flax import nnx
@@ -99,34 +107,35 @@ def tunix_step(work: Work) -> dict[str, Any]:
         from tunix.rl import common
     except ImportError as error:
         raise UserError(
-            f"{error}: install google-tunix to measure against tunix, beside this package and not "
-            "in its lock"
+            f"{error}: install google-tunix to measure against tunix; it is not in the lock files"
         ) from error
     contexts, arrays = _micro_batches(work)
-    parts = jax.device_put([array.astype(np.int32) for array in arrays])
+    batches = jax.device_put([array.astype(np.int32) for array in arrays])
     model = _tunix_model(work)
 
-    def scored(part: jax.Array) -> jax.Array:
-        prompt, action = part[:, : work.prompt], part[:, work.prompt :]
+    def score(batch: jax.Array) -> jax.Array:
+        prompt, action = batch[:, : work.prompt], batch[:, work.prompt :]
         logps = common.compute_per_token_logps(
             *nnx.split(model), prompt_tokens=prompt, completion_tokens=action, **IDS
         )
+        # Depending on the options of Tunix, a tuple that begins with the log-probabilities.
         return logps[0] if isinstance(logps, tuple) else logps
 
-    reference, _ = timed(lambda: [scored(part) for part in parts], work.repeats)
-    train = _tunix_train(work, model, len(parts))
-    examples = [_tunix_example(work, part, scored(part)) for part in parts]
-    seconds, first = timed(lambda: [train(example) for example in examples], work.repeats)
+    # Timed separately, as in `bench.train`, because not every objective needs it.
+    reference, _ = time_step(lambda: [score(batch) for batch in batches], work.repeats)
+    train = _tunix_train(work, model, len(batches))
+    examples = [_tunix_example(work, batch, score(batch)) for batch in batches]
+    seconds, first = time_step(lambda: [train(example) for example in examples], work.repeats)
     return _speed(contexts, seconds) | {
         "first_step_s": round(first, 2),
         "reference_s": round(reference, 4),
-        "micro_batches": len(parts),
+        "micro_batches": len(batches),
         "peak_bytes": peak_bytes(),
     }
 
 
-def _tunix_train(work: Work, model: Any, parts: int) -> Callable[[Any], Any]:
-    """Tunix's compiled train step with its GRPO loss; every `parts` calls are one update."""
+def _tunix_train(work: TrainWork, model: Any, batches: int) -> Callable[[Any], Any]:
+    """Tunix's compiled training step with its GRPO loss; `batches` calls make one update."""
     import optax
     from tunix.rl.algo_core import grpo_loss_fn
     from tunix.rl.grpo.grpo_learner import GRPOConfig
@@ -141,8 +150,10 @@ def _tunix_train(work: Work, model: Any, parts: int) -> Callable[[Any], Any]:
 
     trainer = Trainer(
         model,
+        # Learning rate 0, as for the other libraries.
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.0)),
-        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=parts),
+        # Never evaluates: only the compiled training step is called.
+        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=batches),
         custom_checkpoint_metadata_fn=dict,
     )
     trainer = trainer.with_loss_fn(loss, has_aux=True)
@@ -151,23 +162,24 @@ def _tunix_train(work: Work, model: Any, parts: int) -> Callable[[Any], Any]:
     return train
 
 
-def _tunix_example(work: Work, part: Any, ref_logps: Any) -> Any:
+def _tunix_example(work: TrainWork, batch: Any, ref_logps: Any) -> Any:
     import jax.numpy as jnp
     from tunix.rl import common
 
     return common.TrainExample(
-        prompt_ids=part[:, : work.prompt],
-        prompt_mask=jnp.ones((len(part), work.prompt), bool),
-        completion_ids=part[:, work.prompt :],
-        completion_mask=jnp.ones((len(part), work.new), bool),
-        advantages=jnp.ones(len(part)),
+        prompt_ids=batch[:, : work.prompt],
+        prompt_mask=jnp.ones((len(batch), work.prompt), bool),
+        completion_ids=batch[:, work.prompt :],
+        completion_mask=jnp.ones((len(batch), work.new), bool),
+        advantages=jnp.ones(len(batch)),
         ref_per_token_logps=ref_logps,
+        # Without old log-probabilities the loss uses its own, as in a first update on new rollouts.
         old_per_token_logps=None,
     )
 
 
-def _tunix_model(work: Work) -> Any:
-    """Tunix's model of the work's shape: its Qwen2 has biases, its Qwen3 normalised heads."""
+def _tunix_model(work: TrainWork) -> Any:
+    """Tunix's model of the work's architecture: Qwen2 has biases, Qwen3 normalized heads."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -199,23 +211,29 @@ def _tunix_model(work: Work) -> Any:
     return make(config, rngs=nnx.Rngs(0))
 
 
-def measure_peer(name: str, work: Work) -> dict[str, Any]:
-    """A peer's step, in a process of its own: its peak memory is nobody else's."""
-    alone = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=alone) as pool:
+def measure_peer(name: str, work: TrainWork) -> dict[str, Any]:
+    """Measures another library in a new process, so that its peak memory is its own."""
+    # "spawn" instead of "fork": a forked process would inherit the state of JAX.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(PEERS[name], work).result()
 
 
-def beside(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """How many times faster our step is, with the scoring by a reference where a peer has it, and
-    what share of a peer's peak memory it takes, where that is known."""
-    parts = [part for part in ("step_s", "reference_s") if part in theirs]
-    ratio = sum(theirs[part] for part in parts) / sum(ours[part] for part in parts)
+def compare_steps(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Compares two measurements of the same work.
+
+    Returns:
+      `times_faster`: their seconds over ours, reference scoring included if both measured it;
+      `memory_share`: our peak memory over theirs, None if unknown.
+    """
+    keys = [key for key in ("step_s", "reference_s") if key in theirs]
+    # Sums instead of a mean of ratios: a training step takes the time of both.
+    ratio = sum(theirs[key] for key in keys) / sum(ours[key] for key in keys)
     share = ours["peak_bytes"] / theirs["peak_bytes"] if theirs["peak_bytes"] else None
     return {"times_faster": round(ratio, 3), "memory_share": share and round(share, 4)}
 
 
-PEERS: dict[str, Callable[[Work], dict[str, Any]]] = {
+PEERS: dict[str, Callable[[TrainWork], dict[str, Any]]] = {
     "transformers": transformers_step,
     "tunix": tunix_step,
 }

@@ -1,7 +1,7 @@
-"""What sampling costs: continuations of prompts, as long as each other or not.
+"""Measures sampling: continuations of prompts, of equal or unequal lengths.
 
-Ids and weights are random, which changes no cost, and nothing but its limit ends a row: what is
-written is known beforehand. Of repeated rollouts the fastest counts.
+Ids and weights are random, which does not change the cost. Only its limit ends a row, so the number
+of tokens is known in advance. The result is the fastest of the repeated rollouts.
 """
 
 from __future__ import annotations
@@ -14,23 +14,34 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_ragrl.bench.train import peak_bytes, timed
+from jax_ragrl.bench.train import peak_bytes, time_step
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.published import shape
-from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.models.published import published_config
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 
-# A tokenizer that ends no row, and forbids nothing.
-FREE: Any = types.SimpleNamespace(stop_ids=(), allowed=lambda _: None, stops=lambda _: None)
+# A tokenizer without stop tokens and without forbidden tokens.
+PLAIN_TOKENIZER: Any = types.SimpleNamespace(
+    stop_ids=(), allowed_tokens=lambda _: None, stop_transitions=lambda _: None
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
-    """What is measured: `siblings` continuations of each of `prompts` prompts of `prompt` tokens.
+class SampleWork:
+    """The measured work.
 
-    They have `new` tokens, or, with a `mean`, exponentially many of this mean and `new` at most;
-    siblings have as many. `batch` prompts are sampled at once, with a cache of `slots` new tokens
-    to begin with: with `new` slots or more it never grows, and rows that are done stay.
+    Fields:
+      shape: a published model, or `tiny`.
+      prompts: number of prompts.
+      siblings: continuations per prompt.
+      prompt: tokens per prompt.
+      new: max new tokens per continuation.
+      mean: mean of the new tokens, exponentially distributed per prompt; 0 = all have `new`.
+      batch: prompts sampled together.
+      slots: initial cache size in new tokens. With `new` or more, the cache never grows and the
+        batch never shrinks.
+      dtype: dtype of weights and computation.
+      repeats: number of timed rollouts.
     """
 
     shape: str = "qwen2.5-0.5b"
@@ -45,34 +56,48 @@ class Rollout:
     repeats: int = 3
 
     def limits(self) -> list[int]:
-        """New tokens of the rows of each prompt."""
+        """The number of new tokens per prompt."""
         if not self.mean:
             return [self.new] * self.prompts
-        drawn = np.random.default_rng(0).exponential(self.mean, self.prompts)
-        return np.clip(drawn, 1, self.new).astype(int).tolist()
+        # Real replies have a long tail of lengths, which leaves most of a batch idle at the end.
+        lengths = np.random.default_rng(0).exponential(self.mean, self.prompts)
+        return np.clip(lengths, 1, self.new).astype(int).tolist()
 
-    def jobs(self, vocabulary: int) -> list[Job]:
-        """Random prompts, at temperature 1."""
+    def jobs(self, vocabulary: int) -> list[SamplingJob]:
+        """Random prompts, sampled at temperature 1."""
         ids = np.random.default_rng(1).integers(0, vocabulary, (self.prompts, self.prompt))
         rows = zip(ids.tolist(), self.limits(), strict=True)
-        return [Job(tuple(row), i, 1.0, 1.0, limit) for i, (row, limit) in enumerate(rows)]
+        return [
+            SamplingJob(tuple(row), seed=i, temperature=1.0, top_p=1.0, limit=limit)
+            for i, (row, limit) in enumerate(rows)
+        ]
 
     def shapes(self) -> Shapes:
-        """The batch, and those that it may shrink to: a quarter, a quarter of this, and so on."""
+        """The batch, and the sizes that it may shrink to: repeatedly a quarter."""
+        # Finished rows leave the batch when a smaller size is large enough for the others.
         sizes = [self.batch]
         while sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // 4))
         tokens = self.batch * self.prompt
-        return Shapes((self.prompt,), tuple(sorted(sizes)), self.new, tokens, self.slots)
+        return Shapes(
+            prompt_lengths=(self.prompt,),
+            batch_sizes=tuple(sorted(sizes)),
+            max_new_tokens=self.new,
+            max_prompt_tokens=tokens,
+            initial_cache_size=self.slots,
+        )
 
 
-def bench_sample(work: Rollout) -> dict[str, Any]:
-    """Seconds of a rollout and of the first one, which compiles; tokens written, and a second."""
-    config = dataclasses.replace(shape(work.shape), dtype=work.dtype, param_dtype=work.dtype)
-    net = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
+def bench_sample(work: SampleWork) -> dict[str, Any]:
+    """Measures a rollout, and the first one, which compiles."""
+    config = published_config(work.shape)
+    # Weights in the dtype of computation, as in a sampler: another dtype would need a copy.
+    config = dataclasses.replace(config, dtype=work.dtype, param_dtype=work.dtype)
+    model = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
     jobs, shapes = work.jobs(config.vocab_size), work.shapes()
-    rollout_s, first_s = timed(
-        lambda: sample_jobs(*net, FREE, jobs, work.siblings, shapes) and (), work.repeats
+    rollout_s, first_s = time_step(
+        lambda: sample_jobs(model, PLAIN_TOKENIZER, jobs, work.siblings, shapes) and (),
+        work.repeats,
     )
     tokens = sum(work.limits()) * work.siblings
     return {

@@ -1,9 +1,9 @@
-"""What a whole training step costs: a rollout and the updates after it, of a config.
+"""Measures a complete training step of a config: a rollout and the updates after it.
 
-Wall time is split by who works: the sampler, the retriever and the frozen language model while a
-rollout calls them (side by side, so their seconds may add up to more), and the updates. How much of
-it an accelerator computes is read from the profiler; a CPU is its own host and has no such share.
-What is compiled in a step, for shapes that no step before it had, is counted and left out of it.
+Wall time is split into the calls of the sampler, the retriever and the frozen language model during
+the rollout (they may overlap, so their sum can exceed it) and the updates. The profiler gives the
+share of the time in which an accelerator computes; a CPU has no such share. Compile time, for
+shapes that no earlier step had, is reported separately and excluded from the busy share.
 """
 
 from __future__ import annotations
@@ -25,164 +25,188 @@ from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.pipelining import Around
-from jax_ragrl.run.components import Parts, assemble, mesh_for
+from jax_ragrl.rollout.pipelining import ContextProxy
+from jax_ragrl.run.components import Components, build_components, mesh_for
 from jax_ragrl.run.config import Job
-from jax_ragrl.train.loop import acting_environment, learn, prepare_policies, roll_out
+from jax_ragrl.training.loop import acting_environment, learn, prepare_policies, roll_out
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]
 
 
-class Timed(Around):
-    """Another object, the seconds of whose calls are added up in `seconds[name]`."""
+class TimedCalls(ContextProxy):
+    """A proxy that adds the duration of each call to `seconds[name]`."""
 
-    def __init__(self, wrapped: Any, name: str, seconds: dict[str, float]):
-        super().__init__(wrapped, lambda: _timing(name, seconds))
+    def __init__(self, target: Any, name: str, seconds: dict[str, float]):
+        super().__init__(target, lambda: _timing(name, seconds))
 
 
 @contextlib.contextmanager
 def _timing(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         yield
+    # A call that fails also took time.
     finally:
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of JAX, its duration in seconds
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # JAX reports seconds with it
 
 
 def bench_step(
     job: Job, workdir: pathlib.Path, repeats: int, shape: DecoderConfig | None
 ) -> dict[str, Any]:
-    """The cost of training steps after a first one, which compiles most of what there is.
+    """Measures training steps after a first one, which compiles most programs.
 
-    With a `shape` every policy has random weights of that shape: what it writes is noise, which
-    ends rollouts early, unless they are forced.
+    Args:
+      job: the job of the config.
+      workdir: folder with an index, or an empty folder.
+      repeats: number of measured steps.
+      shape: architecture of policies with random weights, instead of the job's policies. Their
+        outputs are noise, which ends unforced rollouts early.
 
-    Returns of each step the seconds of the rollout, of the calls in it, of the updates and of
-    compiling, their shares of the step, the tokens of all trained contexts, and the busy share of
-    the devices in the time that nothing was compiled (None on a CPU); and peak memory.
+    Returns:
+      Per step, the seconds of the rollout, of the calls in it, of the updates and of compilation,
+      their shares of the step, the tokens of all training contexts, and the busy share of the
+      devices while nothing compiles (None on a CPU). Once, the peak memory in bytes.
     """
-    parts = assemble(job, workdir)
+    components = build_components(job, workdir)
     if shape is not None:
-        names = sorted(parts.policies)
-        parts = parts._replace(policies=_random(job, shape, names))
-    policies = prepare_policies(job, parts.policies, parts.tokenizer)
-    parts = parts._replace(policies={})
-    data = question_batches(parts.questions["train"], job.run.questions, job.seed)
-    laps = []
+        names = sorted(components.policies)
+        components = components._replace(policies=_random_policies(job, shape, names))
+    policies = prepare_policies(job, components.policies, components.tokenizer)
+    components = components._replace(policies={})  # frees the copies that are not trained
+    data = question_batches(components.questions["train"], job.run.questions_per_step, job.seed)
+    steps = []
+    # The first step compiles and is reported separately.
     for step in range(1 + repeats):
-        policies, lap = _profiled(job, parts, policies, next(data), step)
-        laps.append(lap)
+        policies, facts = _profile_step(job, components, policies, next(data), step)
+        steps.append(facts)
     return {
         "device": jax.devices()[0].device_kind,
-        "questions": job.run.questions,
-        "first_step_s": laps[0]["step_s"],
-        "steps": laps[1:],
+        "questions": job.run.questions_per_step,
+        "first_step_s": steps[0]["step_s"],
+        "steps": steps[1:],
         "peak_bytes": peak_bytes(),
     }
 
 
-def _random(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:
+def _random_policies(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:
     mesh = mesh_for(job)
-    draws = [nnx.Rngs(i) for i in range(len(names))]
-    made = (Decoder(shape, rngs=r) if mesh is None else init_sharded(shape, mesh, r) for r in draws)
-    return dict(zip(names, made, strict=True))
+    decoders = {}
+    for seed, name in enumerate(names):
+        rngs = nnx.Rngs(seed)
+        decoders[name] = (
+            Decoder(shape, rngs=rngs) if mesh is None else init_sharded(shape, mesh, rngs)
+        )
+    return decoders
 
 
-def _profiled(
-    job: Job, parts: Parts, policies: Policies, questions: list[Question], step: int
+def _profile_step(
+    job: Job, components: Components, policies: Policies, questions: list[Question], step: int
 ) -> tuple[Policies, dict[str, Any]]:
+    """Measures one step, with the busy share of the devices."""
+    # On a CPU the host computes, so there is no device whose idle time could be measured.
     if jax.default_backend() == "cpu":
-        policies, lap = _lap(job, parts, policies, questions, step)
-        return policies, lap | {"busy_share": None}
+        policies, facts = _measure_step(job, components, policies, questions, step)
+        return policies, facts | {"busy_share": None}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            policies, lap = _lap(job, parts, policies, questions, step)
+            policies, facts = _measure_step(job, components, policies, questions, step)
         busy = busy_seconds(pathlib.Path(folder))
-    return policies, lap | {"busy_share": round(busy / (lap["step_s"] - lap["compile_s"]), 4)}
+    # Compilation runs on the host while the devices wait, and does not recur in long runs.
+    share = busy / (facts["step_s"] - facts["compile_s"])
+    return policies, facts | {"busy_share": round(share, 4)}
 
 
-def _lap(
-    job: Job, parts: Parts, policies: Policies, questions: list[Question], step: int
+def _measure_step(
+    job: Job, components: Components, policies: Policies, questions: list[Question], step: int
 ) -> tuple[Policies, dict[str, Any]]:
-    """One step as `train.loop` takes it, without what it logs, saves and evaluates."""
+    """Measures one step of `training.loop`, without logging, checkpoints and evaluation."""
     seconds: dict[str, float] = {"sampler": 0.0, "retriever": 0.0, "llm": 0.0}
-    compiling = _Compiling()
+    # Compilation is not a separate phase: JAX compiles within the first call of each program.
+    compilation = _CompileTimer()
     roles = job.schedule.roles(step, tuple(job.policy_of))
-    begun = time.perf_counter()
-    environment = _timed(acting_environment(job, parts, policies), seconds)
+    start = time.perf_counter()
+    environment = _time_calls(acting_environment(job, components, policies), seconds)
     forest = roll_out(job, environment, questions, roles, step)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
-    turns = turns_of(forest, weight_N, forced=job.train_forced)
-    rolled = time.perf_counter()
-    updated, _ = learn(job, policies, forest, credit_N, turns, roles, step)
-    jax.block_until_ready([models.policy.params for _, models in updated.values()])
-    ended = time.perf_counter()
-    lap = {
-        "step_s": ended - begun,
-        "rollout_s": rolled - begun,
+    turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+    rollout_end = time.perf_counter()
+    policies, _ = learn(job, policies, forest, turns, roles, step)
+    # Updates are dispatched asynchronously: the step ends when the parameters are computed.
+    jax.block_until_ready([policy.state.policy.params for policy in policies.values()])
+    step_end = time.perf_counter()
+    times = {
+        "step_s": step_end - start,
+        "rollout_s": rollout_end - start,
         **{f"rollout/{name}_s": x for name, x in seconds.items()},
-        "update_s": ended - rolled,
-        "compile_s": compiling.stop(),
+        "update_s": step_end - rollout_end,
+        "compile_s": compilation.stop(),
     }
-    shares = {k.replace("_s", "_share"): x / lap["step_s"] for k, x in lap.items() if k != "step_s"}
+    # Shares of a step: overlapping calls may add up to more than the rollout.
+    shares = {
+        name.replace("_s", "_share"): x / times["step_s"]
+        for name, x in times.items()
+        if name != "step_s"
+    }
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
-    rounded = {name: round(x, 4) for name, x in (lap | shares).items()}
-    return updated, rounded | {"turns": len(turns), "tokens": tokens}
+    facts = {name: round(x, 4) for name, x in (times | shares).items()}
+    return policies, facts | {"turns": len(turns), "tokens": tokens}
 
 
-class _Compiling:
-    """The seconds that JAX compiles for until `stop`."""
+class _CompileTimer:
+    """Sums up the seconds of JAX compilation until `stop`."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        jax.monitoring.register_event_duration_secs_listener(self._add)
 
-    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self._seconds += duration_secs if event == COMPILED else 0.0
+    def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self._seconds += duration_secs if event == COMPILE_EVENT else 0.0
 
     def stop(self) -> float:
-        jax.monitoring.unregister_event_duration_listener(self._hear)
+        jax.monitoring.unregister_event_duration_listener(self._add)
         return self._seconds
 
 
-def _timed(environment: Environment, seconds: dict[str, float]) -> Environment:
+def _time_calls(environment: Environment, seconds: dict[str, float]) -> Environment:
     judge = environment.judge
     return Environment(
-        Timed(environment.sampler, "sampler", seconds),
-        Timed(environment.retriever, "retriever", seconds),
-        Timed(environment.llm, "llm", seconds),
-        environment.count,
-        judge and Timed(judge, "llm", seconds),
+        sampler=TimedCalls(environment.sampler, "sampler", seconds),
+        retriever=TimedCalls(environment.retriever, "retriever", seconds),
+        llm=TimedCalls(environment.llm, "llm", seconds),
+        count=environment.count,
+        judge=judge and TimedCalls(judge, "llm", seconds),
     )
 
 
 def busy_seconds(folder: pathlib.Path) -> float:
-    """For how long the devices of this process computed, on average, from a profile.
+    """The mean seconds that the devices of this process computed, from a profile.
 
-    Kernels are on a plane `/device:...` a device: on lines `Stream ...` of a GPU, on the line
-    `XLA Ops` of a TPU. What runs side by side counts once.
+    The profile has one plane `/device:...` per device. Its kernels are on the lines `Stream ...` of
+    a GPU or on the line `XLA Ops` of a TPU. Concurrent kernels count once.
     """
     files = sorted(folder.rglob("*.xplane.pb"))
     planes = [p for f in files for p in jax.profiler.ProfileData.from_file(str(f)).planes]
-    return _busy(plane for plane in planes if plane.name.startswith("/device:"))
+    return _mean_busy_seconds(plane for plane in planes if plane.name.startswith("/device:"))
 
 
-def _busy(planes: Iterable[Any]) -> float:
-    each = []
+def _mean_busy_seconds(planes: Iterable[Any]) -> float:
+    seconds = []
     for plane in planes:
         lines = [x for x in plane.lines if x.name.startswith("Stream") or x.name == "XLA Ops"]
+        # Kernels of several streams overlap, so that their durations must not be added up.
         spans = [(e.start_ns, e.start_ns + e.duration_ns) for x in lines for e in x.events]
-        each += [covered(spans) / 1e9] if lines else []
-    return sum(each) / len(each) if each else 0.0
+        seconds += [union_length(spans) / 1e9] if lines else []
+    return sum(seconds) / len(seconds) if seconds else 0.0
 
 
-def covered(spans: Sequence[Interval]) -> float:
+def union_length(spans: Sequence[Interval]) -> float:
     """The length of the union of intervals."""
     total, end = 0.0, float("-inf")
+    # Sorted by start, an interval adds only its part beyond the latest end so far.
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)

@@ -1,11 +1,12 @@
-"""What a train step costs: gradients of siblings after shared prompts, and one optimizer step.
+"""Measures a training step: gradients of siblings after shared prompts, and one optimizer step.
 
-Scoring by a reference, which objectives with a KL need, is measured beside it (`reference_s`).
+Scoring by a reference, which objectives with a KL term need, is measured separately
+(`reference_s`).
 
-Ids and weights are random, which changes no cost. Tokens are counted twice: those that the rows
-hold, and those that rows of one action each would have held. Utilisation is the model's own
-operations (nothing that is computed again counts) over a matrix product measured on this device.
-Of repeated steps the fastest counts: whatever else the machine does can only make one slower.
+Ids and weights are random, which does not change the cost. Tokens are counted twice: as the rows
+hold them, and as rows with one action each would hold them. Utilization is the model's operations
+(without recomputation) relative to a matrix product measured on this device. The result is the
+fastest of the repeated steps, because other load on the machine can only slow a step down.
 """
 
 from __future__ import annotations
@@ -26,21 +27,36 @@ from flax import nnx
 from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import Batch, Group, Layout, Turn, grouped, lay_out
-from jax_ragrl.learner.state import Models, Trainer, prepare
+from jax_ragrl.learner.packing import Batch, Group, Layout, Turn, group_turns, lay_out
+from jax_ragrl.learner.state import Policy, prepare
 from jax_ragrl.learner.targets import Targets
 from jax_ragrl.learner.update import optimize
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.published import shape as shape_of
+from jax_ragrl.models.published import published_config
 
+# Without a critic and without KL: the step then has one model.
 OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none"))
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """What is measured: `siblings` actions of `new` tokens after each of `prompts` prompts of
-    `prompt` tokens. `tokens` are those of a batch of rows; more batches are accumulated."""
+class TrainWork:
+    """The measured work: `siblings` actions after each of `prompts` prompts.
+
+    Fields:
+      shape: a published model, or `tiny`.
+      prompts: number of prompts.
+      siblings: actions per prompt.
+      prompt: tokens per prompt.
+      new: tokens per action.
+      layers: number of layers; 0 = that of `shape`.
+      vocabulary: vocabulary size; 0 = that of `shape`.
+      dtype: dtype of computation.
+      remat: gradient checkpointing: `none`, `full` or `dots`.
+      attention: attention kernel.
+      tokens: tokens per batch of rows; gradients of several batches are accumulated.
+      repeats: number of timed steps.
+    """
 
     shape: str = "qwen2.5-0.5b"
     prompts: int = 32
@@ -56,8 +72,8 @@ class Work:
     repeats: int = 3
 
     def config(self) -> DecoderConfig:
-        """A published shape or `tiny`, with another depth or vocabulary where they are not 0."""
-        config = shape_of(self.shape)
+        """The architecture of the work."""
+        config = published_config(self.shape)
         return dataclasses.replace(
             config,
             num_layers=self.layers or config.num_layers,
@@ -68,29 +84,41 @@ class Work:
         )
 
     def turns(self) -> list[Turn]:
-        """Random actions; no two prompts and no two actions begin alike."""
-        draw, most = np.random.default_rng(0), self.config().vocab_size
+        """Random actions. All prompts and all siblings differ in their first token.
+
+        Packing would share a longer common prefix, so the number of tokens would be random.
+        """
+        rng, vocab_size = np.random.default_rng(0), self.config().vocab_size
         turns: list[Turn] = []
         for i in range(self.prompts):
-            prompt = (i, *draw.integers(0, most, self.prompt - 1).tolist())
+            prompt = (i, *rng.integers(0, vocab_size, self.prompt - 1).tolist())
             for k in range(self.siblings):
-                ids = (k, *draw.integers(0, most, self.new - 1).tolist())
+                ids = (k, *rng.integers(0, vocab_size, self.new - 1).tolist())
                 turns.append(Turn(len(turns), "role", prompt, ids))
         return turns
 
 
-def bench_train(work: Work, *, together: bool = True, compare: bool = False) -> dict[str, Any]:
-    """The cost of a step with siblings in shared rows (`together`) or in rows of their own.
+def bench_train(
+    work: TrainWork, *, share_rows: bool = True, compare: bool = False
+) -> dict[str, Any]:
+    """Measures a step with one row layout, or with both.
 
-    Of each way: seconds of a step (`step_s`), of the first one and of scoring by a reference;
-    tokens that the rows hold (`tokens`) and both counts of them a second; operations over the
-    ceiling (`utilisation`); what others report, six operations a parameter and token of the rows
-    (`tflops_6n`, 1e12 a second); peak memory. Of the device: the ceiling, in 1e12 a second.
-    `compare` measures the other way too: `ratio` is how many times faster shared rows are. Peak
-    memory is that of the process so far, so it is of the first way measured.
+    Args:
+      work: the measured work.
+      share_rows: whether siblings share rows; otherwise each action has its own row.
+      compare: also measures the other layout.
+
+    Returns:
+      Per layout: seconds of a step (`step_s`), of the first step and of scoring by a reference;
+      tokens of the rows (`tokens`) and both counts of tokens per second; operations over the
+      ceiling (`utilisation`); six operations per parameter and token of the rows, as is often
+      reported (`tflops_6n`, 1e12 per second); peak memory of the process so far, which is only
+      meaningful for the first layout. Per device: the ceiling in 1e12 operations per second. With
+      `compare`: `ratio`, how many times faster shared rows are.
     """
     ceiling = matrix_product_flops(work.dtype)
-    names = ("grouped", "ungrouped") if together else ("ungrouped", "grouped")
+    names = ("grouped", "ungrouped") if share_rows else ("ungrouped", "grouped")
+    # The requested layout first: the peak memory of the process is meaningful for it alone.
     results = {name: _measure(work, name, ceiling) for name in names[: 1 + compare]}
     facts = {
         "device": jax.devices()[0].device_kind,
@@ -105,55 +133,74 @@ def bench_train(work: Work, *, together: bool = True, compare: bool = False) -> 
     return facts
 
 
-def _measure(work: Work, name: str, ceiling: float) -> dict[str, Any]:
-    groups, layout = _grouped(work) if name == "grouped" else _ungrouped(work)
+def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
+    groups, layout = _grouped_rows(work) if name == "grouped" else _ungrouped_rows(work)
     batches = lay_out(groups, ("role",), layout)
     decoder = Decoder(work.config(), rngs=nnx.Rngs(0))
-    # At rate 0 every step does the same work.
-    trainer, models = prepare(decoder, OBJECTIVE, Optimizer(0.0), layout, ("role",), 1.0, 1)
+    # With learning rate 0 all steps do the same work.
+    policy = prepare(
+        decoder,
+        objective=OBJECTIVE,
+        optimizer=Optimizer(0.0),
+        layout=layout,
+        roles=("role",),
+        temperature=1.0,
+        updates=1,
+    )
+    # The policy has its own copy of the weights; the peak must not include both.
     del decoder
     targets = [_targets(batch, len(groups)) for batch in batches]
     temperature, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
-    net = (trainer.policy.graph, models.policy.params, trainer.policy.frozen)
-    reference, _ = timed(lambda: [score(*net, r, temperature) for r in rows], work.repeats)
-    seconds, first = timed(_stepper(trainer, models, batches, targets), work.repeats)
-    processed = sum(group.tokens for group in groups)
-    plain = work.prompts * work.siblings * (work.prompt + work.new)
-    used = train_flops(work, [group.turns for group in groups])
-    gc.collect()
+    # Scored before the update, which donates the buffers of these parameters.
+    model = policy.spec.policy.with_params(policy.state.policy.params)
+    reference, _ = time_step(lambda: [score(model, r, temperature) for r in rows], work.repeats)
+    seconds, first = time_step(_stepper(policy, batches, targets), work.repeats)
+    gc.collect()  # frees the arrays before another layout is measured
     return {
         "step_s": round(seconds, 4),
         "first_step_s": round(first, 2),
         "reference_s": round(reference, 4),
         "batches": len(batches),
         "rows": list(batches[0].rows.ids_RL.shape),
-        "tokens": processed,
-        "tokens_per_s": round(processed / seconds, 1),
-        "ungrouped_tokens_per_s": round(plain / seconds, 1),
-        "utilisation": round(used / seconds / ceiling, 4),
-        "tflops_6n": round(6 * param_count(work.config()) * processed / seconds / 1e12, 3),
+        **_throughput(work, groups, seconds, ceiling),
         "peak_bytes": peak_bytes(),
     }
 
 
-def _grouped(work: Work) -> tuple[list[Group], Layout]:
-    layout = _layout(work, work.prompts, _up(work.prompt + work.siblings * work.new))
-    return grouped(work.turns(), layout), layout
+def _throughput(
+    work: TrainWork, groups: Sequence[Group], seconds: float, ceiling: float
+) -> dict[str, Any]:
+    """Tokens of a step and rates; `seconds` per step, `ceiling` in operations per second."""
+    tokens = sum(group.tokens for group in groups)
+    ungrouped_tokens = work.prompts * work.siblings * (work.prompt + work.new)
+    flops = train_flops(work, [group.turns for group in groups])
+    return {
+        "tokens": tokens,
+        "tokens_per_s": round(tokens / seconds, 1),
+        "ungrouped_tokens_per_s": round(ungrouped_tokens / seconds, 1),
+        "utilisation": round(flops / seconds / ceiling, 4),
+        "tflops_6n": round(6 * param_count(work.config()) * tokens / seconds / 1e12, 3),
+    }
 
 
-def _ungrouped(work: Work) -> tuple[list[Group], Layout]:
-    """A row holds one action, for a second would not fit."""
-    layout = _layout(work, work.prompts * work.siblings, _up(work.prompt + work.new))
-    return [group for turn in work.turns() for group in grouped([turn], layout)], layout
+def _grouped_rows(work: TrainWork) -> tuple[list[Group], Layout]:
+    layout = _layout(work, work.prompts, _round_up(work.prompt + work.siblings * work.new))
+    return group_turns(work.turns(), layout), layout
 
 
-def _layout(work: Work, rows: int, length: int) -> Layout:
-    """Batches of equal numbers of rows, as many as needed: no row of padding beyond the last."""
+def _ungrouped_rows(work: TrainWork) -> tuple[list[Group], Layout]:
+    """One action per row: the row length has no room for a second."""
+    layout = _layout(work, work.prompts * work.siblings, _round_up(work.prompt + work.new))
+    return [group for turn in work.turns() for group in group_turns([turn], layout)], layout
+
+
+def _layout(work: TrainWork, rows: int, length: int) -> Layout:
+    """Rows split into equal batches, so that the last batch has hardly any padding."""
     batches = -(-rows // max(1, work.tokens // length))
     return Layout((length,), -(-rows // batches) * length)
 
 
-def _up(size: int, multiple: int = 64) -> int:
+def _round_up(size: int, multiple: int = 64) -> int:
     return -(-size // multiple) * multiple
 
 
@@ -163,61 +210,66 @@ def _targets(batch: Batch, groups: int) -> Targets:
 
 
 def _stepper(
-    trainer: Trainer, models: Models, batches: Sequence[Batch], targets: Sequence[Targets]
+    policy: Policy, batches: Sequence[Batch], targets: Sequence[Targets]
 ) -> Callable[[], Any]:
-    state = [models]
+    # A list, because `step` must replace the policy whose buffers the update donates.
+    state = [policy]
 
     def step() -> Any:
-        state[0], sums, _ = optimize(trainer, state[0], batches, targets)
-        return state[0].policy.params, sums
+        state[0], sums, _ = optimize(state[0], batches, targets)
+        return state[0].state.policy.params, sums
 
     return step
 
 
-def timed(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """The seconds of the fastest of some steps, and of the first, which compiles."""
-    laps = []
+def time_step(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """The seconds of the fastest of `repeats` steps, and of the first one, which compiles."""
+    seconds = []
     for _ in range(1 + repeats):
-        begun = time.perf_counter()
+        start = time.perf_counter()
+        # Calls return before the devices are done.
         jax.block_until_ready(step())
-        laps.append(time.perf_counter() - begun)
-    return min(laps[1:]), laps[0]
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:]), seconds[0]
 
 
-def train_flops(work: Work, groups: Sequence[Sequence[Turn]]) -> float:
-    """Operations of one forward and backward pass over groups, without what is computed again.
+def train_flops(work: TrainWork, groups: Sequence[Sequence[Turn]]) -> float:
+    """Operations of one forward and backward pass over groups, without recomputation.
 
-    Two a weight and token; two products a pair of tokens that see each other; the head for scored
-    tokens alone. The backward pass takes twice the forward's.
+    Two operations per weight and token; two products per pair of a token and a token that it
+    attends to; the head for scored tokens only. The backward pass costs twice the forward pass.
     """
     c = work.config()
+    # The embedding is a lookup and costs no operations; the head is counted separately.
     heads = c.vocab_size * c.hidden_size
     body = param_count(c) - heads * (1 if c.tie_embeddings else 2)
     forward = 0.0
     for turns in groups:
         sizes = [len(turn.ids) for turn in turns]
         start = len(turns[0].prompt)
-        seen = start * (start + 1) / 2 + sum(n * start + n * (n + 1) / 2 for n in sizes)
+        # Causal attention: each action attends to the prompt and to itself, not to its siblings.
+        pairs = start * (start + 1) / 2 + sum(n * start + n * (n + 1) / 2 for n in sizes)
         forward += 2 * body * (start + sum(sizes)) + 2 * heads * sum(sizes)
-        forward += 4 * c.num_layers * c.num_heads * c.head_dim * seen
+        # Two products per pair, of queries with keys and of probabilities with values.
+        forward += 4 * c.num_layers * c.num_heads * c.head_dim * pairs
     return 3 * forward
 
 
 def matrix_product_flops(dtype: str) -> float:
-    """Operations a second of a large square matrix product on this device, the best of five.
-
-    Of random numbers: with others a GPU takes less power, and so runs faster than at any work.
-    """
+    """Operations per second of a large square matrix product on this device, the best of five."""
+    # Large enough to saturate an accelerator; a CPU would take too long.
     size = 8192 if jax.default_backend() != "cpu" else 1024
+    # Random numbers: with constant ones a GPU draws less power and clocks higher than in real work.
     x = jax.random.normal(jax.random.key(0), (size, size), jnp.dtype(dtype))
     square = jax.jit(lambda x: x @ x)
-    seconds, _ = timed(lambda: [square(x) for _ in range(5)], 5)
+    seconds, _ = time_step(lambda: [square(x) for _ in range(5)], 5)
     return 5 * 2 * size**3 / seconds
 
 
 def peak_bytes() -> int:
-    """The device's peak of allocated memory; the process's of resident memory on a CPU."""
+    """The peak of allocated memory of the device; of resident memory of the process on a CPU."""
     stats = jax.devices()[0].memory_stats() or {}
+    # `ru_maxrss` is in bytes on macOS and in kilobytes on Linux.
     unit = 1 if sys.platform == "darwin" else 1024
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return int(stats.get("peak_bytes_in_use", resident))

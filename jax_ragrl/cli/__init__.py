@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line `ragrl`: `main` parses and dispatches; each other module defines a group."""

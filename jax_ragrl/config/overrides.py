@@ -1,52 +1,99 @@
-"""A config file with `--config.a.b=VALUE` overrides, as a nested dict."""
+"""Reads a config file and applies `--config.a.b=VALUE` overrides, as a nested dict."""
 
 from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from jax_ragrl.config.aliases import aliases_of, current_config, current_key, warn_of
+from jax_ragrl.config.kinds import drop_defaults, drop_unread
 from jax_ragrl.errors import UserError
+
+PREFIX = "--config."
 
 
 def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """A config file (`--config=FILE`, or `default`) with `--config.a.b=VALUE` overrides applied.
+    """Reads a config file and applies overrides.
 
-    A key that the file leaves to its default may be given as well; whether there is such a key is
-    seen where the config is read, as for the file's own.
+    An override may also set a key that the file leaves at its default. Whether such a key exists is
+    checked when dataclasses are built from the values, as it is for the keys of the file. Former
+    names of keys work, with a warning.
+
+    Args:
+      default: the file if `arguments` name none.
+      arguments: `--config=FILE[:ARGUMENT]` and `--config.a.b=VALUE`.
+
+    Returns:
+      The nested values of the config, under the current names of their keys.
     """
-    overrides = [a for a in arguments if a.startswith("--config.")]
+    # 1. Read the file alone, to know which keys it has.
+    overrides = [a for a in arguments if a.startswith(PREFIX)]
     files = [a for a in arguments if a not in overrides]
-    written = _read_config(default, files).to_dict()
-    known = [a for a in overrides if _holds(written, _keys(a))]
-    config = _read_config(default, [*files, *known]).to_dict()
-    override(config, [a for a in overrides if a not in known])
+    file_values = _read_config(default, files).to_dict()
+    # 2. Read it again with the overrides of these keys.
+    # Keys of the file get their type from its value; the others are parsed as literals.
+    changes = [_as_in_file(file_values, a) for a in overrides]
+    existing = [a for a in changes if _holds(file_values, _keys(a))]
+    config = current_config(_read_config(default, [*files, *existing]).to_dict(), warn=True)
+    # 3. Add the overrides of keys that the file leaves at their default.
+    _apply(config, overrides, [a for a in changes if a not in existing])
     return config
 
 
 def override(config: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Sets the keys of overrides, whether they are there or not."""
-    for text in overrides:
-        _add(config, _keys(text), _literal(text.partition("=")[2]))
+    """Sets keys of a config in place, whether they exist or not.
+
+    Args:
+      config: the nested values, under the current names of their keys.
+      overrides: `--config.a.b=VALUE`, under current or former names.
+    """
+    _apply(config, overrides, overrides)
+
+
+def _apply(config: dict[str, Any], overrides: Sequence[str], missing: Sequence[str]) -> None:
+    """Sets the `missing` overrides, and drops keys of a kind that `overrides` have replaced."""
+    aliases = aliases_of(config)
+    keys = {key: current_key(key, aliases) for key in (".".join(_keys(a)) for a in overrides)}
+    if renamed := {old: new for old, new in keys.items() if old != new}:
+        warn_of(renamed)
+    for text in missing:
+        key = current_key(".".join(_keys(text)), aliases)
+        _add(config, key.split("."), _literal(text.partition("=")[2]))
+    # Only after all overrides, because they may select another kind.
+    drop_unread(config, keys.values())
+    drop_defaults(config)
+
+
+def _as_in_file(values: Mapping[str, Any], text: str) -> str:
+    """An override under the name, current or former, that the file gives its key."""
+    key, aliases = ".".join(_keys(text)), aliases_of(values)
+    current = current_key(key, aliases)
+    names = [key, current, *(old for old, new in aliases.items() if new == current)]
+    name = next((name for name in names if _holds(values, name.split("."))), key)
+    return f"{PREFIX}{name}={text.partition('=')[2]}"
 
 
 def _read_config(
     default: pathlib.Path | None, arguments: Sequence[str]
 ) -> ml_collections.ConfigDict:
-    """The config of a file, with overrides of keys that are in it."""
-    named = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
-    file = (named or [str(default or "")])[-1]
+    """The config of a file, with overrides of keys that the file contains."""
+    paths = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+    # As with any flag, the last one counts.
+    file = (paths or [str(default or "")])[-1]
     if not file:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
+    # A colon separates the file from the argument of its `get_config`.
     path = pathlib.Path(file.partition(":")[0])
     if not (path.is_file() and path.suffix == ".py"):
-        why = "is no Python file" if path.is_file() else "does not exist"
+        why = "is not a Python file" if path.is_file() else "does not exist"
         raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
+    # Separate flags, because absl's global ones accept the name "config" only once per process.
     values, argv = flags.FlagValues(), ["ragrl", *arguments]
     try:
         config_flags.DEFINE_config_file(
@@ -57,20 +104,23 @@ def _read_config(
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
         raise UserError(f"config {file}: {' '.join(str(error).split())}") from error
     if not isinstance(config, ml_collections.ConfigDict):
-        raise UserError(f"config {file}: get_config() gives no ConfigDict of ml_collections")
+        raise UserError(
+            f"config {file}: get_config() returns {type(config).__name__}: return a ConfigDict of "
+            "ml_collections"
+        )
     return config
 
 
-def _keys(override: str) -> list[str]:
+def _keys(text: str) -> list[str]:
     """The keys of `--config.a.b=VALUE`, outermost first."""
-    path, equals, _ = override.removeprefix("--config.").partition("=")
+    path, equals, _ = text.removeprefix(PREFIX).partition("=")
     if not (equals and path):
-        raise UserError(f"{override} has no value: give --config.{path or 'KEY'}=VALUE")
+        raise UserError(f"{text} has no value: give --config.{path or 'KEY'}=VALUE")
     return path.split(".")
 
 
 def _holds(values: Any, keys: Sequence[str]) -> bool:
-    """Whether a nested mapping has a value under these keys; an index such as `a[0]` is its own."""
+    """Whether nested values contain these keys; an index such as `a[0]` refers to `a`."""
     first = keys[0].partition("[")[0]
     if not isinstance(values, dict) or first not in values:
         return False
@@ -80,13 +130,15 @@ def _holds(values: Any, keys: Sequence[str]) -> bool:
 def _add(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     for key in keys[:-1]:
         values = values.setdefault(key, {})
+        # Without this check, an override below a number would fail as a TypeError.
         if not isinstance(values, dict):
             raise UserError(f"config key {key} is a value, and no section for {'.'.join(keys)}")
     values[keys[-1]] = value
 
 
 def _literal(text: str) -> Any:
-    """A value as Python or JSON writes it; other text is a string."""
+    """Parses a value in the notation of Python or JSON; any other text is a string."""
+    # The booleans of JSON; `literal_eval` reads Python's spelling only.
     if text in ("true", "false"):
         return text == "true"
     try:

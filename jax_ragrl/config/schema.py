@@ -1,7 +1,7 @@
-"""Builds frozen dataclasses from an `ml_collections.ConfigDict`.
+"""Builds frozen dataclasses from the nested mapping of a config.
 
-No other module reads a `ConfigDict`. A key that no dataclass has is an error, so that no key can be
-ignored; a missing key without a default is an error too.
+Every key of a config is a field of a dataclass. An unknown key is an error, so that no setting can
+be silently ignored; a missing key without a default is an error too.
 """
 
 from __future__ import annotations
@@ -21,37 +21,56 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
-    """An instance of the dataclass or `NamedTuple` `cls` from a (nested) mapping.
+    """Builds an instance of a dataclass or `NamedTuple` from a (nested) mapping.
 
-    Raises `UserError` for a key that `cls` does not have, a required key that is missing, and a
-    value of the wrong kind; the message names the key by its dotted path.
+    Args:
+      cls: the class of the result; the types of its fields select how values are converted.
+      values: field names and values; a nested dataclass is a nested mapping.
+      where: the dotted path of `values` within the config, for error messages.
+
+    Raises:
+      UserError: a key is unknown, a required key is missing, or a value has the wrong type. The
+        message names the key by its dotted path.
     """
-    required, hints = _keys(cls), typing.get_type_hints(cls)
+    # `get_type_hints` resolves annotations, which are strings in modules of this package.
+    is_required, hints = _required(cls), typing.get_type_hints(cls)
     for name in values:
-        if name not in required:
-            raise UserError(f"unknown config key {where}.{name}: {_suggest(name, list(required))}")
-    missing = [name for name in required if required[name] and name not in values]
+        if name not in is_required:
+            raise UserError(
+                f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
+            )
+    # After the unknown keys: a misspelled key is both unknown and missing, and its name is the
+    # cause.
+    missing = [name for name in is_required if is_required[name] and name not in values]
     if missing:
-        raise UserError(f"missing config key {where}.{missing[0]}")
-    made = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
-    return cls(**made)
+        raise UserError(
+            f"missing config key {where}.{missing[0]}: set it with --{where}.{missing[0]}=VALUE"
+        )
+    return cls(**{name: convert(hints[name], values[name], f"{where}.{name}") for name in values})
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint` asks for: nested dataclasses, tuples, mappings and numbers."""
+    """Converts a config value to the type of its field.
+
+    Args:
+      hint: the type: a dataclass, tuple, mapping, `Literal`, number, string, an optional one of
+        these, or a union of dataclasses that differ in `kind`.
+      value: the value as a Python config or a JSON file has it.
+      where: the dotted path of the value, for error messages.
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-        if isinstance(value, typing.cast(type, hint)):
-            return value
-        _expect(isinstance(value, Mapping), where, value, "a section of keys")
-        return build(typing.cast(type, hint), value, where)
+        return _section(typing.cast(type, hint), value, where)
     if origin is tuple:
         return _sequence(args, value, where)
     if origin is Mapping:
         _expect(isinstance(value, Mapping), where, value, "a section of keys")
+    # The message names the key without "config.", as a file writes it.
+    if origin is typing.Literal:
+        one_of(where.removeprefix("config."), value, args)
     if origin in (types.UnionType, typing.Union):
-        some = [a for a in args if a is not type(None)]
-        return None if value is None else convert(some[0], value, where)
+        return _union([a for a in args if a is not type(None)], value, where)
+    # A whole number is a valid float, but a bool is not a valid int.
     if hint is float and _is(value, int):
         return float(value)
     if hint in (int, float, str, bool):
@@ -60,8 +79,47 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _keys(cls: Any) -> dict[str, bool]:
-    """The keys of a dataclass or `NamedTuple`, and whether each has to be given."""
+def kinds_of(union: Any) -> dict[str, Any]:
+    """Returns the dataclasses of a union by the values that their field `kind` may have."""
+    return {
+        kind: member
+        for member in typing.get_args(union)
+        for kind in typing.get_args(typing.get_type_hints(member)["kind"])
+    }
+
+
+def _section(cls: type, value: Any, where: str) -> Any:
+    # A recipe is built by its system's module before the config is.
+    if isinstance(value, cls):
+        return value
+    _expect(isinstance(value, Mapping), where, value, "a section of keys")
+    return build(cls, value, where)
+
+
+def _union(members: list[Any], value: Any, where: str) -> Any:
+    """Converts an optional value, or a section whose key `kind` selects its dataclass."""
+    if len(members) == 1:
+        return None if value is None else convert(members[0], value, where)
+    if isinstance(value, tuple(members)):
+        return value
+    _expect(isinstance(value, Mapping), where, value, "a section of keys")
+    # The union without None, if the section is optional.
+    kinds = kinds_of(typing.Union[tuple(members)])  # noqa: UP007 (the members are not static)
+    kind = value.get("kind", next(iter(kinds)))
+    one_of(f"{where.removeprefix('config.')}.kind", kind, kinds)
+    for name in value:
+        readers = [k for k, member in kinds.items() if name in _required(member)]
+        if readers and kind not in readers:
+            raise UserError(
+                f"config key {where}.{name} is {value[name]!r}, but {where}.kind is {kind!r}, and "
+                f"only kind {' or '.join(readers)} reads this key: remove it, or change the kind"
+            )
+    return build(kinds[kind], value, where)
+
+
+def _required(cls: Any) -> dict[str, bool]:
+    """The fields of a dataclass or `NamedTuple`, and whether each lacks a default."""
+    # A `NamedTuple` has no field objects, only a mapping of defaults.
     if not dataclasses.is_dataclass(cls):
         return {name: name not in cls._field_defaults for name in cls._fields}
     nothing = dataclasses.MISSING
@@ -72,7 +130,7 @@ def _keys(cls: Any) -> dict[str, bool]:
 
 
 def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    """A tuple of one type (`tuple[int, ...]`) or of a fixed form (`tuple[int, str]`)."""
+    """A tuple of one type (`tuple[int, ...]`) or of fixed types (`tuple[int, str]`)."""
     _expect(isinstance(value, list | tuple), where, value, "a list or tuple")
     if len(args) == 2 and args[1] is ...:
         return tuple(convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
@@ -88,31 +146,40 @@ def _expect(right: bool, where: str, value: Any, kind: str) -> None:
 
 
 def _is(value: Any, kind: type) -> bool:
+    # In Python, True is an int.
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+def _suggest(name: str, valid: list[str]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f"did you mean {close[0]}?" if close else f"valid keys are {', '.join(valid)}"
 
 
-def one_of(where: str, value: str, known: Iterable[str]) -> None:
-    """`UserError` where a value is none of those that are known."""
-    if value not in known:
-        raise UserError(f"{where} is {value!r}: use one of {', '.join(known)}")
+def one_of(where: str, value: str, valid: Iterable[str]) -> None:
+    """Raises `UserError` if a value is not among the valid ones.
+
+    Args:
+      where: the name of the value in the message, such as a dotted config key.
+      value: the value to check.
+      valid: all values that are allowed.
+    """
+    if value not in valid:
+        raise UserError(f"{where} is {value!r}: use one of {', '.join(valid)}")
 
 
 def local(path: str | pathlib.Path) -> pathlib.Path:
-    """A path of this machine.
+    """Returns a path on this machine.
 
-    Raises `UserError` for none at all, and for the address of a bucket, which `pathlib` would make
-    a folder of.
+    Raises:
+      UserError: the path is empty, or the address of a bucket, which `pathlib` would silently turn
+        into the name of a local folder.
     """
     if not str(path):
-        raise UserError("a path is empty: is a variable of the shell not set?")
+        raise UserError("a path is empty: check whether a shell variable is unset")
+    # One slash, because `pathlib` may have merged the two. One letter before the colon is a drive.
     if re.match(r"[a-z][a-z0-9]+:/", str(path)):
         raise UserError(
-            f"{path} is no path of this machine: mount the bucket, as a folder (for gs:// with "
-            "gcsfuse), and give the path below that"
+            f"{path} is not a path on this machine: mount the bucket as a folder (for gs:// with "
+            "gcsfuse), and pass the path below that folder"
         )
     return pathlib.Path(path)

@@ -1,4 +1,4 @@
-"""Writes a run's config next to its files, and refuses to resume with a different one."""
+"""Saves the config of a run in its work folder, and refuses to resume with a different one."""
 
 from __future__ import annotations
 
@@ -7,69 +7,101 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from jax_ragrl.config.aliases import current_config
+from jax_ragrl.config.kinds import drop_defaults
 from jax_ragrl.errors import UserError
 
-# Where something is, which no number of a run depends on.
-PLACES = (
+# Locations and reporting: no result of a run depends on these keys, so that they may change.
+LOCATION_KEYS = (
     "config.index.folder",
     "config.index.url",
     "config.llm.base_url",
     "config.judge.base_url",
-    "config.run.wandb",
+    "config.run.wandb_project",
 )
 
 
-def settle(
+def save_config(
     file: pathlib.Path,
     values: Mapping[str, Any],
     *,
-    free: Collection[str] = PLACES,
+    free: Collection[str] = LOCATION_KEYS,
     renew: bool = False,
     place: str = "--workdir",
 ) -> None:
-    """Writes a run's config beside it, whole or not at all.
+    """Writes the config of a run as JSON, atomically.
 
-    Raises `UserError` where another one is already there, unless only `free` keys differ, or
-    `renew` says that nothing was made with it yet. `place` is the option that names another place.
+    Args:
+      file: the JSON file; its folder is created.
+      values: the nested values of the config.
+      free: dotted keys (`config.a.b`) that may differ from an existing file.
+      renew: replace an existing file unseen, because nothing was produced with it yet.
+      place: the option that names another folder, for the error message.
+
+    Raises:
+      UserError: the file exists with another config.
     """
     if file.exists() and not renew:
-        check_settled(file, values, free, place)
+        check_saved_config(file, values, free, place)
     file.parent.mkdir(parents=True, exist_ok=True)
+    # A rename is atomic: an interruption leaves either the old file or the new one.
     draft = file.with_suffix(".tmp")
     draft.write_text(_text(values), encoding="utf-8")
     draft.replace(file)
 
 
-def check_settled(
+def check_saved_config(
     file: pathlib.Path,
     values: Mapping[str, Any],
     free: Collection[str],
     place: str = "--workdir",
 ) -> None:
-    """Raises `UserError` where a config differs from the one in a file by more than `free` keys."""
-    before, now = _flat(settled(file)), _flat(json.loads(_text(values)))
-    changed = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
-    if changed:
+    """Raises `UserError` if a config differs from a saved one.
+
+    Args:
+      file: the file that `save_config` wrote.
+      values: the nested values of the config.
+      free: dotted keys (`config.a.b`) that may differ.
+      place: the option that names another folder, for the error message.
+    """
+    # The new config makes the same trip through JSON as the file, which turns tuples into lists.
+    before, now = _flat(load_saved_config(file)), _flat(_current(json.loads(_text(values))))
+    # The symmetric difference contains keys that only one of the configs has, too.
+    differences = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
+    if differences:
         raise UserError(
-            f"{file.parent} holds a run with another config ({changed[0]} differs): "
+            f"{file.parent} holds a run with another config ({differences[0]} differs): "
             f"use the same config to resume, or another {place}"
         )
 
 
-def _text(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
+def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
+    """Reads the config that `save_config` wrote; former keys get their current names.
 
-
-def settled(file: pathlib.Path) -> dict[str, Any]:
-    """The config that `settle` wrote; `UserError` where there is none."""
+    Raises:
+      UserError: the file does not exist.
+    """
     if not file.is_file():
         raise UserError(f"{file} does not exist: give the --workdir of a run of 'ragrl train'")
-    return json.loads(file.read_text(encoding="utf-8"))
+    return _current(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _current(values: Mapping[str, Any]) -> dict[str, Any]:
+    # A config saved by an older version is compared under the current names of its keys.
+    config = current_config(values)
+    drop_defaults(config)
+    return config
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    # Sorted and indented for readers, and for comparisons of two runs.
+    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
 
 
 def _flat(values: Any, where: str = "config") -> dict[str, str]:
     if not isinstance(values, Mapping):
-        return {where: repr(values)}
+        # Keys of the sections in a list may be in any order.
+        return {where: json.dumps(values, sort_keys=True, default=list)}
     return {
         k: v for name, part in values.items() for k, v in _flat(part, f"{where}.{name}").items()
     }

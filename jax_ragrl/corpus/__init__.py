@@ -1,1 +1,1 @@
-"""What is known and asked: passages, questions, their formats, and the generated encyclopedia."""
+"""Passages and questions: their file formats, and the generated encyclopedia."""

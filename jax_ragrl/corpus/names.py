@@ -1,13 +1,15 @@
-"""The name banks of the generated encyclopedia: fixed, so that one tokenizer serves every seed."""
+"""Name banks of the generated encyclopedia; fixed, so that one tokenizer covers every seed."""
 
-GIVEN = tuple(
+# Each name combines two words from small banks. Entities therefore share words, and a search for a
+# name also returns passages about similarly named entities.
+FIRST_NAME = tuple(
     (
         "Adela Bruno Carla Dario Elina Farid Greta Henri Irena Jonas Karin Lucio Mirna Nadir "
         "Odile Pavel Quinn Rosa Stefan Tamar Ulric Vera Willem Xenia Yusuf Zelda Anton Bianca "
         "Cyril Delia Emil Flora"
     ).split()
 )
-FAMILY = tuple(
+LAST_NAME = tuple(
     (
         "Abbate Brandt Castell Dorrit Ekholm Farrow Gantz Holloway Ibarra Jansen Kessler "
         "Lindqvist Moreau Novak Okafor Petrov Quiroga Rossi Santoro Tanaka Urbina Varga Weller "
@@ -23,6 +25,7 @@ TOWN = tuple(
     ).split()
 )
 PREFIX = tuple("Port New Upper Old Lower Saint".split())
+# A country is an answer but never a subject, so that countries need not share words.
 COUNTRY = tuple(
     ("Arvania Belmora Castovia Drelland Estoria Fennmark Gallovia Hestria Ithania Jorvik").split()
 )

@@ -1,4 +1,4 @@
-"""A collection of passages with a fingerprint: what an index is built for and checked against."""
+"""A corpus: passages with a fingerprint, which an index is built for and checked against."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def fingerprint(passages: Iterable[Passage]) -> str:
     digest = hashlib.sha256()
     for passage in passages:
         digest.update(store.row(passage))
+    # 64 bits: short enough for messages and file names, and accidental collisions are negligible.
     return digest.hexdigest()[:16]
 
 
 def passage_text(passage: Passage) -> str:
-    """What of a passage is searched: title and text."""
+    """The text of a passage that is indexed: title and text on separate lines."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
@@ -36,18 +37,21 @@ def passage_text(passage: Passage) -> str:
 class Corpus:
     """Passages in a fixed order, with unique ids. Equal passages give equal fingerprints.
 
-    They are a tuple, or lie on disk (`store.StoredPassages`): of many, read those that are needed.
-    `known` is the fingerprint of passages that were checked when they were stored.
+    Fields:
+      passages: a tuple, or passages on disk that are read one by one (`store.StoredPassages`).
+      stored_fingerprint: the fingerprint of passages on disk, whose ids were checked when they
+        were written; empty for passages in memory.
 
     Raises:
       UserError: two passages share an id.
     """
 
     passages: Sequence[Passage]
-    known: str = dataclasses.field(default="", compare=False)
+    stored_fingerprint: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not self.known:
+        # Python's hashes differ between processes; here they are only compared with each other.
+        if not self.stored_fingerprint:
             hashes = (hash(passage.id) for passage in self.passages)
             hash_X = np.fromiter(hashes, np.int64, len(self.passages))
             store.refuse_repeated(hash_X, self.passages)
@@ -57,61 +61,73 @@ class Corpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """16 hex digits, see `fingerprint`."""
-        return self.known or fingerprint(self.passages)
+        """16 hex digits of the passages, see the function `fingerprint`."""
+        return self.stored_fingerprint or fingerprint(self.passages)
 
 
 def load_corpus(
     path: pathlib.Path | str,
     format: str | None = None,
     folder: pathlib.Path | None = None,
-    of: str = "",
+    expected_fingerprint: str = "",
 ) -> Corpus:
-    """The corpus of a file in any known passage format, plain or gzipped.
+    """Reads the corpus of a file in any known passage format, plain or gzipped.
 
     Args:
       path: the file, or the folder of a BEIR set.
-      format: a name from `jax_ragrl.corpus.formats.FORMATS`; None looks at the content.
-      folder: where the passages are kept on disk: written first, and again where the file has
-        another size or time of change; else opened without reading it. None holds them in memory.
-      of: the fingerprint that what is kept must have, if any.
+      format: a name from `jax_ragrl.corpus.formats.FORMATS`; None detects it from the content.
+      folder: caches the passages on disk. The cache is written on the first call, and again if the
+        file's size or modification time changes; otherwise the file is not read. None keeps the
+        passages in memory.
+      expected_fingerprint: the fingerprint that the cached passages must have; empty accepts any.
 
     Raises:
-      UserError: no passages, repeated ids, an unknown format, a malformed record, or passages that
-        are not `of`: the folder is then left as it is.
+      UserError: no passages, repeated ids, an unknown format, a malformed record, or another
+        fingerprint than the expected one: the folder then stays unchanged.
     """
-    stored = None if folder is None else _stored(pathlib.Path(path), format, folder, of)
-    if stored is not None:
-        return Corpus(stored, stored.fingerprint)
+    passages_on_disk = (
+        None
+        if folder is None
+        else _cached_passages(pathlib.Path(path), format, folder, expected_fingerprint)
+    )
+    if passages_on_disk is not None:
+        return Corpus(passages_on_disk, passages_on_disk.fingerprint)
+    # Without a cache, or if it cannot be written, the passages are kept in memory.
     passages = tuple(iter_passages(path, format))
     try:
         return Corpus(passages)
     except UserError as error:
+        # A corpus does not know the file that it was read from.
         raise UserError(f"{path}: {error}") from error
 
 
-def _stored(
-    path: pathlib.Path, format: str | None, folder: pathlib.Path, of: str
+def _cached_passages(
+    path: pathlib.Path, format: str | None, folder: pathlib.Path, expected_fingerprint: str
 ) -> store.StoredPassages | None:
-    """The passages of a file as a folder holds them; None where it may not be written."""
+    """Opens or writes the cache of a file's passages; None if the folder is not writable."""
     source = store.source_of(path, format)
-    opened = store.open_passages(folder, source)
-    if opened is not None:
-        return opened
-    older = (folder / store.FILE).exists()
+    cache = store.open_passages(folder, source)
+    if cache is not None:
+        return cache
+    # The message below concerns replaced caches only; a first read is expected.
+    outdated = (folder / store.FILE).exists()
     try:
-        store.write_passages(iter_passages(path, format), folder, source, path, of)
-        if older:
+        passages = iter_passages(path, format)
+        store.write_passages(passages, folder, source, path, expected_fingerprint)
+        if outdated:
             print(f"ragrl: {path} is new or has changed: read into {folder}", file=sys.stderr)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        print(f"ragrl: {folder} cannot be written: holding {path} in memory", file=sys.stderr)
+        # A read-only index folder is common on clusters and costs only memory.
+        print(f"ragrl: {folder} cannot be written: keeping {path} in memory", file=sys.stderr)
+    # None if nothing was written: the caller then reads the file from its start.
     return store.open_passages(folder, source)
 
 
 def save_corpus(corpus: Corpus, path: pathlib.Path | str) -> None:
-    """Writes JSONL `{"id", "title", "text"}`; equal corpora give equal bytes."""
+    """Writes JSON lines `{"id", "title", "text"}`; equal corpora give equal bytes."""
+    # Bytes and ASCII escapes: text mode would translate line breaks on some platforms.
     with pathlib.Path(path).open("wb") as file:
         for passage in corpus.passages:
             file.write(json.dumps(passage._asdict()).encode("ascii") + b"\n")

@@ -1,7 +1,7 @@
-"""Questions that can be scored; and in a shuffled, endless, resumable order: a Grain pipeline.
+"""Questions with answers, and an endless, shuffled, resumable pipeline over them (Grain).
 
 The order is a function of the questions' order and the seed. The iterator's state is a small JSON
-object that goes into checkpoints.
+object that is saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -22,74 +22,87 @@ from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
-SPLITS = ("train", "dev", "validation", "test")  # files called so tell nothing of their set
-EPOCHS = 10**9  # endless: Grain's own endless repetition overflows at a batch size of one
+SPLITS = ("train", "dev", "validation", "test")  # such a file name does not name the data set
+EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch size of one
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
 
 def load_answered(path: pathlib.Path | str) -> list[Question]:
-    """The questions of a file, to be scored: as `load_questions`.
+    """Reads the questions of a file, all of which have an answer, see `load_questions`.
 
-    Raises `UserError` as that does, and where a question has no answer: any reply to it scores 0.
+    Raises:
+      UserError: as `load_questions`, and if a question has no answer: every reply would score 0.
     """
     questions = load_questions(path)
-    without = [q.id for q in questions if not any(map(str.strip, q.answers))]
-    if without:
+    # Blanks normalize to an empty answer, which no useful reply matches.
+    unanswered = [q.id for q in questions if not any(map(str.strip, q.answers))]
+    if unanswered:
         raise UserError(
-            f"{path}: {len(without)} of {len(questions)} questions have no answer, the first is "
-            f"{without[0]!r}: whatever is replied scores 0, so leave them out"
+            f"{path}: {len(unanswered)} of {len(questions)} questions have no answer, the first is "
+            f"{unanswered[0]!r}, and every reply to them scores 0: remove them"
         )
     return questions
 
 
 def set_name(path: pathlib.Path) -> str:
-    """What a file of questions is called: up to its first dot, or as its folder where it is called
-    after a split."""
+    """Returns the name of a question file's data set.
+
+    This is the file name up to its first dot, or the folder's name if the file is named for a
+    split.
+    """
     stem = path.name.split(".")[0]
+    # Resolved first, because a relative path such as `train.jsonl` has no parent name.
     return path.resolve().parent.name if stem in SPLITS else stem
 
 
 def load_mixture(paths: str, each: int = 0) -> list[Question]:
-    """The questions of one file or of several, their paths with commas between, to be scored.
+    """Reads the questions of one or several files, interleaved.
 
-    Those of several files come in turns, and the name of its set stands before an id, `nq/train_0`:
-    sets number their questions alike. Of a file with more than `each` questions (0: no limit) as
-    many are drawn at random, the same ones every time.
+    With several files the name of the data set precedes each id (`nq/train_0`), because sets
+    may use the same ids.
 
-    Raises `UserError` as `load_answered`, and where two files have one name.
+    Args:
+      paths: file paths, separated by commas.
+      each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
+        all of them.
+
+    Raises:
+      UserError: as `load_answered`, and if two files have the same name.
     """
     files = [local(path.strip()) for path in paths.split(",")]
-    sets = [_some(load_answered(file), each) for file in files]
+    sets = [_subset(load_answered(file), each) for file in files]
     if len(files) == 1:
         return sets[0]
     names = [set_name(file) for file in files]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if repeated_names := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"two of {paths} are called {twice[0]!r}, and their questions might share an id: "
+            f"two of {paths} are named {repeated_names[0]!r}, and their questions may share an id: "
             "rename a file, or its folder"
         )
-    named = (
+    renamed_sets = (
         [dataclasses.replace(q, id=f"{name}/{q.id}") for q in questions]
         for name, questions in zip(names, sets, strict=True)
     )
-    return [q for turn in itertools.zip_longest(*named) for q in turn if q is not None]
+    # Interleaved, because an evaluation takes the first N questions: they must include every set.
+    return [q for group in itertools.zip_longest(*renamed_sets) for q in group if q is not None]
 
 
-def _some(questions: list[Question], most: int) -> list[Question]:
-    return random.Random(0).sample(questions, most) if 0 < most < len(questions) else questions
+def _subset(questions: list[Question], limit: int) -> list[Question]:
+    # A fixed seed: the same subset in every run, on every host, and after a resume.
+    return random.Random(0).sample(questions, limit) if 0 < limit < len(questions) else questions
 
 
 def fingerprint(questions: Sequence[Question]) -> str:
-    """16 hex digits of what is asked, in its order, and of the right answers."""
-    asked = [(q.id, q.text, q.answers) for q in questions]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    """Returns 16 hex digits of SHA-256 over ids, texts and answers, order included."""
+    rows = [(q.id, q.text, q.answers) for q in questions]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def question_batches(questions: Sequence[Question], batch_size: int, seed: int) -> Batches:
-    """An endless iterator over lists of `batch_size` questions.
+    """Returns an endless iterator over lists of `batch_size` questions.
 
-    Every epoch is a new permutation and shows every question once. Batches have equal size, so a
-    batch may straddle two epochs and then hold a question twice: tell its copies apart by their
+    Every epoch is a new permutation and contains every question once. Batches have equal size, so
+    that a batch may span two epochs and then contain a question twice: identify its copies by their
     position, not by their id.
 
     Args:
@@ -98,18 +111,20 @@ def question_batches(questions: Sequence[Question], batch_size: int, seed: int) 
       seed: equal seeds give equal orders.
 
     Returns:
-      An iterator whose `get_state()` is JSON-able and whose `set_state(state)` continues exactly
-      behind the batch after which the state was taken.
+      An iterator whose `get_state()` can be stored as JSON, and whose `set_state(state)` continues
+      with the batch that follows the one after which the state was taken.
 
     Raises:
       UserError: no questions, or a batch size below one.
     """
     if not questions or batch_size < 1:
         raise UserError(
-            f"{len(questions)} questions in batches of {batch_size} make no batch: "
-            "give at least one question and a batch size of at least one"
+            f"{len(questions)} questions in batches of {batch_size}: a batch needs at least one "
+            "question and a batch size of at least one"
         )
-    shuffled = grain.MapDataset.source(tuple(questions)).shuffle(seed=seed).repeat(EPOCHS)
-    batches = shuffled.batch(batch_size, batch_fn=list)
-    # The questions are in memory: reading ahead in threads would only cost.
+    # The shuffle precedes the repetition, so that Grain permutes every epoch differently. Batching
+    # comes last: no batch is smaller because an epoch ends.
+    dataset = grain.MapDataset.source(tuple(questions)).shuffle(seed=seed).repeat(EPOCHS)
+    batches = dataset.batch(batch_size, batch_fn=list)
+    # The questions are in memory: prefetch threads would add cost and save nothing.
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))

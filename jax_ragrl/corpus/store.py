@@ -1,10 +1,11 @@
-"""Passages in a folder: written once, mapped into memory, read where they are asked for.
+"""Passages on disk: written once, memory-mapped, and parsed on access.
 
-rows.jsonl   [id, title, text] of each passage; its SHA-256 begins with the corpus's fingerprint
-offsets.npy  int64 [X + 1]: where each row begins, and where the last one ends
+rows.jsonl   [id, title, text] of each passage; its SHA-256 starts with the corpus's fingerprint
+offsets.npy  int64 [X + 1]: the byte at which each row starts, and the byte at which the last ends
 corpus.json  the fingerprint, and the files that the passages were read from; written last
 
-`unfinished-*` are of processes that write, or were killed when they did: then they can be deleted.
+Folders named `unfinished-*` belong to a process that is writing, or that was killed while writing;
+in the second case they can be deleted.
 """
 
 from __future__ import annotations
@@ -30,38 +31,46 @@ ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"
 
 
 def row(passage: Passage) -> bytes:
-    """A passage as it is stored and fingerprinted."""
-    # JSON keeps apart what plain concatenation would join: ("ab", "c") and ("a", "bc").
+    """Returns the bytes of a passage that are stored and hashed."""
+    # Plain concatenation would make ("ab", "c") and ("a", "bc") equal; JSON does not.
     return json.dumps(passage).encode("ascii") + b"\n"
 
 
 def refuse_repeated(hash_X: np.ndarray, passages: Sequence[Passage]) -> None:
-    """Raises `UserError` where two passages share an id; `hash_X` are int64 hashes of their ids.
+    """Raises `UserError` if two passages share an id; `hash_X` are int64 hashes of their ids.
 
-    Only ids whose hashes are equal are read and counted: numbers take less room than strings.
+    Only passages whose hashes are equal are read: 21 million hashes fit in memory, 21 million
+    strings might not.
     """
+    # Equal hashes are neighbors after sorting, which needs less memory than a set of 21 million.
     sorted_X = np.sort(hash_X)
-    twice = sorted_X[1:][sorted_X[1:] == sorted_X[:-1]]
-    if not len(twice):
+    repeated_X = sorted_X[1:][sorted_X[1:] == sorted_X[:-1]]
+    if not len(repeated_X):
         return
-    suspects = np.flatnonzero(np.isin(hash_X, twice)).tolist()
-    repeated, times = Counter(passages[n].id for n in suspects).most_common(1)[0]
+    # Different ids may share a hash, so that the ids themselves decide.
+    suspects = np.flatnonzero(np.isin(hash_X, repeated_X)).tolist()
+    passage_id, times = Counter(passages[n].id for n in suspects).most_common(1)[0]
     if times > 1:
-        raise UserError(f"passage id {repeated!r} occurs {times} times: make the ids unique")
+        raise UserError(f"passage id {passage_id!r} occurs {times} times: make the ids unique")
 
 
 class StoredPassages(Sequence[Passage]):
-    """What `write_passages` wrote. Opening reads nothing of the rows; a passage is made anew each
-    time it is asked for, and a slice is a tuple of its passages."""
+    """The passages of a folder written by `write_passages`.
+
+    Opening the folder reads no rows. Each access parses a passage again; a slice is a tuple.
+    """
 
     def __init__(self, folder: pathlib.Path):
-        """Raises `OSError` or `ValueError` where the files are missing or not whole."""
+        """Opens a folder; raises `OSError` or `ValueError` if files are missing or truncated."""
         self.fingerprint = str(_read(folder)["fingerprint"])
+        # A plain array, because each access to a `np.memmap` creates an object of that subclass.
         self._offsets = np.asarray(np.load(folder / OFFSETS, mmap_mode="r"))
         with (folder / ROWS).open("rb") as file:
+            # The mapping remains valid after the file is closed.
             self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # The cheapest check that the copy of a folder is complete; hashing would read all rows.
         if len(self._rows) != self._offsets[-1]:
-            raise ValueError(f"{folder / ROWS} is cut")
+            raise ValueError(f"{folder / ROWS} is truncated")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -73,6 +82,7 @@ class StoredPassages(Sequence[Passage]):
     def __getitem__(self, n: int | slice) -> Passage | tuple[Passage, ...]:
         if isinstance(n, slice):
             return tuple(self[i] for i in range(len(self))[n])
+        # A range resolves negative indices, and raises the IndexError that ends an iteration.
         at = range(len(self))[n]
         start, end = self._offsets[at : at + 2].tolist()
         return Passage(*json.loads(self._rows[start:end]))
@@ -83,19 +93,22 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def source_of(path: pathlib.Path, format: str | None) -> list[Any]:
-    """What tells a file, or those of a folder, from another: names, sizes, times of change.
+    """Returns names, sizes and modification times of a file, or of the files in a folder.
 
-    Raises `UserError` where there is none.
+    Raises:
+      UserError: the path does not exist.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: give the path of a data file")
     files = sorted(filter(pathlib.Path.is_file, path.iterdir())) if path.is_dir() else [path]
+    # Names without folders, so that a moved data set keeps its cache. Sizes and times instead of a
+    # hash, which would take as long as reading the file.
     stats = [(file.name, file.stat()) for file in files]
     return [format, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
 
 
 def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
-    """The passages of a folder; None where none are, or these are of other files."""
+    """Opens the passages of a folder; None if they are missing, or from other files."""
     try:
         return StoredPassages(folder) if source in _read(folder)["sources"] else None
     except (OSError, ValueError):
@@ -107,43 +120,50 @@ def write_passages(
     folder: pathlib.Path,
     source: Any,
     path: pathlib.Path,
-    of: str = "",
+    expected_fingerprint: str = "",
 ) -> None:
-    """Writes passages one by one, with a progress bar; older ones are replaced once all are there.
+    """Writes passages one by one, with a progress bar, and then replaces older ones at once.
 
     Args:
-      source, path: of the file they are read from, see `source_of`.
-      of: the fingerprint that they must have, if any.
+      passages: in the order of the corpus.
+      folder: created if it does not exist.
+      source: identifies the file that the passages are read from, see `source_of`.
+      path: that file, for error messages.
+      expected_fingerprint: the fingerprint that the passages must have; empty accepts any.
 
     Raises:
-      UserError: two passages share an id, or they are of another fingerprint.
+      UserError: two passages share an id, or the fingerprint is not the expected one.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Apart until they are whole: another process may read the older ones, or write as well.
+    # A separate folder until complete: another process may read the older files, or write too.
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as name:
-        made = pathlib.Path(name)
-        fingerprint, hash_X = _write_rows(passages, made)
-        if of and fingerprint != of:
+        draft = pathlib.Path(name)
+        fingerprint, hash_X = _write_rows(passages, draft)
+        if expected_fingerprint and fingerprint != expected_fingerprint:
             raise UserError(
-                f"index {folder.parent} was built for corpus {of}, but {path} holds {fingerprint}: "
-                "rerun 'ragrl index', or give the corpus it was built for"
+                f"index {folder.parent} was built for corpus {expected_fingerprint}, but {path} "
+                f"holds {fingerprint}: rerun 'ragrl index', or give the corpus it was built for"
             )
-        about = {"fingerprint": fingerprint, "sources": [*_same(folder, fingerprint), source]}
-        (made / FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
+        sources = [*_sources_of(folder, fingerprint), source]
+        description = json.dumps({"fingerprint": fingerprint, "sources": sources})
+        (draft / FILE).write_text(description + "\n", encoding="utf-8")
         try:
-            refuse_repeated(hash_X, StoredPassages(made))
+            # The draft is opened lazily, so that only passages with equal hashes are read.
+            refuse_repeated(hash_X, StoredPassages(draft))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-        # First gone, last written: what is there is whole.
+        # Removed first and written last, so that its presence proves that all files are complete.
         (folder / FILE).unlink(missing_ok=True)
         for part in (ROWS, OFFSETS, FILE):
-            os.replace(made / part, folder / part)
+            os.replace(draft / part, folder / part)
 
 
 def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str, np.ndarray]:
-    """Writes rows and offsets; (the fingerprint, int64 [X] hashes of the ids)."""
+    """Writes rows and offsets; returns the fingerprint and int64 [X] hashes of the ids."""
+    # Arrays of eight bytes per entry: lists of Python integers need several times that.
     digest, offsets, hashes = hashlib.sha256(), array.array("q", [0]), array.array("q")
     with (folder / ROWS).open("wb") as file:
+        # `disable=None` hides the bar unless the output is a terminal.
         for passage in tqdm.tqdm(passages, desc="read", unit="passage", disable=None):
             line = row(passage)
             file.write(line)
@@ -154,10 +174,13 @@ def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str,
     return digest.hexdigest()[:16], np.frombuffer(hashes, np.int64)
 
 
-def _same(folder: pathlib.Path, fingerprint: str) -> list[Any]:
-    """The sources known to hold these passages: hosts may have copies of a file, of other times."""
+def _sources_of(folder: pathlib.Path, fingerprint: str) -> list[Any]:
+    """Returns the sources already recorded for these passages.
+
+    There may be several: copies of one file on several hosts differ in their modification times.
+    """
     try:
-        made = _read(folder)
+        description = _read(folder)
     except (OSError, ValueError):
         return []
-    return made["sources"] if made["fingerprint"] == fingerprint else []
+    return description["sources"] if description["fingerprint"] == fingerprint else []

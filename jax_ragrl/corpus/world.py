@@ -1,9 +1,10 @@
 """A generated encyclopedia: entities, typed relations, short passages and multi-hop questions.
 
-The embedded default of the library. From a seed and a size it makes people, films, companies and
-cities that share parts of their names, one passage a cluster of facts in one of several
-phrasings, and questions of one to four hops (chains) or two (comparisons). Train, dev and test
-live in separate parts of the world: no entity and no question is in two of them.
+It is the library's default data set, so that a first run downloads nothing. A seed and a size
+determine people, films, companies and cities that share parts of their names, one passage per
+cluster of facts in one of several phrasings, and questions of one to four hops (chains) or of two
+(comparisons). Train, dev and test use separate parts of the world: no entity and no question occurs
+in two of them.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.types import Passage, Question
 
+# Dev has the smallest share: it is only used for evaluations during a run.
 SPLITS: Mapping[str, float] = {"train": 0.6, "dev": 0.1, "test": 0.3}
 
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """A typed relation: how a question names it and how a question ends with it."""
+    """A typed relation: its noun within a question, and the questions that ask for it."""
 
     subject: str
     object: str
     noun: str
-    asks: tuple[str, ...]  # the outermost hop; {} is a noun phrase
+    asks: tuple[str, ...]  # phrasings of the outermost hop; {} is a noun phrase
 
 
+# The key of a relation equals its noun, so that the reader can parse nested noun phrases. The order
+# determines the draws of `relate`.
 RELATIONS: Mapping[str, Relation] = {
     "director": Relation(
         "film", "person", "director", ("Who is the director of {}?", "Who directed {}?")
@@ -57,7 +61,7 @@ RELATIONS: Mapping[str, Relation] = {
     ),
 }
 
-# A cluster is what one passage tells: the relations, and several ways to say them.
+# A cluster is the content of one passage: its relations, and several phrasings of them.
 CLUSTERS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "film": (
         (("director", "year"), ("{s} was directed by {0} in {1}.", "{0} directed {s} in {1}.")),
@@ -87,7 +91,10 @@ CLUSTERS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """One encyclopedia. `facts[entity][relation]` is the object; `famous` lists known pairs."""
+    """One encyclopedia. `facts[entity][relation]` is the object of a fact.
+
+    `famous` holds the facts, as (entity, relation), that the rule-based reader knows.
+    """
 
     passages: tuple[Passage, ...]
     questions: Mapping[str, tuple[Question, ...]]
@@ -104,40 +111,52 @@ def generate(
     questions: int = 12,
     hops: Sequence[int] = (1, 2, 3, 4),
 ) -> World:
-    """The encyclopedia of a seed.
+    """Generates the encyclopedia of a seed.
 
     Args:
-      seed: any integer; the same seed gives the same world everywhere.
-      size: how many people; films are half as many, companies and cities a fifth each.
-      famous: the share of facts that the frozen language model knows without reading.
-      questions: how many questions are asked for each person (unique ones are kept).
-      hops: the lengths of chains that are asked, each as often as comparisons are.
+      seed: any integer; a seed gives the same world on every platform.
+      size: number of people; there are half as many films, and a fifth as many companies and
+        cities.
+      famous: share of facts that the frozen language model knows without reading, 0 to 1.
+      questions: number of questions drawn per person; duplicates are removed.
+      hops: lengths of the chains; each length is as frequent as the comparisons.
+
+    Raises:
+      UserError: the size is too small for three splits, or exceeds the name banks.
     """
     if size < 40:
         raise UserError(f"world size {size} is too small for three splits: use at least 40")
+    # A string seed is hashed with SHA-512: equal seeds of different sizes give unrelated worlds.
+    # All draws share this generator, so that the order of the calls below determines the world.
     rng = random.Random(f"world {seed} {size}")
     facts: dict[str, dict[str, str]] = {}
     kinds: dict[str, str] = {}
     parts = {}
+    # The splits share these iterators, so that no name is taken twice.
     cast = {kind: iter(entity_names(rng, kind)) for kind in CLUSTERS}
+    # 1. Entities and facts of each split. A fact never refers to an entity of another split.
     for split, share in SPLITS.items():
         part = populate(cast, max(8, round(size * share)))
         kinds |= {name: kind for kind, members in part.items() for name in members}
         facts |= relate(rng, part)
         parts[split] = part
+    # 2. The passages of all splits form one corpus.
     passages, source = write_passages(rng, facts, kinds)
-    asked = {
+    # 3. Questions, each from the facts of one split.
+    questions_of = {
         split: ask(rng, split, part, facts, source, questions * len(part["person"]), hops)
         for split, part in parts.items()
     }
-    known = frozenset(pair for pair in source if rng.random() < famous)
-    return World(tuple(shuffled(rng, passages)), asked, facts, source, known)
+    # 4. `source` keeps the order of insertion, so that equal seeds draw equal famous facts.
+    famous_facts = frozenset(pair for pair in source if rng.random() < famous)
+    # Without the shuffle, passages of one entity and of one split would be neighbors in the corpus.
+    return World(tuple(shuffled(rng, passages)), questions_of, facts, source, famous_facts)
 
 
 def entity_names(rng: random.Random, kind: str) -> list[str]:
-    """Every name of a kind, in random order; names of a kind share their words."""
+    """Returns every name of a kind of entity in random order; names share their words."""
     banks = {
-        "person": (names.GIVEN, names.FAMILY),
+        "person": (names.FIRST_NAME, names.LAST_NAME),
         "film": (names.ADJECTIVE, names.NOUN),
         "company": (names.BRAND, names.TRADE),
         "city": (names.PREFIX, names.TOWN),
@@ -147,17 +166,19 @@ def entity_names(rng: random.Random, kind: str) -> list[str]:
 
 
 def populate(cast: Mapping[str, Iterator[str]], people: int) -> dict[str, list[str]]:
-    """The entities of one split."""
+    """Takes the entities of one split from the iterators over names, by kind."""
     counts = {"person": people, "film": people // 2, "company": people // 5, "city": people // 5}
     try:
+        # At least two entities of each kind: a comparison needs two, and nobody marries themselves.
         return {kind: [next(cast[kind]) for _ in range(max(2, n))] for kind, n in counts.items()}
     except StopIteration:
-        limit = len(names.GIVEN) * len(names.FAMILY) * 3 // 4
+        # The person names suffice for this limit; films and companies are exhausted soon above it.
+        limit = len(names.FIRST_NAME) * len(names.LAST_NAME) * 3 // 4
         raise UserError(f"the name banks are exhausted: use a world size below {limit}") from None
 
 
 def relate(rng: random.Random, part: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Facts of one split: an object for every (entity, relation), spouses mutual."""
+    """Draws the facts of one split: an object per (entity, relation); spouses are mutual."""
     years = [str(year) for year in range(1930, 2020)]
     objects = {**part, "year": years, "country": names.COUNTRY}
     facts: dict[str, dict[str, str]] = {name: {} for members in part.values() for name in members}
@@ -165,6 +186,7 @@ def relate(rng: random.Random, part: Mapping[str, Sequence[str]]) -> dict[str, d
         for name in part[spec.subject]:
             others = [o for o in objects[spec.object] if o != name]
             facts[name][relation] = pick(rng, others)
+    # Marriage is mutual. With an odd number of people the last one keeps the spouse drawn above.
     couples = shuffled(rng, part["person"])
     for a, b in zip(couples[::2], couples[1::2], strict=False):
         facts[a]["spouse"], facts[b]["spouse"] = b, a
@@ -174,12 +196,21 @@ def relate(rng: random.Random, part: Mapping[str, Sequence[str]]) -> dict[str, d
 def write_passages(
     rng: random.Random, facts: Mapping[str, Mapping[str, str]], kinds: Mapping[str, str]
 ) -> tuple[list[Passage], dict[tuple[str, str], str]]:
-    """One passage a cluster, and where each fact is told."""
+    """Writes one passage per cluster of facts.
+
+    Args:
+      rng: chooses the phrasings.
+      facts: objects by entity and relation.
+      kinds: the kind of each entity.
+
+    Returns:
+      The passages, and the id of the passage that contains each fact (entity, relation).
+    """
     passages: list[Passage] = []
     source: dict[tuple[str, str], str] = {}
-    for name, known in facts.items():
+    for name, objects in facts.items():
         for relations, phrasings in CLUSTERS[kinds[name]]:
-            text = pick(rng, phrasings).format(*(known[r] for r in relations), s=name)
+            text = pick(rng, phrasings).format(*(objects[r] for r in relations), s=name)
             passage = Passage(f"p{len(passages):05d}", name, text)
             passages.append(passage)
             source |= {(name, relation): passage.id for relation in relations}
@@ -195,16 +226,28 @@ def ask(
     count: int,
     hops: Sequence[int],
 ) -> tuple[Question, ...]:
-    """Up to `count` distinct questions: chains of each length and comparisons, equally often."""
-    asked: dict[str, Question] = {}
+    """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
+
+    Args:
+      rng: chooses entities, relations and phrasings.
+      split: the prefix of the questions' ids.
+      part: entities of the split, by kind.
+      facts: objects by entity and relation.
+      source: ids of the passages that contain each fact; they are the gold passages.
+      count: number of draws; duplicates and failed draws are dropped.
+      hops: lengths of the chains.
+    """
+    questions: dict[str, Question] = {}
     for i in range(count):
+        # Length 0 stands for a comparison.
         length = [*hops, 0][i % (len(hops) + 1)]
         draft = chain(rng, part, facts, length) if length else compare(rng, part, facts)
-        if draft is None or draft.text in asked:
+        if draft is None or draft.text in questions:
             continue
+        # Two facts may be in one passage, such as the director and the year of a film.
         gold = tuple(dict.fromkeys(source[pair] for pair in draft.pairs))
-        asked[draft.text] = Question(
-            id=f"{split}-{len(asked):05d}",
+        questions[draft.text] = Question(
+            id=f"{split}-{len(questions):05d}",
             text=draft.text,
             answers=(draft.answer,),
             gold=gold,
@@ -213,12 +256,12 @@ def ask(
             kind=draft.kind,
             metadata={"pairs": [list(pair) for pair in draft.pairs]},
         )
-    return tuple(asked.values())
+    return tuple(questions.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A question before it has an id: its text, its steps, and the facts it rests on."""
+    """A question without an id: text, answer, sub-questions, and the facts that it depends on."""
 
     kind: str
     text: str
@@ -233,10 +276,18 @@ def chain(
     facts: Mapping[str, Mapping[str, str]],
     hops: int,
 ) -> Draft | None:
-    """A chain of `hops` relations from a random entity; None where it runs into itself."""
+    """Draws a chain of `hops` relations from a random entity; None if it visits an entity twice.
+
+    Args:
+      rng: chooses the first entity and the relations.
+      part: entities of the split, by kind.
+      facts: objects by entity and relation.
+      hops: number of relations.
+    """
     start = pick(rng, part[pick(rng, ("film", "person", "company", "city"))])
-    phrase, at, seen, steps, pairs, relation = start, start, {start}, [], [], ""
+    phrase, at, visited, steps, pairs, relation = start, start, {start}, [], [], ""
     for hop in range(hops):
+        # Only entities have facts: a year or a country can only end a chain.
         options = [
             r for r in facts.get(at, {}) if hop + 1 == hops or RELATIONS[r].object in CLUSTERS
         ]
@@ -247,10 +298,14 @@ def chain(
         relation = pick(rng, options)
         pairs.append((at, relation))
         steps.append(f"{relation} of {start if hop == 0 else f'#{hop}'}")
+        # A step refers to the entity by name in the first hop, and later by the answer of the hop
+        # before.
         at = facts[at][relation]
-        if at in seen:
+        # For example, the spouse of the spouse is the first person again, which gives the answer
+        # away.
+        if at in visited:
             return None
-        seen.add(at)
+        visited.add(at)
     text = pick(rng, RELATIONS[relation].asks).format(phrase)
     return Draft("chain", text, at, tuple(steps), tuple(pairs))
 
@@ -266,17 +321,26 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
 def compare(
     rng: random.Random, part: Mapping[str, Sequence[str]], facts: Mapping[str, Mapping[str, str]]
 ) -> Draft | None:
-    """A comparison of two entities by one relation; about half of the yes/no ones are yes."""
+    """Draws a comparison of two entities by one relation; about half the yes/no answers are yes.
+
+    Args:
+      rng: chooses relation and entities.
+      part: entities of the split, by kind.
+      facts: objects by entity and relation.
+    """
     relation = pick(rng, tuple(COMPARISONS))
     subject, form = COMPARISONS[relation]
     a, b = pick(rng, part[subject]), pick(rng, part[subject])
+    # Two random entities rarely share a value: without this, almost every answer would be no.
     if relation != "year" and rng.random() < 0.5:
         alike = [e for e in part[subject] if facts[e][relation] == facts[a][relation]]
         b = pick(rng, alike)
     value_a, value_b = facts[a][relation], facts[b][relation]
+    # Of two films of one year neither is older.
     if a == b or (relation == "year" and value_a == value_b):
         return None
     same = "yes" if value_a == value_b else "no"
+    # All years have four digits, so that strings compare like numbers.
     answer = min((value_a, a), (value_b, b))[1] if relation == "year" else same
     steps = (f"{relation} of {a}", f"{relation} of {b}")
     return Draft("comparison", form.format(a, b), answer, steps, ((a, relation), (b, relation)))

@@ -1,1 +1,1 @@
-"""From what nodes and leaves earned to one number a node: returns, advantages, the adaptive KL."""
+"""Credit: from the rewards of nodes to one number per node; returns, advantages, adaptive KL."""

@@ -1,6 +1,7 @@
-"""Credit rules on a forest: from what nodes and leaves earned to one number a node.
+"""Credit rules on whole forests: from the rewards of nodes and leaves to one number per node.
 
-Each returns float32 `[N]` credit and a float32 `[N]` weight that is positive on nodes to train.
+Each rule returns a credit, float32 `[N]`, and a weight, float32 `[N]`, which is positive at the
+nodes to train.
 """
 
 from __future__ import annotations
@@ -13,146 +14,184 @@ import numpy as np
 
 from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.rollout.tree import Forest, sibling_groups
 
 _monte_carlo = jax.jit(monte_carlo)
 
 
 def reachable_leaves(
-    forest: Forest, reward_N: np.ndarray, *, ignore_dead: bool = False, multiplicity: bool = False
+    forest: Forest,
+    reward_N: np.ndarray,
+    *,
+    ignore_unanswered: bool = False,
+    multiplicity: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mean return of the paths from each node to its leaves, and the number of these leaves.
+    """Monte Carlo credit: the mean return of the paths from each node to the leaves below it.
 
-    A return is the reward of the leaf and of each action on the path, the node's own included. In
-    C-3PO only leaves have rewards (eq. 5). A node that leads to no leaf has credit 0 and weight 0.
+    A return is the sum of the rewards on the path, from the node itself to the leaf. In C-3PO only
+    leaves have rewards (Chen et al. 2025, eq. 5).
 
     Args:
       forest: the rollouts.
-      reward_N: float32, what leaves and actions earned themselves.
-      ignore_dead: leave out dead leaves, which otherwise count with their reward.
-      multiplicity: count a merged sibling as often as it was sampled.
+      reward_N: float32, the rewards of leaves and actions.
+      ignore_unanswered: whether leaves without an answer are left out. If not, they count with
+        their reward.
+      multiplicity: whether a merged sibling counts as often as it was sampled.
+
+    Returns:
+      The credit, and the number of leaves below each node as its weight. A node without a leaf
+      below it has credit 0 and weight 0.
     """
-    counted_N = forest.leaf_N & ~(forest.dead_N & ignore_dead)
+    counted_N = forest.leaf_N & ~(forest.unanswered_N & ignore_unanswered)
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
-    parent_N = padded(forest.parent_N, 512, -1)  # padding nodes are roots and no leaves
-    rest = [padded(x, 512) for x in (counted_N, reward_N, weight_N.astype(np.float32))]
+    parent_N = pad_rows(forest.parent_N, 512, -1)  # padding nodes are roots and no leaves
+    rest = [pad_rows(x, 512) for x in (counted_N, reward_N, weight_N.astype(np.float32))]
     value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put([parent_N, *rest])))
     count = len(forest.parent_N)
     return value_N[:count], leaves_N[:count]
 
 
-def padded(x: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
-    """As many rows as a multiple, at least one of it, so that few shapes are compiled."""
+def pad_rows(x: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
+    """Pads the first axis to a positive multiple, so that jitted functions see few shapes.
+
+    Args:
+      x: any array.
+      multiple: the length of the result is a multiple of this number, and never 0.
+      fill: the value of the padding.
+    """
     missing = -len(x) % multiple if len(x) else multiple
     return np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
 
 
-def shared(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The reward of a rollout's leaf to each of its actions, added to what the action earned.
+def shared_credit(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each action the reward of its rollout's leaf plus the action's own reward.
 
-    For rollouts that do not branch, one leaf each; `UserError` for others.
+    Raises:
+      UserError: a rollout has several leaves.
     """
+    # Without branches, the root identifies the rollout.
     root_N = forest.roots()
-    _check_lines(forest, root_N, "reachable_leaves")
+    _check_unbranched(forest, root_N, "reachable_leaves")
     leaf_N = np.zeros(len(root_N), np.float32)
     np.add.at(leaf_N, root_N[forest.leaf_N], reward_N[forest.leaf_N])
-    own_N = np.where(forest.leaf_N, 0, reward_N)
+    own_N = np.where(forest.leaf_N, 0, reward_N)  # a leaf's reward is in leaf_N already
     return (leaf_N[root_N] + own_N).astype(np.float32), np.ones(len(root_N), np.float32)
 
 
-def _check_lines(forest: Forest, root_N: np.ndarray, instead: str) -> None:
-    """`UserError` where a rollout has several leaves: their rewards would be added up."""
+def _check_unbranched(forest: Forest, root_N: np.ndarray, alternative: str) -> None:
+    """Raises `UserError` if a rollout has several leaves, whose rewards would be summed."""
     if np.bincount(root_N[forest.leaf_N], minlength=1).max() > 1:
         raise UserError(
-            "these rollouts branch, so that one has several rewards, and this credit is for those "
-            f"that do not: use config.credit={instead}, or a recipe of single rollouts"
+            "these rollouts branch, so a rollout has several rewards, but this credit needs one "
+            f"reward per rollout: use config.credit={alternative}, or a recipe without branches"
         )
 
 
-def earned(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each action earned itself, and the mean reward of the leaves right after it.
+def immediate_credit(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each action its own reward plus the mean reward of the leaves directly below it.
 
-    These are the rewards of a conversation's turns: GAE carries them back (`Objective.span`).
+    These are the per-turn rewards of a conversation; GAE carries them back (`Objective.span`).
     """
     own_N = np.where(forest.leaf_N, 0, reward_N).astype(np.float32)
-    ends = forest.parent_N[forest.leaf_N]
-    leaves = reward_N[forest.leaf_N][ends >= 0]
+    parents = forest.parent_N[forest.leaf_N]
+    has_parent = parents >= 0  # a leaf that is a root has no action to reward
+    leaf_rewards = reward_N[forest.leaf_N][has_parent]
     sum_N, count_N = np.zeros_like(own_N), np.zeros_like(own_N)
-    np.add.at(sum_N, ends[ends >= 0], leaves)
-    np.add.at(count_N, ends[ends >= 0], 1)
+    np.add.at(sum_N, parents[has_parent], leaf_rewards)
+    np.add.at(count_N, parents[has_parent], 1)
     return own_N + sum_N / np.maximum(count_N, 1), np.ones_like(own_N)
 
 
 def over_rollouts(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A rollout's return against the other rollouts of its question, to each of its actions.
+    """Compares the return of each rollout with the other rollouts of its question.
 
-    The return is the reward of the leaf and of every action on the path to it (in CoDA, the leaf's
-    alone). One number per rollout enters the statistics, so the number of its actions cannot weigh
-    (CoDA, section 3.3.2). An action that was not carried out to a leaf has weight 0.
+    The return is the sum of the rewards of the leaf and of all actions on the path to it (in CoDA,
+    only the leaf has one). Each rollout enters the statistics once, whatever its number of actions
+    (CoDA, section 3.3.2). An action that leads to no leaf has weight 0.
 
     Args:
-      forest: rollouts of one leaf each; `UserError` for others.
-      reward_N: float32, what leaves and actions earned themselves.
-      rule: one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+      forest: the rollouts, each with a single leaf.
+      reward_N: float32, the rewards of leaves and actions.
+      rule: a function of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+
+    Raises:
+      UserError: a rollout has several leaves.
     """
     root_N = forest.roots()
-    _check_lines(forest, root_N, "siblings")
+    _check_unbranched(forest, root_N, "siblings")
     return_N, leaves_N = reachable_leaves(forest, reward_N)
+    # R counts rollouts; the return of a rollout is the return of its root.
     roots, member_N = np.unique(root_N, return_inverse=True)
     group_R = np.where(leaves_N[roots] > 0, forest.question_N[roots], -1)
-    advantage_R = _compared(rule, return_N[roots], group_R, len(forest.questions))
+    # One member per rollout: its number of actions must not weigh in the statistics.
+    advantage_R = _compare(rule, return_N[roots], group_R, len(forest.questions))
     return advantage_R[member_N], (leaves_N > 0).astype(np.float32)
 
 
 def over_roles(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each action's `shared` credit against those of its role in the question's other rollouts.
+    """Compares the `shared_credit` of each action with the same role in the other rollouts.
 
-    For lines, where a rollout acts once in each role: all roles earn the answer's reward, and what
-    one pays for its own faults is compared with what that role paid elsewhere. `rule` as above.
+    For unbranched rollouts in which each role acts once: all roles have the reward of the answer,
+    and the penalty of a role is compared with the penalties of that role in the other rollouts of
+    the question.
+
+    Args:
+      forest: the rollouts, each with a single leaf.
+      reward_N: float32, the rewards of leaves and actions.
+      rule: a function of `credit.advantages`.
     """
-    credit_N, weight_N = shared(forest, reward_N)
+    credit_N, weight_N = shared_credit(forest, reward_N)
     names = sorted({record.role for record in forest.records})
     role_N = np.array([names.index(record.role) for record in forest.records], np.int32)
+    # One group per pair of a question and a role.
     group_N = forest.question_N * len(names) + role_N
-    return _compared(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
+    return _compare(rule, credit_N, group_N, len(forest.questions) * len(names)), weight_N
 
 
 def over_siblings(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What an action is worth (`reachable_leaves`) against the others that were tried in its state.
+    """Compares the value of each action (`reachable_leaves`) with the siblings tried in its state.
 
-    GRPO in a tree: a decision is a group. A merged action counts once. One without siblings, or
-    from which no leaf was reached, has weight 0: there is nothing to learn from it.
+    GRPO in a tree: a decision is a group. A merged action counts once. An action has weight 0 if it
+    has no siblings to be compared with, or if it leads to no leaf.
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the rewards of leaves and actions.
+      rule: a function of `credit.advantages`.
     """
     value_N, leaves_N = reachable_leaves(forest, reward_N)
     group_N = np.full(len(value_N), -1, np.int32)
-    for number, nodes in enumerate(decisions(forest)):
-        known = [node for node in nodes if leaves_N[node] > 0]
-        group_N[known] = number if len(known) > 1 else -1
-    advantage_N = _compared(rule, value_N, group_N, len(padded(value_N, 512)), 512)
+    for number, nodes in enumerate(sibling_groups(forest)):
+        members = [node for node in nodes if leaves_N[node] > 0]
+        # A single member has nothing to be compared with: it is in no group.
+        group_N[members] = number if len(members) > 1 else -1
+    # The number of groups is static: a bound that depends on the padded size keeps programs few.
+    advantage_N = _compare(rule, value_N, group_N, len(pad_rows(value_N, 512)), 512)
     return advantage_N, (group_N >= 0).astype(np.float32)
 
 
-def _compared(
+def _compare(
     rule: Callable[..., Any],
     reward_M: np.ndarray,
     group_M: np.ndarray,
-    groups: int,
+    num_groups: int,
     multiple: int = 64,
 ) -> np.ndarray:
-    """A rule of `credit.advantages` on members of groups (-1: of none), float32 `[M]`.
+    """Applies a rule of `credit.advantages` to members of groups (-1: of none), float32 `[M]`.
 
-    Members are padded to a multiple, so that few shapes are compiled. There are no groups where
-    every question failed: one is compiled for all the same.
+    Members are padded to a multiple, so that few shapes are compiled. If every question failed,
+    there are no groups, and the rule is compiled for one group.
     """
-    group_P = padded(group_M.astype(np.int32), multiple, -1)
-    arrays = jax.device_put((padded(reward_M, multiple), group_P, group_P >= 0))
-    return jax.device_get(_ruled(rule, *arrays, max(groups, 1)))[: len(reward_M)]
+    group_P = pad_rows(group_M.astype(np.int32), multiple, -1)
+    arrays = jax.device_put((pad_rows(reward_M, multiple), group_P, group_P >= 0))
+    return jax.device_get(_apply_rule(rule, *arrays, max(num_groups, 1)))[: len(reward_M)]
 
 
-_ruled = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))
+# The rule and the number of groups are static: one program per rule, size and number of groups.
+_apply_rule = jax.jit(lambda rule, *arrays: rule(*arrays), static_argnums=(0, 4))

@@ -1,4 +1,4 @@
-"""The coefficient of the KL divergence: a number that a run fixes, or adapts after each batch."""
+"""The coefficient of the KL divergence, adapted after each batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ def adapt(
     horizon: float = 10_000,
     floor: float = 0.05,
 ) -> float:
-    """The next coefficient, moved towards the one that holds `kl` at `target`.
+    """Returns the next coefficient, moved towards the coefficient that holds `kl` at `target`.
 
       e = clip(kl / target - 1, -0.2, 0.2),   next = max(coefficient (1 + e batch / horizon), floor)
 
-    Ziegler et al. 2019, eq. 2; the floor and the numbers are those of MMOA-RAG's code.
+    Ziegler et al. 2019, eq. 2; the floor and the default numbers are from MMOA-RAG's code.
 
     Args:
-      kl: nats a whole answer (the sum over its tokens), averaged over the batch. A nan leaves the
+      coefficient: the current coefficient.
+      kl: nats per answer (the sum over its tokens), averaged over the batch. A nan leaves the
         coefficient as it is.
-      batch: answers in the batch; `horizon` is counted in answers too.
+      batch: the number of answers in the batch.
+      target: the divergence to hold, in nats per answer.
+      horizon: the number of answers over which a constant error changes the coefficient by `e`.
+      floor: the smallest coefficient.
     """
     if math.isnan(kl):
         return coefficient

@@ -14,7 +14,7 @@ from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
-from jax_ragrl.systems.baselines.fixed import FixedStrategy
+from jax_ragrl.systems.baselines.fixed_strategy import FixedStrategy
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
@@ -22,21 +22,24 @@ from jax_ragrl.systems.baselines.rerank import Reranker
 from jax_ragrl.systems.baselines.rewrite import QueryRewrite
 from jax_ragrl.systems.baselines.selection import Selection
 from jax_ragrl.systems.baselines.self_rag import SelfRAG
-from jax_ragrl.systems.baselines.skr import SKR, neighbours
+from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
-from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
-from jax_ragrl.systems.coda import CoDA
-from jax_ragrl.systems.mao_arag import MAOARAG
-from jax_ragrl.systems.mmoa_rag import DOCUMENT, MMOARAG
-from jax_ragrl.systems.opera.system import Opera
+from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
+from jax_ragrl.systems.registry import MODULES, system_module
 from jax_ragrl.types import Question
 
 
-class Bench(NamedTuple):
-    """What a system is built from. `environment` has no sampler; `train` may be empty.
+class BuildContext(NamedTuple):
+    """Inputs from which the systems of a table are built.
 
-    `changes` are those of a `Setting`.
+    Fields:
+      style: `tiny` (prompts for the model that ships with the package) or `full`.
+      top_k: passages per search.
+      environment: has no sampler, because each system brings its own policies.
+      retriever: that of `environment`.
+      train: labeled questions for `LEARNERS`; may be empty.
+      overrides: of the recipe and shapes of a run, see `TableSettings`.
     """
 
     style: str
@@ -44,60 +47,61 @@ class Bench(NamedTuple):
     environment: Environment
     retriever: Retriever
     train: Sequence[Question]
-    changes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
     @property
-    def tiny(self) -> bool:
+    def is_tiny(self) -> bool:
         """Whether systems are built for the model in the package, as in `configs/tiny`."""
         return self.style == "tiny"
 
-    def prompts(self, system: str) -> str:
-        """The name of a system's prompts in the style of the table."""
-        return f"{system}_tiny" if self.tiny else system
+    def prompt_style(self, system: str) -> str:
+        """The name of the folder with a system's prompts in the style of the table."""
+        return f"{system}_tiny" if self.is_tiny else system
 
 
-Builder = Callable[[Bench], Any]
+Builder = Callable[[BuildContext], Any]
 
 
 def _baseline(system: Callable[[str, int], Any]) -> Builder:
-    return lambda bench: system(bench.prompts("baselines"), bench.top_k)
+    return lambda context: system(context.prompt_style("baselines"), context.top_k)
 
 
-def _c3po(bench: Bench) -> C3PO:
-    return C3PO(bench.prompts("c3po"), bench.top_k, strict=False)
+def _paper(name: str) -> Builder:
+    """The builder of a system in `systems/registry.py`."""
+    return lambda context: system_module(name).table_system(
+        context.prompt_style(name), context.top_k, tiny=context.is_tiny
+    )
 
 
-def _agent(bench: Bench, settings: executor.Settings) -> Any:
-    style, top_k = bench.prompts("coda"), bench.top_k
-    settings = dataclasses.replace(settings, style=style, top_k=top_k, chat=bench.tiny)
-    return executor.recipe(settings).system
-
-
-def _mmoa_rag(bench: Bench) -> MMOARAG:
-    word = "D" if bench.tiny else DOCUMENT  # the mask needs a word of one token
-    return MMOARAG(bench.prompts("mmoa_rag"), top_k=bench.top_k, word=word)
+def _agent(context: BuildContext, settings: executor.Settings) -> Any:
+    style, top_k = context.prompt_style("coda"), context.top_k
+    agent = settings.system
+    return dataclasses.replace(agent, style=style, top_k=top_k, as_chat_turns=context.is_tiny)
 
 
 def _fixed(strategy: str) -> Builder:
-    return lambda bench: FixedStrategy(_c3po(bench), strategy)
+    return lambda context: FixedStrategy(_paper("c3po")(context), strategy)
 
 
-def _skr(bench: Bench) -> SKR:
-    """Learns from what direct answering and Standard RAG score on the training questions."""
-    if not bench.train:
-        raise UserError("skr_knn learns from questions with answers: give them with --train FILE")
-    if not isinstance(bench.retriever, DenseRetriever):
-        raise UserError("skr_knn compares questions by an encoder: give --index, not --retriever")
-    alone, retrieved = (
-        evaluate(SYSTEMS[name](bench), bench.train, bench.environment).scores["cover_em"]
+def _skr(context: BuildContext) -> SKR:
+    """Fits SKR to the scores of direct answering and Standard RAG on the training questions."""
+    if not context.train:
+        raise UserError("skr_knn learns from labeled questions: give them with --train FILE")
+    if not isinstance(context.retriever, DenseRetriever):
+        raise UserError(
+            "skr_knn compares the embeddings of questions: give --index, not --retriever"
+        )
+    direct_scores, rag_scores = (
+        evaluate(SYSTEMS[name](context), context.train, context.environment).scores["cover_em"]
         for name in ("direct", "standard_rag")
     )
-    known = neighbours(bench.retriever.encoder, bench.train, alone, retrieved)
-    return SKR(bench.prompts("baselines"), bench.top_k, known)
+    encoder = context.retriever.encoder
+    neighbors = fit_neighbors(encoder, context.train, direct_scores, rag_scores)
+    return SKR(context.prompt_style("baselines"), context.top_k, neighbors)
 
 
 SYSTEMS: Mapping[str, Builder] = {
-    "direct": lambda bench: direct(bench.prompts("baselines")),
+    "direct": lambda context: direct(context.prompt_style("baselines")),
     "standard_rag": _baseline(StandardRAG),
     "reranker": _baseline(Reranker),
     "replug": _baseline(Replug),
@@ -112,16 +116,13 @@ SYSTEMS: Mapping[str, Builder] = {
     "adaptive_rag": _baseline(AdaptiveRAG),
     "react": _baseline(ReAct),
     "search_o1": _baseline(SearchO1),
-    "search_r1": lambda bench: _agent(bench, executor.search_r1()),
-    "autorefine": lambda bench: _agent(bench, executor.autorefine()),
-    "auto_rag": lambda bench: _agent(bench, executor.auto_rag()),
-    "c3po": _c3po,
+    "search_r1": lambda context: _agent(context, executor.search_r1()),
+    "autorefine": lambda context: _agent(context, executor.autorefine()),
+    "auto_rag": lambda context: _agent(context, executor.auto_rag()),
+    "c3po": _paper("c3po"),
     "c3po_none": _fixed(NO_RETRIEVAL),
     "c3po_single": _fixed(RETRIEVAL),
     "c3po_planning": _fixed(PLANNING),
-    "mmoa_rag": _mmoa_rag,
-    "coda": lambda bench: CoDA(bench.prompts("coda"), bench.top_k, chat=bench.tiny),
-    "mao_arag": lambda bench: MAOARAG(bench.prompts("mao_arag"), bench.top_k),
-    "opera": lambda bench: Opera(bench.prompts("opera"), bench.top_k),
+    **{name: _paper(name) for name in MODULES if hasattr(system_module(name), "table_system")},
 }
-LEARNERS = frozenset({"skr_knn"})
+LEARNERS = frozenset({"skr_knn"})  # need `BuildContext.train`

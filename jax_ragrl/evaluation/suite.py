@@ -1,7 +1,7 @@
-"""One table of systems over several sets of questions; every cell is kept as soon as it is there.
+"""Evaluation suite: one results table of systems over several question sets.
 
-A cell that fails is an error in the table and loses nothing else. A table that was cut off goes on
-where it stood: cells that are there are read, those that failed are tried again.
+Each cell is written when it is done. A cell that fails becomes an error in the table and does not
+affect the others. An interrupted suite resumes: finished cells are read, failed ones are retried.
 """
 
 from __future__ import annotations
@@ -15,39 +15,41 @@ from typing import Any, NamedTuple
 
 import tqdm
 
+from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.config.schema import local
-from jax_ragrl.config.snapshot import settle
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import fingerprint, set_name
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import Bench
+from jax_ragrl.evaluation.registry import BuildContext
 from jax_ragrl.evaluation.table import (
-    Actors,
-    Setting,
-    chosen,
-    load_actors,
-    measured,
-    open_bench,
-    outage,
-    questions_of,
-    retriever_of,
+    TableModels,
+    TableSettings,
+    build_context,
+    evaluate_system,
+    load_models,
+    load_questions,
+    open_retriever,
+    outage_reason,
+    select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.run.components import open_or_build_index, served
-from jax_ragrl.run.config import Index, parse_index
+from jax_ragrl.run.components import open_or_build_index, server_retriever
+from jax_ragrl.run.config import parse_index
 from jax_ragrl.run.evaluate import METRIC_NAMES
-from jax_ragrl.runtime.jsonl import append, keep_rows, rows_of
+from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.types import Question
 
-SHOWN = ("f1", "em", "cover_em")
-TOKENS = ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens")
-Row = Mapping[str, Any]
+CELL_SCORES = ("f1", "em", "cover_em")
+CELL_TOKENS = ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens")
+Cell = Mapping[str, Any]
+Cells = Mapping[tuple[str, str], Cell]  # by question set and system
 
 
 class DataSet(NamedTuple):
-    """A set of questions. `corpus` None: its own passages, or those that all such sets share."""
+    """A question set. Without a `corpus`, its passages are in `questions` or shared by all sets."""
 
     name: str
     questions: pathlib.Path
@@ -55,46 +57,53 @@ class DataSet(NamedTuple):
 
 
 def parse_data(text: str) -> DataSet:
-    """`[NAME=]QUESTIONS[@CORPUS]`; without a name, the file's own up to its first dot, or its
-    folder's where it is called after a split."""
-    name, named, files = text.partition("=")
-    questions, _, corpus = (files if named else text).partition("@")
+    """Parses `[NAME=]QUESTIONS[@CORPUS]`.
+
+    The default name is the file name up to its first dot, or the folder's if the file is named
+    after a split.
+    """
+    name, equals, files = text.partition("=")
+    questions, _, corpus = (files if equals else text).partition("@")
     path = local(questions)
-    return DataSet(name if named else set_name(path), path, local(corpus) if corpus else None)
+    return DataSet(name if equals else set_name(path), path, local(corpus) if corpus else None)
 
 
-def survey(
-    setting: Setting, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
+def evaluate_suite(
+    settings: TableSettings, sets: Sequence[DataSet], workdir: pathlib.Path, encoder: str
 ) -> tuple[str, bool]:
-    """The table, in Markdown: `workdir/table.md`; its cells are the lines of `workdir/rows.jsonl`.
+    """Evaluates systems on several question sets.
 
-    Returned beside it is whether there is a cell that did not fail.
+    Writes `workdir/table.md` and one line per cell to `workdir/rows.jsonl`.
 
     Args:
-      setting: of every cell. Its corpus and index serve sets that have none of their own, or its
-        retriever all of them; its questions are not read.
-      sets: with names that differ.
-      workdir: holds one table, the indexes that were made for it, and what a search engine found.
-      encoder: of these indexes.
+      settings: settings of every cell. The corpus and index serve sets without a
+        corpus, a retriever serves all sets; `questions` is not used.
+      sets: question sets with distinct names.
+      workdir: holds one table, the indexes built for it, and cached web searches.
+      encoder: encoder of these indexes.
+
+    Returns:
+      The table in Markdown, and whether any cell has scores.
     """
-    names, sets = chosen(setting), with_corpora(setting, sets)
-    fixed = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
-    given = {k: getattr(setting, k) for k in fixed} | {"encoder": encoder}
-    given |= {k: v for k in ("changes", "retriever") if (v := getattr(setting, k))}
-    cells = kept(workdir / "rows.jsonl")
-    settle(workdir / "table.json", given, renew=not cells)
+    names, sets = select_systems(settings), with_corpora(settings, sets)
+    cells = load_cells(workdir / "rows.jsonl")
+    # Failed cells may have been caused by the settings, so a table without scores accepts others.
+    save_config(workdir / "table.json", _fixed_settings(settings, encoder), renew=not cells)
+    # Before models are loaded, which takes long.
     for data in sets:
-        _check_asked(setting, data, cells)
-    searched, actors = _searching(setting, workdir, encoder), load_actors(setting)
+        _check_questions(settings, data, cells)
+    open_set_retriever = _retriever_opener(settings, workdir, encoder)
+    models = load_models(settings)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
         missing = [name for name in names if (data.name, name) not in cells]
         bar.update(len(names) - len(missing))
-        opened = _opened(setting, data, actors, searched) if missing else None
+        open_set = _open_set(settings, data, models, open_set_retriever) if missing else None
         for name in missing:
             bar.set_description(f"{data.name} {name}")
-            cells[data.name, name] = made = _cell(name, opened, actors)
-            append(workdir / "rows.jsonl", {"data": data.name, "system": name, **made})
+            cells[data.name, name] = cell = _evaluate_cell(name, open_set, models)
+            append_row(workdir / "rows.jsonl", {"data": data.name, "system": name, **cell})
+            # Rewritten per cell, so that a table can be read while it grows.
             page = markdown(names, [d.name for d in sets], cells)
             (workdir / "table.md").write_text(page, encoding="utf-8")
             bar.update()
@@ -103,153 +112,176 @@ def survey(
     return page, any("error" not in cell for cell in cells.values())
 
 
-def with_corpora(setting: Setting, sets: Sequence[DataSet]) -> list[DataSet]:
-    """The sets, each with the file that its passages are in, unless all are searched on a server.
+def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
+    """The settings that all cells of a table share, as `table.json` stores them."""
+    names = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
+    values = {name: getattr(settings, name) for name in names} | {"encoder": encoder}
+    # Stored only if set; "changes" is the key in the files of earlier versions.
+    optional = {"changes": settings.overrides, "retriever": settings.retriever}
+    return values | {name: value for name, value in optional.items() if value}
+
+
+def with_corpora(settings: TableSettings, sets: Sequence[DataSet]) -> list[DataSet]:
+    """Adds the file of its passages to each set, unless a server searches for all sets.
 
     Raises:
-      UserError: two sets have one name; one has no passages, or some beside a server.
+      UserError: two sets have the same name, a set has no passages, or passages are given together
+        with a server.
     """
     names = [data.name for data in sets]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two sets are called {twice[0]!r}: name them, --data NAME=QUESTIONS")
-    if not setting.retriever:
-        return [data._replace(corpus=_corpus_of(setting, data)) for data in sets]
-    if setting.corpus or setting.index_folder or any(data.corpus for data in sets):
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two sets are called {duplicates[0]!r}: name them, --data NAME=QUESTIONS")
+    if not settings.retriever:
+        return [data._replace(corpus=_corpus_of(settings, data)) for data in sets]
+    if settings.corpus or settings.index_folder or any(data.corpus for data in sets):
         raise UserError("--retriever searches for all sets: leave --index and corpora out")
     return list(sets)
 
 
-def _corpus_of(setting: Setting, data: DataSet) -> pathlib.Path:
+def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
     if data.corpus is not None:
         return data.corpus
     if "passages" in FORMATS[detect(data.questions, "questions")].gives:
         return data.questions
-    if setting.corpus is not None:
-        return setting.corpus
+    if settings.corpus is not None:
+        return settings.corpus
     raise UserError(
         f"{data.questions} holds no passages: add its corpus (--data {data.questions}@CORPUS), or "
-        "give one for all such sets (--corpus)"
+        "give one corpus for all such sets (--corpus)"
     )
 
 
-class Opened(NamedTuple):
-    """A set that can be asked; or, in `error`, why it cannot."""
+class OpenSet(NamedTuple):
+    """A question set that is ready for evaluation; if opening it failed, only `error` is set."""
 
-    bench: Bench | None = None
+    context: BuildContext | None = None
     questions: Sequence[Question] = ()
-    error: Row | None = None
+    error: Cell | None = None
 
 
-def _searching(
-    setting: Setting, workdir: pathlib.Path, encoder: str
+def _retriever_opener(
+    settings: TableSettings, workdir: pathlib.Path, encoder: str
 ) -> Callable[[DataSet], Retriever]:
-    """What a set is searched in: the server of all, the index that was given, or one made here."""
-    if setting.retriever:
-        server = served(parse_index(setting.retriever), workdir / "searches")
+    """A function from a question set to its retriever: a server, a given index, or a new index."""
+    if settings.retriever:
+        server = server_retriever(parse_index(settings.retriever), workdir / "searches")
         return lambda data: server
 
-    def searched(data: DataSet) -> Retriever:
-        assert data.corpus is not None, "with_corpora names one"
-        shared = setting.corpus and data.corpus.resolve() == setting.corpus.resolve()
-        if setting.index_folder and shared:
-            return retriever_of(setting)
-        return _indexed(data.corpus, workdir, encoder)
+    def open_set_retriever(data: DataSet) -> Retriever:
+        assert data.corpus is not None, "with_corpora sets it"
+        # The same file may be written as a relative and as an absolute path.
+        is_shared = settings.corpus and data.corpus.resolve() == settings.corpus.resolve()
+        if settings.index_folder and is_shared:
+            return open_retriever(settings)
+        return _open_index(data.corpus, workdir, encoder)
 
-    return searched
+    return open_set_retriever
 
 
-def _opened(
-    setting: Setting, data: DataSet, actors: Actors, searched: Callable[[DataSet], Retriever]
-) -> Opened:
-    """The questions of a set, and what they are searched in."""
+def _open_set(
+    settings: TableSettings,
+    data: DataSet,
+    models: TableModels,
+    open_set_retriever: Callable[[DataSet], Retriever],
+) -> OpenSet:
+    """Opens the retriever of a set and loads its questions."""
     try:
-        bench = open_bench(setting, actors, searched(data))
-        return Opened(bench, questions_of(setting._replace(questions=data.questions)))
-    except Exception as error:  # whatever it is, the other sets are not lost
-        return Opened(error=_failure(error))
+        context = build_context(settings, models, open_set_retriever(data))
+        return OpenSet(context, load_questions(settings._replace(questions=data.questions)))
+    except Exception as error:  # any error: the other sets must not be lost
+        return OpenSet(error=_error_cell(error))
 
 
-def _indexed(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> DenseRetriever:
-    """The index of a corpus in the work folder, made unless it is there."""
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    corpus = load_corpus(path, folder=workdir / "passages" / place)
-    made = Index(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
-    return open_or_build_index(corpus, made, workdir)
+def _open_index(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> DenseRetriever:
+    """Opens the index of a corpus in the work folder, or builds it."""
+    # The digest of the path keeps corpora with the same file name apart.
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    corpus = load_corpus(path, folder=workdir / "passages" / digest)
+    index = VectorIndex(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
+    return open_or_build_index(corpus, index, workdir)
 
 
-def _cell(name: str, opened: Opened | None, actors: Actors) -> Row:
-    """What one system did on one set, or the error it failed with."""
-    assert opened is not None, "a set with missing cells was opened"
-    if opened.bench is None:
-        return dict(opened.error or {})
-    begun = time.perf_counter()
+def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> Cell:
+    """The scores of one system on one set, or an error."""
+    assert open_set is not None, "a set with missing cells is open"
+    if open_set.context is None:
+        return dict(open_set.error or {})
+    start = time.perf_counter()
     try:
-        found = measured(name, opened.bench, actors, opened.questions)
-    except Exception as error:  # whatever it is, the other cells are not lost
-        return _failure(error)
-    if why := outage({name: found}):  # not a score
-        return {"error": f"every question failed, most often with: {why}"}
-    seconds = round(time.perf_counter() - begun, 2)
-    asked = {"questions": len(opened.questions), "asked": fingerprint(opened.questions)}
-    return {**asked, "seconds": seconds, **found}
+        row = evaluate_system(name, open_set.context, models, open_set.questions)
+    except Exception as error:  # any error: the other cells must not be lost
+        return _error_cell(error)
+    if reason := outage_reason({name: row}):  # the server failed, so there is no score
+        return {"error": f"every question failed, most often with: {reason}"}
+    seconds = round(time.perf_counter() - start, 2)
+    # "asked" identifies the questions, so that a later call does not mix in other ones.
+    facts = {"questions": len(open_set.questions), "asked": fingerprint(open_set.questions)}
+    return {**facts, "seconds": seconds, **row}
 
 
-def _check_asked(setting: Setting, data: DataSet, cells: Mapping[tuple[str, str], Row]) -> None:
-    """`UserError` where a set's cells are of other questions."""
+def _check_questions(settings: TableSettings, data: DataSet, cells: Cells) -> None:
+    """Raises `UserError` if the cells of a set belong to different questions."""
     before = {cell.get("asked") for (name, _), cell in cells.items() if name == data.name} - {None}
-    if before and before != {fingerprint(questions_of(setting._replace(questions=data.questions)))}:
+    if not before:
+        return
+    questions = load_questions(settings._replace(questions=data.questions))
+    if before != {fingerprint(questions)}:
         raise UserError(
             f"the table has cells of other questions called {data.name!r} than {data.questions}: "
-            "name these otherwise (--data NAME=FILE), or give another --workdir"
+            "give these another name (--data NAME=FILE), or use another --workdir"
         )
 
 
-def _failure(error: Exception) -> Row:
-    told = " ".join(f"{type(error).__name__}: {error}".split())
-    return {"error": told, "traceback": traceback.format_exc()}
+def _error_cell(error: Exception) -> Cell:
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": message, "traceback": traceback.format_exc()}
 
 
-def kept(file: pathlib.Path) -> dict[tuple[str, str], Row]:
-    """The cells of a table that was begun, by set and system; failed and torn ones are dropped."""
-    keep_rows(file, lambda row: "error" not in row)
-    return {(row["data"], row["system"]): row for row in rows_of(file)}
+def load_cells(file: pathlib.Path) -> dict[tuple[str, str], Cell]:
+    """The finished cells of a table, by set and system; removes failed and truncated ones."""
+    filter_rows(file, lambda row: "error" not in row)
+    return {(row["data"], row["system"]): row for row in read_rows(file)}
 
 
-def markdown(
-    systems: Sequence[str], sets: Sequence[str], cells: Mapping[tuple[str, str], Row]
-) -> str:
-    """Systems by sets; under the table what went wrong in cells that failed."""
+def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
+    """The table in Markdown, followed by the errors of its cells.
+
+    Args:
+      systems: names of the rows.
+      sets: names of the columns.
+      cells: cells by set and system; missing ones are shown as "…".
+    """
     lines = [["system", *sets], ["---"] * (1 + len(sets))]
-    lines += [[name, *(shown(cells.get((d, name))) for d in sets)] for name in systems]
-    head = " / ".join(METRIC_NAMES[name] for name in SHOWN)
-    head = f"{head} in percent; searches / model calls / tokens of an answer\n\n"
+    lines += [[name, *(format_cell(cells.get((d, name))) for d in sets)] for name in systems]
+    scores = " / ".join(METRIC_NAMES[name] for name in CELL_SCORES)
+    head = f"{scores} in percent; searches / model calls / tokens per answer\n\n"
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    faults = [
-        f"- {name} on {data}: {told}\n"
+    errors = [
+        f"- {name} on {data}: {message}\n"
         for data in sets
         for name in systems
-        if (told := fault(cells.get((data, name), {})))
+        if (message := cell_error(cells.get((data, name), {})))
     ]
-    return head + table + ("\n" + "".join(faults) if faults else "")
+    return head + table + ("\n" + "".join(errors) if errors else "")
 
 
-def fault(cell: Row) -> str:
-    """What went wrong in a cell; empty where nothing did."""
+def cell_error(cell: Cell) -> str:
+    """The failures of a cell; empty if there are none."""
     if "failed_with" not in cell:
         return str(cell.get("error", ""))
-    failed = f"{cell['ended']['failed']} of {cell['questions']} questions"
-    return f"{failed} failed and are left out, most often with: {cell['failed_with']}"
+    failures = f"{cell['ended']['failed']} of {cell['questions']} questions"
+    return f"{failures} failed and are left out, most often with: {cell['failed_with']}"
 
 
-def shown(cell: Row | None) -> str:
-    """A cell of the table: scores, costs, and how many questions the environment failed on."""
+def format_cell(cell: Cell | None) -> str:
+    """The text of a cell: scores, costs, and the number of questions that failed."""
     if cell is None:
         return "…"
     if "error" in cell:
         return "error"
-    failed, costs = cell["ended"].get("failed", 0), cell["costs"]
-    scores = " / ".join(f"{cell[name]:.1f}" for name in SHOWN)
+    failures, costs = cell["ended"].get("failed", 0), cell["costs"]
+    scores = " / ".join(f"{cell[name]:.1f}" for name in CELL_SCORES)
     calls = costs["llm_calls"] + costs["policy_calls"]
-    tokens = sum(costs[name] for name in TOKENS)
-    lost = f" ({failed} failed)" if failed else ""
-    return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{lost}"
+    tokens = sum(costs[name] for name in CELL_TOKENS)
+    suffix = f" ({failures} failed)" if failures else ""
+    return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{suffix}"

@@ -8,22 +8,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
-from flax import nnx
 
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.config.snapshot import settled
+from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, Bench
+from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import load_indexed, open_index, read_description
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
-from jax_ragrl.run.components import load_llm, load_policies, load_policy, mesh_for, served
+from jax_ragrl.run.components import (
+    load_llm,
+    load_policies,
+    load_policy,
+    mesh_for,
+    server_retriever,
+)
 from jax_ragrl.run.config import Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.inference import trained_policies
@@ -33,17 +39,28 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
 
-class Setting(NamedTuple):
-    """What a table is made of.
+class TableSettings(NamedTuple):
+    """Settings of a results table.
 
-    `systems` are names in `SYSTEMS`, `all`, or `run:WORKDIR`: what `ragrl train` left there, which
-    has policies of its own. `llm` is `tiny`, a model folder, or `openai:MODEL[@URL]`, and so is the
-    `judge`, if any; `style` is `tiny` (prompts for the model that ships with the package, actions
-    of `TINY_STEPS` tokens at most) or `full`. `train` holds labelled questions for the systems in
-    `LEARNERS`; `limit` cuts every question file. `int8` gives an `llm` in this process eight-bit
-    weights. `retriever` is a server to ask instead of a corpus and its index, as `parse_index`
-    reads it. `changes` are overrides of a run's `recipe` and `shapes`: its policies in another
-    system than they learnt in.
+    Fields:
+      corpus: file or folder of the passages.
+      questions: file of the questions.
+      index_folder: search index of `corpus`.
+      systems: names in `SYSTEMS`, `all`, or `run:WORKDIR` for a run of `ragrl train`, which has its
+        own policies.
+      policy: policy of the other systems, `tiny` or a Hugging Face folder.
+      llm: frozen language model: `tiny`, a model folder, or `openai:MODEL[@URL]`.
+      style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
+        tokens per action) or `full`.
+      top_k: passages per search.
+      limit: number of questions to use of each file, from the first; 0 = all.
+      train: labeled questions for the systems in `LEARNERS`.
+      judge: language model that grades answers, in the format of `llm`; empty = none.
+      int8: whether an `llm` in this process has int8 weights.
+      retriever: search server instead of `corpus` and `index_folder`, in the format of
+        `parse_index`.
+      overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
+        act in a modified system.
     """
 
     corpus: pathlib.Path | None
@@ -59,159 +76,213 @@ class Setting(NamedTuple):
     judge: str = ""
     int8: bool = False
     retriever: str = ""
-    changes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
-class Actors(NamedTuple):
-    """The models of a table, loaded once: the frozen one, the judge if any, the policy's."""
+class TableModels(NamedTuple):
+    """The models of a table, loaded once; `policy` is (graph, parameters)."""
 
     llm: FrozenLLM
     judge: FrozenLLM | None
-    policy: tuple[Any, Any]
+    policy: SplitModel
     tokenizer: ChatTokenizer
 
 
-# Of the `full` style: CoDA's contexts end at 6,656 tokens, and thirty passages of 200 take as many.
-LENGTHS = (*Shapes().lengths, 6144, 8192, 12288, 16384)
-RUN = "run:"  # before the work folder of a run
-TINY_STEPS = 64  # more than any role in `configs/tiny` may write
+# Prompt lengths of the `full` style. CoDA's contexts have up to 6,656 tokens, about as many as
+# thirty passages of 200 tokens. A longer bucket is compiled only when a prompt needs it.
+LENGTHS = (*Shapes().prompt_lengths, 6144, 8192, 12288, 16384)
+RUN = "run:"  # prefix of a work folder among the names of systems
+TINY_NEW_TOKENS = 64  # no role in `configs/tiny` may write more
 
 
-def compare(setting: Setting) -> dict[str, Any]:
-    """Every system on every question, and the recall of the retriever where gold is known."""
-    names, retriever = chosen(setting), retriever_of(setting)
-    questions = questions_of(setting)
-    actors = load_actors(setting)
-    bench = open_bench(setting, actors, retriever)
-    rows: dict[str, Any] = {"questions": len(questions), "llm": actors.llm.name}
+def evaluate_table(settings: TableSettings) -> dict[str, Any]:
+    """Evaluates each system on all questions.
+
+    Returns:
+      One row per system, the number of questions and, if the questions have gold passages, the
+      recall of the retriever.
+    """
+    # Cheap checks first: a wrong name must not cost the loading of models.
+    names, retriever = select_systems(settings), open_retriever(settings)
+    questions = load_questions(settings)
+    models = load_models(settings)
+    context = build_context(settings, models, retriever)
+    rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
         rows |= recall(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
-        rows[name] = measured(name, bench, actors, questions)
+        rows[name] = evaluate_system(name, context, models, questions)
     return rows
 
 
-def outage(table: Mapping[str, Any]) -> str | None:
-    """What most failures of a system said, where no system has answered any question."""
+def outage_reason(table: Mapping[str, Any]) -> str | None:
+    """The most frequent failure if no system answered any question, else None."""
     rows = [row for row in table.values() if isinstance(row, dict)]
     if not rows or any(set(row["ended"]) != {"failed"} for row in rows):
         return None
     return str(rows[-1]["failed_with"])
 
 
-def retriever_of(setting: Setting) -> Retriever:
-    """A server, or an index that is there."""
-    corpus, folder = setting.corpus, setting.index_folder
-    if setting.retriever and not (corpus or folder):
-        return served(parse_index(setting.retriever), None)
-    if setting.retriever or not (corpus and folder):
+def open_retriever(settings: TableSettings) -> Retriever:
+    """Opens the search server or the existing index of a table."""
+    corpus, folder = settings.corpus, settings.index_folder
+    if settings.retriever and not (corpus or folder):
+        return server_retriever(parse_index(settings.retriever), None)
+    if settings.retriever or not (corpus and folder):
         raise UserError(
-            "--questions needs --corpus and --index, or --retriever alone; --data makes its own"
+            "--questions needs --corpus and --index, or --retriever alone; only --data builds its "
+            "own index"
         )
-    read_description(folder)  # a wrong folder is left as it is
+    # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
+    # no index must stay unchanged.
+    read_description(folder)
     return open_index(folder, load_indexed(corpus, folder))
 
 
-def load_actors(setting: Setting) -> Actors:
-    """The models that a setting names."""
-    shapes = Shapes() if setting.style == "tiny" else Shapes(LENGTHS)
-    # The style is that of a rule-based reader, which no table has.
-    llm = load_llm(parse_llm(setting.llm, int8=setting.int8), None, "", shapes)
-    judge = load_llm(parse_llm(setting.judge), None, "", shapes) if setting.judge else None
-    decoder, tokenizer = load_policy(setting.policy)
-    return Actors(llm, judge, nnx.split(decoder, nnx.Param), tokenizer)
+def load_models(settings: TableSettings) -> TableModels:
+    """Loads the models of a table."""
+    shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
+    # The empty style is that of a rule-based reader, which no table has.
+    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes)
+    judge = load_llm(parse_llm(settings.judge), None, "", shapes) if settings.judge else None
+    decoder, tokenizer = load_policy(settings.policy)
+    return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 
 
-def open_bench(setting: Setting, actors: Actors, retriever: Retriever) -> Bench:
-    """What the systems are built from, over one index."""
-    train = load_answered(setting.train)[: setting.limit or None] if setting.train else ()
-    frozen = Environment(NoSampler(), retriever, actors.llm, actors.tokenizer.count)
-    return Bench(setting.style, setting.top_k, frozen, retriever, train, setting.changes)
+def build_context(
+    settings: TableSettings, models: TableModels, retriever: Retriever
+) -> BuildContext:
+    """The inputs from which a table builds its systems.
 
-
-def questions_of(setting: Setting) -> Sequence[Question]:
-    """The questions of a table."""
-    if setting.questions is None:
-        raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_answered(setting.questions)[: setting.limit or None]
-
-
-def measured(
-    name: str, bench: Bench, actors: Actors, questions: Sequence[Question]
-) -> dict[str, Any]:
-    """The row of one system."""
-    if name.startswith(RUN):
-        system, sampler = trained(pathlib.Path(name.removeprefix(RUN)), bench.changes)
-    else:
-        system, sampler = untrained(name, bench, actors)
-    environment = bench.environment._replace(sampler=sampler)
-    return row(evaluate(system, questions, environment, judge=actors.judge), questions)
-
-
-def untrained(name: str, bench: Bench, actors: Actors) -> tuple[System, PolicySampler]:
-    """A system by name, all of whose roles are played by the policy of the table."""
-    system = SYSTEMS[name](bench)
-    models = {role.policy: actors.policy for role in system.roles.values()}
-    longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
-    shapes = Shapes(steps=TINY_STEPS) if bench.tiny else Shapes(LENGTHS, steps=longest)
-    return system, PolicySampler(models, actors.tokenizer, shapes, greedy=True)
-
-
-def trained(workdir: pathlib.Path, changes: Sequence[str] = ()) -> tuple[System, PolicySampler]:
-    """The system and the policies of a run, as its config and its newest checkpoint have them.
-
-    Retriever and frozen language model are the table's; `changes` are those of a `Setting`.
+    Args:
+      settings: settings of the table.
+      models: models of the table.
+      retriever: index or server that is searched.
     """
-    values = settled(workdir / "config.json")
-    job, acting = load_job(values), changed(values, changes)
+    train = load_answered(settings.train)[: settings.limit or None] if settings.train else ()
+    environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
+    return BuildContext(
+        style=settings.style,
+        top_k=settings.top_k,
+        environment=environment,
+        retriever=retriever,
+        train=train,
+        overrides=settings.overrides,
+    )
+
+
+def load_questions(settings: TableSettings) -> Sequence[Question]:
+    """Loads the questions of a table."""
+    if settings.questions is None:
+        raise UserError("there are no questions: give --questions FILE or --data FILE ...")
+    return load_answered(settings.questions)[: settings.limit or None]
+
+
+def evaluate_system(
+    name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
+) -> dict[str, Any]:
+    """Evaluates one system.
+
+    Args:
+      name: a name in `SYSTEMS`, or `run:WORKDIR`.
+      context: inputs of the system.
+      models: models of the table; a run brings its own policies.
+      questions: questions to answer.
+
+    Returns:
+      The row of the system, see `table_row`.
+    """
+    if name.startswith(RUN):
+        system, sampler = load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
+    else:
+        system, sampler = build_system(name, context, models)
+    environment = context.environment._replace(sampler=sampler)
+    result = evaluate(system, questions, environment, judge=models.judge)
+    return table_row(result, questions)
+
+
+def build_system(
+    name: str, context: BuildContext, models: TableModels
+) -> tuple[System, PolicySampler]:
+    """Builds a system all of whose roles use the policy of the table.
+
+    Args:
+      name: a name in `SYSTEMS`.
+      context: inputs of the system.
+      models: gives the policy and its tokenizer.
+    """
+    system = SYSTEMS[name](context)
+    policies = {role.policy: models.policy for role in system.roles.values()}
+    longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
+    # The tiny policy is trained to write short actions; other models may use each role's limit.
+    if context.is_tiny:
+        shapes = Shapes(max_new_tokens=TINY_NEW_TOKENS)
+    else:
+        shapes = Shapes(LENGTHS, max_new_tokens=longest)
+    return system, PolicySampler(policies, models.tokenizer, shapes, greedy=True)
+
+
+def load_run_system(
+    workdir: pathlib.Path, overrides: Sequence[str] = ()
+) -> tuple[System, PolicySampler]:
+    """Loads the system of a run's config and the policies of its newest checkpoint.
+
+    The retriever and the frozen language model come from the table. `overrides`: see
+    `TableSettings`.
+    """
+    values = load_saved_config(workdir / "config.json")
+    # The checkpoint has the policies of the original job; the modified job only acts with them.
+    job, acting = load_job(values), job_with_overrides(values, overrides)
     if unknown := sorted({*acting.policy_of.values()} - {*job.policy_of.values()}):
-        raise UserError(f"{workdir} has no policy {unknown[0]!r}: change something else")
+        raise UserError(
+            f"{workdir} has no policy {unknown[0]!r}: leave out the overrides that need it"
+        )
     policies, tokenizer = load_policies(job, mesh_for(job))
     models = for_sampling(trained_policies(job, policies, workdir))
-    return acting.recipe.evaluated, PolicySampler(models, tokenizer, acting.shapes, greedy=True)
+    system = acting.recipe.evaluation_system
+    return system, PolicySampler(models, tokenizer, acting.shapes, greedy=True)
 
 
-def changed(values: Mapping[str, Any], changes: Sequence[str]) -> Job:
-    """The job of a config with overrides of its system.
+def job_with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Job:
+    """The job of a config whose system is modified by overrides.
 
     Raises:
-      UserError: the override of another section, of which a table reads nothing.
+      UserError: an override is of a section that a table does not use.
     """
-    for change in changes:
-        if not change.startswith(("--config.recipe.", "--config.shapes.")):
-            raise UserError(f"{change}: a table changes config.recipe and config.shapes alone")
-    # The schedule may name roles that are not there now.
+    for text in overrides:
+        if not text.startswith(("--config.recipe.", "--config.shapes.")):
+            raise UserError(f"{text}: a table changes config.recipe and config.shapes alone")
+    # The schedule is not used, and may name roles that the modified system does not have.
     values = {name: copy.deepcopy(x) for name, x in values.items() if name != "schedule"}
-    override(values, changes)
+    override(values, overrides)
     return load_job(values)
 
 
-def chosen(setting: Setting) -> tuple[str, ...]:
-    """The names of a table's systems; `all` leaves out what has nothing to learn from.
+def select_systems(settings: TableSettings) -> tuple[str, ...]:
+    """The names of a table's systems; `all` excludes `LEARNERS` without training questions.
 
     Raises:
-      UserError: a name or a style that is not known, a folder that holds no run, or changes that
-        none can have.
+      UserError: a name or a style is unknown, a folder holds no run, or overrides apply to no run.
     """
-    runs = tuple(name for name in setting.systems if name.startswith(RUN))
+    runs = tuple(name for name in settings.systems if name.startswith(RUN))
     for name in runs:
-        values = settled(pathlib.Path(name.removeprefix(RUN)) / "config.json")
-        if setting.changes:
-            changed(values, setting.changes)
-    if setting.changes and not runs:
-        raise UserError(f"{setting.changes[0]} changes the system of a run: give --run WORKDIR")
-    unknown = [name for name in setting.systems if name not in (*SYSTEMS, "all", *runs)]
+        values = load_saved_config(pathlib.Path(name.removeprefix(RUN)) / "config.json")
+        if settings.overrides:
+            job_with_overrides(values, settings.overrides)
+    if settings.overrides and not runs:
+        raise UserError(f"{settings.overrides[0]} changes the system of a run: give --run WORKDIR")
+    unknown = [name for name in settings.systems if name not in (*SYSTEMS, "all", *runs)]
     if unknown:
-        raise UserError(f"unknown system {unknown[0]!r}: known are all, {', '.join(SYSTEMS)}")
-    one_of("style", setting.style, ("tiny", "full"))
-    if "all" not in setting.systems:
-        return setting.systems
-    return (*(name for name in SYSTEMS if setting.train or name not in LEARNERS), *runs)
+        raise UserError(f"unknown system {unknown[0]!r}: use all or {', '.join(SYSTEMS)}")
+    one_of("style", settings.style, ("tiny", "full"))
+    if "all" not in settings.systems:
+        return settings.systems
+    return (*(name for name in SYSTEMS if settings.train or name not in LEARNERS), *runs)
 
 
-def row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
-    """A system's summary with 95 % intervals, and its scores by hops and kind where known."""
+def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
+    """A summary with 95 % intervals, and the scores per hop count and question kind if known."""
     summary = result.summary()
     summary["ci95"] = intervals(result)
     if any(question.hops for question in questions):

@@ -1,1 +1,1 @@
-"""Experiments: the whole job of one system, and systems over several seeds."""
+"""Experiments: one system from baselines to report, and several systems with several seeds."""

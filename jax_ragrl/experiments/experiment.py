@@ -1,4 +1,4 @@
-"""A whole job: baselines, training, evaluation, report; `ragrl quickstart` on the default."""
+"""A complete experiment: baselines, training, evaluation and report (`ragrl quickstart`)."""
 
 from __future__ import annotations
 
@@ -12,117 +12,165 @@ import numpy as np
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.report.build import build_report
-from jax_ragrl.run.components import Parts, assemble
+from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.multihost import by_first
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.text.metrics import paired_bootstrap
-from jax_ragrl.train.loop import acting_models, train
+from jax_ragrl.training.loop import acting_models, train
 from jax_ragrl.types import Question
 
 
 def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains a system and compares it with its warm start, Standard RAG and direct answering.
 
-    Every part that is already in `workdir` is taken up where it stands. Returns what it writes to
-    `summary.json`; scores are the recipe's metric in percent, or the verdict of a judge where there
-    is one, on the same held-out questions. Raises `UserError` where none of these could be asked.
+    Parts that already exist in `workdir` are resumed.
+
+    Returns:
+      The content of `summary.json`. Scores are in percent, on the same held-out questions: the
+      recipe's metric or, if there is a judge, the judge's verdict.
+
+    Raises:
+      UserError: the environment failed on every held-out question.
     """
-    begun = time.perf_counter()
-    parts = assemble(job, workdir)
-    questions = parts.questions["test"][: job.run.test_questions]
-    before = baselines(job, parts, questions, workdir / "baselines.json")
-    models = acting_models(train(job, parts, workdir))
-    after = evaluate_models(job, parts, models, questions)
+    start = time.perf_counter()
+    components = build_components(job, workdir)
+    questions = components.questions["test"][: job.run.test_questions]
+    # Before the training: an environment that fails is reported within minutes, not hours.
+    before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
+    models = acting_models(train(job, components, workdir))
+    after = evaluate_models(job, components, models, questions)
+    # Raises before anything is written, so that a repeated call evaluates again.
     after.check_answered()
-    summary = summarise(job, parts, before, after, workdir)
-    summary["wall_s"] = round(time.perf_counter() - begun, 1)
-    trained = {"asked": fingerprint(questions), **row(after)}
-    by_first(lambda: finish(workdir, trained, summary))
+    summary = summarize(job, components, before, after, workdir)
+    summary["wall_s"] = round(time.perf_counter() - start, 1)
+    # "asked" identifies the questions, so that `ragrl trials --baseline` compares only equal ones.
+    trained_row = {"asked": fingerprint(questions), **result_row(after)}
+    on_process_zero(lambda: write_results(workdir, trained_row, summary))
     return summary
 
 
-def finish(workdir: pathlib.Path, trained: dict[str, Any], summary: dict[str, Any]) -> None:
-    """Writes what a job ends with."""
-    write_json(workdir / "trained.json", trained)
+def write_results(
+    workdir: pathlib.Path, trained_row: dict[str, Any], summary: dict[str, Any]
+) -> None:
+    """Writes the results of an experiment.
+
+    Args:
+      workdir: folder of the run.
+      trained_row: scores of the trained policy, for `trained.json`.
+      summary: content of `summary.json`.
+    """
+    write_json(workdir / "trained.json", trained_row)
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
 
 
-def baselines(
-    job: Job, parts: Parts, questions: tuple[Question, ...], file: pathlib.Path
+def evaluate_baselines(
+    job: Job, components: Components, questions: tuple[Question, ...], file: pathlib.Path
 ) -> dict[str, Any]:
-    """Scores of what needs no training, kept in `file`: a resumed run reads them.
+    """Evaluates the systems without training, or reads their scores when a run resumes.
 
-    Raises `UserError` where one of them could be asked nothing.
+    Args:
+      job: the job of the run.
+      components: models and data of the job, with the initial policies.
+      questions: held-out questions.
+      file: JSON file of the scores.
+
+    Returns:
+      One row per system, see `result_row`.
+
+    Raises:
+      UserError: the environment failed on every question of a system.
     """
-    known = by_first(lambda: json.loads(file.read_text("utf-8")) if file.exists() else None)
-    if known is not None:
-        return known
-    style = job.run.baselines
-    standard, alone = StandardRAG(style, job.recipe.system.top_k), direct(style)
-    environment = parts.environment(NoSampler())._replace(judge=None)  # graded all at once
+    # One process reads for all: with different views of the folder, hosts would diverge here.
+    rows = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else None)
+    if rows is not None:
+        return rows
+    style = job.run.baseline_style
+    standard_rag, direct_answer = StandardRAG(style, job.recipe.system.top_k), direct(style)
+    # `evaluate` grades all answers of a system together, which needs fewer requests to the judge.
+    environment = components.environment(NoSampler())._replace(judge=None)
+    judge = components.judge
     results = {
-        "direct": evaluate(alone, questions, environment, judge=parts.judge),
-        "standard_rag": evaluate(standard, questions, environment, judge=parts.judge),
-        "warm_start": evaluate_models(job, parts, parts.models(), questions),
+        "direct": evaluate(direct_answer, questions, environment, judge=judge),
+        "standard_rag": evaluate(standard_rag, questions, environment, judge=judge),
+        "warm_start": evaluate_models(job, components, components.models(), questions),
     }
+    # A system without any answer must not be stored: its score would never be measured again.
     for result in results.values():
         result.check_answered()
-    rows = {name: row(result) for name, result in results.items()}
-    by_first(lambda: write_json(file, rows))
+    rows = {name: result_row(result) for name, result in results.items()}
+    on_process_zero(lambda: write_json(file, rows))
     return rows
 
 
-def row(result: Result) -> dict[str, Any]:
-    """A result as JSON: its summary, and every score of every question."""
+def result_row(result: Result) -> dict[str, Any]:
+    """A result as JSON: its summary and, per metric, one score per question."""
     scores = {metric: values.tolist() for metric, values in result.scores.items()}
     return {"scores": scores, **result.summary()}
 
 
-def summarise(
-    job: Job, parts: Parts, before: dict[str, Any], after: Result, workdir: pathlib.Path
+def summarize(
+    job: Job,
+    components: Components,
+    before: dict[str, Any],
+    after: Result,
+    workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """What the run showed."""
-    metric = job.recipe.metric if parts.judge is None else "judge"
-    accuracy = {name: rows[metric] for name, rows in before.items()}
+    """The summary of an experiment, as JSON values.
+
+    Args:
+      job: the job of the run.
+      components: models and data of the job.
+      before: rows of `evaluate_baselines`.
+      after: result of the trained policy on the same questions.
+      workdir: folder of the run.
+    """
+    # With a judge, its verdict is the headline score.
+    metric = job.recipe.metric if components.judge is None else "judge"
+    accuracy = {name: row[metric] for name, row in before.items()}
+    # Gains are paired by question, which removes the variance between questions.
     warm = before["warm_start"]["scores"]
-    gains = {name: gain(warm[name], scores) for name, scores in after.scores.items()}
+    gains = {name: paired_gain(warm[name], scores) for name, scores in after.scores.items()}
     total = sum(after.strategies.values())
     return {
         "steps": job.run.steps,
         "seed": job.seed,
         "questions": len(after.scores[metric]),
         "metric": f"{METRIC_NAMES.get(metric, metric)}, percent",
-        "reader": parts.llm.name,
+        "reader": components.llm.name,
         "accuracy": {**accuracy, "trained": after.summary()[metric]},
         "gain": {"over": "warm_start", **gains[metric]},
         "gains": gains,
         "strategy_share": {k: round(n / total, 4) for k, n in sorted(after.strategies.items())},
-        "ended": dict(after.ended),
-        "costs": {name: rows["costs"] for name, rows in before.items()}
+        "ended": dict(after.finish_reasons),
+        "costs": {name: row["costs"] for name, row in before.items()}
         | {"trained": after.summary()["costs"]},
         "checkpoint": str(workdir / "checkpoints" / str(job.run.steps)),
         "report": str(workdir / "report.html"),
     }
 
 
-def gain(over: Sequence[float], scores: Sequence[float] | np.ndarray) -> dict[str, Any]:
-    """The mean of a trained policy's scores in percent, and what it won over those of another, such
-    as its warm start, on the same questions in the same order (95 % bootstrap).
+def paired_gain(before: Sequence[float], after: Sequence[float] | np.ndarray) -> dict[str, Any]:
+    """The gain of a policy over another policy on the same questions in the same order.
 
-    Over the `pairs`: the questions on which the environment failed neither time. Without any the
-    numbers are None.
+    Only pairs in which both scores are finite count: the environment may have failed on a question.
+
+    Returns:
+      `trained`: mean of `after`; `mean`: mean difference; `ci95`: its 95 % bootstrap interval, all
+      in percent or None without pairs; `pairs`: number of questions that count.
     """
-    before, trained = np.array(over, np.float64), np.asarray(scores, np.float64)
-    both = np.isfinite(before) & np.isfinite(trained)
-    pairs = int(both.sum())
+    before_Q, after_Q = np.array(before, np.float64), np.asarray(after, np.float64)
+    # Failed questions have no score: None in JSON becomes nan here.
+    finite_Q = np.isfinite(before_Q) & np.isfinite(after_Q)
+    pairs = int(finite_Q.sum())
     if not pairs:
         return {"trained": None, "mean": None, "ci95": [None, None], "pairs": 0}
-    mean, low, high = paired_bootstrap(trained[both], before[both])
+    mean, low, high = paired_bootstrap(after_Q[finite_Q], before_Q[finite_Q])
+    # Rounded only after the bootstrap, whose means need all digits.
     interval = [round(100 * low, 2), round(100 * high, 2)]
-    score = round(100 * float(trained[both].mean()), 2)
+    score = round(100 * float(after_Q[finite_Q].mean()), 2)
     return {"trained": score, "mean": round(100 * mean, 2), "ci95": interval, "pairs": pairs}

@@ -1,7 +1,7 @@
-"""Every system on the embedded default: one job a system and seed, and the table of what they won.
+"""Multi-seed experiments: one trial per system and seed, and a table of the gains.
 
-A trial is a `quickstart` job in a folder of its own, so a killed run of trials goes on where it
-stood; a finished trial is read, not repeated. A system with a warm-up of its own starts from it.
+A trial is a `quickstart` experiment in its own folder, so an interrupted call resumes, and finished
+trials are read instead of repeated. A system that has a warm-up starts from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments.experiment import gain, quickstart
+from jax_ragrl.experiments.experiment import paired_gain, quickstart
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Job
 
@@ -27,70 +27,89 @@ def run_trials(
     load: Callable[[str, int, str, pathlib.Path], Job],
     warm: Mapping[str, Callable[[pathlib.Path], Any]],
     out: pathlib.Path,
-    against: pathlib.Path | None = None,
+    baseline: pathlib.Path | None = None,
 ) -> str:
-    """The table of all trials, in Markdown; it is rewritten to `out/trials.md` after each.
+    """Runs one trial per system and seed; rewrites `out/trials.md` after each.
 
     Args:
       systems: names of tiny configs.
-      seeds: of world and training.
-      load: the job of a system and a seed, from a policy (empty: its config's), in its folder.
-      warm: the systems that begin with a warm-up, each with what runs it in a folder.
-      out: holds one folder a trial, and one a warm-up.
-      against: the `out` of finished trials of the same systems and seeds. A last column says what
-        each trial won over the one of its name there, on the same questions.
+      seeds: random seeds of data and training.
+      load: gives the job of a system, a seed, a policy (empty: that of the config) and a folder.
+      warm: functions that run the warm-up of a system in a folder, for systems that have one.
+      out: holds one folder per trial and one per warm-up.
+      baseline: the `out` of finished trials of the same systems and seeds. Adds a column with the
+        gain of each trial over the baseline's trial of the same name, on the same questions.
 
-    Raises `UserError`, before anything is trained, where a job cannot be loaded, or not compared.
+    Returns:
+      The table of all trials in Markdown.
+
+    Raises:
+      UserError: a job is invalid or cannot be compared with the baseline. No training has started.
     """
-    start = {system: out / f"{system}-warm" / "checkpoint" for system in warm}
+    checkpoints = {system: out / f"{system}-warm" / "checkpoint" for system in warm}
     trials = [(system, out / f"{system}-{seed}", seed) for system in systems for seed in seeds]
-    jobs = [load(z, seed, str(start.get(z, "")), folder) for z, folder, seed in trials]
-    if against is not None:
-        check_pairs([folder for _, folder, _ in trials], jobs, against)
-    columns, rows = COLUMNS + ((f"over {against}",) if against else ()), []
+    # All jobs are loaded before the first one runs, so that a mistake costs no training time.
+    jobs = [load(z, seed, str(checkpoints.get(z, "")), folder) for z, folder, seed in trials]
+    if baseline is not None:
+        check_baseline([folder for _, folder, _ in trials], jobs, baseline)
+    columns, rows = COLUMNS + ((f"over {baseline}",) if baseline else ()), []
     for (system, folder, _), job in zip(trials, jobs, strict=True):
         if system in warm:
-            warm_up_once(warm[system], start[system].parent)
-        done = folder / "summary.json"
-        summary = json.loads(done.read_text()) if done.is_file() else quickstart(job, folder)
-        over = (lead(folder, against / folder.name),) if against else ()
-        rows.append(row(system, summary) + over)
+            ensure_warm_up(warm[system], checkpoints[system].parent)
+        file = folder / "summary.json"
+        # `quickstart` writes the summary after the scores, so that it marks a finished trial.
+        summary = json.loads(file.read_text()) if file.is_file() else quickstart(job, folder)
+        difference = (compare_trials(folder, baseline / folder.name),) if baseline else ()
+        rows.append(trial_row(system, summary) + difference)
+        # After each trial: an interrupted experiment leaves the rows that are complete.
         (out / "trials.md").write_text(markdown(columns, rows), encoding="utf-8")
     return markdown(columns, rows)
 
 
-def warm_up_once(run: Callable[[pathlib.Path], Any], folder: pathlib.Path) -> None:
-    """Makes a system's warm start in a folder, unless it is there."""
-    done = folder / "done.json"
-    if not done.is_file():
+def ensure_warm_up(run: Callable[[pathlib.Path], Any], folder: pathlib.Path) -> None:
+    """Runs a system's warm-up in a folder, unless the folder holds a finished one."""
+    file = folder / "done.json"
+    if not file.is_file():
         curve = run(folder)
-        done.write_text(json.dumps(curve) + "\n", encoding="utf-8")
+        # Written last, so that its presence proves that the warm-up is complete.
+        file.write_text(json.dumps(curve) + "\n", encoding="utf-8")
 
 
-def check_pairs(
-    folders: Sequence[pathlib.Path], jobs: Sequence[Job], against: pathlib.Path
+def check_baseline(
+    folders: Sequence[pathlib.Path], jobs: Sequence[Job], baseline: pathlib.Path
 ) -> None:
-    """Raises `UserError` where a trial has no counterpart that was asked the same questions."""
+    """Checks that each trial has a finished counterpart with the same held-out questions.
+
+    Args:
+      folders: folders of the trials.
+      jobs: jobs of the trials, in the same order.
+      baseline: folder of the other trials.
+
+    Raises:
+      UserError: a counterpart is missing or has other questions.
+    """
     for folder, job in zip(folders, jobs, strict=True):
-        other, asked = against / folder.name, held_out(job)
-        finished = [folder] if (folder / "summary.json").is_file() else []
-        for kept in (other, *finished):
-            if trained(kept)["asked"] != asked:
+        questions_id = held_out_fingerprint(job)
+        # A trial of an earlier call may have used other questions than this one.
+        own = [folder] if (folder / "summary.json").is_file() else []
+        for trial in (baseline / folder.name, *own):
+            if load_trained_scores(trial)["asked"] != questions_id:
                 raise UserError(
-                    f"{kept} was asked other held-out questions than {folder} is to be: give both "
-                    "the same data, and the same run.test_questions"
+                    f"{trial} was asked other held-out questions than {folder} will be: give both "
+                    "the same data and the same run.test_questions"
                 )
 
 
-def held_out(job: Job) -> str:
-    """The fingerprint of the questions that a job ends with."""
-    files = job.data.files and dataclasses.replace(job.data.files, corpus="")  # which is not read
+def held_out_fingerprint(job: Job) -> str:
+    """The fingerprint of a job's held-out questions."""
+    # Without the corpus, whose passages can be large and do not affect the questions.
+    files = job.data.files and dataclasses.replace(job.data.files, corpus="")
     questions = load_data(dataclasses.replace(job.data, files=files)).questions["test"]
     return fingerprint(questions[: job.run.test_questions])
 
 
-def trained(folder: pathlib.Path) -> dict[str, Any]:
-    """What a finished trial has kept of its trained policy: every score of every question."""
+def load_trained_scores(folder: pathlib.Path) -> dict[str, Any]:
+    """The `trained.json` of a finished trial: scores of its trained policy per question."""
     if not (folder / "summary.json").is_file():
         raise UserError(
             f"{folder} holds no finished trial to compare with: run 'ragrl trials --out "
@@ -98,31 +117,34 @@ def trained(folder: pathlib.Path) -> dict[str, Any]:
         )
     if not (file := folder / "trained.json").is_file():
         raise UserError(
-            f"{folder} is of a version that kept no scores: delete its summary.json and give its "
-            "'ragrl trials' again, which trains nothing anew"
+            f"{folder} is of a version that kept no scores: delete its summary.json and run its "
+            "'ragrl trials' again, which evaluates without further training"
         )
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return row
 
 
-def lead(folder: pathlib.Path, other: pathlib.Path) -> str:
-    """By how many points of F1 a trial is ahead of another, and the paired 95 % interval."""
-    won = gain(*(trained(x)["scores"]["f1"] for x in (other, folder)))
-    low, high = won["ci95"]
-    return f"{won['mean']}, {low} to {high}"
+def compare_trials(folder: pathlib.Path, other: pathlib.Path) -> str:
+    """The mean difference in F1 of two trials, in points, and its paired 95 % interval."""
+    other_f1, own_f1 = (load_trained_scores(x)["scores"]["f1"] for x in (other, folder))
+    difference = paired_gain(other_f1, own_f1)
+    low, high = difference["ci95"]
+    return f"{difference['mean']}, {low} to {high}"
 
 
-def row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
-    """One line of the table: F1 in percent on held-out questions, before and after training. It is
-    None where no question was answered both times."""
+def trial_row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
+    """One row of the table: F1 in percent on held-out questions, before and after training.
+
+    Without a question that was answered both times, scores are missing (None).
+    """
     f1 = summary["gains"]["f1"]
     low, high = f1["ci95"]
     warm = None if f1["mean"] is None else round(f1["trained"] - f1["mean"], 2)
-    won = (warm, f1["trained"], f1["mean"], f"{low} to {high}")
-    return system, summary["seed"], *won, summary["wall_s"]
+    scores = (warm, f1["trained"], f1["mean"], f"{low} to {high}")
+    return system, summary["seed"], *scores, summary["wall_s"]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
-    """Rows under columns as a Markdown table."""
+    """A Markdown table."""
     lines = [columns, ("---",) * len(columns), *rows]
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)

@@ -1,7 +1,7 @@
-"""Checkpoints of a run (Orbax), taken at update boundaries; a resumed run continues exactly.
+"""Checkpoints of a run (Orbax), written after updates; a resumed run continues bit-exactly.
 
-A checkpoint holds every array of the training state under its path, and a JSON object with the
-step, the state of the question iterator and the array shapes.
+A checkpoint holds every array of the training state under its path in the tree, and a JSON object
+with the step, the state of the question iterator and the array shapes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,31 @@ import jax
 import orbax.checkpoint as ocp
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.multihost import by_first
+from jax_ragrl.runtime.multihost import on_process_zero
 
 
 class Checkpoints:
-    """The checkpoints of a work folder: `checkpoints/<step>`, written atomically."""
+    """The checkpoints of a run directory: `checkpoints/<step>`, written atomically."""
 
     def __init__(self, workdir: pathlib.Path, keep: int = 2):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        # Orbax requires absolute paths.
         self.folder = (workdir / "checkpoints").resolve()
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def latest(self) -> int | None:
-        """The newest complete step; None where there is none."""
-        return by_first(self._manager.latest_step)
+        """Returns the newest complete step; None if there is none."""
+        return on_process_zero(self._manager.latest_step)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Saves in the background; an unfinished checkpoint is never seen by `latest`."""
+        """Saves in the background; `latest` ignores unfinished checkpoints.
+
+        Args:
+          step: number of finished updates.
+          state: a tree of arrays.
+          meta: values for the JSON object.
+        """
+        # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
         arrays = by_path(state)
         meta = {**meta, "step": step, "shapes": shapes_of(state)}
         self._manager.save(
@@ -40,19 +48,19 @@ class Checkpoints:
         )
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """The state of a step in the tree of `like`, and its JSON object.
+        """Returns the state of a step in the structure of `like`, and the JSON object.
 
-        Of `like` shapes, dtypes and layouts are read, which `jax.ShapeDtypeStruct` has too. Raises
-        `UserError` where the checkpoint is of another model shape.
+        Only shapes, dtypes and shardings of `like` are used: `jax.ShapeDtypeStruct` is enough.
+        Raises `UserError` if the checkpoint has other array shapes.
         """
         meta = self._meta(step)
         self._check(step, meta["shapes"], shapes_of(like))
         return self._read(step, like), meta
 
     def restore_part(self, step: int, like: Any) -> Any:
-        """As `restore`, of the paths that `like` has: the others are not read."""
-        wanted, saved = shapes_of(like), self._meta(step)["shapes"]
-        self._check(step, {k: v for k, v in saved.items() if k in wanted}, wanted)
+        """Restores only the paths that `like` has; the other arrays are not read."""
+        shapes, saved_shapes = shapes_of(like), self._meta(step)["shapes"]
+        self._check(step, {k: v for k, v in saved_shapes.items() if k in shapes}, shapes)
         return self._read(step, like)
 
     def _meta(self, step: int) -> dict[str, Any]:
@@ -61,38 +69,40 @@ class Checkpoints:
         return meta
 
     def _read(self, step: int, like: Any) -> Any:
-        wanted = by_path(abstract(like))
-        layouts = ocp.checkpoint_utils.construct_restore_args(wanted)
-        part = ocp.args.PyTreeRestore(wanted, restore_args=layouts, partial_restore=True)
-        found = self._manager.restore(step, args=ocp.args.Composite(state=part))["state"]
-        return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in wanted])
+        items = by_path(abstract(like))
+        # Arrays are read directly into their shardings.
+        layouts = ocp.checkpoint_utils.construct_restore_args(items)
+        part = ocp.args.PyTreeRestore(items, restore_args=layouts, partial_restore=True)
+        arrays = self._manager.restore(step, args=ocp.args.Composite(state=part))["state"]
+        return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for unfinished writes and closes the manager."""
         self._manager.wait_until_finished()
         self._manager.close()
 
-    def _check(self, step: int, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-        for path in sorted(saved.keys() | wanted.keys()):
-            if saved.get(path) != wanted.get(path):
+    def _check(self, step: int, saved_shapes: dict[str, Any], shapes: dict[str, Any]) -> None:
+        # Checked before any array is read; the first difference in order of paths is reported.
+        for path in sorted(saved_shapes.keys() | shapes.keys()):
+            if saved_shapes.get(path) != shapes.get(path):
                 raise UserError(
-                    f"checkpoint {self.folder / str(step)} has {path} of shape {saved.get(path)}, "
-                    f"but this config makes {wanted.get(path)}: use the config it was made with, "
-                    "or another --workdir"
+                    f"checkpoint {self.folder / str(step)} has {path} of shape "
+                    f"{saved_shapes.get(path)}, but this config needs {shapes.get(path)}: use the "
+                    "config of that run, or another --workdir"
                 )
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree under their paths, in the tree's own order."""
+    """Returns the leaves of a tree by path, in the order of the tree."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
 
 
 def shapes_of(tree: Any) -> dict[str, list[int]]:
-    """The shapes of a tree's leaves under their paths."""
+    """Returns the shapes of the leaves of a tree by path."""
     return {path: list(leaf.shape) for path, leaf in by_path(tree).items()}
 
 
 def abstract(tree: Any) -> Any:
-    """A tree without its arrays: shapes, dtypes and layouts."""
+    """Returns a tree with shapes, dtypes and shardings in place of arrays."""
     return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)

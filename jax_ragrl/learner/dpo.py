@@ -1,7 +1,9 @@
-"""Direct preference optimisation: pairs of answers after one prompt, of which one is preferred.
+"""Direct preference optimization (DPO) on pairs of answers to one prompt, one of them preferred.
 
-A run with a config section `preference` learns from the pairs of its own rollouts: of the actions
-tried in one state, the one with the most credit is preferred to the one with the least.
+A run with a config section `preference` learns from pairs of its rollouts: of the actions
+tried in one state, the action with the most credit is preferred to the one with the least.
+
+Source: Rafailov et al. 2023, "Direct Preference Optimization"; the loss is in `losses.preference`.
 """
 
 from __future__ import annotations
@@ -16,28 +18,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.gradients import (
     Gradient,
+    accumulate_gradient,
     add,
     apply,
     check_finite,
-    read,
     score,
-    summed,
+    token_outputs,
     zeros,
 )
-from jax_ragrl.learner.packing import Batch, Group, Rows, Turn, grouped, lay_out
+from jax_ragrl.learner.packing import Batch, Group, Rows, Turn, group_turns, lay_out
 from jax_ragrl.learner.policies import Policies
-from jax_ragrl.learner.state import Models, Trainer, scalar
-from jax_ragrl.learner.update import warn_of_skipped
+from jax_ragrl.learner.state import Policy, PolicySpec, scalar
+from jax_ragrl.learner.update import warn_all_skipped
 from jax_ragrl.losses import dpo_loss
-from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.rollout.tree import Forest, sibling_groups
 from jax_ragrl.runtime.portable_random import shuffled
-from jax_ragrl.runtime.sharding import fetch, on, place, ways
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, shard_batch, to_host
 from jax_ragrl.types import Tensor
 
 
@@ -52,9 +54,11 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preference:
-    """The config section `preference`; of the objective, only a place of the KL is then read.
+    """The config section `preference`; of the objective, only `kl` is then used.
 
-    `beta` is that of the loss. A pair's credits differ by more than `margin`.
+    Fields:
+      beta: inverse temperature of the loss.
+      margin: the credits of a pair differ by more than this.
     """
 
     beta: float = 0.1
@@ -62,24 +66,29 @@ class Preference:
 
 
 def pairs_of(
-    forest: Forest, credit_N: np.ndarray, roles: Sequence[str], margin: float = 0.0
+    forest: Forest, turns: Sequence[Turn], roles: Sequence[str], margin: float = 0.0
 ) -> list[Pair]:
-    """The best and the worst action of every decision of `roles`, where they differ enough.
+    """Returns the best and the worst action of every decision, if their credits differ enough.
 
-    `credit_N` float32: what each action led to, nan where that is not known: it is in no pair. Of
-    equal ones the first is taken.
+    Args:
+      forest: the rollouts.
+      turns: its turns of `packing.turns_of`; actions without a turn or with a credit that is not
+        finite are in no pair. Of actions with equal credit the first is taken.
+      roles: the roles whose decisions give pairs.
+      margin: the difference of credit that a pair must exceed.
     """
+    credit = {turn.node: np.float32(turn.credit) for turn in turns if np.isfinite(turn.credit)}
     pairs = []
-    for tried in decisions(forest):
-        record = forest.records[tried[0]]
-        nodes = [n for n in tried if np.isfinite(credit_N[n])]
-        if record.role not in roles or not nodes:
+    for siblings in sibling_groups(forest):
+        role = forest.records[siblings[0]].role
+        nodes = [node for node in siblings if node in credit]
+        if role not in roles or not nodes:
             continue
-        best, worst = (pick(nodes, key=lambda n: credit_N[n]) for pick in (max, min))
-        if credit_N[best] - credit_N[worst] > margin:
+        best, worst = max(nodes, key=credit.__getitem__), min(nodes, key=credit.__getitem__)
+        if credit[best] - credit[worst] > margin:
             chosen, rejected = (forest.records[n].action for n in (best, worst))
             assert chosen is not None and rejected is not None
-            pairs.append(Pair(chosen.prompt_ids, chosen.ids, rejected.ids, record.role))
+            pairs.append(Pair(chosen.prompt_ids, chosen.ids, rejected.ids, role))
     return pairs
 
 
@@ -89,161 +98,214 @@ def prefer_all(
     pairs: Sequence[Pair],
     beta: float,
     rng: random.Random,
-) -> tuple[dict[str, tuple[Trainer, Models]], dict[str, float]]:
-    """Every policy updated on the pairs of its roles, `epochs * minibatches` times.
+) -> tuple[dict[str, Policy], dict[str, float]]:
+    """Updates every policy on the pairs of its roles, `epochs * minibatches` times.
 
-    Metrics as in `dpo_update`, means over its steps, with `pairs` and `left_out` (too long for a
-    row) counted; named `<policy>/...` where there are several policies.
+    Args:
+      policies: the policies by name.
+      policy_of: from role to policy; a frozen role has none.
+      pairs: pairs of all roles.
+      beta: inverse temperature of the loss.
+      rng: splits the pairs into minibatches.
+
+    Returns:
+      The policies, and metrics: means over steps of the metrics of `dpo_update`, and the counts
+      `skipped` (steps), `pairs` and `dropped_too_long` (pairs that exceed a row). With several
+      policies the names begin with `<policy>/`.
     """
-    after, metrics = dict(policies), dict[str, float]()
-    for name, (trainer, models) in policies.items():
+    result, metrics = dict(policies), dict[str, float]()
+    for name, policy in policies.items():
         own = [pair for pair in pairs if policy_of.get(pair.role) == name]
-        fitting = [pair for pair in own if fits(trainer, pair)]
-        models, found = _preferred(trainer, models, fitting, beta, rng)
-        after[name] = trainer, models
-        counts = {"pairs": float(len(fitting)), "left_out": float(len(own) - len(fitting))}
+        fitting = [pair for pair in own if fits(policy.spec, pair)]
+        result[name], own_metrics = _prefer(policy, fitting, beta, rng)
+        own_metrics["pairs"] = float(len(fitting))
+        own_metrics["dropped_too_long"] = float(len(own) - len(fitting))
         prefix = f"{name}/" if len(policies) > 1 else ""
-        metrics |= {f"{prefix}{key}": value for key, value in (found | counts).items()}
-    return after, metrics
+        metrics |= {f"{prefix}{key}": value for key, value in own_metrics.items()}
+    return result, metrics
 
 
-def _preferred(
-    trainer: Trainer, models: Models, pairs: Sequence[Pair], beta: float, rng: random.Random
-) -> tuple[Models, dict[str, float]]:
-    """One policy updated on its pairs, in random minibatches; the means of its metrics."""
-    seen: dict[str, list[float]] = collections.defaultdict(list)
-    for _ in range(trainer.optimizer.epochs if pairs else 0):
-        mixed = shuffled(rng, pairs)
-        count = min(trainer.optimizer.minibatches, len(mixed))
+def _prefer(
+    policy: Policy, pairs: Sequence[Pair], beta: float, rng: random.Random
+) -> tuple[Policy, dict[str, float]]:
+    """Updates one policy on its pairs in random minibatches."""
+    values: dict[str, list[float]] = collections.defaultdict(list)
+    for _ in range(policy.spec.optimizer.epochs if pairs else 0):
+        order = shuffled(rng, pairs)
+        count = min(policy.spec.optimizer.minibatches, len(order))
         for i in range(count):
-            models, stepped = dpo_update(trainer, models, mixed[i::count], beta=beta)
-            for key, value in stepped.items():
-                seen[key].append(value)
-    metrics = {key: float(np.mean(values)) for key, values in seen.items()}
-    if metrics.get("skipped") == 1.0:
-        warn_of_skipped()
-    return models, metrics
+            policy, step_metrics = dpo_update(policy, order[i::count], beta=beta)
+            for key, value in step_metrics.items():
+                values[key].append(value)
+    # A mean would hide a single skipped step; the other metrics are averaged.
+    skip_flags = values.pop("skipped", [])
+    metrics = {key: float(np.mean(x)) for key, x in values.items()}
+    if skip_flags:
+        metrics["skipped"] = float(sum(skip_flags))
+        if all(skip_flags):
+            warn_all_skipped()
+    return policy, metrics
 
 
-def fits(trainer: Trainer, pair: Pair) -> bool:
-    """Whether one row holds a pair, both answers."""
-    made = _grouped(trainer, 0, pair)
-    return len(made) == 1 and len(made[0].turns) == 2
+def fits(spec: PolicySpec, pair: Pair) -> bool:
+    """Whether both answers of a pair fit into one row."""
+    groups = _pair_groups(spec, 0, pair)
+    return len(groups) == 1 and len(groups[0].turns) == 2
 
 
 class Sides(NamedTuple):
-    """Of each scored token `[R, M]`: int32 the number of its pair in the row (M on padding), and
-    float32 its sign: 1 in a chosen answer, -1 in a rejected one, 0 on padding."""
+    """The pair and the side of each scored token, `[R, M]`.
+
+    Fields:
+      pair_RM: int32 number of the pair within the row; M on padding.
+      sign_RM: float32, 1 in a chosen answer, -1 in a rejected one, 0 on padding.
+    """
 
     pair_RM: Tensor
     sign_RM: Tensor
 
 
 def dpo_update(
-    trainer: Trainer, models: Models, pairs: Sequence[Pair], *, beta: float = 0.1
-) -> tuple[Models, dict[str, float]]:
-    """One optimizer step on the mean loss of some pairs, against the trainer's reference.
+    policy: Policy, pairs: Sequence[Pair], *, beta: float = 0.1
+) -> tuple[Policy, dict[str, float]]:
+    """Takes one optimizer step on the mean DPO loss of some pairs.
 
-    Metrics: `loss/dpo`, `right` (the share of pairs whose chosen answer gained more), `grad_norm`,
-    `skipped`. Raises `UserError` if there is no reference, for a pair longer than a row, and if
-    parameters are no longer finite.
+    Args:
+      policy: a policy with a reference; the buffers of its trained state are donated.
+      pairs: pairs that fit into a row.
+      beta: inverse temperature of the loss.
+
+    Returns:
+      The policy, and the metrics `loss/dpo`, `right` (fraction of pairs whose chosen answer gained
+      more log-probability than the rejected one), `grad_norm` and `skipped`.
+
+    Raises:
+      UserError: no reference, a pair longer than a row, or parameters that are no longer finite.
     """
-    if models.reference is None:
-        raise UserError("DPO needs a reference, but objective.kl.where is 'none': name a place")
-    batches = lay_out(_groups(trainer, pairs), trainer.roles, trainer.layout, ways(trainer.mesh))
-    net, learner = trainer.policy, models.policy
-    temperature, share = (scalar(x, trainer.mesh) for x in (trainer.temperature, 1 / len(pairs)))
+    spec, state = policy
+    if state.reference is None:
+        raise UserError(
+            "DPO needs a reference, but objective.kl.where is 'none': choose another place"
+        )
+    # 1. Pack the pairs; both answers of a pair are in one row and share its prompt.
+    batches = lay_out(_groups(spec, pairs), spec.roles, spec.layout, data_parallel_size(spec.mesh))
+    model, train_state = spec.policy, state.policy
+    temperature, weight = (scalar(x, spec.mesh) for x in (spec.temperature, 1 / len(pairs)))
     sums: list[dict[str, Array]] = []
-    with on(trainer.mesh):
-        grads = zeros(learner.params, net.layout)
-        for rows, sides in place([(b.rows, sides_of(b)) for b in batches], trainer.mesh):
-            fixed = (net.graph, models.reference, net.frozen)
-            reference = score(*fixed, rows, temperature, trainer.allowed_ZV).logp_RM
-            grads, more, _ = preference_gradient(
-                *(net.graph, learner.params, net.frozen),
-                *(rows, sides, reference, temperature, share),
-                allowed_ZV=trainer.allowed_ZV,
+    # 2. Accumulate the gradient over batches; each pair has weight 1 / number of pairs.
+    with mesh_context(spec.mesh):
+        grads = zeros(train_state.params, model.layout)
+        reference = model.with_params(state.reference)
+        for rows, sides in shard_batch([(b.rows, sides_of(b)) for b in batches], spec.mesh):
+            # The reference is scored per batch: scores of all batches are never in memory.
+            ref_logp_RM = score(reference, rows, temperature, spec.allowed_ZV).logp_RM
+            grads, batch_sums, _ = preference_gradient(
+                model.with_params(train_state.params),
+                rows,
+                sides,
+                ref_logp_RM,
+                temperature,
+                weight,
+                spec.allowed_ZV,
                 beta=beta,
-                layout=net.layout,
+                layout=model.layout,
                 total=grads,
             )
-            sums.append(more)
-        learner, stepped = apply(net.optimizer, learner, grads)
-    found = fetch(functools.reduce(add, sums) | stepped)
-    metrics = {name: float(x) for name, x in found.items()}
+            sums.append(batch_sums)
+        # 3. Step.
+        train_state, step_metrics = apply(model.optimizer, train_state, grads)
+    host = to_host(functools.reduce(add, sums) | step_metrics)
+    metrics = {name: float(x) for name, x in host.items()}
     check_finite(metrics)
-    return models._replace(policy=learner), metrics
+    return policy.with_state(policy=train_state), metrics
 
 
-def _groups(trainer: Trainer, pairs: Sequence[Pair]) -> list[Group]:
-    """A group a pair: node `2 i` is the chosen answer of pair `i`, and `2 i + 1` the rejected."""
+def _groups(spec: PolicySpec, pairs: Sequence[Pair]) -> list[Group]:
+    """Returns one group per pair: node `2 i` is its chosen answer, node `2 i + 1` the rejected."""
     groups = []
     for i, pair in enumerate(pairs):
-        if not fits(trainer, pair):
+        if not fits(spec, pair):
             size = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
             raise UserError(
-                f"pair {i} has {size} tokens, more than a row of {trainer.layout.lengths[-1]}: "
-                "leave it out, or raise layout.lengths"
+                f"pair {i} has {size} tokens, more than a row of {spec.layout.row_lengths[-1]}: "
+                "leave it out, or raise packing.row_lengths"
             )
-        groups += _grouped(trainer, i, pair)
+        groups += _pair_groups(spec, i, pair)
     return groups
 
 
-def _grouped(trainer: Trainer, i: int, pair: Pair) -> list[Group]:
+def _pair_groups(spec: PolicySpec, i: int, pair: Pair) -> list[Group]:
     answers = enumerate((pair.chosen, pair.rejected))
     turns = [Turn(2 * i + k, pair.role, pair.prompt, ids) for k, ids in answers]
-    return grouped(turns, trainer.layout)
+    return group_turns(turns, spec.layout)
 
 
 def sides_of(batch: Batch) -> Sides:
-    """Whose answer each scored token of a batch of pairs is."""
+    """Returns the pair and the side of each scored token of a batch of pairs."""
     shape = batch.rows.mask_RM.shape
     sides = Sides(np.full(shape, shape[1], np.int32), np.zeros(shape, np.float32))
     numbers: dict[int, int] = {}
     counts = [0] * shape[0]
     actions = batch.actions
-    owned = (actions.node_A, actions.row_A, actions.first_A, actions.size_A)
-    for node, r, first, size in zip(*owned, strict=True):
+    owners = zip(actions.node_A, actions.row_A, actions.first_A, actions.size_A, strict=True)
+    for node, r, first, size in owners:
         pair, rejected = divmod(int(node), 2)
         if pair not in numbers:
             numbers[pair] = counts[r]
             counts[r] += 1
+        # Numbers count within a row, so that sums per pair have at most M segments.
         sides.pair_RM[r, first : first + size] = numbers[pair]
         sides.sign_RM[r, first : first + size] = -1 if rejected else 1
     return sides
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "beta", "layout"), donate_argnames=("total",))
+@functools.partial(jax.jit, static_argnames=("beta", "layout"), donate_argnames=("total",))
 def preference_gradient(
-    graph: Any,
-    params: Any,
-    frozen: Any,
+    model: SplitModel,
     rows: Rows,
     sides: Sides,
     ref_logp_RM: Array,
     temperature: Array,
-    share: Array,
+    weight: Array,
     allowed_ZV: Array | None = None,
     *,
     beta: float,
     layout: tuple[Any, ...] | None,
     total: Any,
 ) -> Gradient:
-    """The gradient of the pairs' losses, each weighing `share`, and so weighted sums of `loss/dpo`
-    and `right`. `allowed_ZV`, `layout` and `total` as in `step.gradient`."""
+    """Returns the gradient of the weighted DPO losses of one batch, plus `total`.
+
+    The metric sums are `loss/dpo` and `right`, weighted like the losses.
+
+    Args:
+      model: the split model.
+      rows: a batch of pairs on the devices.
+      sides: the pair and the side of each scored token.
+      ref_logp_RM: float32, log-probabilities under the reference.
+      temperature: float32 scalar, the sampling temperature.
+      weight: float32 scalar, the weight of each pair.
+      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      beta: inverse temperature of the loss.
+      layout: the sharding of each parameter, see `gradients.gradient`.
+      total: the gradient to which this one is added; its buffers are donated.
+    """
 
     def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        logp_RM = read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV).logp_RM
+        full_model = dataclasses.replace(model, params=params).merge()
+        logp_RM = token_outputs(full_model, rows, temperature, allowed_ZV).logp_RM
         assert logp_RM is not None
+        # Chosen and rejected answers under the policy, then under the reference: [R, P] each.
         answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
         sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]
+        # Segments without tokens are no pairs; their loss log 2 must not count.
         real_RP = _by_pair(jnp.abs(sides.sign_RM), sides.pair_RM) > 0
-        loss = share * jnp.sum(dpo_loss(*sums, beta=beta), where=real_RP)
+        loss = weight * jnp.sum(dpo_loss(*sums, beta=beta), where=real_RP)
+        # The margin without beta; its sign says whether the pair is ordered correctly.
         gained_RP = (sums[0] - sums[2]) - (sums[1] - sums[3])
-        right = share * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
+        right = weight * jnp.sum((gained_RP > 0) & real_RP, dtype=jnp.float32)
         return loss, {"loss/dpo": loss, "right": right}
 
-    return Gradient(*summed(loss_of, params, total, layout))
+    return Gradient(*accumulate_gradient(loss_of, model.params, total, layout))
 
 
 def _by_pair(x_RM: Array, pair_RM: Array) -> Array:

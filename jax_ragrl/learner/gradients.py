@@ -1,21 +1,22 @@
-"""The train step, pure: read rows, sum gradients of weighted losses, apply them.
+"""The pure train step: model outputs per token, summed gradients of weighted losses, and their use.
 
-Losses never see a model. Aggregation is a weight a token: the caller divides by what it averages
-over, so sums over any split of a batch into parts are exact.
+Loss functions never see a model. Aggregation is a weight per token: the caller divides by the
+number of tokens (or actions) it averages over, so the sum over any split of a batch is exact.
 
-A model is a static graph, the parameters that are trained and those that are frozen (the base
-below an adapter; empty otherwise).
+A model enters as a `SplitModel`: a static graph, the trained arrays and the frozen ones (the base
+below an adapter; otherwise empty).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
@@ -32,22 +33,29 @@ from jax_ragrl.losses import (
 )
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
+from jax_ragrl.models.split import SplitModel
 
 
-class Learner(NamedTuple):
-    """One trained model: parameters and optimizer state."""
+class TrainState(NamedTuple):
+    """Parameters and optimizer state of one trained model.
+
+    The field names are part of the checkpoint format.
+    """
 
     params: Any
     opt_state: Any
 
 
-class Reading(NamedTuple):
-    """What a model makes of each scored token, float32 `[R, M]`, 0 on padding.
+class TokenOutputs(NamedTuple):
+    """Outputs of a model for each scored token, `[R, M]`, 0 on padding; None without such a head.
 
-    Its log-probability, the entropy of its distribution, whether it was the likeliest (bool), and
-    the value of the state before it; None where the model has no such head. `loss` is the sum of
-    the losses of tokens that were asked for: then it has their gradient, and the rest of what a
-    policy says has none.
+    Fields:
+      logp_RM: float32 log-probability of the token, in nats.
+      entropy_RM: float32 entropy of the distribution before the token, in nats.
+      likeliest_RM: bool, whether the token was the most likely one.
+      value_RM: float32 value of the state before the token.
+      loss: float32 scalar, the sum of the token losses if a loss was requested. Then only `loss`
+        and `value_RM` are differentiable.
     """
 
     logp_RM: Array | None
@@ -57,72 +65,79 @@ class Reading(NamedTuple):
     loss: Array | None = None
 
 
-def read(
+def token_outputs(
     model: Decoder | Critic | ActorCritic,
     rows: Rows,
     temperature: Array,
     allowed_ZV: Array | None = None,
     loss: TokenLoss | None = None,
-    given_RM: Any = None,
-) -> Reading:
-    """One forward of a policy, a critic, or both on one trunk.
+    loss_inputs: Any = None,
+) -> TokenOutputs:
+    """Runs one forward pass of a policy, a critic, or both on one trunk.
 
-    Hidden states are gathered at the places that predict a scored token before any head is applied.
-    `allowed_ZV` (bool) are the tokens that each role's grammar lets it write, as in sampling; None:
-    all. `loss` is one of a policy's tokens, see `scoring.token_loss`.
+    Args:
+      model: the model; hidden states are gathered at `source_RM` before any head is applied.
+      rows: a batch on the devices.
+      temperature: float32 scalar, the sampling temperature that logits are divided by.
+      allowed_ZV: bool, the tokens that the grammar of each role allows, as in sampling; None: all.
+      loss: a loss per policy token, see `logprobs.token_loss`.
+      loss_inputs: a tree of arrays `[R, M]` that `loss` receives.
     """
     trunk = model.trunk if isinstance(model, Critic) else _policy(model)
     hidden_RLD, _ = trunk(rows.ids_RL, rows.positions_RL, rows.until_RL)
+    # Only the places that predict a scored token go through a head.
     hidden_RMD = jax.vmap(lambda hidden_LD, at_M: hidden_LD[at_M])(hidden_RLD, rows.source_RM)
     value_RM = None
     if not isinstance(model, Decoder):
         value_RM = jnp.where(rows.mask_RM, model.head(hidden_RMD), 0.0)
     if isinstance(model, Critic):
-        return Reading(None, None, None, value_RM)
-    given = (_policy(model), hidden_RMD, rows, temperature, allowed_ZV)
-    total = None
+        return TokenOutputs(None, None, None, value_RM)
+    policy, total = _policy(model), None
     if loss is None:
-        found = score_tokens(*given)
+        scores = score_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
     else:
-        total, found = token_loss(*given, loss, given_RM)
-    logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in found[:2])
-    return Reading(logp_RM, entropy_RM, found.likeliest_RM & rows.mask_RM, value_RM, total)
+        total, scores = token_loss(
+            policy, hidden_RMD, rows, temperature, allowed_ZV, loss, loss_inputs
+        )
+    logp_RM, entropy_RM = (jnp.where(rows.mask_RM, x, 0.0) for x in scores[:2])
+    likeliest_RM = scores.likeliest_RM & rows.mask_RM
+    return TokenOutputs(logp_RM, entropy_RM, likeliest_RM, value_RM, total)
 
 
 def _policy(model: Decoder | ActorCritic) -> Decoder:
     return model.policy if isinstance(model, ActorCritic) else model
 
 
-@functools.partial(jax.jit, static_argnames="graph")
+@jax.jit
 def score(
-    graph: Any,
-    params: Any,
-    frozen: Any,
-    rows: Rows,
-    temperature: Array,
-    allowed_ZV: Array | None = None,
-) -> Reading:
-    """`read` of a split model, at the sampling temperature."""
-    return read(nnx.merge(graph, params, frozen), rows, temperature, allowed_ZV)
+    model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Array | None = None
+) -> TokenOutputs:
+    """Runs `token_outputs` without a loss.
+
+    Args:
+      model: the split model.
+      rows: a batch on the devices.
+      temperature: float32 scalar, the sampling temperature.
+      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+    """
+    return token_outputs(model.merge(), rows, temperature, allowed_ZV)
 
 
 class Gradient(NamedTuple):
-    """A sum of gradients, and the sums of their metrics (see `gradient`); where the policy was not
-    scored before, what it says of the tokens as well, for the metrics."""
+    """A sum of gradients and of their metrics (see `gradient`).
+
+    `outputs` are the policy's outputs if the targets hold no old log-probabilities: the policy was
+    not scored before, and the metrics need them.
+    """
 
     grads: Any
     sums: dict[str, Array]
-    said: Reading | None = None
+    outputs: TokenOutputs | None = None
 
 
-_PROGRAM = {"static_argnames": ("graph", "objective", "layout"), "donate_argnames": "total"}
-
-
-@functools.partial(jax.jit, **_PROGRAM)
+@functools.partial(jax.jit, static_argnames=("objective", "layout"), donate_argnames="total")
 def gradient(
-    graph: Any,
-    params: Any,
-    frozen: Any,
+    model: SplitModel,
     rows: Rows,
     targets: Targets,
     temperature: Array,
@@ -133,119 +148,149 @@ def gradient(
     layout: tuple[Any, ...] | None = None,
     total: Any = None,
 ) -> Gradient:
-    """The gradient of the weighted losses of one batch, added to `total` if given: that is used up.
+    """Returns the gradient of the weighted losses of one batch.
 
-    `layout` is the sharding of each parameter (`layout_of`), which its gradient gets too: left to
-    itself the compiler may give every device a whole one. The sums: `loss/policy` and `loss/value`
-    are weighted like the losses; `clipped`, `entropy`, `kl` and `tokens` count tokens.
+    The metric sums `loss/policy` and `loss/value` are weighted like the losses; `clipped`,
+    `entropy`, `kl` and `tokens` are sums over tokens.
+
+    Args:
+      model: the split model; the gradient is with respect to `model.params`.
+      rows: a batch on the devices.
+      targets: its targets, `[R, M]` each.
+      temperature: float32 scalar, the sampling temperature.
+      kl_coefficient: float32 scalar, used if the KL penalty is part of the loss.
+      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      objective: selects the losses.
+      layout: the sharding of each parameter (`layout_of`), imposed on its gradient too. Without it
+        the compiler may replicate a gradient on every device.
+      total: a gradient to which this one is added; its buffers are donated.
     """
 
-    def loss_of(params: Any) -> tuple[Array, tuple[dict[str, Array], Reading | None]]:
-        model = nnx.merge(graph, params, frozen)
+    def loss_of(params: Any) -> tuple[Array, tuple[dict[str, Array], TokenOutputs | None]]:
+        full_model = dataclasses.replace(model, params=params).merge()
+        # The chunked loss gets arrays `[R, M]`, so the coefficient becomes one.
         kl_RM = jnp.broadcast_to(kl_coefficient, rows.mask_RM.shape)
-        of_token = functools.partial(_token_loss, objective)
-        reading = read(model, rows, temperature, allowed_ZV, of_token, (targets, kl_RM))
-        loss, sums, said = jnp.zeros(()), dict[str, Array](), None
-        if reading.loss is not None:
-            loss, sums = reading.loss, _policy_sums(objective, reading, targets, rows.mask_RM)
+        loss_per_token = functools.partial(_token_loss, objective)
+        outputs = token_outputs(
+            full_model, rows, temperature, allowed_ZV, loss_per_token, (targets, kl_RM)
+        )
+        loss, sums, policy_outputs = jnp.zeros(()), dict[str, Array](), None
+        if outputs.loss is not None:
+            loss, sums = outputs.loss, _policy_sums(objective, outputs, targets, rows.mask_RM)
             if targets.old_logp is None:
-                said = Reading(reading.logp_RM, reading.entropy_RM, None, None)
-        if reading.value_RM is not None and targets.returns is not None:
-            value = jnp.sum(_value_terms(objective, reading, targets, rows.mask_RM))
+                policy_outputs = TokenOutputs(outputs.logp_RM, outputs.entropy_RM, None, None)
+        if outputs.value_RM is not None and targets.returns is not None:
+            value = jnp.sum(_value_terms(objective, outputs, targets, rows.mask_RM))
             scale = objective.value_coefficient if objective.critic == "shared" else 1.0
             loss, sums = loss + scale * value, sums | {"loss/value": value}
-        return loss, (sums, said)
+        return loss, (sums, policy_outputs)
 
-    grads, (sums, said) = summed(loss_of, params, total, layout)
-    return Gradient(grads, sums, said)
+    grads, (sums, policy_outputs) = accumulate_gradient(loss_of, model.params, total, layout)
+    return Gradient(grads, sums, policy_outputs)
 
 
-def summed(
-    loss_of: Any, params: Any, total: Any, layout: tuple[Any, ...] | None
+def accumulate_gradient(
+    loss_of: Callable[[Any], tuple[Array, Any]],
+    params: Any,
+    total: Any,
+    layout: tuple[Any, ...] | None,
 ) -> tuple[Any, Any]:
-    """The gradient of a loss, added to `total` if given, in `layout`; and what goes with it."""
+    """Returns the gradient of a loss, plus `total` if it is not None, and the auxiliary output.
+
+    Args:
+      loss_of: from parameters to a scalar loss and an auxiliary output.
+      params: the parameters.
+      total: a tree like `params`, or None.
+      layout: the sharding of each leaf of the result (`layout_of`); None: left to the compiler.
+    """
     if total is None:
-        grads, beside = jax.grad(loss_of, has_aux=True)(params)
+        grads, aux = jax.grad(loss_of, has_aux=True)(params)
     else:
-        grads, beside = _added(loss_of, params, total)
-    return laid_out(grads, layout), beside
+        grads, aux = _add_gradient(loss_of, params, total)
+    return constrain_layout(grads, layout), aux
 
 
-def _added(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
-    """`total` and the gradient of a loss, the same sums to the last bit; and what goes with it.
+def _add_gradient(loss_of: Any, params: Any, total: Any) -> tuple[Any, Any]:
+    """Returns `total` plus the gradient of a loss, bitwise equal to adding both trees.
 
-    The backward pass adds what it finds of a layer to that layer of `total`, in place, so that no
-    second tree of all layers is ever there. What is not of a layer may be used twice (a tied
-    embedding): it is summed by itself first.
+    The backward pass adds the gradient of each layer in place to the slice of that layer in
+    `total`, so a second tree of all layers never exists. Parameters outside of the layers may be
+    used twice (a tied embedding): their gradient is summed separately first.
     """
     if not all(x.size for x in jax.tree.leaves(total)):  # a model without layers
-        grads, sums = jax.grad(loss_of, has_aux=True)(params)
-        return jax.tree.map(jnp.add, total, grads), sums
+        grads, aux = jax.grad(loss_of, has_aux=True)(params)
+        return jax.tree.map(jnp.add, total, grads), aux
     pull: Any
-    loss, pull, sums = jax.vjp(loss_of, params, has_aux=True)
+    loss, pull, aux = jax.vjp(loss_of, params, has_aux=True)
 
+    # 1. A mutable array per parameter: of layers it starts at the total, of others at zero.
     def begin(path: Any, x: Array) -> Any:
-        return jax.new_ref(x if _of_layers(path) else jnp.zeros_like(x))
+        return jax.new_ref(x if _is_layer(path) else jnp.zeros_like(x))
 
     refs = jax.tree_util.tree_map_with_path(begin, total)
+    # 2. The backward pass adds to them.
     pull.with_refs(refs)(jnp.ones_like(loss))
 
+    # 3. The others are added to the total. The barrier keeps XLA from reordering that sum.
     def end(path: Any, x: Array, ref: Any) -> Array:
-        found: Array = jax.freeze(ref)
-        return found if _of_layers(path) else x + jax.lax.optimization_barrier(found)
+        grad: Array = jax.freeze(ref)
+        return grad if _is_layer(path) else x + jax.lax.optimization_barrier(grad)
 
-    return jax.tree_util.tree_map_with_path(end, total, refs), sums
+    return jax.tree_util.tree_map_with_path(end, total, refs), aux
 
 
-def _of_layers(path: Any) -> bool:
+def _is_layer(path: Any) -> bool:
     name = jax.tree_util.keystr(path)
     return "['layers']" in name or "['adapter']" in name
 
 
-# Not unused: zeros are on the device of the parameters, as the sums are that come after them. Else
-# there would be a second program for these.
+# `keep_unused` commits the zeros to the device of the parameters, like the later sums. Otherwise
+# `gradient` would be compiled twice: for an uncommitted first total and for committed later ones.
 @functools.partial(jax.jit, static_argnames="layout", keep_unused=True)
 def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
-    """The sum of no gradients, laid out as `gradient` lays its own out."""
-    return laid_out(jax.tree.map(jnp.zeros_like, params), layout)
+    """Returns a gradient of zeros, sharded like the results of `gradient`."""
+    return constrain_layout(jax.tree.map(jnp.zeros_like, params), layout)
 
 
 def layout_of(params: Any) -> tuple[Any, ...]:
-    """The shardings of parameters, hashable."""
+    """Returns the shardings of the leaves of a tree, hashable."""
     return tuple(x.sharding for x in jax.tree.leaves(params))
 
 
-def laid_out(tree: Any, layout: tuple[Any, ...] | None) -> Any:
-    """A tree inside a jitted function, its leaves sharded as `layout` says, if it says anything."""
+def constrain_layout(tree: Any, layout: tuple[Any, ...] | None) -> Any:
+    """Constrains the sharding of each leaf inside a jitted function; None changes nothing."""
     if layout is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    placed = map(jax.lax.with_sharding_constraint, leaves, layout)
-    return jax.tree.unflatten(treedef, list(placed))
+    leaves = list(map(jax.lax.with_sharding_constraint, leaves, layout))
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _token_loss(
-    o: Objective, logp: Array, entropy: Array, mask: Array, given: tuple[Targets, Array]
+    o: Objective, logp: Array, entropy: Array, mask: Array, inputs: tuple[Targets, Array]
 ) -> Array:
-    """The weighted loss of each token of a policy, with its KL and entropy terms."""
-    t, kl_coefficient = given
-    loss = surrogate(o, logp, _old(logp, t), t.advantage, mask)
+    """Returns the weighted loss of each policy token, with its KL and entropy terms."""
+    t, kl_coefficient = inputs
+    loss = surrogate(o, logp, _old_logp(logp, t), t.advantage, mask)
     if o.kl.where == "loss":
         loss = loss + kl_coefficient * KL_ESTIMATORS[o.kl.estimator](logp, t.ref_logp, mask)
-    if o.entropy:
-        loss = loss - o.entropy * entropy
+    if o.entropy_coefficient:
+        loss = loss - o.entropy_coefficient * entropy
     return loss * t.weight
 
 
-def _old(logp: Array, t: Targets) -> Array:
+def _old_logp(logp: Array, t: Targets) -> Array:
+    # On fresh samples the old policy is the current one: the ratio is 1 and has its gradient.
     return jax.lax.stop_gradient(logp) if t.old_logp is None else t.old_logp
 
 
-def _policy_sums(o: Objective, reading: Reading, t: Targets, mask_RM: Array) -> dict[str, Array]:
-    """What is worth knowing of a policy's tokens."""
-    logp_RM, entropy_RM = reading.logp_RM, reading.entropy_RM
+def _policy_sums(
+    o: Objective, outputs: TokenOutputs, t: Targets, mask_RM: Array
+) -> dict[str, Array]:
+    """Returns sums over the policy's tokens for the metrics."""
+    logp_RM, entropy_RM = outputs.logp_RM, outputs.entropy_RM
     assert logp_RM is not None and entropy_RM is not None
-    old_RM = _old(logp_RM, t)
+    old_RM = _old_logp(logp_RM, t)
     ratio_RM = jnp.exp(logp_RM - old_RM)
     sums = {
         "loss/policy": jnp.sum(surrogate(o, logp_RM, old_RM, t.advantage, mask_RM) * t.weight),
@@ -260,17 +305,25 @@ def _policy_sums(o: Objective, reading: Reading, t: Targets, mask_RM: Array) -> 
 
 
 def surrogate(o: Objective, logp: Array, old_logp: Array, advantage: Array, mask: Array) -> Array:
-    """The policy loss of each token that the objective names."""
+    """Returns the policy loss per token that `o.ratio` selects.
+
+    Args:
+      o: the objective.
+      logp: float32, log-probabilities under the trained policy; all arrays have one shape.
+      old_logp: float32, log-probabilities under the policy before the update.
+      advantage: float32, the advantage of each token.
+      mask: bool, False on padding, where the loss is 0.
+    """
     eps = {"eps_low": o.eps_low, "eps_high": o.eps_high}
     if o.ratio == "clip":
         return clipped_policy_loss(logp, old_logp, advantage, mask, **eps)
     if o.ratio == "dual_clip":
-        return dual_clipped_policy_loss(logp, old_logp, advantage, mask, **eps, dual=o.dual)
+        return dual_clipped_policy_loss(logp, old_logp, advantage, mask, **eps, dual=o.dual_clip)
     return policy_gradient_loss(logp, advantage, mask)
 
 
-def _value_terms(o: Objective, reading: Reading, t: Targets, mask_RM: Array) -> Array:
-    value_RM = reading.value_RM
+def _value_terms(o: Objective, outputs: TokenOutputs, t: Targets, mask_RM: Array) -> Array:
+    value_RM = outputs.value_RM
     assert value_RM is not None
     if o.value_loss == "plain":
         loss_RM = value_loss(value_RM, t.returns, mask_RM)
@@ -285,27 +338,36 @@ def _count(flags_RM: Array, mask_RM: Array) -> Array:
 
 @functools.partial(jax.jit, donate_argnames="total")
 def add(total: Any, more: Any) -> Any:
-    """The sum of two trees; the first is used up."""
+    """Adds two trees; the buffers of the first are donated."""
     return jax.tree.map(jnp.add, total, more)
 
 
-@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames="learner")
+@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
 def apply(
-    optimizer: optax.GradientTransformation, learner: Learner, grads: Any
-) -> tuple[Learner, dict[str, Array]]:
-    """One optimizer step; a gradient that is not finite changes nothing and is counted.
+    optimizer: optax.GradientTransformation, state: TrainState, grads: Any
+) -> tuple[TrainState, dict[str, Array]]:
+    """Takes one optimizer step; a gradient that is not finite changes nothing.
 
-    Returns the learner, and the metrics `grad_norm`, `skipped` (0 or 1), and `not_finite`: 1 if the
-    new parameters are not all finite, which `check_finite` refuses on the host.
+    Args:
+      optimizer: the transformation of the gradient.
+      state: parameters and optimizer state; the buffers are donated.
+      grads: the gradient, a tree like `state.params`.
+
+    Returns:
+      The new state, and the metrics `grad_norm`, `skipped` (1 if the gradient was not finite, else
+      0) and `not_finite` (1 if some new parameter or moment is not finite; see `check_finite`).
     """
-    norm = optax.tree.norm(grads)
+    norm = optax.tree.norm(grads)  # of the unclipped gradient
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        updates, opt_state = optimizer.update(grads, learner.opt_state, learner.params)
-        stepped = Learner(optax.apply_updates(learner.params, updates), opt_state)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        next_state = TrainState(optax.apply_updates(state.params, updates), opt_state)
+    # The norm is finite if and only if every element is, up to overflow of its square.
     finite = jnp.isfinite(norm)
-    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, learner)
-    broken = 1.0 - all_finite(kept.params)
-    return kept, {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0), "not_finite": broken}
+    state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), next_state, state)
+    # A finite gradient may still overflow a moment or, at a huge rate, a parameter.
+    not_finite = 1.0 - all_finite(state)
+    skip = jnp.where(finite, 0.0, 1.0)
+    return state, {"grad_norm": norm, "skipped": skip, "not_finite": not_finite}
 
 
 def all_finite(tree: Any) -> Array:
@@ -315,17 +377,17 @@ def all_finite(tree: Any) -> Array:
 
 
 def check_finite(metrics: dict[str, float]) -> None:
-    """Removes the flags `not_finite` of `apply` from fetched metrics.
+    """Removes the flags `not_finite` of `apply` from metrics on the host.
 
     Raises:
-      UserError: a model's parameters were not finite after a step. They must not be saved: the
-        checkpoints before would be rotated out.
+      UserError: parameters or moments of a model were not finite after a step. They must not be
+        saved: the older checkpoints would be deleted.
     """
     names = {"not_finite": "policy", "value/not_finite": "critic"}
-    broken = [model for key, model in names.items() if metrics.pop(key, 0.0)]
-    if broken:
+    models = [model for key, model in names.items() if metrics.pop(key, 0.0)]
+    if models:
         raise UserError(
-            f"after an optimizer step parameters of the {' and the '.join(broken)} are NaN or "
+            f"after an optimizer step parameters of the {' and the '.join(models)} are NaN or "
             "infinite: training has diverged, and the step is not saved. The newest checkpoint is "
             "from before; start a new run with a lower learning rate, from the beginning or from "
             "the policy that 'ragrl export' makes of that checkpoint"

@@ -1,6 +1,7 @@
-"""The objective of a run as a table of choices: what is minimised, and nothing of how.
+"""The training objective as a table of choices: which losses are minimized, not how.
 
-Every field is one of the places where the papers differ; `step.py` and `targets.py` read them.
+Every field is a choice in which the papers differ. `gradients.py` and `targets.py` read them.
+`GRPO`, `PPO` and plain policy gradients are combinations of these fields, see `configs/`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from jax_ragrl.errors import UserError
 RATIOS = ("clip", "dual_clip", "none")
 CRITICS = ("own", "shared", "none")
 VALUE_LOSSES = ("clipped", "plain")
-ESTIMATED = ("gae", "whitened_gae")
+GAE_ADVANTAGES = ("gae", "whitened_gae")
 SPANS = ("turn", "conversation")
-GROUPED = ("group_normalised", "group_centred", "leave_one_out", "tree_group")
+GROUP_ADVANTAGES = ("group_normalised", "group_centred", "leave_one_out", "tree_group")
+# Places of the KL penalty.
 PLACES = ("none", "reward", "terminal", "loss")
 ESTIMATORS = ("k1", "k2", "k3")
 AGGREGATIONS = ("token_mean", "sequence_mean", "role_sum")
@@ -24,11 +26,16 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "role_sum")
 
 @dataclasses.dataclass(frozen=True)
 class KL:
-    """What distance from the reference costs.
+    """Penalty on the KL divergence from a reference policy.
 
-    `where` is `reward` (every token pays its own), `terminal` (the last token pays for all),
-    `loss`, or `none`: then there is no reference. The coefficient is fixed where `target` is 0, and
-    otherwise steered so that an action's KL meets `target`, never below `floor`.
+    Fields:
+      where: place of the penalty. `reward`: each token pays its own; `terminal`: the last token of
+        an action pays for all of them; `loss`: a term of the loss; `none`: there is no reference.
+      estimator: `k1`, `k2` or `k3` (Schulman 2020, "Approximating KL divergence").
+      coefficient: weight of the penalty; the initial weight if `target` is not 0.
+      target: desired KL per action in nats, towards which the coefficient is adapted; 0: fixed.
+      horizon: number of actions over which the coefficient adapts (Ziegler et al. 2019).
+      min_coefficient: lower bound of the adapted coefficient.
     """
 
     where: str = "reward"
@@ -36,56 +43,63 @@ class KL:
     coefficient: float = 0.005
     target: float = 0.0
     horizon: float = 10000.0
-    floor: float = 0.0
+    min_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("objective.kl.where", self.where, PLACES)
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+        # The gradient of k1 is that of the log-probability, whose mean is zero.
         if (self.where, self.estimator) == ("loss", "k1"):
             raise UserError(
-                "kl.estimator is 'k1' in the loss, where its mean gradient is zero and it pulls "
-                "nowhere: use k2 or k3, or kl.where='reward'"
+                "kl.estimator is 'k1' in the loss, but the mean of its gradient is zero, so it has "
+                "no effect: use k2 or k3, or kl.where='reward'"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What an update minimises.
+    """The function that an update minimizes.
 
     Fields:
-      ratio: `clip` (PPO), `dual_clip` (bounded by `dual` for bad tokens too), or `none`: the plain
-        policy gradient, right for one step on fresh samples only.
-      stale_cap: truncates the importance weights of rollouts that an older policy sampled; 0 counts
-        every token fully.
-      critic: a model of its `own`, a head on the policy's trunk (`shared`, its loss weighing
-        `value_coefficient`), or `none`.
-      advantage: `gae` or `whitened_gae`, where a node's number is a reward that the critic spreads
-        over its tokens; or the group rule that makes the numbers (one of the recipe's, see
-        `systems.base.Recipe`), which then are the advantages of all of a node's tokens.
-      span: what GAE runs over: a `turn`, whose number is all that it will ever earn, or the
-        `conversation` of turns that continue each other, whose numbers are what each earned itself
-        (`credit.assign.earned`); what is observed between turns is passed over.
-      entropy: what a nat of entropy is worth.
-      aggregation: over all tokens, over each action's mean, or each role's token mean summed with
-        `role_weights` (pairs of role and weight; a role that is not named weighs 1). The loss of a
-        critic of its own is always a token mean.
+      ratio: `clip` (PPO), `dual_clip` (PPO, with losses of negative advantages also bounded, by
+        `dual_clip`), or `none`: the plain policy gradient, for one step on fresh samples only.
+      eps_low, eps_high: the probability ratio is clipped to `[1 - eps_low, 1 + eps_high]`.
+      dual_clip: bound of `dual_clip`, as a multiple of the advantage; above 1.
+      importance_weight_cap: upper bound of the importance weights of rollouts that an older policy
+        sampled; 0: all weights are 1.
+      critic: `own` (a separate model), `shared` (a head on the policy's trunk), or `none`.
+      value_loss: `clipped` (around the old value, by `value_clip`) or `plain`.
+      value_clip: largest change of a value that the clipped loss rewards.
+      value_coefficient: weight of the value loss of a shared critic.
+      advantage: `gae` or `whitened_gae`: credit is a reward that the critic spreads over tokens;
+        or the name of the group rule that computes the credit (see `systems.base.Recipe`), which
+        then is the advantage of all tokens of the action.
+      gae_span: what GAE runs over. `turn`: each turn alone; its credit includes all later rewards.
+        `conversation`: the turns that continue each other; credit is the immediate reward of each
+        (`credit.assign.immediate_credit`). Observations between turns are skipped.
+      gamma, lam: discount and lambda of GAE, per token.
+      kl: penalty on the distance from the reference.
+      entropy_coefficient: weight of the entropy bonus, per nat.
+      aggregation: `token_mean`, `sequence_mean` (mean of each action's mean) or `role_sum` (sum of
+        each role's token mean). The loss of an `own` critic is always a token mean.
+      role_weights: pairs of role and weight for `role_sum`; other roles have weight 1.
     """
 
     ratio: str = "clip"
     eps_low: float = 0.2
     eps_high: float = 0.2
-    dual: float = 3.0
-    stale_cap: float = 0.0
+    dual_clip: float = 3.0
+    importance_weight_cap: float = 0.0
     critic: str = "own"
     value_loss: str = "clipped"
     value_clip: float = 0.2
     value_coefficient: float = 0.1
     advantage: str = "whitened_gae"
-    span: str = "turn"
+    gae_span: str = "turn"
     gamma: float = 1.0
     lam: float = 0.95
     kl: KL = KL()
-    entropy: float = 0.0
+    entropy_coefficient: float = 0.0
     aggregation: str = "token_mean"
     role_weights: tuple[tuple[str, float], ...] = ()
 
@@ -93,29 +107,30 @@ class Objective:
         one_of("objective.ratio", self.ratio, RATIOS)
         one_of("objective.critic", self.critic, CRITICS)
         one_of("objective.value_loss", self.value_loss, VALUE_LOSSES)
-        one_of("objective.advantage", self.advantage, ESTIMATED + GROUPED)
-        one_of("objective.span", self.span, SPANS)
+        one_of("objective.advantage", self.advantage, GAE_ADVANTAGES + GROUP_ADVANTAGES)
+        one_of("objective.gae_span", self.gae_span, SPANS)
         one_of("objective.aggregation", self.aggregation, AGGREGATIONS)
-        if (self.advantage in ESTIMATED) != (self.critic != "none"):
-            wanted = GROUPED if self.critic == "none" else ESTIMATED
+        # GAE needs values, and group rules compute advantages without them.
+        if (self.advantage in GAE_ADVANTAGES) != (self.critic != "none"):
+            options = GROUP_ADVANTAGES if self.critic == "none" else GAE_ADVANTAGES
             raise UserError(
                 f"objective.advantage is {self.advantage!r} with critic {self.critic!r}: a critic "
-                f"is for {' or '.join(ESTIMATED)}; with this one use {' or '.join(wanted)}"
+                f"is for {' or '.join(GAE_ADVANTAGES)}; with this one use {' or '.join(options)}"
             )
         if self.role_weights and self.aggregation != "role_sum":
             raise UserError(
                 "objective.role_weights weigh the roles of aggregation 'role_sum', but this is "
-                f"{self.aggregation!r}, which knows no roles: choose role_sum, or leave them out"
+                f"{self.aggregation!r}, which ignores roles: choose role_sum, or remove the weights"
             )
-        if self.span == "conversation" and self.critic == "none":
+        if self.gae_span == "conversation" and self.critic == "none":
             raise UserError(
-                "objective.span is 'conversation' without a critic, whose values GAE carries from "
-                "turn to turn: use a critic, or span 'turn'"
+                "objective.gae_span is 'conversation' without a critic, but GAE needs values to "
+                "carry credit from turn to turn: use a critic, or span 'turn'"
             )
 
     def weights_of(self, roles: Sequence[str]) -> tuple[float, ...]:
-        """The weight of each role; `UserError` for a weight of a role that is not there."""
-        named = dict(self.role_weights)
-        for role in named:
+        """Returns the weight of each role; raises `UserError` for a weight of an unknown role."""
+        weights = dict(self.role_weights)
+        for role in weights:
             one_of("objective.role_weights", role, roles)
-        return tuple(named.get(role, 1.0) for role in roles)
+        return tuple(weights.get(role, 1.0) for role in roles)

@@ -1,4 +1,4 @@
-"""How an objective is descended: Adam, its schedule, and how often a rollout is used."""
+"""The optimizer: AdamW, its learning-rate schedule, and the reuse of each rollout."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ MOMENTS = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """AdamW on a gradient clipped to a global norm; weights stay float32.
+    """AdamW (Loshchilov and Hutter 2019) on a clipped gradient; weights stay float32.
 
-    The rate rises over the share `warmup` of all steps, then is constant or falls to the share
-    `final` of its peak. `moments` is the dtype of the first moment. A rollout is split into
-    `minibatches`, each used once in each of `epochs`.
+    Fields:
+      policy_lr, value_lr: peak learning rates of policies and of separate critics.
+      schedule: `constant`, `linear` or `cosine`, after the warmup.
+      warmup_fraction: fraction of all steps in which the rate rises linearly from 0.
+      final_lr_fraction: rate at the last step, as a fraction of its peak; not for `constant`.
+      b1, b2, weight_decay: parameters of AdamW.
+      moment_dtype: dtype of the first moment; the second is float32.
+      max_grad_norm: global norm to which a gradient is clipped.
+      epochs: passes over each rollout.
+      minibatches: optimizer steps per pass.
     """
 
     policy_lr: float
     value_lr: float = 0.0
     schedule: str = "cosine"
-    warmup: float = 0.0
-    final: float = 0.1
+    warmup_fraction: float = 0.0
+    final_lr_fraction: float = 0.1
     b1: float = 0.9
     b2: float = 0.999
     weight_decay: float = 0.0
-    moments: str = "float32"
+    moment_dtype: str = "float32"
     max_grad_norm: float = 1.0
     epochs: int = 1
     minibatches: int = 1
@@ -40,43 +47,48 @@ class Optimizer:
     def __post_init__(self) -> None:
         for name in ("policy_lr", "value_lr"):
             check_rate(f"optimizer.{name}", getattr(self, name))
-        for name, choices in (("schedule", SCHEDULES), ("moments", MOMENTS)):
+        for name, choices in (("schedule", SCHEDULES), ("moment_dtype", MOMENTS)):
             one_of(f"optimizer.{name}", getattr(self, name), choices)
         for name in ("epochs", "minibatches"):
             if (value := getattr(self, name)) < 1:
                 raise UserError(f"optimizer.{name} is {value}: nothing would be trained, use 1")
-        if not 0 <= self.warmup < 1:
+        if not 0 <= self.warmup_fraction < 1:
             raise UserError(
-                f"optimizer.warmup is {self.warmup:g}: it is a share of all steps, 0 or more and "
-                "below 1"
+                f"optimizer.warmup_fraction is {self.warmup_fraction:g}: it is a fraction of all "
+                "steps and must be 0 or more and below 1"
             )
 
     @property
     def steady(self) -> bool:
-        """Whether the rate is one number, however long a run is."""
-        return self.schedule == "constant" and self.warmup == 0
+        """Whether the rate is the same at every step and independent of the length of the run."""
+        return self.schedule == "constant" and self.warmup_fraction == 0
 
     def rate(self, peak: float, updates: int) -> optax.Schedule:
-        """The learning rate of each optimizer step of a run of `updates` rollouts.
+        """Returns the learning rate as a function of the optimizer step.
 
-        It counts the steps that a run may take. Those not taken (of a rollout with fewer groups
-        than minibatches or with none, or skipped for a gradient that is not finite) are not made
-        up for: the rate then ends above `final`.
+        The schedule covers the largest number of steps that a run can take. If fewer are taken
+        (rollouts with fewer groups than minibatches, or skipped steps), the final rate is not
+        reached.
+
+        Args:
+          peak: peak learning rate.
+          updates: number of rollouts in the run.
         """
+        # A policy without updates has total 0, which the cosine schedule refuses.
         total = max(updates * self.epochs * self.minibatches, 1)
-        rise = int(self.warmup * total)
+        rise = int(self.warmup_fraction * total)
         fall = max(total - rise, 1)
         after = {
             "constant": optax.constant_schedule(peak),
-            "linear": optax.linear_schedule(peak, self.final * peak, fall),
-            "cosine": optax.cosine_decay_schedule(peak, fall, alpha=self.final),
+            "linear": optax.linear_schedule(peak, self.final_lr_fraction * peak, fall),
+            "cosine": optax.cosine_decay_schedule(peak, fall, alpha=self.final_lr_fraction),
         }[self.schedule]
         if not rise:
             return after
         return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise])
 
     def transform(self, peak: float, updates: int) -> optax.GradientTransformation:
-        """The optimizer of one model."""
+        """Returns the optimizer of one model for a peak learning rate and a number of updates."""
         return _transform(self, peak, updates)
 
 
@@ -91,7 +103,8 @@ def check_rate(name: str, rate: float) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _transform(o: Optimizer, peak: float, updates: int) -> optax.GradientTransformation:
-    """Equal ones are one object, so that a step of equal models is compiled once."""
+    # Cached: equal settings give the same object, so that `apply` is compiled once for both models.
     rate = o.rate(peak, updates)
-    adam = optax.adamw(rate, o.b1, o.b2, weight_decay=o.weight_decay, mu_dtype=o.moments)
+    adam = optax.adamw(rate, o.b1, o.b2, weight_decay=o.weight_decay, mu_dtype=o.moment_dtype)
+    # Clipping comes first, so that the moments never see an outlier.
     return optax.chain(optax.clip_by_global_norm(o.max_grad_norm), adam)

@@ -1,23 +1,25 @@
-"""A forest becomes rows of prefix trees: what contexts share is in a row once.
+"""Packs the turns of a forest into rows of prefix trees, each shared prefix stored once per row.
 
-A *context* is everything a model had before it, then what it wrote: prompt and action of a turn.
-Contexts that begin alike share tokens, whatever the reason: siblings share their prompt, a later
-turn of a conversation holds the earlier ones and what was observed between them, two questions
-share a role's instructions. The contexts of a row are sorted, so each follows the one it shares
-most with, and only what it does not share is written. That is the whole layout: packing is the case
-that shares nothing.
+A *context* is the full token sequence of a turn: its prompt, then the tokens it wrote. Contexts
+with a common prefix share the tokens of that prefix, whatever the reason: siblings share their
+prompt, a later turn of a conversation contains the earlier turns and the observations between them,
+and two questions share the instructions of a role. The contexts of a row are sorted, so each one
+follows the context it has most in common with, and only the remainder is written. Plain packing is
+the special case without common prefixes.
 
-A token is seen from its own place up to the place where its last descendant ends (`until_RL`), and
-its position is its depth. Only what a turn wrote is scored; prompts and observations are context.
-Rows are filled up with padding that sees itself alone and weighs nothing.
+Attention: a token is visible from its own place up to the place where its last descendant ends
+(`until_RL`), and its position is its depth in the tree. Only the tokens that a turn wrote are
+scored; prompts and observations are context. Rows are filled up with padding tokens, which attend
+to themselves only and have weight 0.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,89 +27,122 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Tensor
 
-# Shorter rows gain too little without a mask to be worth a program of their own.
+# From this row length on, a batch in which every row holds a single context is compiled without a
+# mask. Shorter rows gain too little to be worth a second program.
 PLAIN_FROM = 1024
+
+Item = TypeVar("Item")
 
 
 class Turn(NamedTuple):
-    """What a role wrote (`ids`) after what stood before it (`prompt`, at least one id).
+    """One training sample: the tokens `ids` that a role wrote after `prompt`.
 
-    `after` is the node of the turn whose context this prompt begins with: the one before it in
-    their conversation; -1 where there is none.
+    Fields:
+      node: node number in the forest.
+      role: name of the role that wrote the tokens.
+      prompt: ids of everything before them, at least one.
+      ids: the ids that are trained.
+      previous: node of the earlier turn of the same conversation whose context this prompt begins
+        with; -1 if there is none.
+      credit: return or advantage of the action (see `Objective.advantage`).
+      behaviour_logps: the sampler's log-probability of each id, in nats; empty if no sampler wrote
+        the tokens (forced actions, demonstrations).
     """
 
     node: int
     role: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    after: int = -1
+    previous: int = -1
+    credit: float = 0.0
+    behaviour_logps: tuple[float, ...] = ()
 
     def context(self) -> tuple[int, ...]:
-        """All of it."""
+        """Returns the ids of the prompt and of the turn."""
         return self.prompt + self.ids
 
 
 class Group(NamedTuple):
-    """Turns whose contexts begin with one prompt, sorted by context, and their distinct tokens."""
+    """Turns whose contexts begin with one prompt, sorted by context.
+
+    `tokens` is the number of distinct tokens: a common prefix counts once.
+    """
 
     turns: tuple[Turn, ...]
     tokens: int
 
     @property
     def role(self) -> str:
-        """Whose instructions the group begins with."""
+        """The role whose instructions the contexts of the group begin with."""
         return self.turns[0].role
 
-    def scored(self) -> int:
-        """Scored tokens: turns that are equal share their tokens, but each is scored."""
+    def scored_tokens(self) -> int:
+        """Returns the number of scored tokens.
+
+        Equal turns share their tokens, but each of them is scored.
+        """
         return sum(len(turn.ids) for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Static shapes: the lengths of rows, ascending, and the tokens of a batch of rows on a device.
+    """Static shapes of packed batches.
 
-    The last batch of a job may be part empty: its rows are then halved, up to `halvings` times.
-    Each length may be compiled once, and once more a halving; twice as often from `PLAIN_FROM` on.
+    Fields:
+      row_lengths: allowed row lengths in tokens, ascending.
+      tokens_per_device: tokens per batch and device; a batch has `tokens_per_device // length` rows
+        per device.
+      max_batch_halvings: the last batch of an update may be partly empty; its number of rows is
+        then halved up to this many times. Each length is compiled once, and once more per halving;
+        twice as often from length `PLAIN_FROM` on.
     """
 
-    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
-    tokens: int = 8192
-    halvings: int = 0
+    row_lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
+    tokens_per_device: int = 8192
+    max_batch_halvings: int = 0
 
     def __post_init__(self) -> None:
-        ascending = self.lengths and list(self.lengths) == sorted({*self.lengths})
-        if not ascending or self.lengths[0] < 1 or self.halvings < 0:
+        ascending = self.row_lengths and list(self.row_lengths) == sorted({*self.row_lengths})
+        if not ascending or self.row_lengths[0] < 1 or self.max_batch_halvings < 0:
             raise UserError(
-                f"layout.lengths is {self.lengths} and layout.halvings {self.halvings}: lengths "
-                "ascend from 1 or more, halvings are 0 or more"
+                f"packing.row_lengths is {self.row_lengths} and packing.max_batch_halvings is "
+                f"{self.max_batch_halvings}: lengths must ascend from 1 or more, and halvings must "
+                "be 0 or more"
             )
 
     def length(self, size: int) -> int:
-        """The smallest row length that holds `size` tokens."""
-        return next(n for n in self.lengths if size <= n)
+        """Returns the smallest row length that holds `size` tokens."""
+        return next(n for n in self.row_lengths if size <= n)
 
-    def count(self, length: int, ways: int = 1) -> int:
-        """Rows of a length in a batch that `ways` devices share."""
-        return max(1, self.tokens // length) * ways
+    def count(self, length: int, devices: int = 1) -> int:
+        """Returns the rows of a full batch of a row length, over all `devices` that share it."""
+        return max(1, self.tokens_per_device // length) * devices
 
-    def fewest(self, used: int, length: int, ways: int) -> int:
-        """The smallest number of rows that a batch with `used` of them may have."""
-        full = self.count(length, ways) // ways
-        sizes = (ways * -(-full // 2**n) for n in range(self.halvings + 1))
-        return min(size for size in sizes if size >= used)
+    def fewest(self, rows_in_use: int, length: int, devices: int) -> int:
+        """Returns the smallest allowed number of rows of a batch.
+
+        Args:
+          rows_in_use: rows that hold a group.
+          length: row length in tokens.
+          devices: data-parallel devices; the result is a multiple of this number.
+        """
+        full = self.count(length, devices) // devices
+        sizes = (devices * -(-full // 2**n) for n in range(self.max_batch_halvings + 1))
+        return min(size for size in sizes if size >= rows_in_use)
 
 
 class Rows(NamedTuple):
-    """A static-shape batch; every array begins with the rows, so that it shards over them.
+    """A static-shape batch; the first axis of every array is the rows, which devices share.
 
-    Fields, int32 unless said:
-      ids_RL, positions_RL: tokens, and how many of its context precede each.
-      until_RL: the place in the row from which a token is no longer seen. None where every row of
-        the batch holds one context alone: all that comes after a token sees it.
-      source_RM: the places that predict the scored tokens. target_RM: those tokens.
-      mask_RM: bool, False on padding. M is L: a row has no more scored tokens than that.
-      role_RM: whose each scored token is, where a role's grammar may forbid tokens.
+    Fields, int32 unless a dtype is given:
+      ids_RL: tokens.
+      positions_RL: number of tokens before each token in its context.
+      until_RL: first place in the row from which a token is no longer visible. None if every row
+        of the batch holds a single context: then each token is visible to all later ones.
+      source_RM: the places whose hidden states predict the scored tokens.
+      target_RM: the scored tokens.
+      mask_RM: bool, False on padding. M equals L: a row has at most that many scored tokens.
+      role_RM: role number of each scored token, used if a grammar restricts the tokens of a role.
     """
 
     ids_RL: Tensor
@@ -120,20 +155,23 @@ class Rows(NamedTuple):
 
 
 class Actions(NamedTuple):
-    """Whose the scored tokens of a batch are, int32 on the host: action `a` is `node_A[a]`, of role
-    `role_A[a]`, and owns `size_A[a]` scored tokens of row `row_A[a]` from `first_A[a]` on.
+    """The owners of the scored tokens of a batch, on the host; int32 except `credit_A`, float32.
 
-    `after_A[a]` is the node that it follows in a conversation, or -1."""
+    Action `a` is node `node_A[a]` of role number `role_A[a]`. It owns `size_A[a]` scored tokens of
+    row `row_A[a]`, starting at `first_A[a]`. `previous_A[a]` is the node that it continues in a
+    conversation, or -1. `credit_A[a]` is the credit of its turn.
+    """
 
     node_A: np.ndarray
     role_A: np.ndarray
     row_A: np.ndarray
     first_A: np.ndarray
     size_A: np.ndarray
-    after_A: np.ndarray
+    previous_A: np.ndarray
+    credit_A: np.ndarray
 
     def places(self, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Index arrays `[A, T]`, row and scored token, and which of them are real; T is `width`."""
+        """Returns row numbers, scored-token numbers and a mask of real tokens, all `[A, width]`."""
         step_1T = np.arange(width)[None]
         mask_AT = step_1T < self.size_A[:, None]
         at_AT = np.where(mask_AT, self.first_A[:, None] + step_1T, 0)
@@ -141,28 +179,48 @@ class Actions(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows for a device, and on the host whose they are."""
+    """Rows for the devices; on the host, the actions that own their scored tokens.
+
+    `behaviour_logp_RM` float32: the sampler's log-probabilities, NaN if no sampler wrote the token.
+    """
 
     rows: Rows
     actions: Actions
+    behaviour_logp_RM: np.ndarray
 
 
-def turns_of(forest: Forest, weight_N: np.ndarray, *, forced: bool = True) -> list[Turn]:
-    """The turns to train: they wrote tokens, some leaf is reachable from them (`weight_N` is
-    positive), and, with `forced` False, they were sampled."""
+def turns_of(
+    forest: Forest, credit_N: np.ndarray, weight_N: np.ndarray, *, include_forced: bool = True
+) -> list[Turn]:
+    """Returns the turns of a forest to train, each with its credit.
+
+    Args:
+      forest: rollouts of a batch of questions.
+      credit_N: float32, one number per node.
+      weight_N: float32, positive if some leaf is reachable from the node; others are left out.
+      include_forced: whether actions that were forced in the rollout are trained too.
+    """
     turns: dict[int, Turn] = {}
     for node, record in enumerate(forest.records):
         action = record.action
         if action is None or not action.ids or not action.prompt_ids:
             continue
-        if weight_N[node] > 0 and (forced or not record.forced):
-            turn = Turn(node, record.role, action.prompt_ids, action.ids)
-            turns[node] = turn._replace(after=_before(turn, turns, forest.parent_N))
+        if weight_N[node] > 0 and (include_forced or not record.is_forced):
+            turn = Turn(
+                node,
+                record.role,
+                action.prompt_ids,
+                action.ids,
+                credit=float(credit_N[node]),
+                behaviour_logps=action.logps or (),
+            )
+            # Nodes are in topological order, so all ancestors are in `turns` already.
+            turns[node] = turn._replace(previous=_previous(turn, turns, forest.parent_N))
     return list(turns.values())
 
 
-def _before(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:
-    """The nearest ancestor whose context the prompt of a turn begins with; -1: none."""
+def _previous(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:
+    """Returns the nearest ancestor whose context the prompt begins with; -1 if there is none."""
     node = int(parent_N[turn.node])
     while node >= 0:
         if node in turns:
@@ -173,46 +231,48 @@ def _before(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:
     return -1
 
 
-def grouped(turns: Sequence[Turn], layout: Layout) -> list[Group]:
-    """Turns by the prompt that their contexts begin with, each group no larger than a row.
+def group_turns(turns: Sequence[Turn], layout: Layout) -> list[Group]:
+    """Groups turns by the prompt that their contexts begin with; no group exceeds a row.
 
-    A group that is larger is cut into several, which repeat what they share. A turn that is alone
-    longer than the longest row is left out.
+    A larger group is cut into several, each of which repeats the common prefix. A turn that alone
+    exceeds the longest row is left out.
     """
-    longest = layout.lengths[-1]
+    longest = layout.row_lengths[-1]
     fitting = [turn for turn in turns if len(turn.prompt) + len(turn.ids) <= longest]
     families: list[list[Turn]] = []
     root: tuple[int, ...] = ()
+    # A prompt sorts directly before all prompts that begin with it, so one pass finds each family.
     for turn in sorted(fitting, key=lambda turn: turn.prompt):
         if not families or turn.prompt[: len(root)] != root:
             root = turn.prompt
             families.append([])
         families[-1].append(turn)
-    return [group for family in families for group in _cut(family, longest)]
+    return [group for family in families for group in _cut_family(family, longest)]
 
 
-def _cut(family: list[Turn], longest: int) -> list[Group]:
-    """A family in as few groups as following the order of its contexts gives."""
+def _cut_family(family: list[Turn], longest: int) -> list[Group]:
+    """Cuts a family greedily, in the order of its contexts, into groups that fit into a row."""
     groups: list[Group] = []
     last: tuple[int, ...] = ()
     for turn in sorted(family, key=Turn.context):
         context = turn.context()
         if groups:
-            new = len(context) - shared(last, context)
-            grown = Group((*groups[-1].turns, turn), groups[-1].tokens + new)
-        if groups and max(grown.tokens, grown.scored()) <= longest:
-            groups[-1] = grown
+            new = len(context) - common_prefix(last, context)
+            larger = Group((*groups[-1].turns, turn), groups[-1].tokens + new)
+        if groups and max(larger.tokens, larger.scored_tokens()) <= longest:
+            groups[-1] = larger
         else:
             groups.append(Group((turn,), len(context)))
         last = context
     return groups
 
 
-def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """How many ids two contexts begin with alike."""
+def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """Returns the length of the longest common prefix of two contexts."""
     most = min(len(a), len(b))
     if a[:most] == b[:most]:
         return most
+    # Equality of prefixes is monotonic in their length: compare slices, log(n) times.
     return bisect.bisect_left(range(1, most), True, key=lambda n: a[:n] != b[:n])
 
 
@@ -222,8 +282,8 @@ class _Row:
     groups: list[Group] = dataclasses.field(default_factory=list)
 
 
-class _Room:
-    """What rows have left, as arrays: every group asks all rows that are open."""
+class _OpenRows:
+    """Free space per row, as arrays: every group is compared with all open rows at once."""
 
     def __init__(self, headers: Mapping[str, int]) -> None:
         self._headers, self.rows = headers, list[_Row]()
@@ -231,154 +291,214 @@ class _Room:
         self._saved_R = {role: np.zeros(0, np.int64) for role in headers}
 
     def open(self, length: int, count: int) -> None:
-        """More rows, all empty."""
+        """Adds empty rows."""
         self.rows += [_Row(length) for _ in range(count)]
         more_R, none_R = np.full(count, length), np.zeros(count, np.int64)
         self._tokens_R = np.append(self._tokens_R, more_R)
         self._scored_R = np.append(self._scored_R, more_R)
         self._saved_R = {role: np.append(x, none_R) for role, x in self._saved_R.items()}
 
-    def find(self, tokens: int, scored: int, role: str) -> int | None:
-        """The first row with room; what its role always begins with is in a row once."""
+    def find(self, tokens: int, scored_tokens: int, role: str) -> int | None:
+        """Returns the first row with enough space; None if there is none.
+
+        The header of a role (see `_headers`) occupies a row once, however many groups share it.
+        """
         free_R = self._tokens_R + self._saved_R[role]
-        found = np.flatnonzero((free_R >= tokens) & (self._scored_R >= scored))[:1]
-        return int(found[0]) if len(found) else None
+        fits_R = np.flatnonzero((free_R >= tokens) & (self._scored_R >= scored_tokens))[:1]
+        return int(fits_R[0]) if len(fits_R) else None
 
     def put(self, group: Group, row: int) -> None:
-        """Writes a group into a row that has room for it."""
+        """Assigns a group to a row with enough space."""
         self._tokens_R[row] -= group.tokens - self._saved_R[group.role][row]
-        self._scored_R[row] -= group.scored()
+        # The number of scored tokens is limited too: M equals L.
+        self._scored_R[row] -= group.scored_tokens()
         self._saved_R[group.role][row] = self._headers[group.role]
         self.rows[row].groups.append(group)
 
 
 def lay_out(
-    groups: Sequence[Group], roles: Sequence[str], layout: Layout, ways: int = 1
+    groups: Sequence[Group], roles: Sequence[str], layout: Layout, devices: int = 1
 ) -> list[Batch]:
-    """First-fit-decreasing packing of groups into batches of rows of one length each.
+    """Packs groups into batches of rows of one length each (first-fit decreasing).
 
-    Opening a row opens its whole batch, which is full before another is opened: the last one alone
-    may have fewer rows (`Layout.fewest`). The number of rows of a batch is a multiple of `ways`,
-    the devices that share it.
+    The first group that fits nowhere opens a whole batch of rows, and no other batch is opened
+    before that one is full. Only the last batch may have fewer rows (`Layout.fewest`).
+
+    Args:
+      groups: groups of `group_turns` for the same layout.
+      roles: names of all roles; `Actions.role_A` and `Rows.role_RM` are indices into them.
+      layout: row lengths and batch size.
+      devices: data-parallel devices; the number of rows of each batch is a multiple of it.
     """
-    room, starts = _Room(_headers(groups)), list[int]()
-    for group in sorted(groups, key=lambda g: max(g.tokens, g.scored()), reverse=True):
-        row = room.find(group.tokens, group.scored(), group.role)
+    open_rows, starts = _OpenRows(_headers(groups)), list[int]()
+    # Large groups first: small ones then fill the gaps.
+    for group in sorted(groups, key=lambda g: max(g.tokens, g.scored_tokens()), reverse=True):
+        row = open_rows.find(group.tokens, group.scored_tokens(), group.role)
         if row is None:
-            row, length = len(room.rows), layout.length(max(group.tokens, group.scored()))
+            row, length = (
+                len(open_rows.rows),
+                layout.length(max(group.tokens, group.scored_tokens())),
+            )
             starts.append(row)
-            room.open(length, layout.count(length, ways))
-        room.put(group, row)
-    batches = [room.rows[i:j] for i, j in zip(starts, [*starts[1:], None], strict=False)]
-    return [_batch(_used(rows, layout, ways), roles) for rows in batches]
+            open_rows.open(length, layout.count(length, devices))
+        open_rows.put(group, row)
+    batches = [open_rows.rows[i:j] for i, j in zip(starts, [*starts[1:], None], strict=False)]
+    return [_batch(_trimmed_rows(rows, layout, devices), roles) for rows in batches]
 
 
-def _used(rows: Sequence[_Row], layout: Layout, ways: int) -> Sequence[_Row]:
-    used = sum(bool(row.groups) for row in rows)
-    return rows[: layout.fewest(used, rows[0].length, ways)]
+def _trimmed_rows(rows: Sequence[_Row], layout: Layout, devices: int) -> Sequence[_Row]:
+    rows_in_use = sum(bool(row.groups) for row in rows)
+    return rows[: layout.fewest(rows_in_use, rows[0].length, devices)]
 
 
 def _headers(groups: Sequence[Group]) -> dict[str, int]:
-    """By role, how many ids all its groups begin with: its instructions."""
+    """Returns, by role, the length of the prefix that all its groups share: its instructions."""
     prompts: dict[str, list[tuple[int, ...]]] = {}
     for group in groups:
         prompts.setdefault(group.role, []).append(group.turns[0].prompt)
-    # What the first and the last in order share, all share.
-    return {role: shared(min(some), max(some)) for role, some in prompts.items()}
+    # In sorted order, the prefix that the first and the last prompt share is in all of them.
+    return {role: common_prefix(min(some), max(some)) for role, some in prompts.items()}
 
 
 def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
     shape = (len(rows), rows[0].length)
     arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
+    behaviour_logp_RM = np.full(shape, np.nan, np.float32)
+    # Padding: each token is visible to itself only.
     arrays.until_RL[:] = np.arange(1, shape[1] + 1)
-    actions = [action for r, row in enumerate(rows) for action in _write(arrays, r, row.groups)]
-    owners = [(turn.node, roles.index(turn.role), *place, turn.after) for turn, *place in actions]
-    for _, role, row, first, size, _ in owners:
+    entries = [item for r, row in enumerate(rows) for item in _write(arrays, r, row.groups)]
+    owners = [(t.node, roles.index(t.role), *place, t.previous) for t, *place in entries]
+    for (_, role, row, first, size, _), (turn, *_) in zip(owners, entries, strict=True):
         arrays.role_RM[row, first : first + size] = role
-    if shape[1] >= PLAIN_FROM and _plain(arrays.until_RL):
+        if turn.behaviour_logps:
+            behaviour_logp_RM[row, first : first + size] = turn.behaviour_logps
+    if shape[1] >= PLAIN_FROM and _is_plain(arrays.until_RL):
         arrays = arrays._replace(until_RL=None)
-    return Batch(arrays, Actions(*np.array(owners, np.int32).reshape(-1, 6).T))
+    credit_A = np.array([turn.credit for turn, *_ in entries], np.float32)
+    columns = np.array(owners, np.int32).reshape(-1, 6).T
+    return Batch(arrays, Actions(*[*columns, credit_A]), behaviour_logp_RM)
 
 
-def _plain(until_RL: np.ndarray) -> bool:
-    """Whether every row holds one context, or none, before its padding."""
+def _is_plain(until_RL: np.ndarray) -> bool:
+    """Whether every row holds at most one context before its padding."""
     after_L = np.arange(1, until_RL.shape[1] + 1)
     return bool((until_RL == np.maximum(after_L, until_RL[:, :1])).all())
 
 
 def _write(rows: Rows, r: int, groups: Sequence[Group]) -> list[tuple[Turn, int, int, int]]:
-    """Writes the prefix tree of some groups into row `r`; each turn's row, first and number."""
-    placed = []
+    """Writes the prefix tree of some groups into row `r`.
+
+    Returns one entry per turn: the turn, its row, its first scored token and their number.
+    """
+    entries = []
     before: tuple[int, ...] = ()
-    path: list[int] = []  # the places of the tokens of the last context
-    end = scored = 0
+    path: list[int] = []  # places of the tokens of the previous context
+    end = count = 0
     for turn in sorted((turn for g in groups for turn in g.turns), key=Turn.context):
         context, start = turn.context(), end
-        kept = shared(before, context)
-        end += len(context) - kept
-        rows.until_RL[r, path[kept:]] = start
-        path[kept:] = range(start, end)
-        rows.ids_RL[r, start:end] = context[kept:]
-        rows.positions_RL[r, start:end] = np.arange(kept, len(context))
-        span = slice(scored, scored + len(turn.ids))
+        prefix = common_prefix(before, context)
+        # 1. The tokens of the previous context beyond the common prefix have no further descendant.
+        rows.until_RL[r, path[prefix:]] = start
+        # 2. The remainder of this context follows.
+        end += len(context) - prefix
+        path[prefix:] = range(start, end)
+        rows.ids_RL[r, start:end] = context[prefix:]
+        rows.positions_RL[r, start:end] = np.arange(prefix, len(context))
+        # 3. Each scored token is predicted from the place before it, which may be shared.
+        span = slice(count, count + len(turn.ids))
         rows.source_RM[r, span] = path[len(turn.prompt) - 1 : -1]
         rows.target_RM[r, span] = turn.ids
         rows.mask_RM[r, span] = True
-        placed.append((turn, r, scored, len(turn.ids)))
-        before, scored = context, span.stop
+        entries.append((turn, r, count, len(turn.ids)))
+        before, count = context, span.stop
     rows.until_RL[r, path] = end
-    return placed
+    return entries
 
 
-def width_of(batches: Sequence[Batch], multiple: int) -> int:
-    """T: the longest action, rounded up so that few shapes are compiled."""
-    longest = max((int(b.actions.size_A.max(initial=1)) for b in batches), default=1)
-    return -(-longest // multiple) * multiple
+@dataclasses.dataclass(frozen=True)
+class Minibatches:
+    """The minibatches of an update, and the layout of their actions as arrays `[A, T]`.
 
+    Credit, advantages and weights are per action (`[A, T]`, the actions of all minibatches in
+    order), models and losses are per row (`[R, M]` per batch): this class converts between both.
 
-def by_action(batches: Sequence[Batch], values: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Numbers of scored tokens, `[R, M]` a batch, as one array `[A, T]`; 0 past an action's end."""
-    parts = []
-    for batch, x_RM in zip(batches, values, strict=True):
-        row_AT, at_AT, mask_AT = batch.actions.places(width)
-        parts.append(np.where(mask_AT, x_RM[row_AT, at_AT], 0))
-    return np.concatenate(parts)
+    Fields:
+      parts: the batches of each minibatch.
+      multiple: T is rounded up to a multiple of this number, so that few shapes are compiled.
+    """
 
+    parts: Sequence[Sequence[Batch]]
+    multiple: int = 32
 
-def by_row(batches: Sequence[Batch], x_AT: np.ndarray) -> list[np.ndarray]:
-    """The inverse of `by_action`: one array `[R, M]` a batch, 0 where nothing is scored."""
-    bounds = np.cumsum([len(batch.actions.node_A) for batch in batches])[:-1]
-    out = []
-    for batch, part_AT in zip(batches, np.split(x_AT, bounds), strict=True):
-        row_AT, at_AT, mask_AT = batch.actions.places(x_AT.shape[1])
-        x_RM = np.zeros(batch.rows.mask_RM.shape, x_AT.dtype)
-        x_RM[row_AT[mask_AT], at_AT[mask_AT]] = part_AT[mask_AT]
-        out.append(x_RM)
-    return out
+    @functools.cached_property
+    def batches(self) -> list[Batch]:
+        """The batches of all minibatches, in order."""
+        return [batch for part in self.parts for batch in part]
 
+    @functools.cached_property
+    def actions(self) -> Actions:
+        """The actions of all batches, in order; `row_A` counts within each batch."""
+        fields = zip(*(batch.actions for batch in self.batches), strict=True)
+        return Actions(*(np.concatenate(x) for x in fields))
 
-def joined(batches: Sequence[Batch]) -> Actions:
-    """The actions of several batches, in order; rows count within their batch."""
-    return Actions(*(np.concatenate(x) for x in zip(*(b.actions for b in batches), strict=True)))
+    @functools.cached_property
+    def width(self) -> int:
+        """T: the length of the longest action, rounded up."""
+        return -(-int(self.actions.size_A.max(initial=1)) // self.multiple) * self.multiple
+
+    def mask(self) -> np.ndarray:
+        """Returns bool `[A, T]`, False beyond the end of an action."""
+        return self.actions.places(self.width)[2]
+
+    def behaviour_logps(self) -> np.ndarray:
+        """Returns the sampler's log-probabilities, float32 `[A, T]`; NaN if there are none."""
+        return self.by_action([batch.behaviour_logp_RM for batch in self.batches])
+
+    def by_action(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Gathers numbers per scored token, `[R, M]` per batch, into one `[A, T]`; padding is 0."""
+        parts = []
+        for batch, x_RM in zip(self.batches, values, strict=True):
+            row_AT, at_AT, mask_AT = batch.actions.places(self.width)
+            parts.append(np.where(mask_AT, x_RM[row_AT, at_AT], 0))
+        return np.concatenate(parts)
+
+    def by_row(self, x_AT: np.ndarray) -> list[np.ndarray]:
+        """Inverts `by_action`: one array `[R, M]` per batch, 0 on padding."""
+        out = []
+        for batch, part_AT in zip(self.batches, self._by_batch(x_AT), strict=True):
+            row_AT, at_AT, mask_AT = batch.actions.places(self.width)
+            x_RM = np.zeros(batch.rows.mask_RM.shape, x_AT.dtype)
+            x_RM[row_AT[mask_AT], at_AT[mask_AT]] = part_AT[mask_AT]
+            out.append(x_RM)
+        return out
+
+    def by_part(self, x_A: np.ndarray) -> list[np.ndarray]:
+        """Splits an array `[A, ...]` into the actions of each minibatch."""
+        return [np.concatenate(pieces) for pieces in self.regroup(self._by_batch(x_A))]
+
+    def regroup(self, items: Sequence[Item]) -> list[list[Item]]:
+        """Splits a list with one item per batch into the batches of each minibatch."""
+        rest = iter(items)
+        return [[next(rest) for _ in part] for part in self.parts]
+
+    def _by_batch(self, x_A: np.ndarray) -> list[np.ndarray]:
+        bounds = np.cumsum([len(batch.actions.node_A) for batch in self.batches])[:-1]
+        return np.split(x_A, bounds)
 
 
 def conversations(actions: Actions) -> list[list[int]]:
-    """Actions in the order of their conversations, one list for each last turn.
+    """Returns the actions of each conversation in order, one list per last turn.
 
-    A turn with several continuations is in several lists. What follows an action that is not here
-    begins a conversation.
+    A turn with several continuations is in several lists. An action whose predecessor is not among
+    the actions begins a conversation.
     """
     index = {node: a for a, node in enumerate(actions.node_A.tolist())}
-    before = [index.get(node, -1) for node in actions.after_A.tolist()]
+    previous = [index.get(node, -1) for node in actions.previous_A.tolist()]
     paths = []
-    for a in sorted(set(range(len(before))) - set(before)):
+    # Actions that no other action continues end a conversation.
+    for a in sorted(set(range(len(previous))) - set(previous)):
         path = [a]
-        while before[path[-1]] >= 0:
-            path.append(before[path[-1]])
+        while previous[path[-1]] >= 0:
+            path.append(previous[path[-1]])
         paths.append(path[::-1])
     return paths
-
-
-def masks(batches: Sequence[Batch], width: int) -> np.ndarray:
-    """Which tokens of `by_action` are real: bool `[A, T]`."""
-    return np.concatenate([batch.actions.places(width)[2] for batch in batches])

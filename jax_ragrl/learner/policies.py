@@ -1,4 +1,4 @@
-"""Several policies: which roles are trained at a step, and each policy updated on its own turns."""
+"""Several policies: the roles trained at each step, and each policy updated on its own turns."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.optimizer import Optimizer, check_rate
-from jax_ragrl.learner.packing import Turn, grouped
-from jax_ragrl.learner.state import Models, Trainer, scalar
+from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.state import Policy, PolicyState, scalar
 from jax_ragrl.learner.update import update
 
-Policies = Mapping[str, tuple[Trainer, Models]]
+Policies = Mapping[str, Policy]
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of a run in which some roles are trained and the others only act.
+    """A part of a run in which some roles are trained and the others only act.
 
-    `policy_lr` and `kl` are its peak learning rate and KL coefficient; 0: those of the run.
+    Fields:
+      steps: length of the phase; the last phase lasts to the end of the run.
+      roles: names of the trained roles.
+      policy_lr: peak learning rate in this phase; 0: that of the run.
+      kl_coefficient: KL coefficient in this phase; 0: that of the run.
     """
 
     steps: int
     roles: tuple[str, ...]
     policy_lr: float = 0.0
-    kl: float = 0.0
+    kl_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
         check_rate("schedule.phases policy_lr", self.policy_lr)
@@ -40,54 +42,71 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which roles are trained when: all at every step, unless one of these says otherwise.
+    """Selects the roles trained at each step; by default all of them.
 
     Fields:
-      phases: one after another, the last to the end of the run (OPERA: plan, analysis, rewrite).
-      every: pairs of role and period: the role is trained at each step that its period divides
-        (MMOA-RAG's ablations). A role that is not named is trained at every step.
-      together: so many first steps train all roles, whatever `every` says.
+      phases: consecutive phases (OPERA: plan, analysis, rewrite).
+      role_periods: pairs of role and period: the role is trained at each step that its period
+        divides (MMOA-RAG's ablations). A role without a period is trained at every step.
+      joint_steps: number of first steps that train all roles, regardless of `role_periods`.
     """
 
     phases: tuple[Phase, ...] = ()
-    every: tuple[tuple[str, int], ...] = ()
-    together: int = 0
+    role_periods: tuple[tuple[str, int], ...] = ()
+    joint_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.phases and self.every:
-            raise UserError("schedule has phases and every: give one of them")
-        if any(phase.steps < 1 for phase in self.phases) or any(n < 1 for _, n in self.every):
-            raise UserError("schedule has a phase or a period below 1: leave it out instead")
+        if self.phases and self.role_periods:
+            raise UserError(
+                "schedule has both phases and role_periods, which exclude each other: remove one"
+            )
+        lengths = [phase.steps for phase in self.phases] + [n for _, n in self.role_periods]
+        if any(n < 1 for n in lengths):
+            raise UserError(
+                "schedule has a phase or a period below 1, in which nothing could be trained: "
+                "remove it"
+            )
 
-    def number(self, step: int) -> int:
-        """The number of the phase of a step; 0 without phases."""
+    def phase_number(self, step: int) -> int:
+        """Returns the number of the phase of a step, from 0; 0 without phases."""
+        # The last phase has no end: later steps belong to it.
         ends = list(itertools.accumulate(phase.steps for phase in self.phases))
         return min(bisect.bisect_right(ends, step), max(len(ends) - 1, 0))
 
     def roles(self, step: int, roles: Sequence[str]) -> tuple[str, ...]:
-        """The roles trained at a step (from 0), in the order of `roles`.
+        """Returns the roles trained at a step (from 0), in the order of `roles`.
 
-        Raises `UserError` where the schedule names a role that is not among them.
+        Raises `UserError` if the schedule names a role that is not in `roles`.
         """
-        named = {role for phase in self.phases for role in phase.roles} | {r for r, _ in self.every}
-        if unknown := sorted(named - set(roles)):
-            raise UserError(f"schedule names role {unknown[0]!r}: use some of {', '.join(roles)}")
+        role_names = {role for phase in self.phases for role in phase.roles}
+        role_names |= {role for role, _ in self.role_periods}
+        if unknown := sorted(role_names - set(roles)):
+            raise UserError(
+                f"schedule names role {unknown[0]!r}, which this system does not train: use some "
+                f"of {', '.join(roles)}"
+            )
         if self.phases:
-            return tuple(r for r in roles if r in self.phases[self.number(step)].roles)
-        period = dict(self.every)
-        early = step < self.together
-        return tuple(r for r in roles if early or step % period.get(r, 1) == 0)
+            return tuple(r for r in roles if r in self.phases[self.phase_number(step)].roles)
+        period = dict(self.role_periods)
+        joint = step < self.joint_steps
+        return tuple(r for r in roles if joint or step % period.get(r, 1) == 0)
 
     def phase(self, step: int) -> Phase | None:
-        """The phase of a step; None without phases."""
-        return self.phases[self.number(step)] if self.phases else None
+        """Returns the phase of a step; None without phases."""
+        return self.phases[self.phase_number(step)] if self.phases else None
 
     def begins_phase(self, step: int) -> bool:
-        """Whether another phase begins with a step: references are refreshed before it."""
-        return step > 0 and self.number(step) != self.number(step - 1)
+        """Whether a new phase begins at a step; references are refreshed before such a step."""
+        return step > 0 and self.phase_number(step) != self.phase_number(step - 1)
 
     def updates(self, steps: int, roles: Sequence[str], own: Sequence[str]) -> int:
-        """In how many of `steps` some role of `own`, a policy's, is trained."""
+        """Counts the steps in which a policy is trained.
+
+        Args:
+          steps: length of the run.
+          roles: names of all roles.
+          own: names of the roles of the policy.
+        """
         return sum(bool(set(own) & set(self.roles(step, roles))) for step in range(steps))
 
 
@@ -96,65 +115,78 @@ def update_all(
     policy_of: Mapping[str, str],
     roles: Sequence[str],
     turns: Sequence[Turn],
-    number_N: np.ndarray,
-    sampled: Mapping[int, Sequence[float]],
     rng: random.Random,
-) -> tuple[dict[str, tuple[Trainer, Models]], dict[str, float]]:
-    """Every policy updated on the turns of its roles, among the `roles` trained at this step.
+) -> tuple[dict[str, Policy], dict[str, float]]:
+    """Updates every policy on the turns of its roles.
 
-    `policy_of` maps roles to policies; a role of none (a frozen one) is never trained. Metrics are
-    named `<policy>/...` where there are several policies; `left_out` counts turns too long for a
-    row. The other arguments are as in `update`.
+    Args:
+      policies: the policies by name.
+      policy_of: from role to policy; a frozen role has none and is never trained.
+      roles: the roles trained at this step.
+      turns: turns of all roles, with their credit.
+      rng: splits the groups of turns into minibatches.
+
+    Returns:
+      The policies, and the metrics of `update`, with `dropped_too_long`, the number of turns that
+      exceed the longest row. With several policies the names begin with `<policy>/`.
     """
-    after, metrics = dict(policies), dict[str, float]()
-    for name, (trainer, models) in policies.items():
+    result, metrics = dict(policies), dict[str, float]()
+    for name, policy in policies.items():
+        # A role may be frozen (no policy), or not trained at this step.
         own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
-        groups = grouped(own, trainer.layout)
-        models, seen = update(trainer, models, groups, number_N, sampled, rng)
-        after[name] = trainer, models
+        groups = group_turns(own, policy.spec.layout)
+        result[name], own_metrics = update(policy, groups, rng)
+        # A single policy needs no prefix.
         prefix = f"{name}/" if len(policies) > 1 else ""
-        seen["left_out"] = float(len(own) - sum(len(group.turns) for group in groups))
-        metrics |= {f"{prefix}{key}": value for key, value in seen.items()}
-    return after, metrics
+        count = sum(len(group.turns) for group in groups)
+        own_metrics["dropped_too_long"] = float(len(own) - count)
+        metrics |= {f"{prefix}{key}": value for key, value in own_metrics.items()}
+    return result, metrics
 
 
 def with_phase_rate(
     policies: Policies, phase: Phase, optimizer: Optimizer, updates: Mapping[str, int]
-) -> dict[str, tuple[Trainer, Models]]:
-    """The policies at a phase's learning rate; `updates` are those of each in the whole run.
+) -> dict[str, Policy]:
+    """Sets the learning rate of a phase; the optimizer states are kept.
 
-    The optimizer's state goes on: a schedule falls over the whole run, from a peak a phase.
+    The schedule still decays over the whole run, from the peak of the phase.
+
+    Args:
+      policies: the policies by name.
+      phase: its peak learning rate is used unless it is 0.
+      optimizer: schedule, and the peak learning rate of the run.
+      updates: by policy, the number of its updates in the whole run.
     """
+    # The transformation changes, its state does not: step count and moments continue.
     peak = phase.policy_lr or optimizer.policy_lr
+    out = {}
+    for name, policy in policies.items():
+        model = policy.spec.policy._replace(optimizer=optimizer.transform(peak, updates[name]))
+        out[name] = policy._replace(spec=policy.spec._replace(policy=model))
+    return out
+
+
+def with_kl(policies: Policies, coefficient: float) -> dict[str, Policy]:
+    """Sets the KL coefficient of all policies."""
     return {
-        name: (_at_rate(trainer, optimizer.transform(peak, updates[name])), models)
-        for name, (trainer, models) in policies.items()
+        name: policy.with_state(kl_coefficient=scalar(coefficient, policy.spec.mesh))
+        for name, policy in policies.items()
     }
 
 
-def _at_rate(trainer: Trainer, transform: optax.GradientTransformation) -> Trainer:
-    return trainer._replace(policy=trainer.policy._replace(optimizer=transform))
-
-
-def with_kl(policies: Policies, coefficient: float) -> dict[str, tuple[Trainer, Models]]:
-    """The policies with another KL coefficient."""
+def with_new_references(policies: Policies) -> dict[str, Policy]:
+    """Makes a copy of each policy its new reference, if it has a reference."""
     return {
-        name: (trainer, models._replace(kl_coefficient=scalar(coefficient, trainer.mesh)))
-        for name, (trainer, models) in policies.items()
+        name: policy._replace(state=_with_new_reference(policy.state))
+        for name, policy in policies.items()
     }
 
 
-def with_new_references(policies: Policies) -> dict[str, tuple[Trainer, Models]]:
-    """The policies, each with itself as it is now for a reference where it has one."""
-    return {
-        name: (trainer, _with_new_reference(models)) for name, (trainer, models) in policies.items()
-    }
-
-
-def _with_new_reference(models: Models) -> Models:
-    if models.reference is None:
-        return models
-    kept = jax.tree.map(
-        lambda x, old: jnp.array(x, old.dtype), models.policy.params, models.reference
+def _with_new_reference(state: PolicyState) -> PolicyState:
+    if state.reference is None:
+        return state
+    # `jnp.array` copies: the next update donates the buffers of the policy.
+    reference = jax.tree.map(
+        lambda x, old: jnp.array(x, old.dtype), state.policy.params, state.reference
     )
-    return models._replace(reference=kept)
+    return state._replace(reference=reference)

@@ -1,4 +1,8 @@
-"""What a run trains: models split into what changes and what stays, and their optimizers."""
+"""The trained models of a run: static specification and state, built from a decoder.
+
+A `Policy` is the pair of a `PolicySpec`, which an update does not change, and a `PolicyState`,
+which it changes and which is saved.
+"""
 
 from __future__ import annotations
 
@@ -14,44 +18,72 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.gradients import Learner, layout_of
+from jax_ragrl.learner.gradients import TrainState, layout_of
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
-from jax_ragrl.models.config import used_as
+from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
-from jax_ragrl.runtime.sharding import mesh_of, replicate, share
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.sharding import mesh_of, replicate
 from jax_ragrl.sampling.weights import for_sampling
 
 
-class Net(NamedTuple):
-    """What stays of one trained model: its graph, its frozen parameters, its optimizer, and on a
-    mesh the layout of what is trained (`layout_of`): one spelling of it, one compilation."""
+class ModelSpec(NamedTuple):
+    """The constant part of one trained model.
+
+    Fields:
+      graph: structure of the model, static.
+      frozen: arrays that are not trained.
+      optimizer: transformation of its gradients.
+      layout: shardings of the trained parameters (`layout_of`) on a mesh, else None. Equal
+        shardings can be spelled differently; this one spelling avoids a second compilation.
+    """
 
     graph: Any
     frozen: Any
     optimizer: optax.GradientTransformation
     layout: tuple[Any, ...] | None
 
+    def with_params(self, params: Any) -> SplitModel:
+        """Returns the model around trained parameters, for jitted functions."""
+        return SplitModel(self.graph, params, self.frozen)
 
-class Models(NamedTuple):
-    """What an update changes, and what is saved: a critic of its own, a reference and the KL
-    coefficient (float32) are there where the objective has them. The reference is kept as a forward
-    pass takes it (see `used_as`). Of a model with an adapter only the adapter is here; the
-    reference then is an adapter too."""
 
-    policy: Learner
-    critic: Learner | None
+class PolicyState(NamedTuple):
+    """Everything that an update changes; the field names are part of the checkpoint format.
+
+    With an adapter, only the adapter is stored here, and the reference is an adapter too.
+
+    Fields:
+      policy: the trained policy.
+      critic: the separate critic, if the objective has one.
+      reference: parameters of the reference policy, if the objective has a KL penalty, in the
+        dtypes of its forward pass (see `compute_dtype_of`).
+      kl_coefficient: float32 scalar.
+    """
+
+    policy: TrainState
+    critic: TrainState | None
     reference: Any
     kl_coefficient: Any
 
 
-class Trainer(NamedTuple):
-    """What an update does not change. `allowed_ZV` are the tokens that each role may write."""
+class PolicySpec(NamedTuple):
+    """Everything that an update does not change.
 
-    policy: Net
-    critic: Net | None
+    Fields:
+      policy, critic: the models; None without a separate critic.
+      objective, optimizer, layout: the losses, their optimizer and the batch shapes.
+      roles: names of all roles; role numbers are indices into them.
+      temperature: sampling temperature, at which tokens are scored.
+      mesh: the device mesh; None: one device.
+      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+    """
+
+    policy: ModelSpec
+    critic: ModelSpec | None
     objective: Objective
     optimizer: Optimizer
     layout: Layout
@@ -61,182 +93,233 @@ class Trainer(NamedTuple):
     allowed_ZV: Any = None
 
 
+class Policy(NamedTuple):
+    """A policy in training, with its critic and its reference if it has them."""
+
+    spec: PolicySpec
+    state: PolicyState
+
+    def with_state(self, **changes: Any) -> Policy:
+        """Returns the policy with some fields of its state replaced."""
+        return self._replace(state=self.state._replace(**changes))
+
+
 def prepare(
-    policy: Decoder,
+    decoder: Decoder,
+    *,
     objective: Objective,
     optimizer: Optimizer,
     layout: Layout,
     roles: Sequence[str],
     temperature: float,
-    steps: int,
-    *,
+    updates: int,
     compute: str | None = None,
     remat: str | None = None,
     allowed_ZV: np.ndarray | None = None,
-) -> tuple[Trainer, Models]:
-    """Trainer and models of a run of `steps` updates from `policy`, which stays as it is.
+) -> Policy:
+    """Builds the policy of a run from a decoder, which remains unchanged.
 
-    Where there is a reference, it is the arrays of `policy` themselves, cast where it computes in
-    another dtype.
+    The reference, if there is one, shares the arrays of the decoder, except those that are cast to
+    another compute dtype.
 
     Args:
-      policy: its weights in the storage dtype (float32 for training). The run is laid out as they
-        are: over their mesh, or on one device. With an adapter, only that is trained, and a critic
-        of its own is an adapter beside the same base.
-      roles: the names of all roles; actions are numbered by them.
-      temperature: of sampling; scores are taken at it.
-      compute: dtype of the forward and backward passes; by default as in the policy's config.
-      remat: what the backward pass computes again, see `DecoderConfig`; by default likewise.
-      allowed_ZV: bool, the tokens that each role's grammar lets it write; None: all.
+      decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
+        one device. If it has an adapter, only the adapter is trained, and a critic of its own is
+        another adapter on the same base.
+      objective: selects losses, critic and reference.
+      optimizer: learning rates and schedule.
+      layout: batch shapes.
+      roles: names of all roles.
+      temperature: sampling temperature.
+      updates: number of updates in the run, the length of the learning-rate schedule.
+      compute: dtype of forward and backward passes; None: from the decoder's config.
+      remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
+      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
 
-    Raises `UserError` for choices that do not fit together.
+    Raises:
+      UserError: choices that do not fit together.
     """
-    objective.weights_of(roles)
-    if objective.critic == "own" and optimizer.value_lr <= 0:
-        raise UserError(
-            "optimizer.value_lr is 0, but the objective has a critic of its own: set it"
-        )
-    weights = nnx.state(policy, nnx.Param)
-    mesh, whole = mesh_of(weights), _whole(weights)
-    policy = _computing(policy, compute, remat)
-    net, given = _net(
-        _actor(policy, objective), optimizer.transform(optimizer.policy_lr, steps), whole
-    )
-    models = Models(_learner(net, given, whole), None, None, scalar(objective.kl.coefficient, mesh))
+    _check_choices(objective, optimizer, roles)
+    weights = nnx.state(decoder, nnx.Param)
+    mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
+    decoder = _with_config(decoder, compute, remat)
+    transform = optimizer.transform(optimizer.policy_lr, updates)
+    actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
+    kl_coefficient = scalar(objective.kl.coefficient, mesh)
+    state = PolicyState(_train_state(actor, params, sharding), None, None, kl_coefficient)
     if objective.kl.where != "none":
-        models = models._replace(reference=_reference(given, policy.config.dtype))
+        # These are the decoder's own arrays; only the trained parameters are copies.
+        state = state._replace(reference=_reference(params, decoder.config.dtype))
     critic = None
     if objective.critic == "own":
-        transform = optimizer.transform(optimizer.value_lr, steps)
-        critic, given = _net(Critic(policy), transform, whole)
-        models = models._replace(critic=_learner(critic, given, whole))
-    fixed = (objective, optimizer, layout, tuple(roles), temperature, mesh)
-    allowed = None if allowed_ZV is None else share(allowed_ZV, mesh)
-    return Trainer(net, critic, *fixed, allowed), models
+        critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
+        state = state._replace(critic=critic_state)
+    spec = PolicySpec(
+        policy=actor,
+        critic=critic,
+        objective=objective,
+        optimizer=optimizer,
+        layout=layout,
+        roles=tuple(roles),
+        temperature=temperature,
+        mesh=mesh,
+        allowed_ZV=None if allowed_ZV is None else replicate(allowed_ZV, mesh),
+    )
+    return Policy(spec, state)
+
+
+def _own_critic(
+    decoder: Decoder, optimizer: Optimizer, updates: int, sharding: Sharding | None
+) -> tuple[ModelSpec, TrainState]:
+    transform = optimizer.transform(optimizer.value_lr, updates)
+    spec, params = _model_spec(Critic(decoder), transform, sharding)
+    return spec, _train_state(spec, params, sharding)
+
+
+def _check_choices(objective: Objective, optimizer: Optimizer, roles: Sequence[str]) -> None:
+    objective.weights_of(roles)
+    if objective.critic == "own" and optimizer.value_lr <= 0:
+        raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
 
 
 def _reference(params: Any, compute: str) -> Any:
-    """Parameters that only a forward pass reads: scores are the same to the last bit."""
+    """Casts parameters as the forward pass would: its results are bitwise the same."""
 
-    def kept(path: Any, x: jax.Array) -> jax.Array:
-        dtype = used_as(path, x, compute)
+    def cast(path: Any, x: jax.Array) -> jax.Array:
+        dtype = compute_dtype_of(path, x, compute)
         return x if x.dtype == dtype else x.astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(kept, params)
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
-def refresh(params: Any) -> Any:
-    """The same in buffers of its own, for an update donates what it trains."""
+def copy_arrays(params: Any) -> Any:
+    """Copies arrays into new buffers, since an update donates the buffers that it trains."""
     return jax.tree.map(jnp.copy, params)
 
 
-def _computing(policy: Decoder, compute: str | None, remat: str | None) -> Decoder:
-    """The same weights, computed otherwise."""
+def _with_config(decoder: Decoder, compute: str | None, remat: str | None) -> Decoder:
+    """Returns a decoder with the same arrays and another compute dtype or remat setting."""
     changes = {"dtype": compute, "remat": remat}
-    given = {name: value for name, value in changes.items() if value is not None}
-    policy = nnx.merge(*nnx.split(policy))
-    policy.config = dataclasses.replace(policy.config, **given)  # type: ignore[arg-type]
-    return policy
+    changes = {name: value for name, value in changes.items() if value is not None}
+    # A new module object around the same arrays: the caller's decoder keeps its config.
+    decoder = nnx.merge(*nnx.split(decoder))
+    decoder.config = dataclasses.replace(decoder.config, **changes)  # type: ignore[arg-type]
+    return decoder
 
 
-def _whole(weights: Any) -> Sharding | None:
-    """The layout, beside weights, of what every device holds whole; None where they were put on no
-    device in particular: then nothing else is. One that was and one that was not make two programs.
+def _replicated_sharding(weights: Any) -> Sharding | None:
+    """Returns a replicated sharding that matches `weights`; None if they are uncommitted.
+
+    Mixing committed and uncommitted arrays would compile a second program.
     """
     if (mesh := mesh_of(weights)) is not None:
         return NamedSharding(mesh, PartitionSpec())
     return next((x.sharding for x in jax.tree.leaves(weights) if x.committed), None)
 
 
-def _net(
-    model: Any, transform: optax.GradientTransformation, whole: Sharding | None
-) -> tuple[Net, Any]:
-    """What stays of a model, and the parameters to train."""
-    graph, params, frozen = _split(model, whole)
-    layout = layout_of(params) if isinstance(whole, NamedSharding) else None
-    return Net(graph, frozen, transform, layout), params
+def _model_spec(
+    model: Any, transform: optax.GradientTransformation, sharding: Sharding | None
+) -> tuple[ModelSpec, Any]:
+    """Splits a model into its constant part and the parameters to train."""
+    split = _split(model, sharding)
+    layout = layout_of(split.params) if isinstance(sharding, NamedSharding) else None
+    return ModelSpec(split.graph, split.frozen, transform, layout), split.params
 
 
-def _actor(policy: Decoder, objective: Objective) -> Decoder | ActorCritic:
-    return ActorCritic(policy) if objective.critic == "shared" else policy
+def _actor(decoder: Decoder, objective: Objective) -> Decoder | ActorCritic:
+    return ActorCritic(decoder) if objective.critic == "shared" else decoder
 
 
-def _split(model: Any, whole: Sharding | None) -> tuple[Any, Any, Any]:
-    """Graph, parameters to train and frozen ones, which are still the model's own arrays. With an
-    adapter, it and heads are trained."""
-    adapted = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
-    kept = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if adapted else nnx.Param
-    graph, params, frozen = nnx.split(model, kept, ...)  # type: ignore[misc]
-    if whole is not None:
-        # A value head, and an adapter without a mesh, were made on no device in particular.
-        params = jax.tree.map(lambda x: x if x.committed else _put(x, whole), params)
-    return graph, params, frozen
+def _split(model: Any, sharding: Sharding | None) -> SplitModel:
+    """Splits a model without copies; of a model with an adapter, adapter and heads are trained."""
+    has_adapter = any(isinstance(x, nnx.LoRAParam) for _, x in nnx.iter_graph(model))
+    # A value head is new and must be trained, even if the base below the adapter is frozen.
+    trained_filter = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if has_adapter else nnx.Param
+    split = SplitModel.from_model(model, trained_filter)
+    if sharding is None:
+        return split
+    # A new value head, and an adapter without a mesh, are not committed to a device yet.
+    params = jax.tree.map(lambda x: x if x.committed else _commit(x, sharding), split.params)
+    return dataclasses.replace(split, params=params)
 
 
-def _put(x: jax.Array, whole: Sharding) -> Any:
-    if not isinstance(whole, NamedSharding):
-        return jax.device_put(x, whole)
-    assert isinstance(whole.mesh, Mesh), "not an abstract one"
-    return replicate(x, whole.mesh)
+def _commit(x: jax.Array, sharding: Sharding) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return jax.device_put(x, sharding)
+    assert isinstance(sharding.mesh, Mesh), "an abstract mesh has no devices"
+    return replicate(x, sharding.mesh)
 
 
-def _learner(net: Net, params: Any, whole: Sharding | None) -> Learner:
-    return Learner(refresh(params), _state(net.optimizer, params, whole))
+def _train_state(spec: ModelSpec, params: Any, sharding: Sharding | None) -> TrainState:
+    return TrainState(copy_arrays(params), _optimizer_state(spec.optimizer, params, sharding))
 
 
-def _state(transform: optax.GradientTransformation, params: Any, whole: Sharding | None) -> Any:
-    """The optimizer's state, laid out as the parameters are; no device holds a whole copy."""
-    if whole is None:
+def _optimizer_state(
+    transform: optax.GradientTransformation, params: Any, sharding: Sharding | None
+) -> Any:
+    """Initializes the optimizer state, sharded like the parameters from the start."""
+    if sharding is None:
         return jax.jit(transform.init)(params)
+    # Moments are sharded like their parameters, scalars are replicated. Initializing them unsharded
+    # would need a full copy on one device.
     layout = optax.tree_map_params(
         transform,
         lambda _, x: x.sharding,
         jax.eval_shape(transform.init, params),
         params,
-        transform_non_params=lambda _: whole,
+        transform_non_params=lambda _: sharding,
     )
     return jax.jit(transform.init, out_shardings=layout)(params)
 
 
-def trained(trainer: Trainer, models: Models) -> Decoder:
-    """The policy around the arrays that are trained: an update donates them."""
-    return _merged(trainer.policy.graph, models.policy.params, trainer.policy.frozen)
+def trained_decoder(policy: Policy) -> Decoder:
+    """Returns the policy as a decoder around the trained arrays, which the next update donates."""
+    return _decoder_of(policy.spec.policy.with_params(policy.state.policy.params))
 
 
-def _merged(graph: Any, params: Any, frozen: Any) -> Decoder:
-    model = nnx.merge(graph, params, frozen)
+def _decoder_of(split: SplitModel) -> Decoder:
+    model = split.merge()
     return model.policy if isinstance(model, ActorCritic) else model
 
 
-def saved(
-    policies: Mapping[str, Decoder],
+def restored_decoders(
+    decoders: Mapping[str, Decoder],
     objective: Objective,
     read: Callable[[Any], Any],
     *,
     compute: str | None = None,
     remat: str | None = None,
 ) -> dict[str, Decoder]:
-    """The policies as a checkpoint of their run has them, without the rest of it: no optimizer, no
-    critic, no reference. Policies and choices are those that `prepare` got; `read` gives a part of
-    the state of a run in the tree of its argument (`Checkpoints.restore_part`)."""
-    parts = {}
-    for name, policy in policies.items():
-        actor = _actor(_computing(policy, compute, remat), objective)
-        parts[name] = _split(actor, _whole(nnx.state(policy, nnx.Param)))
-    found = read({name: {"policy": {"params": part[1]}} for name, part in parts.items()})
+    """Reads the policies of a checkpoint without optimizer state, critics and references.
+
+    Args:
+      decoders: by policy, the decoders that `prepare` received in that run.
+      objective: the objective of the run.
+      read: reads a part of the saved state into the tree of its argument
+        (`Checkpoints.restore_part`).
+      compute: dtype of forward passes; None: from each decoder's config.
+      remat: gradient checkpointing; None: from each decoder's config.
+    """
+    split = {}
+    for name, decoder in decoders.items():
+        actor = _actor(_with_config(decoder, compute, remat), objective)
+        split[name] = _split(actor, _replicated_sharding(nnx.state(decoder, nnx.Param)))
+    state = read({name: {"policy": {"params": model.params}} for name, model in split.items()})
     return {
-        name: _merged(graph, found[name]["policy"]["params"], frozen)
-        for name, (graph, _, frozen) in parts.items()
+        name: _decoder_of(dataclasses.replace(model, params=state[name]["policy"]["params"]))
+        for name, model in split.items()
     }
 
 
-def acting(trainer: Trainer, models: Models) -> tuple[Any, Any]:
-    """Graph and parameters of the policy as a sampler takes them until the next update: cast and
-    laid out once, see `for_sampling`."""
-    return for_sampling({"policy": trained(trainer, models)})["policy"]
+def sampling_model(policy: Policy) -> SplitModel:
+    """Returns the policy for a sampler until the next update.
+
+    Parameters are cast and laid out once, see `for_sampling`.
+    """
+    return for_sampling({"policy": trained_decoder(policy)})["policy"]
 
 
 def scalar(value: float, mesh: Mesh | None) -> jax.Array:
-    """A float32 number on the devices."""
-    array: jax.Array = share(np.float32(value), mesh)
+    """Puts a number on all devices as float32."""
+    array: jax.Array = replicate(np.float32(value), mesh)
     return array

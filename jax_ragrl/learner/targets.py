@@ -1,4 +1,4 @@
-"""What a rollout fixes for its update: advantages, returns and weights, a number a token."""
+"""Per-token training targets, computed once per rollout: advantages, returns and loss weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 
 class Targets(NamedTuple):
-    """What the losses of scored tokens need, float32 `[R, M]` each; None where nothing reads it.
+    """Inputs of the losses per scored token, float32 `[R, M]` each; None if no loss reads them.
 
-    `weight` and `value_weight` make weighted sums over a minibatch its aggregates.
+    Fields:
+      advantage: advantage of the token.
+      weight: weight of its policy loss; a weighted sum over a minibatch is the aggregate loss.
+      old_logp: log-probability under the policy before the update; None: equal to the current one.
+      ref_logp: log-probability under the reference policy.
+      old_value: value before the update.
+      returns: target of the value.
+      value_weight: weight of its value loss.
     """
 
     advantage: Tensor
@@ -33,12 +40,20 @@ class Targets(NamedTuple):
     value_weight: Tensor = None
 
 
-class Scored(NamedTuple):
-    """Actions as the models saw them before the update: float32 `[A, T]`, `credit_A`, `mask_AT`.
+class ActionScores(NamedTuple):
+    """Actions with the outputs of the models before the update; float32 `[A, T]` unless noted.
 
-    `path_CS` are the conversations that GAE runs over, see `gae_over_turns`: each action in one of
-    its own where it runs over turns. `behaviour_AT` are the sampler's own log-probabilities, equal
-    to `logp_AT` where it gave none. What was not scored is None; `entropy_AT` is for the metrics.
+    Outputs that the objective does not need are None.
+
+    Fields:
+      mask_AT: bool, False beyond the end of an action.
+      credit_A: `[A]`, the credit of each action.
+      path_CS: int32 `[C, S]`, the conversations that GAE runs over (see `gae_over_turns`): one per
+        action if GAE runs over single turns.
+      logp_AT, ref_logp_AT: log-probabilities under the policy and under the reference.
+      value_AT: values of the critic.
+      behaviour_logp_AT: log-probabilities of the sampler; `logp_AT` if no sampler wrote the action.
+      entropy_AT: entropies of the policy, for the metrics only.
     """
 
     mask_AT: Tensor
@@ -47,48 +62,57 @@ class Scored(NamedTuple):
     logp_AT: Tensor = None
     ref_logp_AT: Tensor = None
     value_AT: Tensor = None
-    behaviour_AT: Tensor = None
+    behaviour_logp_AT: Tensor = None
     entropy_AT: Tensor = None
 
 
 @functools.partial(jax.jit, static_argnames="objective")
-def credited(
-    objective: Objective, scored: Scored, kl_coefficient: Array
+def compute_advantages(
+    objective: Objective, scores: ActionScores, kl_coefficient: Array
 ) -> tuple[Array, Array, Array]:
-    """Advantages, returns and importance weights of actions, float32 `[A, T]` each.
+    """Computes advantages, returns and importance weights of actions, float32 `[A, T]` each.
 
-    A token's reward is its share of the KL penalty, and at its action's last token the action's
-    number. With a critic the advantage is GAE of those rewards, and the return is `A + V` with the
-    advantage before whitening (Chen et al. 2025, app. A.1). Without one it is the reward to go,
-    which is the action's number at every token where the reward holds no KL.
+    The reward of a token is its part of the KL penalty; at the last token of an action the credit
+    of the action is added. With a critic, the advantage is GAE of these rewards, and the return is
+    `A + V` with the advantage before whitening (Chen et al. 2025, app. A.1). Without a critic, the
+    advantage is the reward-to-go: the credit at every token, if no KL penalty is in the reward.
+
+    Args:
+      objective: selects critic, KL placement, gamma, lambda and whitening; static.
+      scores: actions and model outputs.
+      kl_coefficient: float32 scalar.
     """
-    o, mask_AT = objective, scored.mask_AT
+    o, mask_AT = objective, scores.mask_AT
+    # 1. Rewards.
     last_AT = mask_AT & ~jnp.roll(mask_AT, -1, axis=1).at[:, -1].set(False)
-    reward_AT = jnp.where(last_AT, scored.credit_A[:, None], 0.0)
+    reward_AT = jnp.where(last_AT, scores.credit_A[:, None], 0.0)
     if o.kl.where in ("reward", "terminal"):
-        penalty_AT = _penalty(o.kl, scored, last_AT)
+        penalty_AT = _penalty(o.kl, scores, last_AT)
         reward_AT = reward_AT - kl_coefficient * penalty_AT
-    value_AT = jnp.zeros_like(reward_AT) if scored.value_AT is None else scored.value_AT
+    # 2. GAE; with zero values and gamma = lambda = 1 it is the reward-to-go.
+    value_AT = jnp.zeros_like(reward_AT) if scores.value_AT is None else scores.value_AT
     gamma, lam = (1.0, 1.0) if o.critic == "none" else (o.gamma, o.lam)
-    paths = (mask_AT, scored.path_CS)
-    advantage_AT = gae_over_turns(reward_AT, value_AT, *paths, gamma=gamma, lam=lam)
+    advantage_AT = gae_over_turns(
+        reward_AT, value_AT, mask_AT, scores.path_CS, gamma=gamma, lam=lam
+    )
     return_AT = advantage_AT + jnp.where(mask_AT, value_AT, 0.0)
+    # 3. Whitening, after the returns.
     if o.advantage == "whitened_gae":
         advantage_AT = whiten(advantage_AT, mask_AT)
-    return advantage_AT, return_AT, _importance(o, scored)
+    return advantage_AT, return_AT, _importance_weight(o, scores)
 
 
-def _penalty(kl: KL, scored: Scored, last_AT: Array) -> Array:
+def _penalty(kl: KL, scores: ActionScores, last_AT: Array) -> Array:
     estimate = KL_ESTIMATORS[kl.estimator]
-    kl_AT = estimate(scored.logp_AT, scored.ref_logp_AT, scored.mask_AT)
+    kl_AT = estimate(scores.logp_AT, scores.ref_logp_AT, scores.mask_AT)
     if kl.where == "reward":
         return kl_AT
     return jnp.where(last_AT, jnp.sum(kl_AT, axis=1, keepdims=True), 0.0)
 
 
-def _importance(o: Objective, scored: Scored) -> Array:
-    if not o.stale_cap:
-        return scored.mask_AT.astype(jnp.float32)
+def _importance_weight(o: Objective, scores: ActionScores) -> Array:
+    if not o.importance_weight_cap:
+        return scores.mask_AT.astype(jnp.float32)
     return truncated_importance_weight(
-        scored.behaviour_AT, scored.logp_AT, scored.mask_AT, cap=o.stale_cap
+        scores.behaviour_logp_AT, scores.logp_AT, scores.mask_AT, cap=o.importance_weight_cap
     )

@@ -1,4 +1,4 @@
-"""How fast a step trained: tokens a second, and the share of what the devices could have done."""
+"""Training speed: tokens per second, and the fraction of the devices' peak (MFU)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import jax
 
-from jax_ragrl.learner.state import Models, Trainer
+from jax_ragrl.learner.state import Policy
 
-# Operations a second in bfloat16, as the makers state them, by how JAX's name of a device begins:
-# the longest of these that fits. A chip of TPU7x is two devices.
+# Peak bfloat16 operations per second from the vendors' data sheets, by a prefix of JAX's name of
+# the device; the longest matching prefix counts. A TPU7x chip appears as two devices.
 PEAKS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -24,28 +24,38 @@ PEAKS = {
 }
 
 
-def peak(device: str) -> float | None:
-    """Operations a second of a kind of device; None where it is not known, as of a CPU."""
+def peak_flops(device: str) -> float | None:
+    """Returns the peak operations per second of a kind of device; None if unknown (a CPU)."""
     return PEAKS.get(max((name for name in PEAKS if device.startswith(name)), key=len, default=""))
 
 
-def operations(trainer: Trainer, models: Models, tokens: int) -> float:
-    """Operations of the epochs of an update: six a parameter and token, as is usual (Kaplan et al.
-    2020, arXiv 2001.08361), of policy and critic. What scores before it is not counted."""
-    kept = [trainer.policy.frozen, models.policy.params]
-    if trainer.critic is not None and models.critic is not None:
-        kept += [trainer.critic.frozen, models.critic.params]
-    return 6.0 * sum(x.size for x in jax.tree.leaves(kept)) * tokens * trainer.optimizer.epochs
+def update_flops(policy: Policy, tokens: int) -> float:
+    """Returns the operations of all epochs of an update of a policy and its critic.
+
+    Counts six operations per parameter and token (Kaplan et al. 2020, arXiv 2001.08361). Scoring
+    passes before the update are not counted. `tokens` is the number of packed tokens.
+    """
+    spec, state = policy
+    arrays = [spec.policy.frozen, state.policy.params]
+    if spec.critic is not None and state.critic is not None:
+        arrays += [spec.critic.frozen, state.critic.params]
+    return 6.0 * sum(x.size for x in jax.tree.leaves(arrays)) * tokens * spec.optimizer.epochs
 
 
 def speed(
-    metrics: Mapping[str, float], tokens: int, seconds: float, *, meshed: bool
+    metrics: Mapping[str, float], tokens: int, seconds: float, *, on_mesh: bool
 ) -> dict[str, float]:
-    """`tokens_per_sec` of all trained contexts, those that share a row counted each, and `mfu`: the
-    `flops` of all policies in `metrics` over the peak of a device (`meshed`: of all), if known."""
+    """Returns the metrics `tokens_per_sec` and, if the peak of the device is known, `mfu`.
+
+    Args:
+      metrics: metrics of an update; the `flops` of all policies are added up.
+      tokens: tokens of all trained contexts; a prefix shared in a row counts for each of them.
+      seconds: duration of the update.
+      on_mesh: whether all devices worked on it; otherwise one did.
+    """
     rate = {"tokens_per_sec": tokens / seconds}
     flops = sum(value for name, value in metrics.items() if name.split("/")[-1] == "flops")
-    known = peak(jax.devices()[0].device_kind)
-    if not flops or known is None:
+    peak = peak_flops(jax.devices()[0].device_kind)
+    if not flops or peak is None:
         return rate
-    return rate | {"mfu": flops / seconds / known / (jax.device_count() if meshed else 1)}
+    return rate | {"mfu": flops / seconds / peak / (jax.device_count() if on_mesh else 1)}

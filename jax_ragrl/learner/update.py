@@ -1,4 +1,4 @@
-"""One update of a policy, and of its critic where it has one, from groups of turns and numbers."""
+"""One update of a policy, and of its critic if it has one, from groups of turns with credit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_ragrl.credit.assign import padded
+from jax_ragrl.credit.assign import pad_rows
 from jax_ragrl.credit.kl import adapt
 from jax_ragrl.learner.gradients import (
-    Learner,
-    Reading,
+    TokenOutputs,
+    TrainState,
     add,
     apply,
     check_finite,
@@ -23,281 +23,344 @@ from jax_ragrl.learner.gradients import (
     score,
     zeros,
 )
+from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.packing import (
     Actions,
     Batch,
     Group,
-    by_action,
-    by_row,
+    Minibatches,
     conversations,
-    joined,
     lay_out,
-    masks,
-    width_of,
 )
-from jax_ragrl.learner.state import Models, Net, Trainer, scalar
-from jax_ragrl.learner.targets import Scored, Targets, credited
-from jax_ragrl.learner.throughput import operations
+from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
+from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
+from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.runtime.portable_random import shuffled
-from jax_ragrl.runtime.sharding import fetch, on, place, share, ways
+from jax_ragrl.runtime.sharding import (
+    data_parallel_size,
+    mesh_context,
+    replicate,
+    shard_batch,
+    to_host,
+)
 
 
 def update(
-    trainer: Trainer,
-    models: Models,
-    groups: Sequence[Group],
-    number_N: np.ndarray,
-    sampled: Mapping[int, Sequence[float]],
-    rng: random.Random,
-) -> tuple[Models, dict[str, float]]:
-    """Scores the groups, fixes their targets, and takes `epochs * minibatches` optimizer steps.
+    policy: Policy, groups: Sequence[Group], rng: random.Random
+) -> tuple[Policy, dict[str, float]]:
+    """Scores the groups, computes their targets, and takes `epochs * minibatches` optimizer steps.
 
     Args:
-      groups: turns to train, see `packing.turns_of` and `packing.grouped`.
-      number_N: float32, a number a node: the credit that a critic's GAE spreads over its tokens, or
-        the advantage itself (see `Objective.advantage`).
-      sampled: the sampler's log-probabilities by node: the behaviour policy of stale rollouts, and
-        compared with the scores in the metrics.
+      policy: the policy; the buffers of its trained state are donated.
+      groups: turns to train, with their credit: the reward that a critic's GAE spreads over the
+        tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes.
       rng: splits the groups into minibatches.
 
-    Without groups nothing changes. Raises `UserError` if parameters are no longer finite.
+    Returns:
+      The policy after the steps, and metrics (see `action_metrics` and `_step_metrics`).
+
+    Raises:
+      UserError: parameters are no longer finite.
     """
     if not groups:
-        return models, {}
-    with on(trainer.mesh):
-        parts = _split(groups, trainer, rng)
-        flat = [batch for part in parts for batch in part]
-        scored = scored_actions(trainer, models, flat, number_N, sampled)
-        targets, advantage_AT = fix_targets(trainer, models, parts, scored)
-        seen, said = list[dict[str, Any]](), list[Reading]()
-        for epoch in range(trainer.optimizer.epochs):
-            for part, chosen in zip(parts, targets, strict=True):
-                models, sums, readings = optimize(trainer, models, part, chosen)
-                seen.append(sums)
-                said += [] if epoch else readings
-        scored = _heard(scored, said, flat, sampled)
-    metrics = _means(fetch(seen)) | describe(trainer.roles, joined(flat), scored, advantage_AT)
-    metrics["flops"] = operations(trainer, models, sum(group.tokens for group in groups))
-    return _steered(trainer, models, metrics, len(scored.mask_AT)), metrics
+        return policy, {}
+    spec = policy.spec
+    with mesh_context(spec.mesh):
+        data = Minibatches(split_minibatches(groups, spec, rng))
+        scores = score_actions(policy, data)
+        targets, advantage_AT = compute_targets(policy, data, scores)
+        sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
+        # The targets stay fixed while the policy changes, as in PPO.
+        for epoch in range(spec.optimizer.epochs):
+            for batches, batch_targets in zip(data.parts, targets, strict=True):
+                policy, step_sums, step_outputs = optimize(policy, batches, batch_targets)
+                sums.append(step_sums)
+                # Metrics describe the policy that sampled, so only the first pass counts.
+                outputs += [] if epoch else step_outputs
+        scores = _fill_logps(scores, outputs, data)
+    metrics = _step_metrics(to_host(sums))
+    metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
+    metrics["flops"] = update_flops(policy, sum(group.tokens for group in groups))
+    return _adapt_kl(policy, metrics, len(scores.mask_AT)), metrics
 
 
-def _split(groups: Sequence[Group], trainer: Trainer, rng: random.Random) -> list[list[Batch]]:
-    """Random minibatches of groups, each laid out as batches of rows."""
-    mixed = shuffled(rng, groups)
-    count = min(trainer.optimizer.minibatches, len(mixed))
-    parts = [mixed[i::count] for i in range(count)]
-    return [lay_out(p, trainer.roles, trainer.layout, ways(trainer.mesh)) for p in parts]
+def split_minibatches(
+    groups: Sequence[Group], spec: PolicySpec, rng: random.Random
+) -> list[list[Batch]]:
+    """Splits groups at random into minibatches, each packed into batches of rows.
+
+    Args:
+      groups: groups of turns; there are no more minibatches than groups.
+      spec: minibatch count, roles, batch shapes and mesh.
+      rng: shuffles the groups.
+    """
+    order = shuffled(rng, groups)
+    # Minibatches consist of whole groups: siblings share their prompt in a row.
+    count = min(spec.optimizer.minibatches, len(order))
+    parts = [order[i::count] for i in range(count)]
+    return [lay_out(part, spec.roles, spec.layout, data_parallel_size(spec.mesh)) for part in parts]
 
 
-# What a policy's reading tells of actions, see `_by_action`.
-SAID = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
+# Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
+POLICY_FIELDS = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
 
 
-def scored_actions(
-    trainer: Trainer,
-    models: Models,
-    flat: Sequence[Batch],
-    number_N: np.ndarray,
-    sampled: Mapping[int, Sequence[float]],
-) -> Scored:
-    """What the models say of every action before the update; NumPy, and only what is needed."""
-    o, width, actions = trainer.objective, width_of(flat, 32), joined(flat)
-    numbers = number_N[actions.node_A].astype(np.float32)
-    scored = Scored(masks(flat, width), numbers, paths(actions, o.span))
-    seen = functools.partial(_seen, trainer, flat, width)
-    if needs_old(trainer):
-        fields = SAID | ({"value_AT": "value_RM"} if o.critic == "shared" else {})
-        scored = scored._replace(**seen(trainer.policy, models.policy.params, fields))
-        scored = scored._replace(behaviour_AT=_behaviour(scored.logp_AT, actions, sampled))
+def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
+    """Scores all actions with the models before the update; NumPy arrays.
+
+    Only outputs that the objective needs are computed.
+    """
+    spec, state = policy
+    o = spec.objective
+    scores = ActionScores(data.mask(), data.actions.credit_A, gae_paths(data.actions, o.gae_span))
+    run = functools.partial(_model_outputs, spec, data)
+    if needs_old_logps(spec):
+        fields = POLICY_FIELDS | ({"value_AT": "value_RM"} if o.critic == "shared" else {})
+        scores = scores._replace(**run(spec.policy, state.policy.params, fields))
+        scores = _with_behaviour_logps(scores, data)
     if o.kl.where != "none":
         fields = {"ref_logp_AT": "logp_RM"}
-        scored = scored._replace(**seen(trainer.policy, models.reference, fields))
-    if trainer.critic is not None and models.critic is not None:
+        scores = scores._replace(**run(spec.policy, state.reference, fields))
+    if spec.critic is not None and state.critic is not None:
         fields = {"value_AT": "value_RM"}
-        scored = scored._replace(**seen(trainer.critic, models.critic.params, fields))
-    return scored
+        scores = scores._replace(**run(spec.critic, state.critic.params, fields))
+    return scores
 
 
-def _seen(
-    trainer: Trainer,
-    flat: Sequence[Batch],
-    width: int,
-    net: Net,
+def _model_outputs(
+    spec: PolicySpec,
+    data: Minibatches,
+    model: ModelSpec,
     params: Any,
     fields: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
-    """Fields of a model's readings as arrays `[A, T]`; `fields` maps their new names to them."""
-    temperature = scalar(trainer.temperature, trainer.mesh)
-    placed = place([batch.rows for batch in flat], trainer.mesh)
-    fixed = (net.graph, params, net.frozen)
-    readings = [score(*fixed, rows, temperature, trainer.allowed_ZV) for rows in placed]
-    return _by_action(flat, readings, width, fields)
+    """Runs a model over all batches; `fields` maps new names to fields of `TokenOutputs`."""
+    # An array, not a Python number: another temperature needs no other program.
+    temperature = scalar(spec.temperature, spec.mesh)
+    device_rows = shard_batch([batch.rows for batch in data.batches], spec.mesh)
+    split = model.with_params(params)
+    outputs = [score(split, rows, temperature, spec.allowed_ZV) for rows in device_rows]
+    return _by_action(data, outputs, fields)
 
 
 def _by_action(
-    flat: Sequence[Batch], readings: Sequence[Reading], width: int, fields: Mapping[str, str]
+    data: Minibatches, outputs: Sequence[TokenOutputs], fields: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
     return {
-        name: by_action(flat, fetch([getattr(r, field) for r in readings]), width)
+        name: data.by_action(to_host([getattr(output, field) for output in outputs]))
         for name, field in fields.items()
     }
 
 
-def _heard(
-    scored: Scored,
-    said: Sequence[Reading],
-    flat: Sequence[Batch],
-    sampled: Mapping[int, Sequence[float]],
-) -> Scored:
-    """With what the policy said of the actions as it first learnt from them, for the metrics, where
-    it was not scored before: in a single step that is the same."""
-    if scored.logp_AT is not None:
-        return scored
-    scored = scored._replace(**_by_action(flat, said, scored.mask_AT.shape[1], SAID))
-    return scored._replace(behaviour_AT=_behaviour(scored.logp_AT, joined(flat), sampled))
+def _fill_logps(
+    scores: ActionScores, outputs: Sequence[TokenOutputs], data: Minibatches
+) -> ActionScores:
+    """Fills in log-probabilities and entropies from the first epoch if no scoring pass was run.
+
+    They serve the metrics. With a single step, they equal the outputs of a scoring pass.
+    """
+    if scores.logp_AT is not None:
+        return scores
+    scores = scores._replace(**_by_action(data, outputs, POLICY_FIELDS))
+    return _with_behaviour_logps(scores, data)
 
 
-def paths(actions: Actions, span: str) -> np.ndarray:
-    """What GAE runs over (see `gae_over_turns`), int32 `[C, S]`; few shapes are compiled."""
+def _with_behaviour_logps(scores: ActionScores, data: Minibatches) -> ActionScores:
+    """Adds the sampler's log-probabilities; the policy's own if no sampler wrote the action."""
+    behaviour_AT = data.behaviour_logps()
+    behaviour_AT = np.where(np.isnan(behaviour_AT), scores.logp_AT, behaviour_AT)
+    return scores._replace(behaviour_logp_AT=behaviour_AT)
+
+
+def gae_paths(actions: Actions, span: str) -> np.ndarray:
+    """Returns the sequences of actions that GAE runs over, int32 `[C, S]`, padded with -1.
+
+    `span` is `turn` (every action alone) or `conversation`; see `gae_over_turns`.
+    """
     if span == "turn":
         return np.arange(len(actions.node_A), dtype=np.int32)[:, None]
-    found = conversations(actions)
-    turns = -(-max(map(len, found)) // 4) * 4
-    return np.array([path + [-1] * (turns - len(path)) for path in found], np.int32)
+    paths = conversations(actions)
+    turns = -(-max(map(len, paths)) // 4) * 4  # rounded up, so that few shapes are compiled
+    return np.array([path + [-1] * (turns - len(path)) for path in paths], np.int32)
 
 
-def needs_old(trainer: Trainer) -> bool:
-    """Whether the policy is scored before it changes: its one step could otherwise tell as well."""
-    o, steps = trainer.objective, trainer.optimizer.epochs * trainer.optimizer.minibatches
+def needs_old_logps(spec: PolicySpec) -> bool:
+    """Whether the policy must be scored before the update.
+
+    Otherwise its first gradient pass yields the same log-probabilities.
+    """
+    o, steps = spec.objective, spec.optimizer.epochs * spec.optimizer.minibatches
     in_reward = o.kl.where in ("reward", "terminal")
-    return in_reward or o.critic == "shared" or o.stale_cap > 0 or (o.ratio != "none" and steps > 1)
+    stale = o.importance_weight_cap > 0
+    return in_reward or o.critic == "shared" or stale or (o.ratio != "none" and steps > 1)
 
 
-def _behaviour(
-    logp_AT: np.ndarray, actions: Actions, sampled: Mapping[int, Sequence[float]]
-) -> np.ndarray:
-    """The sampler's log-probabilities; where nothing sampled a node, the scores."""
-    out = logp_AT.copy()
-    for a, node in enumerate(actions.node_A.tolist()):
-        if node in sampled:
-            out[a, : actions.size_A[a]] = sampled[node]
-    return out
-
-
-def fix_targets(
-    trainer: Trainer, models: Models, parts: Sequence[Sequence[Batch]], scored: Scored
+def compute_targets(
+    policy: Policy, data: Minibatches, scores: ActionScores
 ) -> tuple[list[list[Targets]], np.ndarray]:
-    """The targets of every batch, and all advantages `[A, T]`, whitened together if at all."""
-    whole = jax.tree.map(lambda x: padded(x, 256), scored)
-    whole = whole._replace(path_CS=padded(scored.path_CS, 256, -1))
-    whole = share(whole, trainer.mesh)
-    credit = fetch(credited(trainer.objective, whole, models.kl_coefficient))
-    advantage_AT, return_AT, importance_AT = (x[: len(scored.mask_AT)] for x in credit)
-    weights = [token_weights(trainer, part, scored.mask_AT.shape[1]) for part in parts]
+    """Computes the targets of every batch.
+
+    Args:
+      policy: objective, roles and KL coefficient.
+      data: the minibatches; advantages are whitened over all of them at once.
+      scores: their actions with model outputs.
+
+    Returns:
+      The targets of each batch of each minibatch, and all advantages, float32 `[A, T]`.
+    """
+    spec, o = policy.spec, policy.spec.objective
+    # Padding the number of actions keeps the number of compiled shapes small.
+    padded_scores = jax.tree.map(lambda x: pad_rows(x, 256), scores)
+    padded_scores = padded_scores._replace(path_CS=pad_rows(scores.path_CS, 256, -1))
+    padded_scores = replicate(padded_scores, spec.mesh)
+    credit = to_host(compute_advantages(o, padded_scores, policy.state.kl_coefficient))
+    advantage_AT, return_AT, importance_AT = (x[: len(scores.mask_AT)] for x in credit)
+    parts = zip(data.by_part(scores.mask_AT), data.by_part(data.actions.role_A), strict=True)
+    weights = [token_weights(o, spec.roles, mask_AT, role_A) for mask_AT, role_A in parts]
     weight_AT, value_weight_AT = (np.concatenate(w) for w in zip(*weights, strict=True))
-    fixed = Targets(advantage_AT, weight_AT * importance_AT, scored.logp_AT, scored.ref_logp_AT)
-    if scored.value_AT is not None:
-        fixed = fixed._replace(
-            old_value=scored.value_AT, returns=return_AT, value_weight=value_weight_AT
+    # Importance weights multiply the loss like the weights of the aggregation.
+    targets = Targets(advantage_AT, weight_AT * importance_AT, scores.logp_AT, scores.ref_logp_AT)
+    if scores.value_AT is not None:
+        targets = targets._replace(
+            old_value=scores.value_AT, returns=return_AT, value_weight=value_weight_AT
         )
-    flat = [batch for part in parts for batch in part]
-    fields = [[None] * len(flat) if x is None else by_row(flat, x) for x in fixed]
-    dealt = iter([Targets(*of_one) for of_one in zip(*fields, strict=True)])
-    return [[next(dealt) for _ in part] for part in parts], advantage_AT
+    fields = [[None] * len(data.batches) if x is None else data.by_row(x) for x in targets]
+    by_batch = [Targets(*of_one) for of_one in zip(*fields, strict=True)]
+    return data.regroup(by_batch), advantage_AT
 
 
 def token_weights(
-    trainer: Trainer, part: Sequence[Batch], width: int
+    o: Objective, roles: Sequence[str], mask_AT: np.ndarray, role_A: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights a token of a minibatch, of the policy and of the critic: float32 `[A, T]` each."""
-    o, mask_AT = trainer.objective, masks(part, width)
-    pooled_AT = token_mean_weights(mask_AT)
+    """Returns weights per token of a minibatch for the policy and the critic, float32 `[A, T]`.
+
+    Args:
+      o: selects the aggregation.
+      roles: names of all roles.
+      mask_AT: bool, the tokens of the actions of the minibatch.
+      role_A: int32, their role numbers.
+    """
+    token_mean_AT = token_mean_weights(mask_AT)
     if o.aggregation == "token_mean":
-        return pooled_AT, pooled_AT
+        return token_mean_AT, token_mean_AT
     if o.aggregation == "sequence_mean":
-        return sequence_mean_weights(mask_AT), pooled_AT
-    by_role = np.array(o.weights_of(trainer.roles))
-    return role_sum_weights(mask_AT, joined(part).role_A, by_role), pooled_AT
+        return sequence_mean_weights(mask_AT), token_mean_AT
+    by_role = np.array(o.weights_of(roles))
+    return role_sum_weights(mask_AT, role_A, by_role), token_mean_AT
 
 
 def optimize(
-    trainer: Trainer, models: Models, part: Sequence[Batch], targets: Sequence[Targets]
-) -> tuple[Models, dict[str, Any], list[Reading]]:
-    """One optimizer step of each model on a minibatch, its gradients summed exactly; with the sums
-    of metrics, and what the policy said of each batch unless it was scored before."""
-    learner, sums, said = _descend(trainer, trainer.policy, models.policy, models, part, targets)
-    if trainer.critic is None or models.critic is None:
-        return models._replace(policy=learner), sums, said
-    critic, more, _ = _descend(trainer, trainer.critic, models.critic, models, part, targets)
+    policy: Policy, batches: Sequence[Batch], targets: Sequence[Targets]
+) -> tuple[Policy, dict[str, Any], list[TokenOutputs]]:
+    """Takes one optimizer step of each model on a minibatch; its gradients are summed exactly.
+
+    Args:
+      policy: the policy; the buffers of its trained state are donated.
+      batches: the batches of the minibatch, on the host.
+      targets: the targets of each batch, on the host.
+
+    Returns:
+      The policy, sums of metrics, and per batch the policy's outputs if it was not scored before.
+    """
+    spec, state = policy
+    actor, sums, outputs = accumulate_and_step(policy, spec.policy, state.policy, batches, targets)
+    if spec.critic is None or state.critic is None:
+        return policy.with_state(policy=actor), sums, outputs
+    critic, more, _ = accumulate_and_step(policy, spec.critic, state.critic, batches, targets)
+    # Both models have these metrics; `skipped` counts the steps of both.
     more |= {f"value/{name}": more.pop(name) for name in ("grad_norm", "not_finite")}
     sums |= more | {"skipped": sums["skipped"] + more["skipped"]}
-    return models._replace(policy=learner, critic=critic), sums, said
+    return policy.with_state(policy=actor, critic=critic), sums, outputs
 
 
-def _descend(
-    trainer: Trainer,
-    net: Net,
-    learner: Learner,
-    models: Models,
-    part: Sequence[Batch],
+def accumulate_and_step(
+    policy: Policy,
+    model: ModelSpec,
+    state: TrainState,
+    batches: Sequence[Batch],
     targets: Sequence[Targets],
-) -> tuple[Learner, dict[str, Any], list[Reading]]:
-    temperature = scalar(trainer.temperature, trainer.mesh)
-    coefficient = models.kl_coefficient
-    grads, sums, said = zeros(learner.params, net.layout), list[dict[str, Any]](), list[Reading]()
-    # At once: several hosts compare what they place, for which each waits for the others.
-    batches = [(batch.rows, target) for batch, target in zip(part, targets, strict=True)]
-    for rows, target in place(batches, trainer.mesh):
-        grads, more, reading = gradient(
-            *(net.graph, learner.params, net.frozen, rows, target, temperature, coefficient),
-            trainer.allowed_ZV,
-            objective=trainer.objective,
-            layout=net.layout,
-            total=grads,  # the one tree of gradients that there is
+) -> tuple[TrainState, dict[str, Any], list[TokenOutputs]]:
+    """Accumulates the gradients of the batches and takes one optimizer step of one model.
+
+    Args:
+      policy: objective, temperature, mesh and KL coefficient.
+      model: the policy's model or its critic.
+      state: parameters and optimizer state of that model; the buffers are donated.
+      batches: the batches of the minibatch, on the host.
+      targets: the targets of each batch, on the host.
+    """
+    spec = policy.spec
+    temperature = scalar(spec.temperature, spec.mesh)
+    grads = zeros(state.params, model.layout)
+    sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
+    # All batches are placed in one call: several hosts then compare checksums only once.
+    pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
+    for rows, target in shard_batch(pairs, spec.mesh):
+        grads, batch_sums, batch_outputs = gradient(
+            model.with_params(state.params),
+            rows,
+            target,
+            temperature,
+            policy.state.kl_coefficient,
+            spec.allowed_ZV,
+            objective=spec.objective,
+            layout=model.layout,
+            total=grads,  # donated, so there is a single tree of gradients
         )
-        sums.append(more)
-        said += [] if reading is None else [reading]
-    learner, stepped = apply(net.optimizer, learner, grads)
-    return learner, functools.reduce(add, sums) | stepped, said
+        sums.append(batch_sums)
+        outputs += [] if batch_outputs is None else [batch_outputs]
+    state, metrics = apply(model.optimizer, state, grads)
+    return state, functools.reduce(add, sums) | metrics, outputs
 
 
-def _means(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of the optimizer steps: means over tokens or steps, and the number skipped.
+def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns means over tokens or optimizer steps, and the number of skipped steps.
 
     Raises `UserError` if a step left parameters that are not finite.
     """
-    sums = {name: float(sum(step[name] for step in seen)) for name in seen[0]}
+    sums = {name: float(sum(step[name] for step in steps)) for name in steps[0]}
     check_finite(sums)
+    # At least 1: without scored tokens all sums are 0.
     tokens = max(sums.pop("tokens"), 1.0)
     names = {"clipped": "clip_frac", "entropy": "entropy", "kl": "kl/loss"}
     metrics = {new: sums.pop(old) / tokens for old, new in names.items() if old in sums}
-    skipped = sums.pop("skipped")
-    if skipped == len(seen) * (2 if "value/grad_norm" in sums else 1):
-        warn_of_skipped()
-    return metrics | {k: v / len(seen) for k, v in sums.items()} | {"skipped": skipped}
+    skipped_steps = sums.pop("skipped")
+    # With a critic, each optimizer step is two steps.
+    if skipped_steps == len(steps) * (2 if "value/grad_norm" in sums else 1):
+        warn_all_skipped()
+    return metrics | {k: v / len(steps) for k, v in sums.items()} | {"skipped": skipped_steps}
 
 
-def warn_of_skipped() -> None:
+def warn_all_skipped() -> None:
     """Warns that an update changed nothing."""
     warnings.warn(
-        "every optimizer step of an update was skipped, for no gradient was finite: nothing was "
+        "every optimizer step of an update was skipped because no gradient was finite: nothing was "
         "learned. If this persists, lower the learning rate and check the rewards",
         stacklevel=3,
     )
 
 
-def describe(
-    roles: Sequence[str], actions: Actions, scored: Scored, advantage_AT: np.ndarray
+def action_metrics(
+    roles: Sequence[str], actions: Actions, scores: ActionScores, advantage_AT: np.ndarray
 ) -> dict[str, float]:
-    """What the actions were like: means over tokens, of all and by role; `response_length` and
-    `advantage/std` over actions, and the largest gap between the scores and the sampler."""
-    mask_AT = scored.mask_AT
-    shown = {"advantage": advantage_AT, "value": scored.value_AT, "entropy/old": scored.entropy_AT}
-    if scored.logp_AT is not None and scored.ref_logp_AT is not None:
-        shown["kl"] = scored.logp_AT - scored.ref_logp_AT
+    """Returns statistics of the trained actions: over all of them, and by role.
+
+    `response_length` is a mean over actions, the others are over tokens. `sampler_gap/max` is the
+    largest difference in nats between the policy's and the sampler's log-probabilities.
+
+    Args:
+      roles: names of all roles.
+      actions: the actions.
+      scores: their model outputs; metrics of missing outputs are left out.
+      advantage_AT: float32, advantages of their tokens.
+    """
+    mask_AT = scores.mask_AT
+    means = {"advantage": advantage_AT, "value": scores.value_AT, "entropy/old": scores.entropy_AT}
+    if scores.logp_AT is not None and scores.ref_logp_AT is not None:
+        means["kl"] = scores.logp_AT - scores.ref_logp_AT
     metrics = {"response_length/mean": float(actions.size_A.mean())}
-    for name, x_AT in shown.items():
+    for name, x_AT in means.items():
         if x_AT is not None:
             metrics[f"{name}/mean"] = float(x_AT[mask_AT].mean())
     metrics["advantage/std"] = float(advantage_AT[mask_AT].std())
@@ -306,27 +369,32 @@ def describe(
         metrics[f"response_length/{roles[z]}"] = float(own_AT.sum() / (actions.role_A == z).sum())
         metrics |= {
             f"{name}/{roles[z]}": float(x_AT[own_AT].mean())
-            for name, x_AT in shown.items()
+            for name, x_AT in means.items()
             if x_AT is not None
         }
         metrics[f"advantage/std/{roles[z]}"] = float(advantage_AT[own_AT].std())
-    if scored.logp_AT is not None:
-        gap_AT = np.abs(scored.logp_AT - scored.behaviour_AT)
+    if scores.logp_AT is not None:
+        gap_AT = np.abs(scores.logp_AT - scores.behaviour_logp_AT)
         metrics["sampler_gap/max"] = float(gap_AT[mask_AT].max())
     return metrics
 
 
-def _steered(trainer: Trainer, models: Models, metrics: dict[str, float], actions: int) -> Models:
-    """The KL coefficient of the next update; `metrics` gets the one of this."""
-    kl = trainer.objective.kl
+def _adapt_kl(policy: Policy, metrics: dict[str, float], actions: int) -> Policy:
+    """Sets the KL coefficient of the next update; adds the current one to `metrics`.
+
+    `actions` is the number of trained actions.
+    """
+    kl = policy.spec.objective.kl
     if kl.where == "none":
-        return models
-    now = float(fetch(models.kl_coefficient))
-    metrics["kl/coefficient"] = now
+        return policy
+    current = float(to_host(policy.state.kl_coefficient))
+    metrics["kl/coefficient"] = current
     if not kl.target:
-        return models
-    # Of the scores where the reward or a ratio needed them, and else of the loss.
-    name = "kl/mean" if needs_old(trainer) else "kl/loss"
+        return policy
+    # The scores before the update if there are any; otherwise the mean over its loss terms.
+    name = "kl/mean" if needs_old_logps(policy.spec) else "kl/loss"
     nats = metrics[name] * metrics["response_length/mean"]
-    after = adapt(now, nats, actions, target=kl.target, horizon=kl.horizon, floor=kl.floor)
-    return models._replace(kl_coefficient=scalar(after, trainer.mesh))
+    coefficient = adapt(
+        current, nats, actions, target=kl.target, horizon=kl.horizon, floor=kl.min_coefficient
+    )
+    return policy.with_state(kl_coefficient=scalar(coefficient, policy.spec.mesh))

@@ -1,1 +1,1 @@
-"""The frozen language model as environment."""
+"""The frozen language model of the environment: local, behind a server, or rule-based."""

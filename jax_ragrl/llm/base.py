@@ -1,4 +1,4 @@
-"""The frozen language model as part of the environment."""
+"""The interface of the frozen language model, which is part of the environment."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from jax_ragrl.types import LLMRequest
 
 
 class MeteredReply(str):
-    """A reply of a model that says what it cost: the tokens read and written, by its own count."""
+    """A reply with the numbers of tokens that the model itself reports: prompt and completion."""
 
     prompt_tokens: int
     completion_tokens: int
 
+    # A string, so that only the code that counts tokens has to distinguish metered replies.
     def __new__(cls, text: str, prompt_tokens: int, completion_tokens: int) -> MeteredReply:
         reply = super().__new__(cls, text)
         reply.prompt_tokens, reply.completion_tokens = prompt_tokens, completion_tokens
         return reply
 
+    # Pickle passes these to `__new__`; a plain string would pass the text alone.
     def __getnewargs__(self) -> tuple[str, int, int]:  # type: ignore[override]
         return str(self), self.prompt_tokens, self.completion_tokens
 
 
 class FrozenLLM(Protocol):
-    """A language model that is asked and never trained.
+    """A language model that is queried but never trained.
 
-    `complete` returns one reply a request, in order; equal requests get equal replies. In place of
-    the reply to a request that could not be served, after retries, stands an `EffectError`. Of one
-    that is no `MeteredReply`, the tokens are counted with the policy's tokenizer.
+    `complete` returns one reply per request, in order; equal requests get equal replies. A request
+    that failed after all retries has an `EffectError` instead. If a reply is not a `MeteredReply`,
+    its tokens are counted with the policy's tokenizer.
 
-    One that computes on the devices of the run has an attribute `on_device`, which is True: it is
-    asked after the sampler, from the same thread, and not beside it.
+    A model that computes on the devices of the run has the attribute `on_device = True`. It is
+    called after the sampler and from the same thread, never concurrently with it, because programs
+    on a mesh must start in one order.
     """
 
     name: str
@@ -41,13 +44,16 @@ class FrozenLLM(Protocol):
 
 
 class NoLLM:
-    """What stands in for a language model in systems that have none."""
+    """A placeholder for systems that use no frozen language model."""
 
     name = "none"
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
-        """Raises `UserError` where something is asked after all."""
+        """Raises `UserError` for any request."""
+        # An empty list is valid: the rollouts of such a system only search.
         if requests:
             purpose = requests[0].purpose
-            raise UserError(f"{purpose!r} asks a language model, but llm.kind is none: set it")
+            raise UserError(
+                f"the request {purpose!r} needs a language model, but llm.kind is none: set it"
+            )
         return []

@@ -1,9 +1,9 @@
-"""The world's reader as executors of a workflow: decompose, rewrite, select, summarise, explain.
+"""Rule-based executors for the encyclopedia: decompose, rewrite, select, summarize, explain.
 
-What MAO-ARAG asks of its frozen executors, and InstructRAG of the writer of its rationales, by rule
-and on the text of the prompt alone. A chain of relations comes apart into steps that need each
-other's answers, so only the serial decomposition serves it; the two sides of a comparison do not,
-so the parallel one does.
+They play MAO-ARAG's frozen executors and InstructRAG's writer of rationales, and read nothing but
+the prompt. The steps of a chain of relations need each other's answers, so that only the serial
+decomposition solves it; the two sides of a comparison are independent, so that the parallel one
+does.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from jax_ragrl.llm.reader import (
     resolve,
     understand,
 )
-from jax_ragrl.text.prompts import read_numbered
+from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import LLMRequest
 
 
 class WorldExecutors(WorldReader):
-    """A `WorldReader` that also serves the purposes in `EXECUTORS`; all others as before.
+    """A `WorldReader` that also handles the purposes in `EXECUTORS`.
 
-    Sub-questions with their answers are read in the prompt style's form `pair`.
+    Sub-questions with answers are parsed with the template `pair` of the prompt style.
     """
 
     def complete(self, requests: Sequence[LLMRequest]) -> list[str]:
-        """One reply a request, in order."""
+        """Returns one reply per request, in order."""
         return [self._serve(r) for r in requests]
 
     def _serve(self, request: LLMRequest) -> str:
+        # Any other purpose, such as the final answer, belongs to the reader.
         executor = EXECUTORS.get(request.purpose)
         if executor is None:
             return super().complete([request])[0]
@@ -43,7 +44,7 @@ class WorldExecutors(WorldReader):
 
 
 def decompose_serial(style: str, prompt: str) -> str:
-    """One sub-question a hop; `#i` stands for the answer of sub-question i."""
+    """Writes one sub-question per hop; `#i` is a placeholder for the answer of sub-question i."""
     del style
     question = question_of(prompt)
     plan = understand(question)
@@ -52,13 +53,15 @@ def decompose_serial(style: str, prompt: str) -> str:
 
 
 def decompose_parallel(style: str, prompt: str) -> str:
-    """One sub-question a hop that needs no other's answer: of a chain, each holds the one before.
+    """Writes one independent sub-question per hop; in a chain each contains the one before.
 
-    So a comparison falls into its two sides, while the last part of a chain is the whole question.
+    A comparison is therefore split into its two sides, but the last part of a chain is the whole
+    question again.
     """
     del style
     question = question_of(prompt)
     plan = understand(question)
+    # The subject grows into a nested noun phrase: "the mayor of the birthplace of X".
     parts, subject = [], ""
     for relation, entity in plan.hops if plan else ():
         subject = entity or subject
@@ -68,7 +71,7 @@ def decompose_parallel(style: str, prompt: str) -> str:
 
 
 def rewrite(style: str, prompt: str) -> str:
-    """The question as a search query."""
+    """Rewrites the question as a search query."""
     del style
     question = question_of(prompt)
     plan = understand(question)
@@ -76,41 +79,45 @@ def rewrite(style: str, prompt: str) -> str:
 
 
 def substitute(style: str, prompt: str) -> str:
-    """The sub-question with the answers of earlier ones in the place of their numbers."""
+    """Replaces the placeholders of a sub-question by the answers of earlier ones."""
     question = question_of(prompt)
-    for i, (_, answer) in enumerate(read_numbered(style, prompt, form="pair"), start=1):
+    # Placeholders count from 1, as the numbers of sub-questions do.
+    for i, (_, answer) in enumerate(parse_passages(style, prompt, form="pair"), start=1):
         question = question.replace(f"#{i}", answer)
     return question
 
 
 def select(style: str, prompt: str) -> str:
-    """The numbers of the documents that tell a fact on the way to the answer, or `none`."""
+    """Lists the numbers of the documents with a fact that the answer needs, or `none`."""
     plan = understand(question_of(prompt))
-    told = [facts_of(text) for _, text in read_numbered(style, prompt)]
-    pairs = [pair for pair, _ in resolve(plan, told)] if plan else []
-    useful = [i for i, facts in enumerate(told, start=1) if any(p in facts for p in pairs)]
+    document_facts = [facts_of(text) for _, text in parse_passages(style, prompt)]
+    # From the documents alone: a famous fact does not make a document useful.
+    pairs = [pair for pair, _ in resolve(plan, document_facts)] if plan else []
+    numbered_facts = enumerate(document_facts, start=1)
+    useful = [i for i, facts in numbered_facts if any(p in facts for p in pairs)]
     return ", ".join(map(str, useful)) or "none"
 
 
 def summarise(style: str, prompt: str) -> str:
-    """A chain's answer is its last; a comparison is made from the facts that were answered."""
-    pairs = read_numbered(style, prompt, form="pair")
+    """Answers the question from its sub-answers: of a chain the last, else by comparison."""
+    pairs = parse_passages(style, prompt, form="pair")
     plan = understand(question_of(prompt))
     if plan is None or not plan.compare:
         return pairs[-1][1] if pairs else UNKNOWN
-    found = {question: answer for question, answer in pairs if answer != UNKNOWN}
-    known = {_hop(question): answer for question, answer in found.items()}
-    return conclude(plan, [known.get(hop) for hop in plan.hops])
+    # By hop instead of by position: sub-questions may be in any order and any phrasing.
+    answers = {_hop(question): answer for question, answer in pairs if answer != UNKNOWN}
+    return conclude(plan, [answers.get(hop) for hop in plan.hops])
 
 
 def explain(style: str, prompt: str) -> str:
-    """The facts on the way to the answer in order, and what a comparison of them yields.
+    """Lists the facts that lead to the answer, and the result of comparing them.
 
-    Unless the documents tell all of them, nothing is explained.
+    If the documents lack one of the facts, the reply is `UNKNOWN`.
     """
     plan = understand(question_of(prompt))
-    told = [facts_of(text) for _, text in read_numbered(style, prompt)]
-    steps = resolve(plan, told) if plan else []
+    document_facts = [facts_of(text) for _, text in parse_passages(style, prompt)]
+    steps = resolve(plan, document_facts) if plan else []
+    # A rationale with a gap would teach the policy to answer without evidence.
     values = [value for _, value in steps if value]
     if plan is None or len(values) < len(plan.hops):
         return UNKNOWN
@@ -131,19 +138,21 @@ EXECUTORS: Mapping[str, Callable[[str, str], str]] = {
 
 
 def query_of(plan: Plan) -> str:
-    """A search query for a whole question: its noun phrase."""
+    """Returns the noun phrase of a question, as a search query."""
     if plan.compare:
         return f"{plan.compare} of {' and '.join(e for _, e in plan.hops if e)}"
+    # A noun phrase names the last relation first.
     relations = [r for r, _ in plan.hops]
     return " of ".join([*reversed(relations), plan.hops[0][1] or ""])
 
 
 def _ask(relation: str, subject: str) -> str:
+    # Always the first phrasing: equal hops give equal sub-questions, and thus equal searches.
     return RELATIONS[relation].asks[0].format(subject)
 
 
 def _hop(question: str) -> tuple[str, str | None] | None:
-    """The hop of a question that has only one."""
+    """Returns the hop of a question with a single hop, else None."""
     plan = understand(question)
     return plan.hops[0] if plan and len(plan.hops) == 1 else None
 

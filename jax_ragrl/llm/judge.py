@@ -1,4 +1,4 @@
-"""A language model that grades answers: the paper of C-3PO measures, and rewards, by one."""
+"""A language model that grades answers, as in C-3PO's reward and evaluation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,34 @@ from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Question
 
 
-def judged(
+def grade_answers(
     judge: FrozenLLM, questions: Sequence[Question], answers: Sequence[str | None]
 ) -> np.ndarray:
-    """A language model's verdicts, float64 `[Q]`: 1 where its reply holds "true", in any case.
+    """Grades answers with a language model.
 
-    No answer is wrong without asking, and one that is there again is asked about once; nan where
-    the judge failed.
+    Args:
+      judge: the language model; equal requests are sent once.
+      questions: with their gold answers.
+      answers: one per question; None is wrong without a request.
+
+    Returns:
+      float64 `[Q]`: 1 if the reply contains "true" in any case, else 0; nan if the judge failed.
     """
-    asked = [
+    requests = [
+        # An empty answer is wrong whatever the judge replies.
         _verdict(question, answer) if answer else None
         for question, answer in zip(questions, answers, strict=True)
     ]
-    distinct = list(dict.fromkeys(request for request in asked if request is not None))
+    # Siblings often give the same answer to the same question.
+    distinct = list(dict.fromkeys(request for request in requests if request is not None))
     replies = judge.complete(distinct) if distinct else []
     grade = {r: _grade(reply) for r, reply in zip(distinct, replies, strict=True)}
-    return np.array([0.0 if request is None else grade[request] for request in asked], np.float64)
+    grades = [0.0 if request is None else grade[request] for request in requests]
+    return np.array(grades, np.float64)
 
 
 def _grade(reply: str | EffectError) -> float:
+    # nan rather than 0: a failure of the judge does not make an answer wrong.
     return float("nan") if isinstance(reply, EffectError) else float("true" in reply.lower())
 
 

@@ -1,49 +1,56 @@
-"""A frozen Flax model in this process as the language model of the environment."""
+"""A frozen Flax model in this process as the frozen language model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest
 
 
 class LocalLLM:
-    """A split decoder and its tokenizer behind the interface of any language model.
+    """A decoder and its tokenizer with the interface of `FrozenLLM`.
 
-    A prompt longer than the longest static shape gets an `EffectError` for a reply.
+    A prompt longer than the longest static shape fails with an `EffectError`.
     """
 
     on_device = True
 
     def __init__(
-        self, graph: Any, params: Any, tokenizer: ChatTokenizer, shapes: Shapes, name: str = "local"
+        self, model: SplitModel, tokenizer: ChatTokenizer, shapes: Shapes, name: str = "local"
     ) -> None:
-        self._graph, self._params, self._tokenizer, self._shapes = graph, params, tokenizer, shapes
+        self._model, self._tokenizer, self._shapes = model, tokenizer, shapes
         self.name = name
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
-        """One reply a request, sampled as the request says."""
-        self._tokenizer.foresee(m.content for request in requests for m in request.messages)
+        """Returns one reply per request, sampled with the settings of the request."""
+        # Fills the tokenizer's cache on all cores; `chat` below then only concatenates ids.
+        self._tokenizer.encode_ahead(m.content for request in requests for m in request.messages)
         prompts = [tuple(self._tokenizer.chat(request.messages)) for request in requests]
-        fit = [i for i, ids in enumerate(prompts) if self._shapes.length(len(ids)) is not None]
+        # A prompt that is too long fails alone, not the whole batch.
+        fit = [
+            i for i, ids in enumerate(prompts) if self._shapes.bucket_length(len(ids)) is not None
+        ]
         jobs = [self._job(requests[i], prompts[i]) for i in fit]
-        drawn = sample_jobs(self._graph, self._params, self._tokenizer, jobs, 1, self._shapes)
-        longest = self._shapes.lengths[-1]
+        samples = sample_jobs(self._model, self._tokenizer, jobs, 1, self._shapes)
+        longest = self._shapes.prompt_lengths[-1]
+        # Errors for all requests first; replies then overwrite the errors of prompts that fit.
         replies: list[str | EffectError] = [
             EffectError(f"a prompt of {len(ids)} tokens is longer than {longest}")
             for ids in prompts
         ]
-        for i, rows in zip(fit, drawn, strict=True):
-            text, written = self._tokenizer.decode(rows[0][0]), len(rows[0][0])
-            replies[i] = MeteredReply(text, len(prompts[i]), written)
+        for i, rows in zip(fit, samples, strict=True):
+            ids = rows[0][0]
+            replies[i] = MeteredReply(self._tokenizer.decode(ids), len(prompts[i]), len(ids))
         return replies
 
-    def _job(self, request: LLMRequest, ids: tuple[int, ...]) -> Job:
+    def _job(self, request: LLMRequest, ids: tuple[int, ...]) -> SamplingJob:
         sampling = request.sampling
-        limit = min(sampling.max_tokens, self._shapes.steps)
-        return Job(ids, request.seed % 2**32, sampling.temperature, sampling.top_p, limit)
+        # Arrays for new tokens have a static size, which no request can exceed.
+        limit = min(sampling.max_tokens, self._shapes.max_new_tokens)
+        # The sampler's seeds are 32-bit; requests may have longer ones.
+        return SamplingJob(ids, request.seed % 2**32, sampling.temperature, sampling.top_p, limit)

@@ -1,7 +1,7 @@
-"""Losses: arrays in, one number a token out, 0 where masked. No model, no config.
+"""Losses: functions from arrays to one number per token, 0 outside the mask. No model, no config.
 
-Aggregation is a weight a token (`weights`): `sum(weights * loss)` over any split of a minibatch is
-exact.
+Aggregation is one weight per token (`weights`): `sum(weights * loss)` over any split of a minibatch
+is exact.
 """
 
 from jax_ragrl.losses.divergence import kl_k1, kl_k2, kl_k3

@@ -1,4 +1,4 @@
-"""Policy losses: what pushes the probability of a token towards its advantage."""
+"""Policy losses: they raise the probability of tokens with positive advantage, and lower others."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ def clipped_policy_loss(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Array:
-    """PPO's clipped surrogate of each token; 0 where `mask` is False.
+    """Computes PPO's clipped surrogate loss per token; 0 where `mask` is False.
 
       L = -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A),   r = exp(logp - old_logp)
 
     Schulman et al. 2017, eq. 7; an `eps_high` above `eps_low` is the clip-higher of Yu et al. 2025
-    (DAPO), eq. 8. All arrays have one shape; what is masked may hold anything. A log-ratio counts
-    as at most 20 nats in size.
+    (DAPO), eq. 8. Log-ratios are clipped to 20 nats in size.
+
+    Args:
+      logp: float32 log-probability of each token under the policy, in nats.
+      old_logp: float32 log-probability before the update; all arrays have one shape.
+      advantage: float32 advantage of each token, in units of the reward.
+      mask: bool, the tokens to train; elsewhere the arrays may hold any value, nan included.
+      eps_low: the ratio is clipped below at `1 - eps_low`.
+      eps_high: the ratio is clipped above at `1 + eps_high`.
     """
     chex.assert_equal_shape([logp, old_logp, advantage, mask])
     ratio = _ratio(logp, old_logp, mask)
     advantage = jnp.where(mask, advantage, 0.0)
-    clipped = jnp.clip(ratio, 1 - eps_low, 1 + eps_high)
-    return -jnp.minimum(ratio * advantage, clipped * advantage)
+    clipped_ratio = jnp.clip(ratio, 1 - eps_low, 1 + eps_high)
+    return -jnp.minimum(ratio * advantage, clipped_ratio * advantage)
 
 
 def dual_clipped_policy_loss(
@@ -44,24 +51,35 @@ def dual_clipped_policy_loss(
     eps_high: float = 0.2,
     dual: float = 3.0,
 ) -> Array:
-    """PPO's clipped surrogate, bounded for negative advantages too; 0 where `mask` is False.
+    """Bounds PPO's clipped surrogate loss for negative advantages too; 0 where `mask` is False.
 
-      L = -max(min(r A, clip(r) A), dual A) where A < 0, and PPO's loss elsewhere; dual > 1
+      L = -max(min(r A, clip(r) A), dual A) if A < 0, and PPO's loss if A >= 0; dual > 1
 
-    Ye et al. 2020, eq. 5: without the bound a token that became likely and turned out bad has a
-    loss that grows with its ratio. Arguments as in `clipped_policy_loss`.
+    Ye et al. 2020, eq. 5. Without the bound, the loss of a token that became likely and has a
+    negative advantage grows with its ratio.
+
+    Args:
+      logp, old_logp, advantage, mask, eps_low, eps_high: as in `clipped_policy_loss`.
+      dual: the bound of the ratio for negative advantages, above 1.
     """
+    # max(min(r A, clip(r) A), dual A) is -min(loss, -dual A) for a negative A.
     loss = clipped_policy_loss(logp, old_logp, advantage, mask, eps_low=eps_low, eps_high=eps_high)
     advantage = jnp.where(mask, advantage, 0.0)
     return jnp.where(advantage < 0, jnp.minimum(loss, -dual * advantage), loss)
 
 
 def policy_gradient_loss(logp: Array, advantage: Array, mask: Array) -> Array:
-    """The loss whose gradient is REINFORCE's; 0 where `mask` is False.
+    """Computes the loss whose gradient is REINFORCE's; 0 where `mask` is False.
 
       L = -A logp
 
-    OPERA (MAPGRPO), eq. 3: no ratio and no clip, so it is right for one step on fresh samples only.
+    OPERA (MAPGRPO), eq. 3. Without a ratio and a clip, it is correct only for one step on samples
+    of the current policy.
+
+    Args:
+      logp: float32 log-probability of each token under the policy, in nats.
+      advantage: float32 advantage of each token.
+      mask: bool, the tokens to train.
     """
     chex.assert_equal_shape([logp, advantage, mask])
     return -jnp.where(mask, advantage, 0.0) * jnp.where(mask, logp, 0.0)
@@ -70,13 +88,18 @@ def policy_gradient_loss(logp: Array, advantage: Array, mask: Array) -> Array:
 def truncated_importance_weight(
     behaviour_logp: Array, old_logp: Array, mask: Array, *, cap: float = 2.0
 ) -> Array:
-    """How much a token counts that another policy sampled; 0 where `mask` is False.
+    """Computes the weight of tokens that another policy sampled; 0 where `mask` is False.
 
       w = min(exp(old_logp - behaviour_logp), cap)
 
-    `behaviour_logp` is what the sampler reported, `old_logp` what the learner scored before its
-    update; the loss of a stale or differently computed rollout is multiplied by `w`, which carries
-    no gradient. Ionides 2008; for language models Yao et al. 2025.
+    The loss of a stale rollout, or of one that the sampler computed with other numerics, is
+    multiplied by `w`, which has no gradient. Ionides 2008; for language models Yao et al. 2025.
+
+    Args:
+      behaviour_logp: float32 log-probability that the sampler reported, in nats.
+      old_logp: float32 log-probability that the learner computed before its update.
+      mask: bool, the tokens to train.
+      cap: the largest weight.
     """
     chex.assert_equal_shape([behaviour_logp, old_logp, mask])
     weight = jnp.minimum(_ratio(old_logp, behaviour_logp, mask), cap)

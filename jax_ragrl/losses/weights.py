@@ -1,6 +1,7 @@
-"""Aggregation as a weight a token: `sum(weights * loss)` is the aggregate, however it is split.
+"""Aggregation as one weight per token: `sum(weights * loss)` is the aggregate under any split.
 
-Host functions over a whole minibatch, NumPy or JAX in, NumPy float32 out.
+These functions run on the host over a whole minibatch. They take NumPy or JAX arrays and return
+NumPy float32 arrays.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from jax_ragrl.types import Tensor
 
 
 def token_mean_weights(mask: Tensor) -> np.ndarray:
-    """The mean over all tokens that `mask` keeps: long answers weigh more. Any shape."""
+    """Returns the weights of the mean over all tokens of `mask`: long answers weigh more.
+
+    `mask` is bool and may have any shape.
+    """
     mask = jax.device_get(mask)
     return (mask / max(mask.sum(), 1)).astype(np.float32)
 
 
 def sequence_mean_weights(mask_AT: Tensor) -> np.ndarray:
-    """The mean over sequences of their token means; an empty sequence is no sequence, `[A, T]`."""
+    """Returns the weights of the mean over sequences of their token means, float32 `[A, T]`.
+
+    Sequences without tokens do not count.
+    """
     mask_AT = jax.device_get(mask_AT)
     tokens_A = mask_AT.sum(axis=1)
     sequences = max(np.count_nonzero(tokens_A), 1)
@@ -26,11 +33,19 @@ def sequence_mean_weights(mask_AT: Tensor) -> np.ndarray:
 
 
 def role_sum_weights(mask_AT: Tensor, role_A: Tensor, role_weight_Z: Tensor) -> np.ndarray:
-    """The sum over roles `z` of `role_weight_Z[z]` times the role's token mean, `[A, T]`.
+    """Returns the weights of a sum over roles of their weighted token means, float32 `[A, T]`.
 
-    C-3PO, App. A.1, is all weights one. A role that wrote nothing adds nothing.
+      L = sum_z role_weight_Z[z] * (mean over the tokens of role z)
+
+    With all weights 1 this is C-3PO, App. A.1. Roles without tokens contribute 0.
+
+    Args:
+      mask_AT: bool, the tokens to train.
+      role_A: int32, the role of each action.
+      role_weight_Z: float32, the weight of each role.
     """
     mask_AT, role_A, role_weight_Z = jax.device_get((mask_AT, role_A, role_weight_Z))
+    # Float64 on the host: counts of large batches are exact.
     tokens_Z = np.zeros(len(role_weight_Z))
     np.add.at(tokens_Z, role_A, mask_AT.sum(axis=1))
     scale_Z = np.asarray(role_weight_Z) / np.maximum(tokens_Z, 1)

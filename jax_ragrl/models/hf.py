@@ -25,7 +25,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.sharding import beside, fetch, to_sharding
+from jax_ragrl.runtime.sharding import replicate_like, to_host, to_sharding
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -316,9 +316,9 @@ def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
 
     def parameter(name: str, layer: int | None) -> np.ndarray:
         if layer is None:
-            return fetch(params[name])
+            return to_host(params[name])
         stack = params["layers"][name]
-        return fetch(_layer_of(stack, beside(np.int32(layer), stack)))
+        return to_host(_layer_of(stack, replicate_like(np.int32(layer), stack)))
 
     return parameter
 

@@ -1,8 +1,8 @@
 """Eight-bit weights for a decoder that only generates: the frozen language model.
 
-A projection is kept as int8 with one scale an output channel, by Qwix, and widened where it is
-multiplied, one layer at a time: half the memory of bfloat16. Embeddings, norms and biases stay as
-they are. Neither training nor saving is meant.
+Projections are stored as int8 with one scale per output channel (by Qwix) and converted to the
+compute dtype one layer at a time, right before their matmul: half the memory of bfloat16.
+Embeddings, norms and biases are unchanged. Such a decoder is not for training and cannot be saved.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from jax_ragrl.models.hf import layout_of
 
 
 def quantize_decoder(decoder: Decoder) -> Decoder:
-    """`decoder` with int8 projections; the original is left alone.
+    """Returns a decoder with int8 projections; the original is unchanged.
 
-    Raises `UserError` where Qwix is not installed, or the decoder carries an adapter.
+    Raises:
+      UserError: Qwix is not installed, or the decoder has an adapter.
     """
     if decoder.adapter is not None:
         raise UserError(
-            "this decoder carries an adapter: merge_lora it before its weights are int8"
+            "this decoder has an adapter, not supported in int8: merge_lora it before quantizing"
         )
-    _qwix()  # asked before the work
+    _qwix()  # fails before any work if it is missing
     params = decoder.params()
     layers = dict(params["layers"])
     for name, weight in layer_weights(decoder.config).items():
+        # Only kernels have input axes; norms and biases have none.
         if inputs := layout_of(name, weight).inputs:
             layers[name] = _quantize(layers[name], inputs)
     return Decoder.from_params(decoder.config, params | {"layers": layers})
@@ -40,7 +42,7 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _quantize(stack: Array, inputs: int) -> Any:
-    """A stacked kernel `[layers, in..., out...]` with a float32 scale a layer and output."""
+    """Quantizes a stacked kernel `[layers, in..., out...]`, a scale for each layer and output."""
     channels = (0, *range(1 + inputs, stack.ndim))
     return _qwix().quantize(stack, jnp.int8, channelwise_axes=channels, scale_dtype=jnp.float32)
 
@@ -49,5 +51,7 @@ def _qwix() -> Any:
     try:
         import qwix
     except ImportError as e:
-        raise UserError("int8 weights need Qwix: 'pip install qwix', or keep bfloat16") from e
+        raise UserError(
+            "int8 weights need Qwix, which is not installed: 'pip install qwix', or keep bfloat16"
+        ) from e
     return qwix

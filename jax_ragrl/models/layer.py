@@ -1,4 +1,17 @@
-"""One layer: attention and a gated MLP, each on a normed residual stream."""
+"""One decoder layer: attention and a gated MLP, each added to the residual stream.
+
+One forward pass of a layer, in the order of `decoder_layer`:
+
+  1. norm     h = rms_norm(x, attn_norm)                                 `rms_norm`
+  2. qkv      q, k, v = h W_q, h W_k, h W_v, plus adapters and biases    `_qkv`
+  3. rope     q, k normalized per head (Qwen3), rotated by position      `_qkv`, `apply_rope`
+  4. cache    k, v written at each row's offset, when decoding           `_write_cache`
+  5. attend   out = softmax(q k / sqrt(F)) v under the mask              `models/attention.py`
+  6. project  x = x + out W_o                                            `linear`
+  7. mlp      x = x + (silu(h W_gate) * (h W_up)) W_down, h = rms_norm(x, mlp_norm)    `_mlp`
+
+Activations are in the compute dtype; norms, rotations and softmax are float32 inside.
+"""
 
 from __future__ import annotations
 
@@ -8,122 +21,180 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.models.attention import Pair, attention, earlier, shared_attention
+from jax_ragrl.models.attention import (
+    KeysValues,
+    attention,
+    lower_triangular_mask,
+    shared_prefix_attention,
+)
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import apply_rope
 from jax_ragrl.runtime.sharding import axis_size, constrain
 
 
 class LayerCall(NamedTuple):
-    """What every layer of one forward shares. `near` is the window mask, `None` without one."""
+    """The inputs that all layers of one forward pass share.
+
+    Fields:
+      config: the sizes and numerics of the decoder.
+      adapter_scale: the factor `alpha / rank` of a low-rank adapter; unused without one.
+      rope: cosine and sine of the rotary embedding, float32 `[B, L, F / 2]`, see `rope_tables`.
+      visibility: which keys each query attends to. One of
+        None: itself and all earlier tokens (without a cache only);
+        a bool mask `[B, L, S]`: the pairs that are True;
+        int32 `[B, L]` places: a query attends to a key from the key's own place up to this place
+          of the key, exclusive (without a cache, and only if `uses_splash`).
+      window_mask: bool `[B, L, S]`, True for keys within the sliding window, which the sliding
+        layers add to the mask; None if no layer slides.
+      write_B: int32, the cache slot of the first new token of each row; None
+        without a cache.
+    """
 
     config: DecoderConfig
     adapter_scale: float
     rope: tuple[Array, Array]
-    seen: Array | None
-    near: Array | None
-    write: Array | None
+    visibility: Array | None
+    window_mask: Array | None
+    write_B: Array | None
 
 
-def one_layer(
+def decoder_layer(
     call: LayerCall,
     x_BLD: Array,
     p: dict[str, Array],
-    slides: Array,
-    cache: Pair | None = None,
-    before: Pair | None = None,
-) -> tuple[Array, Pair]:
-    """One layer, and its keys and values: with a cache all of that, `[B, K, S, F]`, else the new
-    ones, `[B, L, K, F]`."""
-    eps = call.config.rms_norm_eps
-    q_BLHF, k_BLKF, v_BLKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
-    kept = k_BLKF, v_BLKF
-    if cache is not None and call.write is not None:
-        kept = _write(cache[0], k_BLKF, call.write), _write(cache[1], v_BLKF, call.write)
-    seen = call.seen
-    if call.near is not None:
-        seen = earlier(x_BLD.shape[1]) if seen is None else seen
-        seen = seen & (call.near | ~slides)
-    if before is not None and seen is not None:
-        out_BLHF = shared_attention(q_BLHF, before, kept, seen)
-    else:
-        k_BSKF, v_BSKF = kept if cache is None else (jnp.swapaxes(x, 1, 2) for x in kept)
-        impl, causal = call.config.attention_impl, cache is None
-        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, seen, impl, causal=causal)
-    x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
-    x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
-    return constrain(x_BLD, ("batch", "length", None)), kept
+    is_sliding: Array,
+    cache: KeysValues | None = None,
+    prefix_kv: KeysValues | None = None,
+) -> tuple[Array, KeysValues]:
+    """Runs one layer.
 
+    Args:
+      call: the inputs that all layers share.
+      x_BLD: the residual stream, in the compute dtype.
+      p: the arrays of this layer by name (`layer_weights`), including the arrays of its adapter.
+      is_sliding: bool scalar, whether this layer attends within the sliding window only; an array,
+        because it differs between layers of one scan.
+      cache: keys and values `[B, K, S, F]` to update; None without a cache.
+      prefix_kv: keys and values `[P, K, S', F]` that B / P adjacent rows share, which come before
+        the cache.
 
-def joined(p: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a layer, with those in one that multiply the same.
-
-    Heads go with the key-value head that they share, and the tensor axis of a mesh splits what it
-    split before; where it splits heads but not these, or weights are int8, they stay apart.
+    Returns:
+      The new residual stream, and keys and values: the updated cache `[B, K, S, F]`, or without a
+      cache the new ones `[B, L, K, F]`.
     """
-    apart = dict(p)
+    eps = call.config.rms_norm_eps
+    # 1.-3. Norm, projections, rotation.
+    q_BLHF, k_BLKF, v_BLKF = _qkv(call, rms_norm(x_BLD, p["attn_norm"], eps), p)
+    # 4. Cache.
+    new_kv = k_BLKF, v_BLKF
+    if cache is not None and call.write_B is not None:
+        new_kv = (
+            _write_cache(cache[0], k_BLKF, call.write_B),
+            _write_cache(cache[1], v_BLKF, call.write_B),
+        )
+    # 5. Attend.
+    visibility = call.visibility
+    if call.window_mask is not None:
+        mask = lower_triangular_mask(x_BLD.shape[1]) if visibility is None else visibility
+        visibility = mask & (call.window_mask | ~is_sliding)
+    if prefix_kv is not None and visibility is not None:
+        out_BLHF = shared_prefix_attention(q_BLHF, prefix_kv, new_kv, visibility)
+    else:
+        k_BSKF, v_BSKF = new_kv if cache is None else (jnp.swapaxes(x, 1, 2) for x in new_kv)
+        impl, causal = call.config.attention_impl, cache is None
+        out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, visibility, impl, causal=causal)
+    # 6. Project.
+    x_BLD = x_BLD + linear(out_BLHF, "o_proj", p, call.adapter_scale, inputs=2)
+    # 7. MLP.
+    x_BLD = x_BLD + _mlp(call, rms_norm(x_BLD, p["mlp_norm"], eps), p)
+    return constrain(x_BLD, ("batch", "length", None)), new_kv
+
+
+def fuse_projections(p: dict[str, Any]) -> dict[str, Any]:
+    """Fuses projections that share an input (q/k/v, gate/up) into single matmuls.
+
+    Query heads are stacked next to the key-value head that they share, so a tensor axis that splits
+    key-value heads splits the fused array in the same way. If it does not split these, q, k and v
+    stay separate; int8 weights are returned unchanged, because their scales are separate arrays.
+    """
+    layer = dict(p)
     if hasattr(p["q_proj"], "qvalue"):
-        return apart
-    apart["gate_up_proj"] = jnp.stack([apart.pop("gate_proj"), apart.pop("up_proj")], axis=1)
+        return layer
+    layer["gate_up_proj"] = jnp.stack([layer.pop("gate_proj"), layer.pop("up_proj")], axis=1)
     width, kv, head_dim = p["k_proj"].shape
     if kv % axis_size("tensor") == 0:
-        q, k, v = (apart.pop(f"{n}_proj").reshape(width, kv, -1, head_dim) for n in "qkv")
-        apart["qkv_proj"] = jnp.concatenate([q, k, v], axis=2)
-    return apart
+        q, k, v = (layer.pop(f"{n}_proj").reshape(width, kv, -1, head_dim) for n in "qkv")
+        layer["qkv_proj"] = jnp.concatenate([q, k, v], axis=2)
+    return layer
 
 
 def _qkv(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Returns rotated queries `[B, L, H, F]` and keys, and values `[B, L, K, F]`."""
     c = call.config
+    # 1. Matmuls. J indexes the query heads of a key-value head, then its key and its value.
     if "qkv_proj" in p:
-        all_BLKJF = _product(x_BLD, p["qkv_proj"])
+        all_BLKJF = _matmul(x_BLD, p["qkv_proj"])
         q, k, v = all_BLKJF[..., :-2, :], all_BLKJF[..., -2, :], all_BLKJF[..., -1, :]
         q = q.reshape(*q.shape[:2], c.num_heads, c.head_dim)
     else:
-        q, k, v = (_product(x_BLD, p[f"{n}_proj"]) for n in "qkv")
+        q, k, v = (_matmul(x_BLD, p[f"{n}_proj"]) for n in "qkv")
+    # 2. Adapters, which are never fused, and biases (Qwen2).
     q, k, v = (
-        _adapted(y, x_BLD, f"{n}_proj", p, call.adapter_scale)
+        _add_adapter(y, x_BLD, f"{n}_proj", p, call.adapter_scale)
         for n, y in zip("qkv", (q, k, v), strict=True)
     )
     if c.qkv_bias:
-        q, k, v = (_biased(x, p[f"{n}_bias"]) for n, x in zip("qkv", (q, k, v), strict=True))
+        q, k, v = (_add_bias(x, p[f"{n}_bias"]) for n, x in zip("qkv", (q, k, v), strict=True))
+    # 3. Norms per head (Qwen3), then the rotation.
     if c.qk_norm:
         q, k = rms_norm(q, p["q_norm"], c.rms_norm_eps), rms_norm(k, p["k_norm"], c.rms_norm_eps)
     return apply_rope(q, call.rope), apply_rope(k, call.rope), v
 
 
-def _biased(x: Array, bias: Array) -> Array:
-    """`x + bias`, of the dtype of `x`; added in float32, where the bias's gradient then sums the
-    cotangents of all tokens."""
-    wide = _row(bias.astype(x.dtype), x).astype(jnp.float32)
+def _add_bias(x: Array, bias: Array) -> Array:
+    """Returns `x + bias` in the dtype of `x`.
+
+    The sum is float32: its backward pass adds up the cotangents of all tokens, which bfloat16 would
+    round away.
+    """
+    wide = _expand_like(bias.astype(x.dtype), x).astype(jnp.float32)
     return (x.astype(jnp.float32) + wide).astype(x.dtype)
 
 
 def _mlp(call: LayerCall, x_BLD: Array, p: dict[str, Array]) -> Array:
-    """SwiGLU, Shazeer 2020 (arXiv 2002.05202)."""
+    """SwiGLU, Shazeer 2020 (arXiv 2002.05202): `(silu(x W_gate) * (x W_up)) W_down`."""
     scale = call.adapter_scale
     if "gate_up_proj" in p:
-        both = _product(x_BLD, p["gate_up_proj"])
+        both = _matmul(x_BLD, p["gate_up_proj"])
         gate, up = both[..., 0, :], both[..., 1, :]
     else:
-        gate, up = (_product(x_BLD, p[name]) for name in ("gate_proj", "up_proj"))
-    gate = _adapted(gate, x_BLD, "gate_proj", p, scale)
-    up = _adapted(up, x_BLD, "up_proj", p, scale)
+        gate, up = (_matmul(x_BLD, p[name]) for name in ("gate_proj", "up_proj"))
+    gate = _add_adapter(gate, x_BLD, "gate_proj", p, scale)
+    up = _add_adapter(up, x_BLD, "up_proj", p, scale)
     return linear(jax.nn.silu(gate) * up, "down_proj", p, scale)
 
 
 def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1) -> Array:
-    """`x W + scale (x A) B`, contracting the last `inputs` axes of `x`; no adapter, no term."""
-    return _adapted(_product(x, p[name], inputs), x, name, p, scale, inputs)
+    """Returns `x W + scale (x A) B`, or `x W` if the projection has no adapter.
+
+    Args:
+      x: activations; their last `inputs` axes are contracted.
+      name: the projection, such as `o_proj`.
+      p: the arrays of the layer.
+      scale: the factor of the adapter.
+      inputs: the number of input axes of the kernel.
+    """
+    return _add_adapter(_matmul(x, p[name], inputs), x, name, p, scale, inputs)
 
 
-def _product(x: Array, kernel: Any, inputs: int = 1) -> Array:
-    return jnp.tensordot(x, _widened(kernel, x.dtype), axes=inputs)
+def _matmul(x: Array, kernel: Any, inputs: int = 1) -> Array:
+    return jnp.tensordot(x, _to_dtype(kernel, x.dtype), axes=inputs)
 
 
-def _adapted(
+def _add_adapter(
     y: Array, x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1
 ) -> Array:
-    """`y` and the term of its adapter, if it has one."""
+    """Adds the term of a projection's adapter to its output `y`, if it has an adapter."""
     if f"{name}_lora_a" not in p:
         return y
     low = jnp.tensordot(x, p[f"{name}_lora_a"].astype(x.dtype), axes=inputs)
@@ -131,30 +202,38 @@ def _adapted(
     return y + jnp.asarray(scale, x.dtype) * delta
 
 
-def _widened(kernel: Any, dtype: jnp.dtype) -> Array:
-    """A kernel in the compute dtype, whether it is an array or quantized (`models/int8.py`)."""
+def _to_dtype(kernel: Any, dtype: jnp.dtype) -> Array:
+    """Casts a kernel, an array or quantized weights (`models/int8.py`), to the compute dtype."""
     if hasattr(kernel, "qvalue"):
         return kernel.qvalue.astype(dtype) * kernel.scale.astype(dtype)
     return kernel.astype(dtype)
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
-    """`x / rms(x) * gain` over the last axis, in float32, returned in the dtype of `x`."""
+    """Returns `x / sqrt(mean(x^2) + eps) * gain` over the last axis.
+
+    Float32 inside, the dtype of `x` outside. Zhang and Sennrich 2019 (arXiv 1910.07467).
+
+    Args:
+      x: activations `[..., D]`.
+      gain: `[D]`.
+      eps: added to the mean square.
+    """
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * _row(gain, wide)).astype(x.dtype)
+    return (wide * _expand_like(gain, wide)).astype(x.dtype)
 
 
-def _row(vector: Array, like: Array) -> Array:
-    """`vector` in the dtype of `like`, with leading axes so that ranks agree."""
+def _expand_like(vector: Array, like: Array) -> Array:
+    """Casts to the dtype of `like` and adds leading axes: silent rank promotion is forbidden."""
     return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))
 
 
-def _write(cache_BKSF: Array, new_BLKF: Array, write_B: Array) -> Array:
-    """Put each row's new entries at its offset; what falls past the end is dropped."""
+def _write_cache(cache_BKSF: Array, new_BLKF: Array, write_B: Array) -> Array:
+    """Writes the new entries of each row from its offset on; entries past the end are dropped."""
     slots_BL1 = (write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :])[..., None]
-    # Rows are a batch dimension, not indices, so that on a mesh each device writes its own: as
-    # indices they would be gathered with every token, and what is written too.
+    # Rows are a batch dimension of the scatter, not indices: on a mesh each device then writes its
+    # own rows. As indices, cache and new entries would be gathered for every token.
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(2, 3),
         inserted_window_dims=(2,),

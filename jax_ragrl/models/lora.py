@@ -1,10 +1,10 @@
-"""Low-rank adapters: a policy of its own for a few million parameters beside a shared base.
+"""Low-rank adapters (LoRA): a separate policy per adapter, a few million parameters on one base.
 
   y = x W + (alpha / rank) (x A) B,   A: [in, rank],  B: [rank, out]
 
-Hu et al. 2021 (arXiv 2106.09685). An adapter is the attribute `Decoder.adapter`; its variables are
-`nnx.LoRAParam`, so `nnx.split(decoder, nnx.LoRAParam, ...)` separates what is trained and saved
-from what is frozen. Decoders made from one base share its buffers.
+Hu et al. 2021 (arXiv 2106.09685). An adapter is the attribute `Decoder.adapter`. Its variables are
+`nnx.LoRAParam`, so `SplitModel.from_model(decoder, nnx.LoRAParam)` separates the trained arrays
+from the frozen base. Decoders with adapters on one base share its buffers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.sharding import fetch, mesh_of, replicate, tree_shardings
+from jax_ragrl.runtime.sharding import mesh_of, replicate, to_host, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -36,7 +36,13 @@ CONFIG_FILE = "adapter_config.json"
 
 @dataclasses.dataclass(frozen=True)
 class LoRAConfig:
-    """`targets` are names of projections; the update is scaled by `alpha / rank`."""
+    """The size of an adapter.
+
+    Fields:
+      rank: columns of A and rows of B.
+      alpha: the adapter's term is scaled by `alpha / rank`.
+      targets: the names of the projections that are adapted.
+    """
 
     rank: int = 16
     alpha: float = 32.0
@@ -57,7 +63,10 @@ class LoRAConfig:
 
 
 def adapter_weights(config: DecoderConfig, lora: LoRAConfig) -> dict[str, Weight]:
-    """`<target>_lora_a` and `<target>_lora_b`, stacked over layers; B starts at zero."""
+    """Returns `<target>_lora_a` and `<target>_lora_b`, stacked over layers.
+
+    B starts at zero, so a fresh adapter changes nothing.
+    """
     table = {}
     for name in sorted(lora.targets):
         ins, outs, axes = _sides(config, name)
@@ -74,30 +83,34 @@ def adapter_weights(config: DecoderConfig, lora: LoRAConfig) -> dict[str, Weight
 
 
 def _sides(config: DecoderConfig, name: str) -> tuple[tuple, tuple, tuple]:
-    """Input dimensions, output dimensions and logical axes of a projection."""
+    """Returns the input dimensions, the output dimensions and the logical axes of a projection."""
     weight = layer_weights(config)[name]
     inputs = hf.layout_of(name, weight).inputs
     return weight.shape[:inputs], weight.shape[inputs:], weight.axes
 
 
 def add_lora(decoder: Decoder, lora: LoRAConfig, *, rngs: nnx.Rngs) -> Decoder:
-    """A decoder that shares the base arrays of `decoder` and adds a fresh float32 adapter.
+    """Returns a decoder that shares the base arrays and has a fresh float32 adapter.
 
-    It computes what the base computes, until trained. Consumes one `params` key of `rngs`. The
-    adapter is laid out over the mesh of the base, if that is on one.
+    Until it is trained, it computes the same as the base.
+
+    Args:
+      decoder: the base. If it is on a mesh, the adapter is placed on the same mesh.
+      lora: the size of the adapter.
+      rngs: one `params` key is consumed.
     """
     mesh = mesh_of(decoder.params())
     table = adapter_weights(decoder.config, lora)
     rows, key, scale = tuple(table.items()), rngs.params(), lora.alpha / lora.rank
     if mesh is None:
-        return with_adapter(decoder, _draw_here(rows, key), scale)
+        return with_adapter(decoder, _init_on_default_device(rows, key), scale)
     shapes = {name: jax.ShapeDtypeStruct(w.shape, jnp.float32) for name, w in rows}
     layout = tree_shardings({name: w.axes for name, w in rows}, shapes, mesh)
-    draw = jax.jit(_draw, static_argnums=0, out_shardings=layout)
-    return with_adapter(decoder, draw(rows, replicate(key, mesh)), scale)
+    init = jax.jit(_init_adapter, static_argnums=0, out_shardings=layout)
+    return with_adapter(decoder, init(rows, replicate(key, mesh)), scale)
 
 
-def _draw(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]:
+def _init_adapter(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]:
     keys = jax.random.split(key, len(table))
     return {
         name: w.std * jax.random.normal(keys[i], w.shape) if w.std else jnp.zeros(w.shape)
@@ -105,19 +118,25 @@ def _draw(table: tuple[tuple[str, Weight], ...], key: Array) -> dict[str, Array]
     }
 
 
-_draw_here = jax.jit(_draw, static_argnums=0)
+_init_on_default_device = jax.jit(_init_adapter, static_argnums=0)
 
 
 def with_adapter(decoder: Decoder, arrays: dict[str, Array], scale: float) -> Decoder:
-    """A decoder around the base arrays of `decoder` and the given adapter arrays."""
-    adapted = nnx.merge(*nnx.split(decoder))
-    adapted.adapter = nnx.Dict({name: nnx.LoRAParam(x) for name, x in arrays.items()})
-    adapted.adapter_scale = float(scale)
-    return adapted
+    """Returns a decoder around the base arrays of `decoder` and an adapter.
+
+    Args:
+      decoder: the base; unchanged.
+      arrays: the arrays of the adapter by name, see `adapter_weights`.
+      scale: the factor `alpha / rank` of the adapter's term.
+    """
+    result = nnx.merge(*nnx.split(decoder))
+    result.adapter = nnx.Dict({name: nnx.LoRAParam(x) for name, x in arrays.items()})
+    result.adapter_scale = float(scale)
+    return result
 
 
 def adapter_arrays(decoder: Decoder) -> dict[str, Array]:
-    """The adapter's arrays by name; `UserError` where there is none."""
+    """Returns the arrays of the adapter by name; raises `UserError` if there is none."""
     if decoder.adapter is None:
         raise UserError(
             "this decoder carries no adapter: train with lora, or export without --adapter"
@@ -126,15 +145,19 @@ def adapter_arrays(decoder: Decoder) -> dict[str, Array]:
 
 
 def lora_config(decoder: Decoder) -> LoRAConfig:
-    """The config an adapter was made with."""
+    """Returns the config of a decoder's adapter, read from its arrays."""
     arrays = adapter_arrays(decoder)
     targets = tuple(n.removesuffix("_lora_a") for n in arrays if n.endswith("_lora_a"))
+    # B is `[layers, rank, out...]` for every target, A has the rank last.
     rank = next(x.shape[1] for n, x in arrays.items() if n.endswith("_lora_b"))
     return LoRAConfig(rank, decoder.adapter_scale * rank, targets)
 
 
 def merge_lora(decoder: Decoder) -> Decoder:
-    """A plain decoder that computes the same: `W + scale A B`, in the storage dtype."""
+    """Returns a decoder without adapter that computes the same: `W + scale A B`.
+
+    The sum is rounded once, to the storage dtype.
+    """
     arrays, params = adapter_arrays(decoder), decoder.params()
     layers = dict(params["layers"])
     for name in lora_config(decoder).targets:
@@ -152,10 +175,12 @@ def _merge(kernel: Array, a: Array, b: Array, scale: float) -> Array:
     return (kernel.astype(jnp.float32) + jnp.float32(scale) * update).astype(kernel.dtype)
 
 
-# PEFT's folder: adapter_config.json and adapter_model.safetensors.
+# The folder format of PEFT: adapter_config.json and adapter_model.safetensors.
 
 _PREFIX = "base_model.model."
-_UNDERSTOOD = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora"}
+# Fields that `_read_peft_config` uses, and fields without effect on the outputs of an adapter. Any
+# other field with a true value is refused.
+_USED = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora"}
 _UNUSED = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -168,15 +193,26 @@ _UNUSED = {
     "runtime_config",
 }
 
-# Other initialisations (PiSSA, LoftQ, CorDA) also change the base, so their adapter alone is wrong.
+# Harmless values of other fields. Other initializations (PiSSA, LoftQ, CorDA) change the base too,
+# so their adapter alone is wrong.
 _ALLOWED = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
 
 
 def save_lora(decoder: Decoder, folder: str | Path, base_model: str | None = None) -> Path:
-    """Write the adapter alone, in PEFT's layout; `base_model` is the base's folder or name."""
+    """Writes the adapter in PEFT's layout, without the base.
+
+    Args:
+      decoder: the decoder with the adapter. On several hosts all processes call this.
+      folder: the new folder.
+      base_model: the folder or the name of the base, for the config file.
+
+    Returns:
+      The folder.
+    """
     lora, arrays = lora_config(decoder), adapter_arrays(decoder)
     folder = hf.check_new(folder)
-    values = fetch(arrays)
+    # All processes gather; only the first one writes.
+    values = to_host(arrays)
     if jax.process_index() != 0:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +242,7 @@ def _peft_config(lora: LoRAConfig, base_model: str | None) -> dict[str, Any]:
 
 
 def _peft_names(config: DecoderConfig, target: str) -> list[tuple[int, str, str]]:
-    """`(layer, name of A, name of B)` of one target."""
+    """Returns `(layer, name of A, name of B)` for each layer of a target."""
     stems = [
         _PREFIX + hf.stored_name(target, i).removesuffix(".weight")
         for i in range(config.num_layers)
@@ -217,25 +253,32 @@ def _peft_names(config: DecoderConfig, target: str) -> list[tuple[int, str, str]
 def _to_peft(
     config: DecoderConfig, lora: LoRAConfig, values: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """PEFT stores A as `[rank, in]` and B as `[out, rank]`, a layer at a time."""
-    stored = {}
+    """Returns the tensors in PEFT's layout: per layer A as `[rank, in]`, B as `[out, rank]`."""
+    tensors = {}
     for target in lora.targets:
         for layer, name_a, name_b in _peft_names(config, target):
             a, b = values[f"{target}_lora_a"][layer], values[f"{target}_lora_b"][layer]
-            stored[name_a] = np.ascontiguousarray(a.reshape(-1, lora.rank).T)
-            stored[name_b] = np.ascontiguousarray(b.reshape(lora.rank, -1).T)
-    return stored
+            tensors[name_a] = np.ascontiguousarray(a.reshape(-1, lora.rank).T)
+            tensors[name_b] = np.ascontiguousarray(b.reshape(lora.rank, -1).T)
+    return tensors
 
 
 def load_lora(decoder: Decoder, folder: str | Path, mesh: Mesh | None = None) -> Decoder:
-    """`decoder` with the adapter of a PEFT folder.
+    """Returns `decoder` with the adapter of a PEFT folder.
 
-    Raises `UserError` for options that are not supported and for an adapter of another base.
+    Args:
+      decoder: the base; unchanged.
+      folder: the folder with `adapter_config.json` and `adapter_model.safetensors`.
+      mesh: the mesh to place the adapter on; None takes the first local device.
+
+    Raises:
+      UserError: an option that is not supported, or an adapter of another base.
     """
     folder = Path(folder)
     lora, scale = _read_peft_config(folder)
     values = _from_peft(decoder.config, lora, folder)
     table = adapter_weights(decoder.config, lora)
+    # Without a mesh the arrays are committed to a device, as `load_decoder` commits the base.
     layout = jax.local_devices()[0]
     if mesh is not None:
         layout = tree_shardings({n: w.axes for n, w in table.items()}, values, mesh)
@@ -247,18 +290,22 @@ def _read_peft_config(folder: Path) -> tuple[LoRAConfig, float]:
     if not path.is_file():
         raise UserError(f"{path} does not exist: give the folder of a PEFT adapter")
     raw = json.loads(path.read_text())
-    known = _UNDERSTOOD | _UNUSED
-    odd = [n for n, v in raw.items() if v and n not in known and v not in _ALLOWED.get(n, ())]
+    valid_names = _USED | _UNUSED
+    odd = [n for n, v in raw.items() if v and n not in valid_names and v not in _ALLOWED.get(n, ())]
     if raw.get("peft_type") != "LORA" or odd:
-        what = f"sets {odd[0]} = {raw[odd[0]]!r}" if odd else f"is a {raw.get('peft_type')}"
-        raise UserError(f"the adapter in {folder} {what}, which is not supported: retrain it plain")
+        problem = f"sets {odd[0]} = {raw[odd[0]]!r}" if odd else f"is a {raw.get('peft_type')}"
+        raise UserError(
+            f"the adapter in {folder} {problem}, which is not supported: retrain it as plain LoRA"
+        )
     targets = raw["target_modules"]
     if isinstance(targets, str):
-        raise UserError(f"target_modules {targets!r} is a pattern: list the projections instead")
+        raise UserError(
+            f"target_modules {targets!r} is a pattern, not a list: list the projections instead"
+        )
     rank, alpha = raw["r"], float(raw["lora_alpha"])
-    return LoRAConfig(rank, alpha, tuple(targets)), alpha / rank ** (
-        0.5 if raw.get("use_rslora") else 1.0
-    )
+    # Rank-stabilized LoRA (Kalajdzievski 2023) scales by alpha / sqrt(rank).
+    power = 0.5 if raw.get("use_rslora") else 1.0
+    return LoRAConfig(rank, alpha, tuple(targets)), alpha / rank**power
 
 
 def _from_peft(config: DecoderConfig, lora: LoRAConfig, folder: Path) -> dict[str, np.ndarray]:
@@ -277,19 +324,22 @@ def _from_peft(config: DecoderConfig, lora: LoRAConfig, folder: Path) -> dict[st
         values[f"{target}_lora_a"] = a.reshape(config.num_layers, *ins, lora.rank)
         values[f"{target}_lora_b"] = b.reshape(config.num_layers, lora.rank, *outs)
     if shapes:
-        raise UserError(f"the adapter has {next(iter(shapes))}, for which the base has no place")
+        raise UserError(
+            f"the adapter has {next(iter(shapes))}, for which the base has no place: "
+            "the adapter belongs to another base"
+        )
     return values
 
 
-def _check(name: str, shape: tuple[int, ...] | None, wanted: tuple[int, ...]) -> None:
-    if shape != wanted:
+def _check(name: str, shape: tuple[int, ...] | None, wanted_shape: tuple[int, ...]) -> None:
+    if shape != wanted_shape:
         has = "is missing" if shape is None else f"has shape {list(shape)}"
         raise UserError(
-            f"adapter tensor {name} {has}, but this base needs {list(wanted)}: "
+            f"adapter tensor {name} {has}, but this base needs {list(wanted_shape)}: "
             "the adapter belongs to another base"
         )
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-    whole = (slice(None), slice(None))
-    return safetensors_io.read(path, name, whole).astype(np.float32)
+    everything = (slice(None), slice(None))
+    return safetensors_io.read(path, name, everything).astype(np.float32)

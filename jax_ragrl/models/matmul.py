@@ -1,4 +1,4 @@
-"""The product of the package's models: operands in the compute dtype, the sum in float32."""
+"""The matmul of the package's models: operands in the compute dtype, sums in float32."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import jax.numpy as jnp
 from jax import Array
 
 
-def product(form: str, x: Array, y: Array) -> Array:
-    """`einsum`, float32 whatever the dtype of `x` and `y`."""
-    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
+def einsum_f32(subscripts: str, x: Array, y: Array) -> Array:
+    """Returns `einsum(subscripts, x, y)` in float32, whatever the dtype of `x` and `y`."""
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)

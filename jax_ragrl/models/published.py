@@ -1,4 +1,4 @@
-"""Decoder shapes by name, for planning and benchmarks: no weights, no download."""
+"""Configs of published decoders by name, for planning and benchmarks; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import RopeScaling
 
+# The fields that all sizes of a family share.
 _QWEN2 = functools.partial(DecoderConfig, qkv_bias=True, qk_norm=False, vocab_size=151936)
 _QWEN3 = functools.partial(
     DecoderConfig, vocab_size=151936, num_kv_heads=8, head_dim=128, max_positions=40960
@@ -23,7 +24,7 @@ _LLAMA3 = functools.partial(
     max_positions=131072,
 )
 
-SHAPES: dict[str, DecoderConfig] = {
+MODEL_CONFIGS: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _QWEN2(
         hidden_size=896,
         intermediate_size=4864,
@@ -101,17 +102,20 @@ SHAPES: dict[str, DecoderConfig] = {
         tie_embeddings=False,
         rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192),
     ),
-    "tiny": DecoderConfig(1024, 128, 256, 6, 4, 4, 32),  # the policy in the package
+    "tiny": DecoderConfig(1024, 128, 256, 6, 4, 4, 32),  # the policy that ships with the package
 }
 
 
-def shape(name: str) -> DecoderConfig:
-    """The config of a published model, or `tiny`; `UserError` lists the known ones.
+def published_config(name: str) -> DecoderConfig:
+    """Returns the config of a published model, or `tiny`.
 
-    A published name may go on, as in `Qwen/Qwen2.5-3B-Instruct`.
+    Organization and suffix of a published name are ignored, as in `Qwen/Qwen2.5-3B-Instruct`.
+
+    Raises:
+      UserError: no such model; the message lists the valid names.
     """
     short = name.lower().rpartition("/")[-1]
-    for known, config in SHAPES.items():
-        if short == known or (short.startswith(f"{known}-") and known != "tiny"):
+    for size, config in MODEL_CONFIGS.items():
+        if short == size or (short.startswith(f"{size}-") and size != "tiny"):
             return config
-    raise UserError(f"no shape named {name!r}: use one of {', '.join(SHAPES)}")
+    raise UserError(f"no model size named {name!r}: use one of {', '.join(MODEL_CONFIGS)}")

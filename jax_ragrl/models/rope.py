@@ -1,4 +1,7 @@
-"""Rotary position embedding in the half-rotation convention, with the scalings in use.
+"""Rotary position embedding with rotated halves, and its scalings for long contexts.
+
+Feature i of the first half of a head and feature i of the second half form a pair, which is rotated
+by `position * inv_freq[i]`.
 
 Su et al. 2021 (arXiv 2104.09864); the scalings as in Transformers' `modeling_rope_utils`.
 """
@@ -15,16 +18,22 @@ from jax import Array
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 
-KINDS = ("linear", "llama3", "yarn")
+SCALING_KINDS = ("linear", "llama3", "yarn")
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
-    `linear` divides all by `factor`. `llama3` uses `low_freq`, `high_freq` and
-    `original_max_positions`; `yarn` uses `beta_fast`, `beta_slow`, `truncate`,
-    `original_max_positions` and `attention_factor` (`None`: 0.1 ln(factor) + 1).
+    Fields:
+      kind: `linear`, `llama3` or `yarn`.
+      factor: the ratio of the new length to the trained one, at least 1.
+      original_max_positions: the trained length (llama3, yarn).
+      low_freq, high_freq: turns within the trained length below which a frequency is divided by the
+        factor, and above which it is unchanged (llama3).
+      beta_fast, beta_slow: turns at which the ramp over dimensions begins and ends (yarn).
+      attention_factor: the factor on cosine and sine (yarn); None: 0.1 ln(factor) + 1.
+      truncate: whether the ends of the ramp are rounded to dimensions (yarn).
     """
 
     kind: str
@@ -38,22 +47,35 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        one_of("rope scaling", self.kind, KINDS)
+        one_of("rope scaling", self.kind, SCALING_KINDS)
         if self.factor < 1:
-            raise UserError(f"rope scaling factor {self.factor} is below 1: give at least 1")
+            raise UserError(
+                f"rope scaling factor {self.factor} is below 1 and would shrink the context: "
+                "give at least 1"
+            )
 
 
 def rope_tables(
     positions_BL: Array, head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[Array, Array]:
-    """Cosine and sine, float32 `[B, L, F / 2]`, of int32 positions."""
+    """Returns cosine and sine of the rotation of every position.
+
+    Args:
+      positions_BL: int32 positions.
+      head_dim: F, features per head.
+      theta: the base of the frequencies.
+      scaling: how they are stretched; None leaves them.
+
+    Returns:
+      Two float32 arrays `[B, L, F / 2]`.
+    """
     inv_freq, gain = frequencies(head_dim, theta, scaling)
     angles = positions_BL.astype(jnp.float32)[..., None] * jnp.asarray(inv_freq)[None, None, :]
     return jnp.cos(angles) * jnp.float32(gain), jnp.sin(angles) * jnp.float32(gain)
 
 
 def apply_rope(x_BLHF: Array, tables: tuple[Array, Array]) -> Array:
-    """Rotate the two halves of each head; float32 inside, the dtype of `x` outside."""
+    """Rotates the two halves of each head; float32 inside, the dtype of `x` outside."""
     cos, sin = (t[:, :, None, :] for t in tables)
     a, b = jnp.split(x_BLHF.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHF.dtype)
@@ -62,7 +84,14 @@ def apply_rope(x_BLHF: Array, tables: tuple[Array, Array]) -> Array:
 def frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[np.ndarray, float]:
-    """Inverse frequencies, float32 `[F / 2]`, and the factor on cosine and sine."""
+    """Returns the inverse frequencies, float32 `[F / 2]`, and the factor on cosine and sine.
+
+    Args:
+      head_dim: F, features per head.
+      theta: the base of the frequencies.
+      scaling: how they are stretched; None leaves them.
+    """
+    # Float64 on the host: float32 powers would be off by several units in the last place.
     inv_freq = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     gain = 1.0
     if scaling is not None and scaling.kind == "linear":
@@ -75,7 +104,7 @@ def frequencies(
 
 
 def _llama3(inv_freq: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """Long waves are divided by the factor, short ones kept, those between interpolated."""
+    """Divides low frequencies by the factor, leaves high ones, and interpolates in between."""
     turns = s.original_max_positions * inv_freq / (2 * math.pi)
     keep = np.clip((turns - s.low_freq) / (s.high_freq - s.low_freq), 0.0, 1.0)
     return (1 - keep) * inv_freq / s.factor + keep * inv_freq
@@ -84,8 +113,10 @@ def _llama3(inv_freq: np.ndarray, s: RopeScaling) -> np.ndarray:
 def _yarn(
     inv_freq: np.ndarray, head_dim: int, theta: float, s: RopeScaling
 ) -> tuple[np.ndarray, float]:
-    """Peng et al. 2023 (arXiv 2309.00071): a ramp over dimensions instead of wavelengths."""
+    """YaRN, Peng et al. 2023 (arXiv 2309.00071): a ramp over dimensions, not over wavelengths."""
 
+    # 1. The ramp: from the dimension that makes `beta_fast` turns within the trained length, where
+    # frequencies are unchanged, to the one of `beta_slow` turns, from which they are divided.
     def dimension_of(turns: float) -> float:
         wave = s.original_max_positions / (turns * 2 * math.pi)
         return head_dim * math.log(wave) / (2 * math.log(theta))
@@ -94,8 +125,9 @@ def _yarn(
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    width = (high - low) or 0.001  # the ramp must not be a division by zero
+    width = (high - low) or 0.001  # avoids a division by zero
     stretch = np.clip((np.arange(head_dim // 2) - low) / width, 0.0, 1.0)
+    # 2. The factor on cosine and sine: the temperature of the attention scores.
     gain = s.attention_factor
     if gain is None:
         gain = 0.1 * math.log(s.factor) + 1.0 if s.factor > 1 else 1.0

@@ -1,8 +1,16 @@
-"""Causal attention on a TPU: JAX's splash kernel, whose scores never leave the chip.
+"""Causal attention on a TPU by JAX's splash kernel, whose scores never leave the chip.
 
-It skips blocks of queries and keys in which nothing is seen, most of a row that holds a prefix tree
-or many contexts, and asks no mask where all of a block is. The kernel is a program of one device:
-on a mesh each runs it on its own rows and heads.
+The kernel skips blocks of queries and keys that are entirely masked, which is most of a row that
+holds a prefix tree or many contexts, and reads no mask for blocks that are entirely visible. A
+kernel runs on one device: on a mesh each device runs it on its own rows and heads.
+
+A mask is given as places: key j is visible to queries from place j up to `until_BL[:, j]`,
+exclusive. `_mask_info` converts places to the tables that the kernel reads:
+
+  1. `_block_kinds`: for each pair of blocks, masked (0), partly visible (1) or visible (2).
+  2. `data_next`, `mask_next`: which block of keys and which mask to load next; repeating the
+     previous number loads nothing.
+  3. `_partial_masks`: the masks of the pairs on or below the diagonal.
 """
 
 from __future__ import annotations
@@ -23,29 +31,41 @@ from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info
 
 from jax_ragrl.runtime.sharding import Rules, axis_size, to_spec
 
-# Sides of a block, the largest that divides a row; the kernel takes multiples of 128.
-SIDES = (512, 256, 128)
-# Below this many keys the scores of XLA are small, and its fused softmax needs no loop of blocks.
-SPLASH_FROM = 1024
+# Sides of a block, of which the largest that divides a row is used; the kernel takes multiples of
+# 128.
+BLOCK_SIDES = (512, 256, 128)
+# Below this number of keys XLA's scores are small, and its fused softmax has no loop over blocks.
+SPLASH_MIN_KEYS = 1024
 
 
-def splash_takes(length: int, kv_heads: int) -> bool:
-    """What the kernel does, and does faster: many keys, a length that divides into blocks; on a
-    mesh, key-value heads that the tensor axis splits as it splits the queries' (see `Rules`)."""
-    whole = length % SIDES[-1] == 0 and kv_heads % axis_size("tensor") == 0
-    return length >= SPLASH_FROM and whole
+def splash_supports(length: int, kv_heads: int) -> bool:
+    """Returns whether the kernel takes rows of a length, and is faster than XLA for them.
+
+    The length must divide into blocks. On a mesh the tensor axis must split the key-value heads as
+    it splits the query heads (see `Rules`).
+    """
+    divides = length % BLOCK_SIDES[-1] == 0 and kv_heads % axis_size("tensor") == 0
+    return length >= SPLASH_MIN_KEYS and divides
 
 
 def splash(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) -> Array:
-    """`softmax(q k / sqrt(F)) v`, of the shape and dtype of `q`; scores and sums are float32.
+    """Returns `softmax(q k / sqrt(F)) v` under a causal mask.
 
-    A key is seen from its own place up to `until_BL` (int32, at least the place after it), by all
-    that come after it where that is None. L divides into blocks, see `splash_takes`.
+    Args:
+      q_BLHF: queries; L divides into blocks, see `splash_supports`.
+      k_BLKF: keys.
+      v_BLKF: values.
+      until_BL: int32, the place up to which each key is visible, exclusive; at least the place
+        after the key. None: to all later queries.
+
+    Returns:
+      An array of the shape and dtype of `q_BLHF`; scores and sums are float32.
     """
     mesh = jax.sharding.get_abstract_mesh()
     arrays = [q_BLHF, k_BLKF, v_BLKF, *([] if until_BL is None else [until_BL])]
     if mesh.empty or mesh.size == 1:
         return _on_device(*arrays)
+    # A batch that does not divide over the mesh is replicated instead of refused.
     rules = Rules(uneven=("batch",))
     names = [("batch", None, heads, None) for heads in ("heads", "kv", "kv")] + [("batch", None)]
     specs = [to_spec(name, x.shape, mesh, rules) for name, x in zip(names, arrays, strict=False)]
@@ -54,80 +74,97 @@ def splash(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) 
 
 
 def _on_device(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None = None) -> Array:
-    """The kernel knows heads and no batch: here each row's are heads of their own."""
+    """Runs the kernel, which has heads but no batch axis: the heads of all rows are its heads."""
     batch, length, heads, width = q_BLHF.shape
-    scaled = (q_BLHF.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(q_BLHF.dtype)
-    q, k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, length, width) for x in (scaled, k_BLKF, v_BLKF))
-    kernel = _causal(length, batch * heads) if until_BL is None else _tree(until_BL, heads)
+    scaled_q = (q_BLHF.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(q_BLHF.dtype)
+    q, k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, length, width) for x in (scaled_q, k_BLKF, v_BLKF))
+    if until_BL is None:
+        kernel = _causal_kernel(length, batch * heads)
+    else:
+        kernel = _tree_kernel(until_BL, heads)
     return jnp.swapaxes(kernel(q, k, v).reshape(batch, heads, length, width), 1, 2)
 
 
-def _causal(length: int, heads: int) -> Any:
-    """The kernel in which each sees itself and all before it."""
+def _causal_kernel(length: int, heads: int) -> Any:
+    """Returns the kernel of plain causal attention."""
     side = _side(length)
-    sizes = BlockSizes(side, side, side, side, side, side, side, side)  # of all its three passes
+    sizes = BlockSizes(side, side, side, side, side, side, side, side)  # of its three passes
     mask = MultiHeadMask([CausalMask((length, length))] * heads)
     return make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
 
 
 def _side(length: int) -> int:
-    return next(side for side in SIDES if length % side == 0)
+    return next(side for side in BLOCK_SIDES if length % side == 0)
 
 
-def _tree(until_BL: Array, heads: int) -> Any:
-    """The kernel of rows in which a key is seen up to a place, `heads` of each row."""
-    kernel = _causal(until_BL.shape[1], 1)
-    forward, backward = (_blocks(until_BL, heads, by_key) for by_key in (False, True))
+def _tree_kernel(until_BL: Array, heads: int) -> Any:
+    """Returns the kernel of rows with limited ranges of visibility, `heads` heads per row."""
+    # JAX makes kernels from masks that are known at compile time. Here the mask is data: take a
+    # causal kernel and exchange its tables.
+    kernel = _causal_kernel(until_BL.shape[1], 1)
+    forward, backward = (_mask_info(until_BL, heads, by_key) for by_key in (False, True))
     kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info = forward, forward, backward
     kernel.kwargs["mask_function"] = None
     return kernel
 
 
-def _blocks(until_BL: Array, heads: int, by_key: bool) -> MaskInfo:
-    """What the kernel is told of each pair of a block of queries `I` and one of keys `J`.
+def _mask_info(until_BL: Array, heads: int, by_key: bool) -> MaskInfo:
+    """Returns the kernel's tables over pairs of a block of queries `I` and a block of keys `J`.
 
-    For one block of queries, or of keys (`by_key`), it goes through those of the other. It asks of
-    each pair whether it shows nothing, something or all (0, 1, 2), which block to have read, and
-    which mask. Where it needs none both stay what they were, so that nothing is read again.
+    The kernel holds one block of queries and visits the blocks of keys; with `by_key` it is the
+    other way round. For each pair its tables say whether the pair is masked, partly visible or
+    visible, which block to load and which mask. A pair without a load repeats the number before
+    it, so nothing is loaded again.
     """
     batch, side = until_BL.shape[0], _side(until_BL.shape[1])
     until_BJK = until_BL.reshape(batch, -1, side)
     count = until_BJK.shape[1]
-    kind_BIJ = _kinds(until_BJK)
+    # 1. The kind of each pair.
+    kind_BIJ = _block_kinds(until_BJK)
+    # 2. Numbers of the visited block and of the mask of each pair on or below the diagonal.
     block_1IJ = np.indices((1, count, count), np.int32)[1 if by_key else 2]
     pairs = np.asarray(np.tril_indices(count), np.int32)
     number_BIJ = np.zeros((batch, count, count), np.int32)
     number_BIJ[:, *pairs] = np.arange(batch * pairs.shape[1]).reshape(batch, -1)
 
-    def kept(needed_BIJ: Array, number_BIJ: np.ndarray) -> Array:
-        newest_BIJ = jax.lax.cummax(jnp.where(needed_BIJ, number_BIJ, 0), 1 if by_key else 2)
-        return of_heads(newest_BIJ.astype(np.min_scalar_type(-int(number_BIJ.max()) - 1)))
+    def repeat_last_needed(needed_BIJ: Array, number_BIJ: np.ndarray) -> Array:
+        # Numbers ascend along the visited axis, so a running maximum repeats the last needed one.
+        last_BIJ = jax.lax.cummax(jnp.where(needed_BIJ, number_BIJ, 0), 1 if by_key else 2)
+        # The kernel keeps the tables in scarce scalar memory: take the smallest signed dtype.
+        return per_head(last_BIJ.astype(np.min_scalar_type(-int(number_BIJ.max()) - 1)))
 
-    def of_heads(x_BIJ: Array) -> Array:
+    def per_head(x_BIJ: Array) -> Array:
+        # A single table is shared by all heads of the kernel; several rows need one per head.
         return jnp.repeat(x_BIJ, heads if batch > 1 else 1, axis=0)
 
+    # 3. The tables.
     return MaskInfo(
-        data_next=kept(kind_BIJ > 0, block_1IJ),
-        mask_next=kept(kind_BIJ == 1, number_BIJ),
-        block_mask=of_heads(kind_BIJ.astype(jnp.int8)),
-        partial_mask_blocks=_masks(until_BJK, pairs, by_key),
+        data_next=repeat_last_needed(kind_BIJ > 0, block_1IJ),
+        mask_next=repeat_last_needed(kind_BIJ == 1, number_BIJ),
+        block_mask=per_head(kind_BIJ.astype(jnp.int8)),
+        partial_mask_blocks=_partial_masks(until_BJK, pairs, by_key),
         q_sequence=None,
         is_dynamic_mask=True,
     )
 
 
-def _kinds(until_BJK: Array) -> Array:
-    """Whether a pair of blocks shows nothing, something or all: 0, 1, 2, int32 `[B, I, J]`."""
+def _block_kinds(until_BJK: Array) -> Array:
+    """Returns, int32 `[B, I, J]`, whether a pair is masked (0), partly visible (1), visible (2).
+
+    A pair below the diagonal is visible if all its keys are visible beyond the last query, and
+    partly visible if any key is visible to the first query. A pair on the diagonal is partly
+    visible, above it masked.
+    """
     _, count, side = until_BJK.shape
     first_1I1 = jnp.arange(0, count * side, side)[None, :, None]
-    before_1IJ, same_1IJ = jnp.tri(count, k=-1, dtype=bool)[None], jnp.eye(count, dtype=bool)[None]
-    some_BIJ = (jnp.max(until_BJK, axis=2)[:, None] > first_1I1) & before_1IJ
-    all_BIJ = (jnp.min(until_BJK, axis=2)[:, None] >= first_1I1 + side) & before_1IJ
+    below_1IJ, same_1IJ = jnp.tri(count, k=-1, dtype=bool)[None], jnp.eye(count, dtype=bool)[None]
+    some_BIJ = (jnp.max(until_BJK, axis=2)[:, None] > first_1I1) & below_1IJ
+    all_BIJ = (jnp.min(until_BJK, axis=2)[:, None] >= first_1I1 + side) & below_1IJ
     return jnp.where(all_BIJ, 2, jnp.where(some_BIJ | same_1IJ, 1, 0))
 
 
-def _masks(until_BJK: Array, pairs: np.ndarray, by_key: bool) -> Array:
-    """The mask of each pair, bool `[B * pairs, queries, keys]`, or keys before queries."""
+def _partial_masks(until_BJK: Array, pairs: np.ndarray, by_key: bool) -> Array:
+    """Returns the mask of each pair, bool `[B * pairs, queries, keys]`; `by_key` transposes it."""
     side, query, key = until_BJK.shape[2], *((3, 2) if by_key else (2, 3))
     within_11S = jnp.arange(side)[None, None]
     at_query, at_key = (x[None, :, None] * side + within_11S for x in pairs)

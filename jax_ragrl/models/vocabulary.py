@@ -1,7 +1,8 @@
-"""Into the vocabulary and out of it: products in the compute dtype, gradients summed in float32.
+"""Embedding lookup and logits: the compute dtype forward, gradients summed in float32.
 
-A token that is frequent in a batch gets thousands of small cotangents; in bfloat16 their sum stops
-growing. So the gradient of a table goes around its copy in the compute dtype: into a `sink`.
+A token that is frequent in a batch receives thousands of small cotangents, and in bfloat16 their
+sum stops growing. Therefore the gradient of a table is accumulated in a float32 buffer
+(`gradient_sink`) and not in the table's copy in the compute dtype.
 """
 
 from __future__ import annotations
@@ -12,30 +13,40 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.models.matmul import product
+from jax_ragrl.models.matmul import einsum_f32
 from jax_ragrl.runtime.sharding import constrain
 
 
-def copied(table_VD: Array, dtype: Any) -> Array:
-    """A table in the compute dtype, its rows whole on every device; it takes no gradient."""
+def compute_copy(table_VD: Array, dtype: Any) -> Array:
+    """Returns a table in the compute dtype with whole rows on every device, without gradient."""
     return constrain(jax.lax.stop_gradient(table_VD).astype(dtype), ("vocab", None))
 
 
 @jax.custom_vjp
-def sink(table_VD: Array) -> Array:
-    """Zeros, float32 `[V, D]`, whose cotangent is the table's."""
+def gradient_sink(table_VD: Array) -> Array:
+    """Returns float32 zeros `[V, D]`, whose cotangent becomes the gradient of the table."""
     return jnp.zeros(table_VD.shape, jnp.float32)
 
 
-sink.defvjp(
-    lambda table_VD: (sink(table_VD), table_VD[:0]),
-    lambda kept, grad_VD: (grad_VD.astype(kept.dtype),),
+gradient_sink.defvjp(
+    # The residual has no rows: only its dtype is needed.
+    lambda table_VD: (gradient_sink(table_VD), table_VD[:0]),
+    lambda empty, grad_VD: (grad_VD.astype(empty.dtype),),
 )
 
 
 @jax.custom_vjp
 def look_up(copy_VD: Array, sink_VD: Array, ids: Array) -> Array:
-    """The rows of tokens, `[..., D]` in the dtype of the copy."""
+    """Returns the embeddings of tokens.
+
+    Args:
+      copy_VD: the table in the compute dtype (`compute_copy`).
+      sink_VD: the buffer of its gradient (`gradient_sink`).
+      ids: int32 token ids of any shape.
+
+    Returns:
+      `[..., D]` in the dtype of the copy.
+    """
     return copy_VD[ids]
 
 
@@ -43,8 +54,8 @@ def _look_up_forward(copy_VD: Array, sink_VD: Array, ids: Array) -> tuple[Array,
     return copy_VD[ids], (sink_VD, ids)
 
 
-def _look_up_backward(kept: tuple[Array, ...], grad: Array) -> tuple[None, Array, None]:
-    sink_VD, ids = kept
+def _look_up_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[None, Array, None]:
+    sink_VD, ids = residuals
     return None, jnp.zeros_like(sink_VD).at[ids].add(grad.astype(jnp.float32)), None
 
 
@@ -53,11 +64,19 @@ look_up.defvjp(_look_up_forward, _look_up_backward)
 
 @jax.custom_vjp
 def project(copy_VD: Array, sink_VD: Array, hidden: Array) -> Array:
-    """Logits, float32 `[..., V]`, of hidden states `[..., D]` in the dtype of the copy.
+    """Returns the logits of hidden states.
 
-    The backward pass multiplies in that dtype too, and sums in float32.
+    The backward pass also multiplies in the compute dtype and sums in float32.
+
+    Args:
+      copy_VD: the head in the compute dtype (`compute_copy`).
+      sink_VD: the buffer of its gradient (`gradient_sink`).
+      hidden: `[..., D]` in the dtype of the copy.
+
+    Returns:
+      float32 `[..., V]`.
     """
-    return product("...d,vd->...v", hidden, copy_VD)
+    return einsum_f32("...d,vd->...v", hidden, copy_VD)
 
 
 def _project_forward(
@@ -66,12 +85,13 @@ def _project_forward(
     return project(copy_VD, sink_VD, hidden), (copy_VD, hidden)
 
 
-def _project_backward(kept: tuple[Array, Array], grad: Array) -> tuple[None, Array, Array]:
-    copy_VD, hidden = kept
+def _project_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[None, Array, Array]:
+    copy_VD, hidden = residuals
+    # Flattened, the products are plain matmuls that sum over all tokens at once.
     grad_NV = grad.astype(hidden.dtype).reshape(-1, grad.shape[-1])
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    back_ND = product("nv,vd->nd", grad_NV, copy_VD).astype(hidden.dtype)
-    return None, product("nv,nd->vd", grad_NV, hidden_ND), back_ND.reshape(hidden.shape)
+    back_ND = einsum_f32("nv,vd->nd", grad_NV, copy_VD).astype(hidden.dtype)
+    return None, einsum_f32("nv,nd->vd", grad_NV, hidden_ND), back_ND.reshape(hidden.shape)
 
 
 project.defvjp(_project_forward, _project_backward)

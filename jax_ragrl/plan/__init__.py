@@ -1,10 +1,10 @@
-"""What a run needs of each device, asked of the compiler: without weights, and without the device.
+"""Computes the memory of a run per device, without weights and without the devices.
 
 The programs of a run (the gradient of a batch of rows, the sampling of a batch of prompts) are
-compiled ahead of time for a mesh of described devices. What stays there between them is counted
-from shapes and layouts: the state of the policies, and beside it an exact index, its encoder and
-frozen language models, where their folders are on this machine. Whatever else a config has on the
-devices is named.
+compiled ahead of time for a mesh of described devices; the compiler reports their temporary memory.
+Permanent memory is computed from shapes and shardings: the state of the policies, and an exact
+index, its encoder and frozen language models whose folders are on this machine. Anything else that
+a config places on the devices is listed as not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_ragrl.config.kinds import LLM, Index, NoLLMConfig, VectorIndex, WorldReaderConfig
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import Objective
@@ -20,134 +21,151 @@ from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.models.published import shape
-from jax_ragrl.plan.other_models import count_beside, local_shape
-from jax_ragrl.plan.policies import Trained, count_rollout, count_updates, state_bytes
+from jax_ragrl.models.published import published_config
+from jax_ragrl.plan.other_models import count_other_models, local_config
+from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
 from jax_ragrl.run.components import policy_folder
-from jax_ragrl.run.config import LLM, Index, load_recipe
+from jax_ragrl.run.config import load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is planned; the fields are those of a run's config that decide about memory.
+class PlanConfig:
+    """The part of a run's config that affects memory; the other fields are named as there.
 
-    `mesh` is (data, fsdp, tensor), an entry of -1 takes what is left of the devices. `width` is how
-    many actions are sampled at most after one prompt, `learners` are the policies by name. `policy`
-    is the folder of those that `policies` does not name.
+    Fields:
+      mesh: devices along (data, fsdp, tensor); -1 takes the remaining devices.
+      width: max actions sampled per prompt.
+      learners: names of the policies.
+      policy: folder of the policies that `policies` does not contain.
+      policies: pairs of a policy's name and its folder or published name.
     """
 
     objective: Objective
     optimizer: Optimizer
     shapes: Shapes = Shapes()
-    layout: Layout = Layout()
+    packing: Layout = Layout()
     mesh: tuple[int, ...] = (1, -1, 1)
-    compute: str = "bfloat16"
+    compute_dtype: str = "bfloat16"
     remat: str = "full"
     attention: str = "auto"
     width: int = 1
     learners: tuple[str, ...] = ("policy",)
-    index: Index = Index()
-    llm: LLM = LLM()
-    judge: LLM = LLM("none")
+    index: Index = VectorIndex()
+    llm: LLM = WorldReaderConfig()
+    judge: LLM = NoLLMConfig()
     lora: LoRAConfig | None = None
     policy: str | None = None
     policies: tuple[tuple[str, str], ...] = ()
     preference: Preference | None = None
 
 
-def plan(run: Plan, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
-    """Bytes of each device: what stays (`state`, `beside`), and what each program takes then.
+def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
+    """Computes the bytes per device.
 
-    `config` is that of policies to which `run.policies` gives no folder, or no published name, of
-    their own. `state` is told at `state_bytes`, the copies for a rollout at `count_rollout`.
-    `beside` are an exact index, its encoder and local language models. `peak_bytes` is the largest
-    of the programs on top of what stays; `fits` compares it with the device's memory. Policies and
-    critics are updated one after the other, a critic by a program like its policy's, so that one
-    gradient is counted.
+    Args:
+      run: the part of the config that affects memory.
+      config: architecture of the policies that `run.policies` does not contain.
+      devices: real or described devices.
 
-    `uncounted` says what the config has on the devices that is not in these numbers, or is counted
-    as something else. `fits` is then None, unless what is counted is too much already and only
-    more would come; and it is None where the memory is not known.
+    Returns:
+      `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
+      the largest memory, see `count_updates` and `count_rollout`. `other_models`: an exact index,
+      its encoder and local language models. `uncounted`: messages about parts of the config that
+      are not counted, or only approximately. `peak_bytes`: the largest program on top of the
+      permanent memory. `fits`: whether the peak is below the memory of a device; None if this is
+      unknown. If something is uncounted, `fits` can be False, but not True.
+
+      One gradient is counted: policies and critics are updated one after the other, a critic by a
+      program like that of its policy.
     """
+    # A run without a mesh uses one device; a plan shards over all devices by default.
     mesh = make_mesh(run.mesh or (1, -1, 1), devices)
-    policies, other = policies_of(run, config)
+    policies, approximations = policies_of(run, config)
     if run.preference is not None:
-        other.append("preference: an update by pairs, counted as one by the objective")
-    update = count_updates(policies, run.objective, run.layout, mesh)
-    sampled = count_rollout(policies, run.shapes, run.width, mesh)
-    more = count_beside(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
+        approximations.append("preference: an update by pairs, counted as one by the objective")
+    update = count_updates(policies, run.objective, run.packing, mesh)
+    sampling = count_rollout(policies, run.shapes, run.width, mesh)
+    others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
-    rollout = max(sampled["bytes"], sampled["weight_bytes"] + more.writing)
-    peak = state + more.lasting + max(update["bytes"], rollout)
+    # A language model generates while the policies wait, so its memory adds only to their weights.
+    rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
+    peak = state + others.permanent_bytes + max(update["bytes"], rollout)
     memory = memory_of(devices[0])
-    known = memory is not None and not other and not (peak < memory and more.uncounted)
+    # An approximation may be too high or too low; an uncounted model can only add to the peak.
+    is_certain = not approximations and not (memory and peak < memory and others.uncounted_models)
     return {
         "device": devices[0].device_kind,
         "devices": len(devices),
         "mesh": dict(mesh.shape),
-        "policies": {name: policy.facts() for name, policy in policies.items()},
+        "policies": {name: policy.parameter_counts() for name, policy in policies.items()},
         "state_bytes": state,
         "update": update,
-        "sampling": sampled,
-        "beside": more.parts,
-        "uncounted": more.uncounted + other,
+        "sampling": sampling,
+        "other_models": others.sections,
+        "uncounted": others.uncounted_models + approximations,
         "peak_bytes": peak,
         "memory_bytes": memory,
-        "fits": peak < memory if memory and known else None,
+        "fits": peak < memory if memory and is_certain else None,
     }
 
 
-def policies_of(run: Plan, config: DecoderConfig) -> tuple[dict[str, Trained], list[str]]:
-    """The policies of a run, whose config is `config` where `policies` names no other; and what of
-    them is not known.
+def policies_of(
+    run: PlanConfig, config: DecoderConfig
+) -> tuple[dict[str, PlannedPolicy], list[str]]:
+    """The policies of a run, and messages about those whose architecture is unknown.
+
+    Policies that `run.policies` does not contain have the architecture `config`.
 
     Raises:
-      UserError: `policies` names one that the system does not have.
+      UserError: `run.policies` contains a policy that the system does not have.
     """
     folders, unknown = dict(run.policies), []
-    if strange := [name for name in folders if name not in run.learners]:
-        has = ", ".join(run.learners)
-        raise UserError(f"policies names {strange[0]!r}: this system has {has}")
-    found = {}
+    if invalid := [name for name in folders if name not in run.learners]:
+        learners = ", ".join(run.learners)
+        raise UserError(f"policies names {invalid[0]!r}: this system has {learners}")
+    policies = {}
     for name in run.learners:
-        own = config
         try:
-            own = shape_of(folders[name]) if name in folders else config
+            policy = config_named(folders[name]) if name in folders else config
         except UserError as error:
+            # A model that is not on this machine yet: --shape is the best estimate.
+            policy = config
             unknown.append(f"policies.{name}: counted as --shape ({error})")
-        computed = {"dtype": run.compute, "remat": run.remat, "attention_impl": run.attention}
-        own = dataclasses.replace(own, **computed)  # type: ignore[arg-type]
-        found[name] = Trained(folders.get(name, run.policy or ""), own, run.lora)
-    return found, unknown
+        policy = dataclasses.replace(
+            policy, dtype=run.compute_dtype, remat=run.remat, attention_impl=run.attention
+        )
+        policies[name] = PlannedPolicy(folders.get(name, run.policy or ""), policy, run.lora)
+    return policies, unknown
 
 
-def shape_of(name: str) -> DecoderConfig:
-    """The shape of the decoder in a folder of this machine, or else of a published model.
+def config_named(name: str) -> DecoderConfig:
+    """The architecture of the decoder in a folder of this machine, or of a published model.
 
     Raises:
-      UserError: it is neither.
+      UserError: the name is neither.
     """
-    return local_shape(name) if policy_folder(name).is_dir() else shape(name)
+    return local_config(name) if policy_folder(name).is_dir() else published_config(name)
 
 
-def plan_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a plan that a run's config has, and those that its system's recipe decides."""
-    names = {field.name for field in dataclasses.fields(Plan)}
-    given = {name: value for name, value in values.items() if name in names}
-    for name in given.keys() & {"index", "llm", "judge"}:
-        given[name] = _named(given[name])
-    return given | (_of_system(dict(values)) if "system" in values else {})
+def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a `PlanConfig`: keys of a run's config, and what its system determines."""
+    names = {field.name for field in dataclasses.fields(PlanConfig)}
+    plan = {name: value for name, value in values.items() if name in names}
+    for name in plan.keys() & {"index", "llm", "judge"}:
+        plan[name] = _without_none(plan[name])
+    return plan | (_system_values(dict(values)) if "system" in values else {})
 
 
-def _of_system(values: dict[str, Any]) -> dict[str, Any]:
-    recipe = load_recipe(values | {"recipe": _named(values.get("recipe", {}))})
+def _system_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The width of a system's rollouts and its policies."""
+    recipe = load_recipe(values | {"recipe": _without_none(values.get("recipe", {}))})
     policies = sorted({role.policy for role in recipe.system.roles.values()})
     return {"width": recipe.width, "learners": tuple(policies)}
 
 
-def _named(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section in which what a user has yet to name, such as a file, is empty and not None."""
+def _without_none(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section whose placeholders for file names (None) are empty, which a plan accepts."""
     return {key: "" if x is None else x for key, x in section.items()}

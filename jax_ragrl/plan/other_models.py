@@ -1,6 +1,6 @@
-"""What lies on a run's devices beside its policies: an exact index, its encoder, language models.
+"""Memory of the other models of a run: an exact index, its encoder, frozen language models.
 
-Each is counted where its folder is on this machine, and else is named with the reason.
+A model is counted if its folder is on this machine; otherwise it is listed with the reason.
 """
 
 from __future__ import annotations
@@ -17,133 +17,168 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_ragrl.config.kinds import LLM, Index, LocalLLMConfig, VectorIndex
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import encoder, hf
 from jax_ragrl.models.bert import Bert
 from jax_ragrl.models.config import DecoderConfig, layer_weights
 from jax_ragrl.models.hf_config import from_hf
-from jax_ragrl.plan.abstract_arrays import abstract, bytes_of, compiled, whole
+from jax_ragrl.plan.abstract_arrays import (
+    abstract_decoder,
+    bytes_of,
+    compile_program,
+    replicated_array,
+)
 from jax_ragrl.plan.sampling import count_sampling
-from jax_ragrl.retrieval.exact import most_queries, nearest, share_of_first
-from jax_ragrl.retrieval.index import KINDS, read_description
+from jax_ragrl.retrieval.exact import BLOCK, most_queries, nearest, share_of_first
+from jax_ragrl.retrieval.index import read_description
 from jax_ragrl.run.components import policy_folder
-from jax_ragrl.run.config import LLM, REPLY, Index
+from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 
-DEPTH = 16  # passages of a search: what it takes hardly depends on it
+DEPTH = 16  # passages per search, which hardly affects its memory
 
 
-class Beside(NamedTuple):
-    """`parts` by section of the config: `weight_bytes`, `temporary_bytes`; and what they lack."""
+class OtherModels(NamedTuple):
+    """Memory per section of the config (`weight_bytes`, `temporary_bytes`).
 
-    parts: dict[str, dict[str, Any]]
-    uncounted: list[str]
+    `uncounted_models` has one message per model that is missing or counted only approximately.
+    """
 
-    @property
-    def lasting(self) -> int:
-        """Bytes of the fullest device that are there all the time. Queries are encoded, and then
-        searched, beside whatever else it does."""
-        searching = [self.parts[name]["temporary_bytes"] for name in SEARCH if name in self.parts]
-        return sum(part["weight_bytes"] for part in self.parts.values()) + max(searching, default=0)
+    sections: dict[str, dict[str, Any]]
+    uncounted_models: list[str]
 
     @property
-    def writing(self) -> int:
-        """Bytes that a language model takes while it writes, which no policy does then."""
-        writers = self.parts.keys() - SEARCH
-        return max((self.parts[name]["temporary_bytes"] for name in writers), default=0)
+    def permanent_bytes(self) -> int:
+        """Permanent bytes of the fullest device.
+
+        Temporary memory of searching is included, because searches overlap with all other work; the
+        encoder and the index run one after the other.
+        """
+        weights = sum(section["weight_bytes"] for section in self.sections.values())
+        search = [x["temporary_bytes"] for name, x in self.sections.items() if name in SEARCH]
+        return weights + max(search, default=0)
+
+    @property
+    def generation_bytes(self) -> int:
+        """Temporary bytes of a language model while it generates; policies do not run then."""
+        models = self.sections.keys() - SEARCH
+        return max((self.sections[name]["temporary_bytes"] for name in models), default=0)
 
 
 SEARCH = ("index", "encoder")
 
 
-def count_beside(index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: Mesh) -> Beside:
-    """What an index and language models, by their section of the config, take of each device."""
+def count_other_models(
+    index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: Mesh
+) -> OtherModels:
+    """Counts the memory per device of an index and of language models.
+
+    Args:
+      index: section of the config.
+      models: language models by section of the config.
+      shapes: static shapes of sampling.
+      mesh: devices of the run.
+    """
     counts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if index.kind == "exact":
+    if isinstance(index, VectorIndex) and index.kind == "exact":
         counts["index"] = functools.partial(_vectors, index.folder, mesh)
-    if index.kind in KINDS and index.encoder != "lexical":
+    if isinstance(index, VectorIndex) and index.encoder != "lexical":
         counts["encoder"] = functools.partial(_encoder, index.encoder, mesh)
     for name, llm in models.items():
-        if llm.kind == "local":
+        if isinstance(llm, LocalLLMConfig):
             counts[name] = functools.partial(_model, llm, shapes, mesh)
-    found = Beside({}, [])
+    others = OtherModels({}, [])
     for name, count in counts.items():
         try:
-            found.parts[name] = count()
+            others.sections[name] = count()
         except UserError as error:
-            found.uncounted.append(f"{name}: {error}")
-    widened = [name for name in found.parts if name in models and models[name].int8]
-    found.uncounted.extend(f"{name}: copies of its int8 weights, widened" for name in widened)
-    return found
+            # One missing folder must not prevent counting the other models.
+            others.uncounted_models.append(f"{name}: {error}")
+    local = {n: llm for n, llm in models.items() if isinstance(llm, LocalLLMConfig)}
+    # A forward pass may need copies of int8 weights in the compute dtype, which are not counted.
+    int8_models = [name for name in others.sections if name in local and local[name].int8]
+    for name in int8_models:
+        others.uncounted_models.append(f"{name}: copies of its int8 weights in the compute dtype")
+    return others
 
 
-def local_shape(name: str) -> DecoderConfig:
-    """The shape of the decoder in a folder of this machine; `UserError` where it has none."""
+def local_config(name: str) -> DecoderConfig:
+    """The architecture of the decoder in a folder of this machine; `UserError` if there is none."""
     if not name:
-        raise UserError("its folder is not named yet")
+        raise UserError("the config does not name its folder yet")
     return from_hf(hf.read_config(policy_folder(name)))
 
 
 def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
-    """The part of an index's vectors that the first device holds, and the largest search."""
+    """The vectors of an index on the first device, and the memory of the largest search."""
     if not folder:
-        raise UserError("index.folder is not named, which says how large it is")
-    made, devices = read_description(folder), _of_host(mesh).size
-    size, width = share_of_first(made["count"], devices), made["dimension"]
-    alone = _first(mesh)
-    vectors = whole((size, width), jnp.dtype(made.get("dtype", "float32")), alone)
-    queries = whole((most_queries(size), width), jnp.float32, alone)
-    facts, _ = compiled(nearest.lower(queries, vectors, min(DEPTH, size)), alone)
-    return {"vectors": [made["count"], width], "weight_bytes": bytes_of(vectors), **facts}
+        raise UserError("its size is unknown: name index.folder")
+    description, devices = read_description(folder), _host_mesh(mesh).size
+    size, width = share_of_first(description["count"], devices), description["dimension"]
+    device = _first_device(mesh)
+    rows = size + -size % BLOCK  # as `pad_to_blocks` pads
+    vectors = replicated_array(
+        (rows, width), jnp.dtype(description.get("dtype", "float32")), device
+    )
+    queries = replicated_array((most_queries(size), width), jnp.float32, device)
+    count = replicated_array((), jnp.int32, device)
+    facts, _ = compile_program(nearest.lower(queries, vectors, count, min(DEPTH, size)), device)
+    return {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors), **facts}
 
 
 def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
-    """An encoder, which lies on the first device, and its batch that takes most."""
+    """An encoder on the first device, and the temporary memory of its largest batch."""
     if not source:
-        raise UserError("index.encoder is not named yet")
-    _, config, settings = encoder.read_shape(source)
+        raise UserError("the config does not name index.encoder yet")
+    _, config, settings = encoder.read_config(source)
     graph, state = nnx.split(nnx.eval_shape(lambda: Bert(config, nnx.Rngs(0))))
-    alone = _first(mesh)
-    state = jax.tree.map(lambda x: whole(x.shape, x.dtype, alone), state)
-    lengths = {min(n, settings.max_length) for n in encoder.LENGTHS}
-    length = max(lengths, key=lambda n: encoder.most_rows(n) * n**2)
-    rows = (encoder.most_rows(length), length)
-    ids, mask = (whole(rows, dtype, alone) for dtype in (jnp.int32, jnp.bool_))
-    how = (settings.pooling, settings.normalise)
-    facts, _ = compiled(encoder.embed_tokens.lower(graph, state, ids, mask, *how), alone)
+    device = _first_device(mesh)
+    state = jax.tree.map(lambda x: replicated_array(x.shape, x.dtype, device), state)
+    lengths = {min(n, settings.max_length) for n in encoder.LENGTH_BUCKETS}
+    # Attention dominates: its memory grows with the square of the length.
+    length = max(lengths, key=lambda n: encoder.max_rows(n) * n**2)
+    rows = (encoder.max_rows(length), length)
+    ids, mask = (replicated_array(rows, dtype, device) for dtype in (jnp.int32, jnp.bool_))
+    options = (settings.pooling, settings.normalise)
+    facts, _ = compile_program(
+        encoder.embed_tokens.lower(graph, state, ids, mask, *options), device
+    )
     return {"texts": list(rows), "weight_bytes": bytes_of(state), **facts}
 
 
-def _model(llm: LLM, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
-    """A frozen language model, and the batch of prompts that takes most while it writes."""
-    kept = {"dtype": llm.dtype, "param_dtype": llm.dtype}
-    config = dataclasses.replace(local_shape(llm.model), **kept)  # type: ignore[arg-type]
-    params = nnx.state(abstract(config, _of_host(mesh)), nnx.Param)
-    weights = bytes_of(params) - (_saved(config, params) if llm.int8 else 0)
-    shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
+def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
+    """A frozen language model, and the temporary memory of its largest batch of prompts."""
+    dtypes = {"dtype": llm.dtype, "param_dtype": llm.dtype}
+    config = dataclasses.replace(local_config(llm.model), **dtypes)  # type: ignore[arg-type]
+    params = nnx.state(abstract_decoder(config, _host_mesh(mesh)), nnx.Param)
+    weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
+    # As `load_llm`: replies may be longer than the actions of policies.
+    shapes = dataclasses.replace(shapes, max_new_tokens=max(shapes.max_new_tokens, REPLY))
     facts = count_sampling(shapes, config, mesh)
     names = ("prompts", "temporary_bytes", "compile_s")
     return {"weight_bytes": weights, **{name: facts[name] for name in names}}
 
 
-def _saved(config: DecoderConfig, params: Any) -> int:
-    """The bytes less of int8 projections, with a float32 scale for each output of each layer."""
-    saved = 0
+def _int8_savings(config: DecoderConfig, params: Any) -> int:
+    """Bytes that int8 projections save; they add a float32 scale per output and layer."""
+    savings = 0
     for name, weight in layer_weights(config).items():
         if inputs := hf.layout_of(name, weight).inputs:
             kernel = bytes_of(params["layers"][name])
             scales = 4 * config.num_layers * math.prod(weight.shape[inputs:])
-            saved += kernel - kernel // jnp.dtype(config.param_dtype).itemsize - scales
-    return saved
+            savings += kernel - kernel // jnp.dtype(config.param_dtype).itemsize - scales
+    return savings
 
 
-def _of_host(mesh: Mesh) -> Mesh:
-    """The part of a described mesh that one host has: rows of devices that share weights."""
+def _host_mesh(mesh: Mesh) -> Mesh:
+    """The part of a described mesh on one host, in groups of devices that share a batch."""
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    # A frozen model serves its own host only, so it is sharded over that host's devices.
     own = [row for row in rows if row[0].process_index == rows[0, 0].process_index]
     return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def _first(mesh: Mesh) -> Mesh:
-    """The first device alone."""
+def _first_device(mesh: Mesh) -> Mesh:
+    """The mesh of the first device only."""
     return Mesh(mesh.devices[:1, :1, :1], mesh.axis_names, axis_types=mesh.axis_types)

@@ -1,12 +1,14 @@
-"""What the policies of a run take of each device: of one shape or of several, trained whole or as
-adapters beside a base that they share."""
+"""Memory of the policies of a run per device.
+
+Policies may differ in architecture, and train all parameters or adapters of a shared base.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,55 +20,61 @@ from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout, Rows
 from jax_ragrl.learner.targets import Targets
-from jax_ragrl.models.config import DecoderConfig, param_count, used_as
+from jax_ragrl.models.config import DecoderConfig, compute_dtype_of, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
-from jax_ragrl.plan.abstract_arrays import abstract, attending, batch, bytes_of, compiled, whole
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.plan.abstract_arrays import (
+    abstract_decoder,
+    batch_array,
+    bytes_of,
+    compile_program,
+    replicated_array,
+    with_attention,
+)
 from jax_ragrl.plan.sampling import count_sampling
-from jax_ragrl.runtime.sharding import Rules, ways
+from jax_ragrl.runtime.sharding import Rules, data_parallel_size
 from jax_ragrl.sampling.sampler import Shapes
 
-GATHERED = Rules(embed=None)  # weights as a rollout has them: whole where a batch is split
-
-
-class Parts(NamedTuple):
-    """A described policy as it is trained."""
-
-    graph: Any
-    params: Any
-    frozen: Any
+SAMPLING_RULES = Rules(embed=None)  # a rollout has no FSDP: data-parallel devices replicate weights
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """One policy: its decoder, and the adapter that is trained in its place, if any.
+class PlannedPolicy:
+    """One policy of a plan.
 
-    The config's `dtype` is that of its passes. Policies with adapters share the base of one `name`.
+    Fields:
+      name: name of the base; policies with adapters share the base of the same name.
+      config: architecture; its `dtype` is that of forward and backward passes.
+      lora: adapter that is trained instead of the base, if any.
     """
 
     name: str
     config: DecoderConfig
     lora: LoRAConfig | None = None
 
-    def stored(self) -> DecoderConfig:
-        """Its config in the dtype that its weights are kept in."""
+    def stored_config(self) -> DecoderConfig:
+        """The architecture with the dtype in which training stores the weights."""
+        # Full training keeps float32 weights; the base of an adapter has the compute dtype.
         dtype = "float32" if self.lora is None else self.config.dtype
         return dataclasses.replace(self.config, param_dtype=dtype)
 
-    def parts(self, mesh: Mesh, length: int = 1) -> Parts:
-        """Its parameters over a mesh, with the attention of rows of a length."""
-        return self._split(abstract(attending(self.stored(), length, mesh), mesh, lora=self.lora))
+    def training_model(self, mesh: Mesh, length: int = 1) -> SplitModel:
+        """The abstract model for training, with the attention kernel for rows of a length."""
+        config = with_attention(self.stored_config(), length, mesh)
+        return self._split(abstract_decoder(config, mesh, lora=self.lora))
 
-    def acting(self, mesh: Mesh) -> Parts:
-        """Its parameters as a rollout takes them."""
+    def sampling_model(self, mesh: Mesh) -> SplitModel:
+        """The abstract model for rollouts."""
         config = dataclasses.replace(self.config, param_dtype=self.config.dtype)
-        return self._split(abstract(config, mesh, GATHERED, self.lora))
+        return self._split(abstract_decoder(config, mesh, SAMPLING_RULES, self.lora))
 
-    def _split(self, decoder: Decoder) -> Parts:
-        return Parts(*nnx.split(decoder, nnx.Param if self.lora is None else nnx.LoRAParam, ...))
+    def _split(self, decoder: Decoder) -> SplitModel:
+        trained_filter = nnx.Param if self.lora is None else nnx.LoRAParam
+        return SplitModel.from_model(decoder, trained_filter)
 
-    def facts(self) -> dict[str, int]:
-        """How many parameters it has, and how many of them are trained."""
+    def parameter_counts(self) -> dict[str, int]:
+        """The number of parameters, and how many of them are trained."""
         count = param_count(self.config)
         if self.lora is None:
             return {"parameters": count, "trained": count}
@@ -75,112 +83,148 @@ class Trained:
 
 
 def state_bytes(
-    policies: Mapping[str, Trained], objective: Objective, optimizer: Optimizer, mesh: Mesh
+    policies: Mapping[str, PlannedPolicy], objective: Objective, optimizer: Optimizer, mesh: Mesh
 ) -> int:
-    """Bytes that stay: of each policy float32 weights and the moments of Adam; where the objective
-    has them, a reference in the dtype of its passes and a critic with moments of its own; and each
-    base below adapters once."""
-    moment, critics = jnp.dtype(optimizer.moments).itemsize / 4, objective.critic == "own"
+    """Permanent bytes per device.
+
+    Counted are, per policy, float32 weights and the moments of Adam; if the objective has them, a
+    reference in the compute dtype and a critic with its own moments; and each base once.
+
+    Args:
+      policies: the policies by name.
+      objective: determines reference and critic.
+      optimizer: determines the dtype of the moments.
+      mesh: devices of the run.
+    """
+    moment, critics = jnp.dtype(optimizer.moment_dtype).itemsize / 4, objective.critic == "own"
+    # `bases` has one entry per base, however many adapters share it.
     total, bases = 0.0, dict[Any, int]()
     for policy in policies.values():
-        parts = policy.parts(mesh)
-        total += bytes_of(parts.params) * (2 + moment) * (1 + critics)
+        model = policy.training_model(mesh)
+        total += bytes_of(model.params) * (2 + moment) * (1 + critics)
         if objective.kl.where != "none":
-            total += bytes_of(parts.params, policy.config.dtype)
-        bases[policy.name, policy.config] = bytes_of(parts.frozen)
+            total += bytes_of(model.params, policy.config.dtype)
+        bases[policy.name, policy.config] = bytes_of(model.frozen)
     return int(total) + sum(bases.values())
 
 
 def count_updates(
-    policies: Mapping[str, Trained], objective: Objective, layout: Layout, mesh: Mesh
+    policies: Mapping[str, PlannedPolicy], objective: Objective, layout: Layout, mesh: Mesh
 ) -> dict[str, Any]:
-    """The gradient that takes most. Policies are updated one after the other."""
-    found = {p: _update(p, objective, layout, mesh) for p in _distinct(policies)}
-    return max(found.values(), key=lambda facts: facts["bytes"])
+    """The gradient with the largest memory; policies are updated one after the other.
+
+    Args:
+      policies: the policies by name.
+      objective: determines the inputs of the gradient.
+      layout: lengths of rows and tokens per device.
+      mesh: devices of the run.
+
+    Returns:
+      `rows` ([rows, length]), `temporary_bytes`, `compile_s`, and `bytes`, which includes the sum
+      of gradients.
+    """
+    updates = [_update(p, objective, layout, mesh) for p in _distinct(policies)]
+    return max(updates, key=lambda facts: facts["bytes"])
 
 
 def count_rollout(
-    policies: Mapping[str, Trained], shapes: Shapes, width: int, mesh: Mesh
+    policies: Mapping[str, PlannedPolicy], shapes: Shapes, width: int, mesh: Mesh
 ) -> dict[str, Any]:
-    """The batch of prompts that takes most, beside those of the other policies, which have begun.
+    """The batch of prompts with the largest memory, while other policies have started batches.
 
-    While a rollout lasts a copy of each policy's weights is there: in the dtype of its passes, and
-    whole on the devices that share a batch. What is so already is not copied (`for_sampling`).
+    During a rollout there is a copy of each policy's weights, in the compute dtype and without
+    FSDP. Arrays that already have this form are not copied (`for_sampling`).
+
+    Args:
+      policies: the policies by name.
+      shapes: static shapes of sampling.
+      width: continuations per prompt.
+      mesh: devices of the run.
+
+    Returns:
+      `prompts` ([prompts, length]), `width`, `compile_s`, `weight_bytes` of the copies,
+      `temporary_bytes`, and their sum `bytes`.
     """
-    found = {p: _sampling(p, shapes, width, mesh) for p in _distinct(policies)}
-    most = max(found.values(), key=lambda facts: facts["temporary_bytes"])
-    begun = sum(found[_shape(policy)]["begun_bytes"] for policy in policies.values())
-    weights = copied_bytes(policies, mesh)
-    temporary = most["temporary_bytes"] + begun
+    samplings = {p: _sampling(p, shapes, width, mesh) for p in _distinct(policies)}
+    largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
+    start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
+    weights = copy_bytes(policies, mesh)
+    temporary = largest["temporary_bytes"] + start_bytes
     return {
-        **{name: most[name] for name in ("prompts", "width", "compile_s")},
+        **{name: largest[name] for name in ("prompts", "width", "compile_s")},
         "weight_bytes": weights,
         "temporary_bytes": temporary,
         "bytes": weights + temporary,
     }
 
 
-def _shape(policy: Trained) -> Trained:
-    """Without its name: policies of one shape have one program."""
+def _unnamed(policy: PlannedPolicy) -> PlannedPolicy:
+    """The policy without its name: policies of the same architecture share programs."""
     return dataclasses.replace(policy, name="")
 
 
-def _distinct(policies: Mapping[str, Trained]) -> list[Trained]:
-    return list(dict.fromkeys(map(_shape, policies.values())))
+def _distinct(policies: Mapping[str, PlannedPolicy]) -> list[PlannedPolicy]:
+    return list(dict.fromkeys(map(_unnamed, policies.values())))
 
 
-def _sampling(policy: Trained, shapes: Shapes, width: int, mesh: Mesh) -> dict[str, Any]:
-    given = {"width": width, "rules": GATHERED, "lora": policy.lora}
-    return count_sampling(shapes, policy.config, mesh, **given)  # type: ignore[arg-type]
+def _sampling(policy: PlannedPolicy, shapes: Shapes, width: int, mesh: Mesh) -> dict[str, Any]:
+    return count_sampling(
+        shapes, policy.config, mesh, width=width, rules=SAMPLING_RULES, lora=policy.lora
+    )
 
 
-def copied_bytes(policies: Mapping[str, Trained], mesh: Mesh) -> int:
-    """Bytes of the weights that a rollout has copies of."""
+def copy_bytes(policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> int:
+    """Bytes per device of the weights that a rollout copies."""
     total, bases = 0, dict[Any, int]()
     for policy in policies.values():
-        kept, taken = policy.parts(mesh), policy.acting(mesh)
-        total += _copied(kept.params, taken.params, policy.config.dtype)
-        frozen = _copied(kept.frozen, taken.frozen, policy.config.dtype)
-        bases[policy.name, policy.config] = frozen
+        original, copy = policy.training_model(mesh), policy.sampling_model(mesh)
+        dtype = policy.config.dtype
+        total += _copy_bytes(original.params, copy.params, dtype)
+        bases[policy.name, policy.config] = _copy_bytes(original.frozen, copy.frozen, dtype)
     return total + sum(bases.values())
 
 
-def _copied(kept: Any, taken: Any, compute: str) -> int:
-    """Bytes of the arrays that lie in another dtype, or otherwise, than they are taken in."""
+def _copy_bytes(original: Any, copy: Any, compute: str) -> int:
+    """Bytes of the arrays whose dtype or sharding differs between storage and rollout."""
 
     def size(path: Any, x: Any, y: Any) -> int:
-        form, wanted = x.sharding.shard_shape(x.shape), y.sharding.shard_shape(y.shape)
-        dtype = used_as(path, x, compute)
-        return 0 if (x.dtype, form) == (dtype, wanted) else math.prod(wanted) * dtype.itemsize
+        shard, copy_shard = x.sharding.shard_shape(x.shape), y.sharding.shard_shape(y.shape)
+        dtype = compute_dtype_of(path, x, compute)
+        is_shared = (x.dtype, shard) == (dtype, copy_shard)
+        return 0 if is_shared else math.prod(copy_shard) * dtype.itemsize
 
-    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, kept, taken)))
+    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, original, copy)))
 
 
-def _update(policy: Trained, objective: Objective, layout: Layout, mesh: Mesh) -> dict[str, Any]:
-    """The gradient of the longest rows, every token of which may be scored."""
-    length = max(layout.lengths)
-    parts = policy.parts(mesh, length)
-    count = layout.count(length, ways(mesh))
+def _update(
+    policy: PlannedPolicy, objective: Objective, layout: Layout, mesh: Mesh
+) -> dict[str, Any]:
+    """The gradient of the longest rows, with scores for all tokens."""
+    length = max(layout.row_lengths)
+    model = policy.training_model(mesh, length)
+    count = layout.count(length, data_parallel_size(mesh))
 
-    def rows_of(dtype: Any) -> jax.ShapeDtypeStruct:
-        return batch((count, length), dtype, mesh)
+    def array_of(dtype: Any) -> jax.ShapeDtypeStruct:
+        return batch_array((count, length), dtype, mesh)
 
-    ids, number = rows_of(jnp.int32), rows_of(jnp.float32)
-    rows = Rows(ids, ids, ids, ids, ids, rows_of(jnp.bool_))
+    ids, number = array_of(jnp.int32), array_of(jnp.float32)
+    rows = Rows(ids, ids, ids, ids, ids, array_of(jnp.bool_))
+    # Arrays that only some objectives need; old log-probabilities are counted in any case.
     optional = {"old_logp": number}
     if objective.kl.where == "loss":
         optional["ref_logp"] = number
-    scalar = whole((), jnp.float32, mesh)
+    scalar = replicated_array((), jnp.float32, mesh)
     targets = Targets(number, number, **optional)
+    # The program gets its advantages as input: it does not depend on their estimator.
     objective = dataclasses.replace(objective, critic="none", advantage="group_centred")
     with jax.set_mesh(mesh):
-        traced = gradient.lower(
-            *(*parts, rows, targets, scalar, scalar),
+        trace = gradient.lower(
+            *(model, rows, targets, scalar, scalar),
             objective=objective,
-            layout=layout_of(parts.params),
-            total=parts.params,
+            layout=layout_of(model.params),
+            total=model.params,
         )
-    facts, _ = compiled(traced, mesh)
-    # The sum of gradients is there before the first batch, and each is added to it in place.
-    total = facts["temporary_bytes"] + bytes_of(parts.params)
+    facts, _ = compile_program(trace, mesh)
+    # The sum of gradients is allocated before the first batch, and each gradient is added in place.
+    total = facts["temporary_bytes"] + bytes_of(model.params)
     return {"rows": [count, length], **facts, "bytes": total}

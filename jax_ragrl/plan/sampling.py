@@ -1,4 +1,4 @@
-"""What the sampling of a batch of prompts takes of each device."""
+"""Memory for sampling a batch of prompts per device."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.plan.abstract_arrays import (
-    abstract,
-    attending,
-    batch,
+    abstract_decoder,
+    batch_array,
     bytes_of,
-    compiled,
-    placed,
-    whole,
+    compile_program,
+    replicated_array,
+    with_attention,
+    with_shardings,
 )
-from jax_ragrl.runtime.sharding import Rules, ways
-from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
+from jax_ragrl.runtime.sharding import Rules, data_parallel_size
+from jax_ragrl.sampling.decode import Grammar, Prompts, continue_decode, generate, start_decode
 from jax_ragrl.sampling.sampler import Shapes
 
 
@@ -35,51 +35,76 @@ def count_sampling(
     rules: Rules | None = None,
     lora: LoRAConfig | None = None,
 ) -> dict[str, Any]:
-    """The batch of prompts whose cache is largest, `width` continuations each, in `config.dtype`,
-    by weights that lie as `rules` has them.
+    """Counts the memory of the batch of prompts with the largest cache.
 
-    Where a cache grows, the batch is taken to need all of it while no row has ended; a batch that
-    has only begun takes `begun_bytes`.
+    A cache that grows is assumed to reach its full size before any row ends.
+
+    Args:
+      shapes: static shapes of sampling.
+      config: architecture, with the compute dtype.
+      mesh: devices of the run.
+      width: continuations per prompt.
+      rules: sharding rules of the weights.
+      lora: adapter, if any.
+
+    Returns:
+      `prompts` ([prompts, length]), `width`, `temporary_bytes`, `begun_bytes` (a batch that has
+      only started) and `compile_s`.
     """
-    new, shared = width * shapes.steps, ways(mesh)
-    length = max(shapes.lengths, key=lambda n: shapes.most(n, shared) * (n + new))
-    acting = dataclasses.replace(attending(config, length, mesh), param_dtype=config.dtype)
-    graph, params = nnx.split(abstract(acting, mesh, rules, lora), nnx.Param)
-    count = shapes.most(length, shared)
+    new_tokens, devices = width * shapes.max_new_tokens, data_parallel_size(mesh)
+    length = max(
+        shapes.prompt_lengths, key=lambda n: shapes.max_batch_size(n, devices) * (n + new_tokens)
+    )
+    # Sampling holds a copy of the weights in the compute dtype.
+    acting = dataclasses.replace(with_attention(config, length, mesh), param_dtype=config.dtype)
+    model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
+    count = shapes.max_batch_size(length, devices)
+    prompts = _abstract_prompts(count, length, mesh)
+    arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
+    return {
+        "prompts": [count, length],
+        "width": width,
+        **_decode_bytes(shapes, width, arguments, mesh),
+    }
 
+
+def _abstract_prompts(count: int, length: int, mesh: Mesh) -> Prompts:
     def column(dtype: Any) -> jax.ShapeDtypeStruct:
-        return batch((count,), dtype, mesh)
+        return batch_array((count,), dtype, mesh)
 
-    prompts = Prompts(
-        ids_BP=batch((count, length), jnp.int32, mesh),
+    return Prompts(
+        ids_BP=batch_array((count, length), jnp.int32, mesh),
         length_B=column(jnp.int32),
         seed_B=column(jnp.uint32),
         temperature_B=column(jnp.float32),
         top_p_B=column(jnp.float32),
         limit_B=column(jnp.int32),
     )
-    given = (graph, params, prompts, Grammar(whole((2,), jnp.int32, mesh)))
-    return {"prompts": [count, length], "width": width, **_decoding(shapes, width, given, mesh)}
 
 
-def _decoding(shapes: Shapes, width: int, given: tuple[Any, ...], mesh: Mesh) -> dict[str, Any]:
-    """What the programs of a batch take at most, with the rows and caches between them."""
-    first, *more = shapes.caches(shapes.steps)
+def _decode_bytes(
+    shapes: Shapes, width: int, arguments: tuple[Any, ...], mesh: Mesh
+) -> dict[str, Any]:
+    """The peak of the programs of a batch, including the rows and caches between them."""
+    # The sizes that a cache grows through; with one size, a single program does all.
+    first, *larger = shapes.cache_sizes_for(shapes.max_new_tokens)
     with jax.set_mesh(mesh):
-        if not more:
-            facts = compiled(generate.lower(*given, width=width, steps=first), mesh)[0]
+        if not larger:
+            facts = compile_program(
+                generate.lower(*arguments, width=width, max_new_tokens=first), mesh
+            )[0]
             return facts | {"begun_bytes": 0}
-        given = (*given, whole((ways(mesh),), jnp.int32, mesh))
-        traced = begin.lower(*given, width=width, slots=first)
-        begun, layouts = compiled(traced, mesh)
-        last = begin.eval_shape(*given, width=width, slots=more[-1])
-        small, large = (placed(x, layouts) for x in (traced.out_info, last))
-        ended, _ = compiled(go_on.lower(*given, *large), mesh)
-    # A cache is copied array by array while it grows.
-    beside = max(ended["temporary_bytes"], *(bytes_of(x) for x in jax.tree.leaves(large)))
-    most = max(begun["temporary_bytes"] + bytes_of(small), bytes_of(large) + beside)
+        arguments = (*arguments, replicated_array((data_parallel_size(mesh),), jnp.int32, mesh))
+        trace = start_decode.lower(*arguments, width=width, slots=first)
+        start, shardings = compile_program(trace, mesh)
+        full = start_decode.eval_shape(*arguments, width=width, slots=larger[-1])
+        small, large = (with_shardings(x, shardings) for x in (trace.out_info, full))
+        end, _ = compile_program(continue_decode.lower(*arguments, *large), mesh)
+    # A cache grows array by array, so one additional array exists at a time.
+    temporary = max(end["temporary_bytes"], *(bytes_of(x) for x in jax.tree.leaves(large)))
+    peak = max(start["temporary_bytes"] + bytes_of(small), bytes_of(large) + temporary)
     return {
-        "temporary_bytes": most,
+        "temporary_bytes": peak,
         "begun_bytes": bytes_of(small),
-        "compile_s": round(begun["compile_s"] + ended["compile_s"], 1),
+        "compile_s": round(start["compile_s"] + end["compile_s"], 1),
     }

@@ -1,4 +1,4 @@
-"""A run as one HTML file that opens offline: `build_report(workdir)`."""
+"""Report of a run: one HTML file without external resources."""
 
 from jax_ragrl.report.build import build_report
 

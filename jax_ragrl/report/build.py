@@ -1,4 +1,4 @@
-"""The report itself: a run's numbers and trees put into `template.html`."""
+"""Renders the report: the numbers and trees of a run in `template.html`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import jinja2
 from markupsafe import Markup
 
 from jax_ragrl.report import charts
-from jax_ragrl.report.load import Curve, Run, curve, is_number, keys_under, load_run
-from jax_ragrl.report.sketch import Scale, Twig, grow, scale_of, sketch
+from jax_ragrl.report.load import Curve, RunData, curve, is_number, keys_under, load_run
+from jax_ragrl.report.sketch import Scale, TreeNode, build_tree, credit_scale, draw_tree
 
-MAX_TREES = 6  # of each step shown
-COLOURS = 6  # of strategies
+MAX_TREES = 6  # per step
+COLORS = 6  # for strategies, c0 to c5 of the style sheet
 SYSTEMS = {
     "direct": "No retrieval",
     "standard_rag": "Standard RAG",
@@ -29,13 +29,13 @@ FACTS = {
     "reader": "Frozen language model",
     "seed": "Seed",
 }
-# Of the run's config, by dotted key: what tells one run of an ablation from another.
+# Dotted config keys that distinguish the runs of an ablation.
 CHOICES = {
     "system": "System",
     "policy": "Policy",
     "credit": "Credit",
     "objective.advantage": "Advantage",
-    "run.questions": "Questions a step",
+    "run.questions_per_step": "Questions per step",
     "optimizer.policy_lr": "Learning rate",
     "seed": "Seed",
 }
@@ -47,33 +47,42 @@ TITLES = {
     "clip_frac": "Clipped share",
     "response_length/mean": "Response length",
     "grad_norm": "Gradient norm",
-    "zero_variance_frac": "Questions with equal rewards",
-    "retrieval/recall": "Gold passages found",
-    "right": "Pairs ordered rightly",
+    "frac_reward_zero_std": "Questions with equal rewards",
+    "retrieval/recall": "Recall of gold passages",
+    "right": "Pairs ranked correctly",
 }
-# Of one role, whose name follows.
+# Metrics per role: the name of the role follows.
 ROLE_TITLES = {
     "valid_frac/": "Valid actions",
-    "earned/": "Reward of its own",
-    "actions/": "Actions a rollout",
-    "zero_variance_frac/": "Groups with equal rewards",
+    "role_reward/": "Role reward",
+    "actions_per_rollout/": "Actions per rollout",
+    "frac_reward_zero_std/": "Groups with equal rewards",
     "kl/": "KL",
     "entropy/old/": "Entropy",
     "response_length/": "Response length",
 }
-# What a node is taken to be where the file does not tell.
+# Default fields of a node, for files of older versions.
 NODE = {
     "id": None, "parent": None, "role": "", "text": "", "prompt": "", "forced": False,
     "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),
     "tokens": (), "calls": (),
 }  # fmt: skip
 SMALL = (
-    *("earned/", "zero_variance_frac", "retrieval/recall", "valid_frac/", "actions/"),
+    *(
+        "role_reward/",
+        "frac_reward_zero_std",
+        "retrieval/recall",
+        "valid_frac/",
+        "actions_per_rollout/",
+    ),
     *("kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right"),
 )
-TWICE = ("entropy/old/mean",)  # shown as the entropy
-WITHIN = "time/compile_s"  # a part of the other times
-FAULTS = {"malformed/": "Malformed", "dead/": "Ended without an answer"}
+REDUNDANT = ("entropy/old/mean",)  # equals "entropy", which is shown
+INCLUDED_TIME = "time/compile_s"  # a part of the other times
+FAILURES = {"invalid_action/": "Invalid action", "unanswered/": "Ended without an answer"}
+
+
+SHARE, REWARD = "strategy_frac/", "strategy_reward/"  # prefixes of metrics per strategy
 
 
 class Panel(NamedTuple):
@@ -84,47 +93,48 @@ class Panel(NamedTuple):
     picture: Markup
 
 
-class Tree(NamedTuple):
-    """One question's tree, ready to be shown."""
+class TreeView(NamedTuple):
+    """The tree of one question, prepared for the template."""
 
     anchor: str
     question: str
     answers: str
     hops: Any
-    roots: Sequence[Twig]
+    roots: Sequence[TreeNode]
     picture: Markup
     leaves: int
     reward: float
 
 
 def build_report(workdir: pathlib.Path) -> pathlib.Path:
-    """Writes `workdir/report.html`: one file, no scripts, nothing fetched.
+    """Writes `workdir/report.html`: one file without scripts or external resources.
 
-    Reads `metrics.jsonl` (one flat object a step); `summary.json` and `trees.jsonl` (one
-    `{"step", "trees"}` a line, trees as `rollout.trace.trees` makes them) may be missing.
+    Reads `metrics.jsonl` (one flat object per step). `summary.json` and `trees.jsonl` (one
+    `{"step", "trees"}` per line, with trees of `rollout.trace.trees`) may be missing.
 
     Returns:
       The path of the report.
 
     Raises:
       UserError: the metrics are missing, or a file cannot be read; the message names the file and
-        the command that makes it.
+        the command that creates it.
     """
     workdir = pathlib.Path(workdir)
     page = render(load_run(workdir))
     target = workdir / "report.html"
-    # Text of documents and models may hold lone surrogates, which UTF-8 cannot.
+    # Texts of documents and models may hold lone surrogates, which UTF-8 cannot encode.
     target.write_text(page, encoding="utf-8", errors="replace")
     return target
 
 
-def render(run: Run) -> str:
-    """The page of a run."""
+def render(run: RunData) -> str:
+    """Renders the page of a run."""
+    # Autoescape: the page shows texts of models and documents, which may contain HTML.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = importlib.resources.files("jax_ragrl.report") / "template.html"
-    scale = scale_of([tree for row in run.trees for tree in row.get("trees", ())])
+    scale = credit_scale([tree for row in run.trees for tree in row.get("trees", ())])
     return environment.from_string(source.read_text(encoding="utf-8")).render(
         summary=run.summary,
         facts=facts(run.summary, run.config),
@@ -132,9 +142,9 @@ def render(run: Run) -> str:
         gain=gain(run.summary),
         reward=reward(run),
         strategies=strategies(run),
-        ended=ended(run.summary),
+        outcomes=outcomes(run.summary),
         panels=panels(run),
-        faults=faults(run),
+        failures=failures(run),
         times=times(run),
         costs=costs(run.summary),
         forests=forests(run, scale),
@@ -143,24 +153,24 @@ def render(run: Run) -> str:
 
 
 def facts(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the run was, as pairs of a name and a value."""
-    chosen = {name: _held(config, key.split(".")) for key, name in CHOICES.items()}
-    known = {name: value for name, value in chosen.items() if value is not None}
-    known |= {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
+    """Facts about the run, as pairs of a name and a value."""
+    choices = {name: _nested(config, key.split(".")) for key, name in CHOICES.items()}
+    pairs = {name: value for name, value in choices.items() if value is not None}
+    pairs |= {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
     if is_number(summary.get("wall_s")):
-        known["Wall time"] = duration(summary["wall_s"])
-    return [(name, str(value)) for name, value in known.items()]
+        pairs["Wall time"] = duration(summary["wall_s"])
+    return [(name, str(value)) for name, value in pairs.items()]
 
 
-def _held(values: Any, keys: Sequence[str]) -> Any:
-    """The value under nested keys; None where there is none."""
+def _nested(values: Any, keys: Sequence[str]) -> Any:
+    """The value under nested keys; None if a key is missing."""
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -168,19 +178,19 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.3g} s"
 
 
-def ended(summary: Mapping[str, Any]) -> str:
-    """How the answers to the test questions ended, and how often, the most frequent first."""
+def outcomes(summary: Mapping[str, Any]) -> str:
+    """Counts of how the rollouts of the test questions ended, the most frequent first."""
     counts = _numbers(summary.get("ended") or {})
     return ", ".join(f"{k} {counts[k]}" for k in sorted(counts, key=lambda k: -counts[k]))
 
 
 def percent(summary: Mapping[str, Any]) -> float:
-    """What turns the summary's accuracies into percent: 1 where its `metric` says percent."""
+    """The factor that converts the summary's accuracies to percent: 1 if they are in percent."""
     return 1.0 if "percent" in str(summary.get("metric")) else 100.0
 
 
 def accuracy(summary: Mapping[str, Any]) -> Markup | None:
-    """A bar for every system."""
+    """A bar chart with one bar per system."""
     values, unit = summary.get("accuracy") or {}, percent(summary)
     bars = [
         charts.Bar(SYSTEMS.get(key, key), unit * float(value), key == "trained")
@@ -191,13 +201,13 @@ def accuracy(summary: Mapping[str, Any]) -> Markup | None:
 
 
 def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The gain in points with its interval; `over` names the system it is over, if told."""
-    found = summary.get("gain") or {}
-    numbers = [found.get("mean"), *(found.get("ci95") or ())]
+    """The gain in points with its interval; `over` is the system it is compared with, if known."""
+    values = summary.get("gain") or {}
+    numbers = [values.get("mean"), *(values.get("ci95") or ())]
     if len(numbers) != 3 or not all(map(is_number, numbers)):
         return None
     mean, low, high = (percent(summary) * float(x) for x in numbers)
-    over = found.get("over")
+    over = values.get("over")
     return {
         "mean": f"{mean:+.1f}",
         "ci": f"{low:+.1f} to {high:+.1f}",
@@ -206,63 +216,67 @@ def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def reward(run: Run) -> dict[str, Any] | None:
-    """Mean reward over steps, smoothed, with the accuracies measured on the way."""
-    found, tested = curve(run.metrics, "reward/mean"), curve(run.metrics, "eval/accuracy")
-    if not found.steps:
+def reward(run: RunData) -> dict[str, Any] | None:
+    """The mean reward over steps, its moving average, and the accuracies during training."""
+    rewards, accuracies = curve(run.metrics, "reward/mean"), curve(run.metrics, "eval/accuracy")
+    if not rewards.steps:
         return None
-    lines = [charts.Line("reward", found, faint=True), charts.Line("", charts.smoothed(found))]
-    if tested.steps:
-        lines.append(charts.Line("accuracy", tested, "c1", dots=True))
+    average = charts.smooth_curve(rewards)
+    lines = [charts.Line("reward", rewards, faint=True), charts.Line("", average)]
+    if accuracies.steps:
+        lines.append(charts.Line("accuracy", accuracies, "c1", dots=True))
     picture = charts.line_chart(lines, "Mean reward of the leaves over training steps")
-    return {"picture": picture, "tested": bool(tested.steps)}
+    return {"picture": picture, "has_accuracy": bool(accuracies.steps)}
 
 
-def strategies(run: Run) -> dict[str, Any] | None:
-    """Shares of strategies over training and on the test questions, and what each earned.
+def strategies(run: RunData) -> dict[str, Any] | None:
+    """Shares of strategies on dev and test questions, and the mean rewards of strategies.
 
-    A strategy has one colour in all three pictures: its place in `names`. Some are only ever seen
-    in training, where they were forced or sampled.
+    A strategy has the same color in all three pictures, given by its position in `names`. Some
+    strategies occur in rollouts only, because they were forced or sampled.
     """
-    tested = _numbers(run.summary.get("strategy_share") or {})
-    trained = [key.removeprefix("strategy/") for key in keys_under(run.metrics, "strategy/")]
-    names = list(dict.fromkeys([*trained, *tested]))
-    names += _tried(run, names)[: max(COLOURS - len(names), 0)]
+    test_shares = _numbers(run.summary.get("strategy_share") or {})
+    dev_names = [key.removeprefix(SHARE) for key in keys_under(run.metrics, SHARE)]
+    names = list(dict.fromkeys([*dev_names, *test_shares]))
+    names += _rollout_only(run, names)[: max(COLORS - len(names), 0)]
     shares = _shares(run, names)
     if not shares:
         return None
-    earned = _earned(run, names)
-    shape = {"width": charts.HALF if earned else charts.FULL, "height": 230}
-    bar = {name: tested.get(name, 0.0) for name in names}
+    rewards = _strategy_rewards(run, names)
+    size = {"width": charts.HALF if rewards else charts.FULL, "height": 230}
+    bar = {name: test_shares.get(name, 0.0) for name in names}
     return {
         "names": names,
-        "picture": charts.stacked_areas(shares, "Shares of strategies", **shape),
-        "earned": charts.line_chart(earned, "Reward by strategy", **shape) if earned else None,
-        "tested": charts.share_bar(bar, "Strategies on the test questions") if tested else None,
+        "picture": charts.stacked_areas(shares, "Shares of strategies", **size),
+        "rewards": charts.line_chart(rewards, "Reward by strategy", **size) if rewards else None,
+        "test": charts.share_bar(bar, "Strategies on the test questions") if test_shares else None,
     }
 
 
-def _tried(run: Run, names: Sequence[str]) -> list[str]:
-    """The strategies that only training saw, those of most steps first."""
-    seen = {key: len(curve(run.metrics, key).steps) for key in keys_under(run.metrics, "reward/")}
-    found = [key.removeprefix("reward/") for key in sorted(seen, key=lambda k: -seen[k])]
-    return [name for name in found if name != "mean" and name not in names]
+def _rollout_only(run: RunData, names: Sequence[str]) -> list[str]:
+    """The strategies that occur in rollouts only, those with the most steps first."""
+    counts = {key: len(curve(run.metrics, key).steps) for key in keys_under(run.metrics, REWARD)}
+    by_count = [key.removeprefix(REWARD) for key in sorted(counts, key=lambda k: -counts[k])]
+    return [name for name in by_count if name not in names]
 
 
-def _shares(run: Run, names: Sequence[str]) -> dict[str, Curve]:
-    """The share of every strategy at each step that logged any; what is not named there is 0."""
-    keys = [f"strategy/{name}" for name in names]
+def _shares(run: RunData, names: Sequence[str]) -> dict[str, Curve]:
+    """The share of each strategy at the steps that logged any; a missing share is 0."""
+    keys = [f"{SHARE}{name}" for name in names]
     rows = [row for row in run.metrics if any(is_number(row.get(key)) for key in keys)]
-    filled = [{**dict.fromkeys(keys, 0.0), **_numbers(row)} for row in rows]
-    curves = {name: curve(filled, key) for name, key in zip(names, keys, strict=True)}
-    return {name: charts.smoothed(c, least=1) for name, c in curves.items()} if rows else {}
+    full_rows = [{**dict.fromkeys(keys, 0.0), **_numbers(row)} for row in rows]
+    curves = {name: curve(full_rows, key) for name, key in zip(names, keys, strict=True)}
+    # No shares at all: a system without strategies.
+    if not rows:
+        return {}
+    return {name: charts.smooth_curve(c, min_span=1) for name, c in curves.items()}
 
 
-def _earned(run: Run, names: Sequence[str]) -> list[charts.Line]:
-    """The mean reward of each strategy, where the run logged it."""
-    curves = {name: curve(run.metrics, f"reward/{name}") for name in names}
+def _strategy_rewards(run: RunData, names: Sequence[str]) -> list[charts.Line]:
+    """The mean reward of each strategy that the run logged."""
+    curves = {name: curve(run.metrics, f"{REWARD}{name}") for name in names}
     return [
-        charts.Line(name, charts.smoothed(c, least=1), f"c{i % COLOURS}")
+        charts.Line(name, charts.smooth_curve(c, min_span=1), f"c{i % COLORS}")
         for i, (name, c) in enumerate(curves.items())
         if c.steps
     ]
@@ -272,70 +286,76 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if is_number(value)}
 
 
-def panels(run: Run) -> list[Panel]:
-    """Small charts of the leading indicators, those that the run logged.
+def panels(run: RunData) -> list[Panel]:
+    """Small charts of the leading indicators that the run logged.
 
-    Where a run has several policies, its keys begin with the name of one.
+    If a run has several policies, their metrics begin with the name of the policy.
     """
-    seen = keys_under(run.metrics, "")
-    keys = [key for small in SMALL for key in seen if _plain(key).startswith(small)]
-    curves = {key: curve(run.metrics, key) for key in keys if _plain(key) not in TWICE}
-    return [_panel(key, found) for key, found in curves.items() if found.steps]
+    all_keys = keys_under(run.metrics, "")
+    keys = [key for small in SMALL for key in all_keys if _without_policy(key).startswith(small)]
+    curves = {key: curve(run.metrics, key) for key in keys if _without_policy(key) not in REDUNDANT}
+    return [_panel(key, x) for key, x in curves.items() if x.steps]
 
 
-def _plain(key: str) -> str:
-    """A metric's name without the policy that it is of."""
+def _without_policy(key: str) -> str:
+    """A metric's name without the name of its policy."""
     policy, _, rest = key.partition("/")
+    # "kl/mean" has no policy: its first part is the name of a metric.
     return rest if rest.startswith(SMALL) and not key.startswith(SMALL) else key
 
 
 def _title(key: str) -> str:
-    plain = _plain(key)
-    of = f" ({key.removesuffix('/' + plain)})" if plain != key else ""
-    role = next((p for p in ROLE_TITLES if plain.startswith(p)), "")
-    known = TITLES.get(plain)
-    return (known or (f"{ROLE_TITLES[role]}: {plain.removeprefix(role)}" if role else plain)) + of
+    """A metric's title, with its role and, in parentheses, its policy."""
+    name = _without_policy(key)
+    suffix = f" ({key.removesuffix('/' + name)})" if name != key else ""
+    if name in TITLES:
+        return TITLES[name] + suffix
+    prefix = next((p for p in ROLE_TITLES if name.startswith(p)), "")
+    title = f"{ROLE_TITLES[prefix]}: {name.removeprefix(prefix)}" if prefix else name
+    return title + suffix
 
 
-def _panel(key: str, found: Curve) -> Panel:
+def _panel(key: str, values: Curve) -> Panel:
     share, title = key.startswith("valid_frac/"), _title(key)
-    last = charts.smoothed(found).values[-1]
+    # The moving average, because single steps are noisy.
+    last = charts.smooth_curve(values).values[-1]
     latest = f"{100 * last:.1f} %" if share else f"{last:.4f}" if abs(last) < 1 else f"{last:.3g}"
-    return Panel(title, latest, charts.small_chart(found, title, share=share))
+    return Panel(title, latest, charts.small_chart(values, title, share=share))
 
 
-def faults(run: Run) -> list[tuple[str, str, str, str]]:
-    """What went wrong in rollouts, and how often: in the first step, in the last, in all."""
+def failures(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Kinds of failures in rollouts with their counts: first step, last step, all steps."""
     if not run.metrics:
         return []
     rows = []
-    for prefix, name in FAULTS.items():
+    for prefix, name in FAILURES.items():
         for key in keys_under(run.metrics, prefix):
-            ends = [run.metrics[i].get(key, 0) for i in (0, -1)]
-            counts = [*ends, sum(curve(run.metrics, key).values)]
+            first, last = (run.metrics[i].get(key, 0) for i in (0, -1))
+            counts = [first, last, sum(curve(run.metrics, key).values)]
             rows.append((f"{name}: {key.removeprefix(prefix)}", *(f"{n:.0f}" for n in counts)))
     return rows  # type: ignore[return-value]
 
 
-def times(run: Run) -> list[tuple[str, str, str, str]]:
-    """Where the time of a step went: name, mean seconds, total, share of the sum."""
+def times(run: RunData) -> list[tuple[str, str, str, str]]:
+    """The times of a step: name, mean seconds, total, share of the sum."""
     curves = {key: curve(run.metrics, key) for key in keys_under(run.metrics, "time/")}
     totals = {key: sum(c.values) for key, c in curves.items() if c.steps}
-    whole = sum(total for key, total in totals.items() if key != WITHIN) or 1.0
+    # `or 1.0` avoids a division by zero for a run without times.
+    sum_of_times = sum(total for key, total in totals.items() if key != INCLUDED_TIME) or 1.0
     return [
         (
             key.removeprefix("time/").removesuffix("_s").capitalize()
-            + " (within the others)" * (key == WITHIN),
+            + " (included in the others)" * (key == INCLUDED_TIME),
             f"{total / len(curves[key].values):.2f} s",
             duration(total),
-            f"{100 * total / whole:.0f} %",
+            f"{100 * total / sum_of_times:.0f} %",
         )
         for key, total in totals.items()
     ]
 
 
 def costs(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary's `costs` of an answer, `{system: {column: number}}`, as header and rows."""
+    """The summary's `costs` per answer, `{system: {column: number}}`, as header and rows."""
     table = {k: v for k, v in (summary.get("costs") or {}).items() if isinstance(v, Mapping)}
     columns = list(dict.fromkeys(column for row in table.values() for column in row))
     if not columns:
@@ -353,10 +373,11 @@ def _cell(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def forests(run: Run, scale: Scale) -> list[dict[str, Any]]:
-    """The trees of the first and of the last recorded step; the last comes first."""
+def forests(run: RunData, scale: Scale) -> list[dict[str, Any]]:
+    """The trees of the last and of the first recorded step, in this order."""
     rows = [row for row in run.trees if row.get("trees")]
-    chosen = [rows[-1], rows[0]] if len(rows) > 1 else rows
+    # The last step first: it shows the trained system.
+    steps = [rows[-1], rows[0]] if len(rows) > 1 else rows
     return [
         {
             "step": row["step"],
@@ -364,22 +385,22 @@ def forests(run: Run, scale: Scale) -> list[dict[str, Any]]:
                 _tree(tree, f"s{n}t{i}", scale) for i, tree in enumerate(row["trees"][:MAX_TREES])
             ],
         }
-        for n, row in enumerate(chosen)
+        for n, row in enumerate(steps)
     ]
 
 
-def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> Tree:
+def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> TreeView:
     nodes = [{**NODE, **node} for node in tree.get("nodes") or ()]
-    roots = grow(nodes)
+    roots = build_tree(nodes)
     leaves = [node for node in nodes if node.get("role") == "leaf"]
     rewards = [float(node["reward"]) for node in leaves if is_number(node.get("reward"))]
-    return Tree(
+    return TreeView(
         anchor=anchor,
         question=str(tree.get("question", "")),
         answers=" · ".join(map(str, tree.get("answers") or ())),
         hops=tree.get("hops"),
         roots=roots,
-        picture=sketch(roots, scale, anchor),
+        picture=draw_tree(roots, scale, anchor),
         leaves=len(leaves),
         reward=sum(rewards) / max(len(rewards), 1),
     )

@@ -1,4 +1,4 @@
-"""The report's charts, each a function from numbers to one SVG picture."""
+"""The charts of the report: functions from numbers to one SVG picture."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from jax_ragrl.report.load import Curve
-from jax_ragrl.report.svg import Frame, area, axes, element, joined, path, svg, text, ticks
+from jax_ragrl.report.svg import Frame, area, axes, element, join, path, svg, text, ticks
 
-# Widths in pixels of the page's three sizes of card, so that text keeps its size in all of them.
+# Widths of the three card sizes in pixels. A picture of this width is not scaled, so that text has
+# the same size in all cards.
 FULL, WIDE, HALF = 1010, 610, 490
 
 
 class Bar(NamedTuple):
-    """A labelled value from 0 to 100; `strong` bars are drawn in the accent colour."""
+    """A labeled value from 0 to 100; `strong` bars have the accent color."""
 
     label: str
     value: float
@@ -24,7 +25,7 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A named curve; `class_` is its colour and `faint` leaves it in the background."""
+    """A named curve; `class_` is its color, and a `faint` curve is in the background."""
 
     label: str
     curve: Curve
@@ -34,40 +35,50 @@ class Line(NamedTuple):
 
 
 def smooth(values: Sequence[float], span: float) -> tuple[float, ...]:
-    """An exponential moving average with weights of `span` steps, corrected for its start."""
-    decay, total, weight, out = 1 - 1 / max(span, 1.0), 0.0, 0.0, []
+    """An exponential moving average over about `span` steps, with bias correction."""
+    # Dividing by the sum of weights corrects the first values, which would be too close to 0.
+    decay, total, weight, averages = 1 - 1 / max(span, 1.0), 0.0, 0.0, []
     for value in values:
         total, weight = decay * total + value, decay * weight + 1
-        out.append(total / weight)
-    return tuple(out)
+        averages.append(total / weight)
+    return tuple(averages)
 
 
-def smoothed(curve: Curve, least: int = 5) -> Curve:
-    """A curve averaged over a sixteenth of its points, and over `least` of a short one."""
-    return curve._replace(values=smooth(curve.values, max(least, len(curve.steps) / 16)))
+def smooth_curve(curve: Curve, min_span: int = 5) -> Curve:
+    """A curve averaged over a sixteenth of its points, but at least over `min_span`."""
+    return curve._replace(values=smooth(curve.values, max(min_span, len(curve.steps) / 16)))
 
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
-    """Horizontal bars of percentages, the value behind each."""
-    left, row, room = 150, 40, WIDE - 150 - 70
+    """Horizontal bars of percentages with their values."""
+    margin, row, room = 150, 40, WIDE - 150 - 70
     parts = []
     for i, bar in enumerate(bars):
         y, length = i * row + 8, max(1.0, room * min(max(bar.value / 100, 0), 1))
         strong = " strong" if bar.strong else ""
         parts += [
-            text(left - 12, y + 17, bar.label, "end", "label" + strong),
-            element("rect", x=left, y=y, width=room, height=24, rx=4, class_="track"),
-            element("rect", x=left, y=y, width=length, height=24, rx=4, class_="bar" + strong),
-            text(left + room + 12, y + 17, f"{bar.value:.1f} %", "start", "label" + strong),
+            text(margin - 12, y + 17, bar.label, "end", "label" + strong),
+            element("rect", x=margin, y=y, width=room, height=24, rx=4, class_="track"),
+            element("rect", x=margin, y=y, width=length, height=24, rx=4, class_="bar" + strong),
+            text(margin + room + 12, y + 17, f"{bar.value:.1f} %", "start", "label" + strong),
         ]
     names = ", ".join(f"{b.label} {b.value:.1f} %" for b in bars)
     return svg(WIDE, len(bars) * row + 8, f"Accuracy: {names}", *parts)
 
 
 def interval_chart(mean: float, low: float, high: float) -> Markup:
-    """A mean with its interval on an axis that shows zero; all in points."""
+    """A mean with its interval, on an axis that includes zero.
+
+    Args:
+      mean: mean in percentage points.
+      low: lower end of the interval.
+      high: upper end of the interval.
+    """
+    # Room for the ends of the interval; never 0, which would make the scale degenerate.
     margin = 0.15 * max(high - min(low, 0), 1e-6)
-    frame = Frame(300, 64, min(low, 0) - margin, max(high, 0) + margin, 0, 1, left=8, right=8)
+    frame = Frame(
+        300, 64, min(low, 0) - margin, max(high, 0) + margin, 0, 1, margin_left=8, margin_right=8
+    )
     x0, x1, y = frame.x(low), frame.x(high), 20
     marks = [
         text(frame.x(v), 58, f"{v:+g}" if v else "0", "middle")
@@ -88,10 +99,18 @@ def interval_chart(mean: float, low: float, high: float) -> Markup:
 def line_chart(
     lines: Sequence[Line], label: str, *, width: float = FULL, height: float = 280
 ) -> Markup:
-    """Curves on one pair of axes; the y axis starts at zero unless a value is below it."""
+    """Curves on common axes; the y axis starts at zero unless a value is negative.
+
+    Args:
+      lines: the curves.
+      label: description for screen readers.
+      width: width in pixels.
+      height: height in pixels.
+    """
     steps = [s for line in lines for s in line.curve.steps]
     values = [v for line in lines for v in line.curve.values]
     low, high = min([0.0, *values]), max([0.0, *values])
+    # A constant 0 has no range to draw.
     high = high if high > low else low + 1
     frame = Frame(width, height, min(steps), max(steps), low, low + (high - low) * 1.06)
     parts = [axes(frame, ticks(low, frame.y1, 5), "{:g}")]
@@ -101,9 +120,10 @@ def line_chart(
 def _curve(frame: Frame, line: Line) -> Markup:
     points = [(frame.x(s), frame.y(v)) for s, v in zip(*line.curve, strict=True)]
     class_ = f"line {line.class_}" + (" faint" if line.faint else "")
-    drawn = Markup("") if line.dots else path(points, class_)
+    picture = Markup("") if line.dots else path(points, class_)
+    # A path through one point is invisible, so a single value is a dot.
     if line.dots or len(points) == 1:
-        drawn += joined(
+        picture += join(
             element(
                 "circle",
                 element("title", f"step {s:g}: {v:.3g}"),
@@ -114,15 +134,19 @@ def _curve(frame: Frame, line: Line) -> Markup:
             )
             for (x, y), s, v in zip(points, *line.curve, strict=True)
         )
-    return drawn
+    return picture
 
 
 def stacked_areas(
     shares: Mapping[str, Curve], label: str, *, width: float = HALF, height: float = 230
 ) -> Markup:
-    """Shares over steps, stacked in order; what they leave of 100 % stays empty.
+    """Stacked shares over steps; the rest up to 100 % stays empty.
 
-    All curves must have the same steps.
+    Args:
+      shares: curves with equal steps and values from 0 to 1, in the order of stacking.
+      label: description for screen readers.
+      width: width in pixels.
+      height: height in pixels.
     """
     steps = next(iter(shares.values())).steps
     frame = Frame(width, height, min(steps), max(steps), 0, 100)
@@ -132,8 +156,8 @@ def stacked_areas(
         upper, lower = (
             [(frame.x(s), frame.y(v)) for s, v in zip(steps, ys, strict=True)] for ys in (top, base)
         )
-        if len(steps) == 1:  # a single step is a column, not a line
-            right = frame.width - frame.right
+        if len(steps) == 1:  # a single step would be a line without area
+            right = frame.width - frame.margin_right
             upper, lower = [*upper, (right, upper[0][1])], [*lower, (right, lower[0][1])]
         parts.append(area(upper, lower, f"area c{i % 6}"))
         base = top
@@ -141,23 +165,31 @@ def stacked_areas(
 
 
 def share_bar(shares: Mapping[str, float], label: str) -> Markup:
-    """One bar cut into shares, in order."""
-    at, parts = 0.0, []
+    """One bar divided into shares, in order."""
+    x, parts = 0.0, []
     for i, (name, share) in enumerate(shares.items()):
         size = FULL * min(max(share, 0.0), 1.0)
         title = element("title", f"{name}: {100 * share:.0f} %")
         parts.append(
-            element("rect", title, x=at, y=0, width=size, height=26, class_=f"area c{i % 6}")
+            element("rect", title, x=x, y=0, width=size, height=26, class_=f"area c{i % 6}")
         )
-        if size > 60:
-            parts.append(text(at + size / 2, 17, f"{100 * share:.0f} %", "middle", "inside"))
-        at += size
+        if size > 60:  # pixels: the text fits
+            parts.append(text(x + size / 2, 17, f"{100 * share:.0f} %", "middle", "inside"))
+        x += size
     return svg(FULL, 26, label, *parts)
 
 
 def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:
-    """A small curve with its smoothed self; shares are drawn from the tenth below them up to 1."""
+    """A small chart of a curve and its moving average.
+
+    Args:
+      curve: the values.
+      label: description for screen readers.
+      share: whether the values are shares, whose axis ends at 1 and starts at a tenth below the
+        lowest.
+    """
     lowest, highest = min(curve.values), max(curve.values)
+    # Shares near 1 differ by little, so their axis starts just below the lowest one.
     if share:
         low, high = min(0.9, math.floor(10 * lowest) / 10), 1.0
     else:
@@ -169,5 +201,5 @@ def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:
         + text(40, frame.y(v) + 4, f"{v:.2g}", "end")
         for v in (low, high)
     ]
-    lines = [Line("", curve, faint=True), Line("", smoothed(curve))]
+    lines = [Line("", curve, faint=True), Line("", smooth_curve(curve))]
     return svg(260, 96, label, *rules, *(_curve(frame, line) for line in lines))

@@ -1,4 +1,4 @@
-"""Reads what a run leaves in its folder: metrics, trees and a summary."""
+"""Reads the files of a run that a report shows: metrics, trees, summary and config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jax_ragrl.config.aliases import current_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.metric_names import with_current_names
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
 CONFIG = "config.json"
 
 
-class Run(NamedTuple):
-    """What a report is made of. `metrics` and `trees` are in order of step, one row a step."""
+class RunData(NamedTuple):
+    """Contents of a report. `metrics` and `trees` have one row per step, in order of steps."""
 
     metrics: Sequence[Mapping[str, Any]]
     trees: Sequence[Mapping[str, Any]]
@@ -25,46 +27,49 @@ class Run(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The finite values of one metric and the steps they belong to; equal lengths."""
+    """The finite values of one metric and their steps; both have the same length."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
 
 
-def load_run(workdir: pathlib.Path) -> Run:
-    """The files of a run; one without trees or summary (`ragrl train` writes none) shows none.
+def load_run(workdir: pathlib.Path) -> RunData:
+    """Reads the files of a run; only the metrics must exist (`ragrl train` writes no summary).
+
+    Metrics and config keys of older runs get their current names.
 
     Raises:
       UserError: the metrics are missing, or a file cannot be read.
     """
     trees, summary, config = workdir / TREES, workdir / SUMMARY, workdir / CONFIG
-    return Run(
-        metrics=by_step(read_lines(workdir / METRICS)),
+    return RunData(
+        metrics=by_step([with_current_names(row) for row in read_lines(workdir / METRICS)]),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
         summary=read_object(summary) if summary.is_file() else {},
-        config=read_object(config) if config.is_file() else {},
+        config=current_config(read_object(config)) if config.is_file() else {},
     )
 
 
 def read_object(path: pathlib.Path) -> Mapping[str, Any]:
-    """The JSON object of a file."""
+    """Reads the JSON object of a file."""
     try:
-        found = json.loads(_text(path))
+        value = json.loads(_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}): {_remedy(path)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: {_remedy(path)}")
-    return found
+    return value
 
 
 def read_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
-    """One JSON object a line. A last line cut off by a killed run is left out."""
+    """Reads one JSON object per line, except a last line that a killed run truncated."""
     lines = [line for line in _text(path).splitlines() if line.strip()]
     rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
+            # Only a last line may be incomplete: the run was killed while it wrote.
             if number == len(lines):
                 break
             raise UserError(f"{path}, line {number}: not JSON ({error}): {_remedy(path)}") from None
@@ -75,29 +80,29 @@ def read_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
 
 
 def by_step(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows in order of step. A resumed run may repeat a step: what it wrote last holds."""
-    merged: dict[float, dict[str, Any]] = {}
+    """One row per step, in order. If a resumed run repeats a step, the later values count."""
+    row_of: dict[float, dict[str, Any]] = {}
     for row in rows:
         step = row.get("step")
         if is_number(step):
-            merged[float(step)] = {**merged.get(float(step), {}), **row}  # type: ignore[arg-type]
-    return [merged[step] for step in sorted(merged)]
+            row_of[float(step)] = {**row_of.get(float(step), {}), **row}  # type: ignore[arg-type]
+    return [row_of[step] for step in sorted(row_of)]
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], key: str) -> Curve:
-    """One metric over the steps that have it."""
+    """The curve of one metric over the steps that have it."""
     points = [(float(row["step"]), float(row[key])) for row in metrics if is_number(row.get(key))]
     steps, values = zip(*points, strict=True) if points else ((), ())
     return Curve(tuple(steps), tuple(values))
 
 
 def keys_under(metrics: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
-    """Metric names that start with `prefix`, in the order in which they first occur."""
+    """Metric names that start with `prefix`, in order of their first occurrence."""
     return list(dict.fromkeys(key for row in metrics for key in row if key.startswith(prefix)))
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is a finite number and no bool."""
+    """Whether `x` is a finite number and not a bool."""
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
@@ -112,4 +117,4 @@ def _text(path: pathlib.Path) -> str:
 
 def _remedy(path: pathlib.Path) -> str:
     command = "quickstart" if path.name == SUMMARY else "train --config=CONFIG"
-    return f"make it with 'ragrl {command} --workdir={path.parent}'"
+    return f"create it with 'ragrl {command} --workdir={path.parent}'"

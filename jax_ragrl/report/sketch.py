@@ -1,4 +1,7 @@
-"""One tree of rollouts, prepared for the page: nested nodes, colours of credit, a small drawing."""
+"""Trees of rollouts for the report: nested nodes, colors of credit, and a drawing.
+
+Nodes are the mappings that `rollout.trace.trees` writes.
+"""
 
 from __future__ import annotations
 
@@ -9,129 +12,144 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from jax_ragrl.report.load import is_number
-from jax_ragrl.report.svg import element, joined, svg, text
+from jax_ragrl.report.svg import element, join, svg, text
 
-STEP, ROW, RADIUS, NAME = 104, 34, 8, 24  # pixels; NAME is in letters
+LEVEL_WIDTH, ROW_HEIGHT, RADIUS = 104, 34, 8  # pixels
+MAX_NAME = 24  # letters
 
 
 @dataclasses.dataclass
-class Twig:
-    """A node with those below it. `row` is its place from the top in the drawing."""
+class TreeNode:
+    """A node and its children. `level` counts from the root (1), `row` from the top (0)."""
 
-    node: Mapping[str, Any]
-    children: list[Twig] = dataclasses.field(default_factory=list)
+    record: Mapping[str, Any]
+    children: list[TreeNode] = dataclasses.field(default_factory=list)
     level: int = 1
     row: float = 0.0
 
     @property
     def is_leaf(self) -> bool:
-        return self.node.get("role") == "leaf"
+        return self.record.get("role") == "leaf"
 
-    def walk(self) -> Iterator[Twig]:
-        """This twig and all below it, parents first."""
+    def walk(self) -> Iterator[TreeNode]:
+        """The node and its descendants, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 class Scale(NamedTuple):
-    """The range of credit that the colours span: `low` is all bad, `high` all good."""
+    """The range of credit that the colors span: `low` is fully bad, `high` fully good."""
 
     low: float = 0.0
     high: float = 1.0
 
     def tint(self, credit: Any) -> tuple[str, int]:
-        """The side of the middle (`good`, `bad` or `none`) and the strength in percent."""
+        """The side of the middle (`good`, `bad` or `none`) and the color strength in percent."""
         if not is_number(credit):
             return "none", 0
         share = 2 * (float(credit) - self.low) / (self.high - self.low) - 1
         return ("good" if share >= 0 else "bad"), round(100 * min(abs(share), 1.0))
 
 
-def scale_of(trees: Sequence[Mapping[str, Any]]) -> Scale:
-    """0 to 1, or wider; where some credit is negative, as advantages are, 0 is in the middle."""
-    seen = [n["credit"] for t in trees for n in t.get("nodes", ()) if is_number(n.get("credit"))]
-    if min(seen, default=0.0) < 0:
-        most = max(1.0, *map(abs, seen))
-        return Scale(-most, most)
-    return Scale(0.0, max([1.0, *seen]))
+def credit_scale(trees: Sequence[Mapping[str, Any]]) -> Scale:
+    """The scale of all credit: 0 to 1 or wider, symmetric if some credit is negative."""
+    nodes = [node for tree in trees for node in tree.get("nodes", ())]
+    credit = [node["credit"] for node in nodes if is_number(node.get("credit"))]
+    # Negative credit is an advantage, whose neutral value is 0: it gets the neutral color.
+    if min(credit, default=0.0) < 0:
+        limit = max(1.0, *map(abs, credit))
+        return Scale(-limit, limit)
+    return Scale(0.0, max([1.0, *credit]))
 
 
-def grow(nodes: Sequence[Mapping[str, Any]]) -> list[Twig]:
-    """The roots of a tree whose nodes name their parents; an unknown parent makes a root."""
-    twigs = {node.get("id"): Twig(node) for node in nodes}
-    roots: list[Twig] = []
-    for twig in twigs.values():
-        parent = twigs.get(twig.node.get("parent"))
-        (roots if parent is None or parent is twig else parent.children).append(twig)
-    rows = iter(range(len(twigs)))
+def build_tree(records: Sequence[Mapping[str, Any]]) -> list[TreeNode]:
+    """The roots of nodes that refer to their parents; a node with an unknown parent is a root."""
+    nodes = {record.get("id"): TreeNode(record) for record in records}
+    roots: list[TreeNode] = []
+    for node in nodes.values():
+        parent = nodes.get(node.record.get("parent"))
+        # A damaged file may name a node as its own parent, which must not become a cycle.
+        (roots if parent is None or parent is node else parent.children).append(node)
+    rows = iter(range(len(nodes)))
     for root in roots:
         _place(root, 1, rows)
     return roots
 
 
-def _place(twig: Twig, level: int, rows: Iterator[int]) -> None:
-    """Ends take the next free row, the others the middle of their children."""
-    twig.level = level
-    for child in twig.children:
+def _place(node: TreeNode, level: int, rows: Iterator[int]) -> None:
+    """Puts a node without children into the next free row, any other between its children."""
+    node.level = level
+    for child in node.children:
         _place(child, level + 1, rows)
-    ends = [child.row for child in twig.children]
-    twig.row = (ends[0] + ends[-1]) / 2 if ends else float(next(rows))
+    children = [child.row for child in node.children]
+    node.row = (children[0] + children[-1]) / 2 if children else float(next(rows))
 
 
-def sketch(roots: Sequence[Twig], scale: Scale, anchor: str) -> Markup:
-    """The tree from left to right: circles are actions, squares leaves, colour is credit."""
-    twigs = [twig for root in roots for twig in root.walk()]
-    if not twigs:
+def draw_tree(roots: Sequence[TreeNode], scale: Scale, anchor: str) -> Markup:
+    """Draws a tree from left to right.
+
+    Circles are actions, squares are leaves, and the color is the credit.
+
+    Args:
+      roots: roots of the tree, which share an origin.
+      scale: range of the colors.
+      anchor: prefix of the HTML ids to which the nodes link.
+    """
+    nodes = [node for root in roots for node in root.walk()]
+    if not nodes:
         return Markup("")
-    rows = 1 + max(twig.row for twig in twigs)
-    start = (20.0, 26 + ROW * (roots[0].row + roots[-1].row) / 2)
-    edges = [_edge(start, _at(root)) for root in roots]
-    edges += [_edge(_at(t), _at(child)) for t in twigs for child in t.children]
+    rows = 1 + max(node.row for node in nodes)
+    start = (20.0, 26 + ROW_HEIGHT * (roots[0].row + roots[-1].row) / 2)
+    edges = [_edge(start, _position(root)) for root in roots]
+    edges += [_edge(_position(n), _position(child)) for n in nodes for child in n.children]
     origin = element("circle", cx=start[0], cy=start[1], r=4, class_="origin")
-    width = 40 + STEP * max(twig.level for twig in twigs) + 7 * NAME
-    marks = [_mark(twig, scale, anchor) for twig in twigs]
-    return svg(width, 44 + ROW * (rows - 1), "the tree", *edges, origin, *marks)
+    width = 40 + LEVEL_WIDTH * max(node.level for node in nodes) + 7 * MAX_NAME
+    marks = [_mark(node, scale, anchor) for node in nodes]
+    return svg(width, 44 + ROW_HEIGHT * (rows - 1), "the tree", *edges, origin, *marks)
 
 
-def _at(twig: Twig) -> tuple[float, float]:
-    return 20.0 + STEP * twig.level, 26 + ROW * twig.row
+def _position(node: TreeNode) -> tuple[float, float]:
+    return 20.0 + LEVEL_WIDTH * node.level, 26 + ROW_HEIGHT * node.row
 
 
 def _edge(a: tuple[float, float], b: tuple[float, float]) -> Markup:
+    # A Bezier curve that leaves and enters horizontally.
     middle = (a[0] + b[0]) / 2
     curve = f"M{a[0]:g},{a[1]:g}C{middle:g},{a[1]:g} {middle:g},{b[1]:g} {b[0]:g},{b[1]:g}"
     return element("path", d=curve, class_="edge")
 
 
-def _mark(twig: Twig, scale: Scale, anchor: str) -> Markup:
-    """A node's shape; hovering tells what it is, a click leads to its text."""
-    (x, y), (side, strength) = _at(twig), scale.tint(twig.node.get("credit"))
-    title = element("title", caption(twig.node))
+def _mark(node: TreeNode, scale: Scale, anchor: str) -> Markup:
+    """A node's shape with a tooltip, which links to the node's text."""
+    (x, y), (side, strength) = _position(node), scale.tint(node.record.get("credit"))
+    title = element("title", caption(node.record))
     style = {"class_": f"mark {side}", "style": f"--w:{strength}%"}
-    if twig.is_leaf:
+    if node.is_leaf:
         r = RADIUS - 1
         shape = element("rect", title, x=x - r, y=y - r, width=2 * r, height=2 * r, rx=3, **style)
     else:
         shape = element("circle", title, cx=x, cy=y, r=RADIUS, **style)
-    parts = [shape, *_names(twig, x, y)]
-    return element("a", joined(parts), href=f"#{anchor}-{twig.node.get('id')}")
+    parts = [shape, *_labels(node, x, y)]
+    return element("a", join(parts), href=f"#{anchor}-{node.record.get('id')}")
 
 
-def _names(twig: Twig, x: float, y: float) -> list[Markup]:
-    """A leaf's answer beside it, an action's role above it."""
-    node = twig.node
-    if not twig.is_leaf:
-        return [text(x, y - RADIUS - 5, str(node.get("role")), "middle")]
-    dead = node.get("answer") is None
-    name = str(node.get("why") or "dead") if dead else str(node.get("answer"))
-    short = name if len(name) <= NAME else name[: NAME - 1] + "…"
-    return [text(x + RADIUS + 6, y + 4, short, "start", "tick dead" if dead else "tick said")]
+def _labels(node: TreeNode, x: float, y: float) -> list[Markup]:
+    """The answer to the right of a leaf, or the role above an action."""
+    record = node.record
+    if not node.is_leaf:
+        return [text(x, y - RADIUS - 5, str(record.get("role")), "middle")]
+    has_answer = record.get("answer") is not None
+    name = str(record.get("answer") if has_answer else record.get("why") or "no answer")
+    short = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+    return [
+        text(x + RADIUS + 6, y + 4, short, "start", "tick output" if has_answer else "tick failed")
+    ]
 
 
-def caption(node: Mapping[str, Any]) -> str:
+def caption(record: Mapping[str, Any]) -> str:
     """One line about a node."""
-    credit = node.get("credit")
+    credit = record.get("credit")
     value = f"{credit:.2f}" if is_number(credit) else "none"
-    said = node.get("answer") or node.get("text") or node.get("why") or ""
-    return f"{node.get('role')} · credit {value} · {' '.join(str(said).split())[:120]}"
+    output = record.get("answer") or record.get("text") or record.get("why") or ""
+    return f"{record.get('role')} · credit {value} · {' '.join(str(output).split())[:120]}"

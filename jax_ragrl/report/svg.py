@@ -1,4 +1,4 @@
-"""Small pieces of SVG: a frame that maps numbers to pixels, axes, paths. Text is always escaped."""
+"""SVG elements: axes, paths, text, and a frame that maps numbers to pixels. Text is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from markupsafe import Markup
 
 
 class Frame(NamedTuple):
-    """A plot of `width` by `height` pixels whose inner area shows `x0..x1` by `y0..y1`."""
+    """A plot of `width` x `height` pixels whose inner area shows `x0..x1` x `y0..y1`.
+
+    All lengths are in pixels.
+    """
 
     width: float
     height: float
@@ -18,30 +21,41 @@ class Frame(NamedTuple):
     x1: float
     y0: float
     y1: float
-    left: float = 44
-    right: float = 12
-    top: float = 10
-    bottom: float = 24
+    margin_left: float = 44
+    margin_right: float = 12
+    margin_top: float = 10
+    margin_bottom: float = 24
 
     def x(self, value: float) -> float:
-        """The pixel column of a value; a frame of one value puts it at the left."""
+        """The pixel column of a value; the left edge if the frame has a single value."""
         share = (value - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.0
-        return round(self.left + share * (self.width - self.left - self.right), 1)
+        return round(
+            self.margin_left + share * (self.width - self.margin_left - self.margin_right), 1
+        )
 
     def y(self, value: float) -> float:
-        """The pixel row of a value, larger values higher up."""
+        """The pixel row of a value; larger values are higher up."""
         share = (value - self.y0) / (self.y1 - self.y0) if self.y1 > self.y0 else 0.5
-        return round(self.height - self.bottom - share * (self.height - self.top - self.bottom), 1)
+        return round(
+            self.height
+            - self.margin_bottom
+            - share * (self.height - self.margin_top - self.margin_bottom),
+            1,
+        )
 
 
 def svg(width: float, height: float, label: str, *parts: Markup) -> Markup:
-    """A picture that fills the width it is given; `label` is read to those who cannot see it.
+    """A picture that fills the available width.
 
-    The style sheet finds its own width in the variable `--width`.
+    Args:
+      width: intrinsic width in pixels, which the style sheet reads from the variable `--width`.
+      height: intrinsic height in pixels.
+      label: description for screen readers.
+      parts: elements of the picture.
     """
     return element(
         "svg",
-        joined(parts),
+        join(parts),
         viewBox=f"0 0 {width:g} {height:g}",
         style=f"--width:{width:g}px",
         role="img",
@@ -50,8 +64,14 @@ def svg(width: float, height: float, label: str, *parts: Markup) -> Markup:
 
 
 def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
-    """`<name ...>content</name>`; underscores in attribute names become hyphens."""
-    inside = joined(
+    """An element `<name ...>content</name>`.
+
+    Args:
+      name: trusted tag name.
+      content: text, which is escaped, or markup.
+      attributes: underscores in their names become hyphens; a trailing one is dropped (`class_`).
+    """
+    inside = join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), number(value))
         for key, value in attributes.items()
     )
@@ -67,57 +87,85 @@ def element(name: str, content: str | Markup = "", **attributes: Any) -> Markup:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", class_: str = "tick") -> Markup:
-    """One line of text."""
+    """One line of text.
+
+    Args:
+      x: horizontal position in pixels.
+      y: position of the baseline in pixels.
+      content: the text.
+      anchor: `start`, `middle` or `end` of the text is at `x`.
+      class_: CSS class.
+    """
     return element("text", content, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
     """A polyline through pixel points."""
-    return element("path", d=_steps(points), class_=class_)
+    return element("path", d=_commands(points), class_=class_)
 
 
 def area(
     upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]], class_: str
 ) -> Markup:
-    """The region between two polylines."""
-    return element("path", d=_steps([*upper, *reversed(lower)]) + "Z", class_=class_)
+    """The region between two polylines.
+
+    Args:
+      upper: pixel points of the upper polyline.
+      lower: pixel points of the lower polyline, in the same direction.
+      class_: CSS class.
+    """
+    return element("path", d=_commands([*upper, *reversed(lower)]) + "Z", class_=class_)
 
 
 def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
-    """Horizontal rules with their values, and the steps below."""
-    right = frame.width - frame.right
+    """Horizontal rules with their values, and training steps below.
+
+    Args:
+      frame: the plot.
+      y_ticks: values of the rules.
+      form: format string of a value.
+    """
+    right = frame.width - frame.margin_right
     rules = [
-        element("line", x1=frame.left, x2=right, y1=frame.y(v), y2=frame.y(v), class_="rule")
-        + text(frame.left - 7, frame.y(v) + 4, form.format(v), "end")
+        element("line", x1=frame.margin_left, x2=right, y1=frame.y(v), y2=frame.y(v), class_="rule")
+        + text(frame.margin_left - 7, frame.y(v) + 4, form.format(v), "end")
         for v in y_ticks
     ]
-    base = frame.height - frame.bottom + 16
+    # A step near the right end would overlap the label of the last step.
+    base = frame.height - frame.margin_bottom + 16
     xs = ticks(frame.x0, frame.x1, 6)
     steps = [
         text(frame.x(v), base, f"{v:g}", "middle") for v in xs if v < frame.x1 * 0.93 or v == 0
     ]
-    return joined([*rules, *steps, text(right, base, f"step {frame.x1:g}", "end")])
+    return join([*rules, *steps, text(right, base, f"step {frame.x1:g}", "end")])
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers from `low` to `high`."""
+    """About `count` round numbers.
+
+    Args:
+      low: lower end of the range.
+      high: upper end of the range.
+      count: desired number of ticks.
+    """
     if not high > low:
         return [low]
     rough = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(rough))
+    # The tolerances absorb rounding errors, which would skip a tick at an end.
     unit = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9)
     return [round(i * unit, 12) for i in range(first, last + 1)]
 
 
 def number(value: Any) -> Any:
-    """Floats without a tail of digits; anything else as it is."""
+    """A float with six significant digits; any other value unchanged."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def joined(parts: Iterable[Markup]) -> Markup:
+def join(parts: Iterable[Markup]) -> Markup:
     return Markup("").join(parts)
 
 
-def _steps(points: Sequence[tuple[float, float]]) -> str:
+def _commands(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points) if points else ""

@@ -1,1 +1,1 @@
-"""A question meets the corpus: encoders, searchers, and indexes on disk."""
+"""Retrieval: encoders, searchers, indexes on disk, and remote retrievers."""

@@ -1,4 +1,4 @@
-"""What a retriever is, and paging over one."""
+"""The interface of a retriever, and paging over its hits."""
 
 from __future__ import annotations
 
@@ -10,41 +10,61 @@ from jax_ragrl.types import Hits
 
 
 class Retriever(Protocol):
-    """Finds passages. A longer search extends a shorter one: the first of `k + 1` hits are the `k`.
+    """Finds passages. The first `k` of `k + 1` hits equal the hits of a search of depth `k`.
 
-    `fingerprint` is that of the corpus it searches (`Corpus.fingerprint`), or the address of a
-    server whose corpus is not known here.
+    `fingerprint` identifies the corpus (`Corpus.fingerprint`); for a server, whose corpus is
+    unknown, it is the address.
     """
 
     @property
     def fingerprint(self) -> str: ...
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Hits | EffectError]:
-        """The `k` best passages of each query, fewer where there are no more, best first.
+        """Returns up to `k` passages per query, best first, in the order of the queries.
 
-        In place of what could not be found, after retries, stands an `EffectError`.
+        Args:
+          queries: search texts.
+          k: maximum number of passages per query, at least 1.
+
+        Returns:
+          One entry per query: its hits, or an `EffectError` if the search failed after all retries.
         """
         ...
 
 
 def check_depth(k: int) -> None:
-    """`UserError` where a search of `k` passages is none."""
+    """Raises `UserError` if `k` is below 1."""
     if k < 1:
         raise UserError(f"k={k} asks for no passages: give at least 1")
 
 
 def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> list[Hits]:
-    """The hits of every query, where none may be missing: raises the first `EffectError`."""
-    found = []
+    """Searches all queries and raises the first failure.
+
+    Args:
+      retriever: the retriever.
+      queries: search texts.
+      k: maximum number of passages per query.
+
+    Raises:
+      EffectError: the search of a query failed.
+    """
+    all_hits = []
     for hits in retriever.search(queries, k):
         if isinstance(hits, EffectError):
             raise hits
-        found.append(hits)
-    return found
+        all_hits.append(hits)
+    return all_hits
 
 
 def page_of(hits: Hits, k: int, page: int) -> Hits:
-    """Ranks `k * page` to `k * page + k - 1`; empty beyond the last."""
+    """Returns a page of hits: ranks `k * page` to `k * page + k - 1`.
+
+    Args:
+      hits: hits of a search at least as deep as the page.
+      k: hits per page.
+      page: counted from 0; beyond the last hit a page is empty.
+    """
     ranks = slice(k * page, k * page + k)
     return Hits(hits.passages[ranks], hits.scores[ranks])
 
@@ -52,34 +72,36 @@ def page_of(hits: Hits, k: int, page: int) -> Hits:
 def search_pages(
     retriever: Retriever, requests: Sequence[tuple[str, int, int]]
 ) -> list[Hits | EffectError]:
-    """Answers requests (query, k, page) with one search, each distinct query asked once.
+    """Answers requests (query, k, page) with one search over the distinct queries.
 
     All queries are searched as deep as the deepest request needs: one batched call costs less than
     several short ones.
 
     Args:
-      retriever: any.
-      requests: `k` at least 1, `page` counted from 0.
+      retriever: any retriever.
+      requests: (query, k, page), with `k` at least 1 and `page` counted from 0.
 
     Returns:
-      The hits of each request, in order; an `EffectError` where its query failed.
+      The hits per request, in order, or the `EffectError` of its query.
 
     Raises:
       UserError: a request with k below 1 or page below 0.
     """
-    wrong = [request for request in requests if request[1] < 1 or request[2] < 0]
-    if wrong:
-        query, k, page = wrong[0]
+    invalid = [request for request in requests if request[1] < 1 or request[2] < 0]
+    if invalid:
+        query, k, page = invalid[0]
         raise UserError(
-            f"k={k} and page={page} of {query!r} has no page: ask for k of at least 1 (a recipe's "
-            "top_k), and for page 0 or a later one"
+            f"k={k} and page={page} of {query!r} is not a page: k (a recipe's top_k) must be at "
+            "least 1, and page at least 0"
         )
     if not requests:
         return []
+    # Siblings of a tree often send the same query.
     queries = list(dict.fromkeys(query for query, _, _ in requests))
+    # One depth for all queries is safe, because the first hits do not depend on the depth.
     depth = max(k * (page + 1) for _, k, page in requests)
-    found = dict(zip(queries, retriever.search(queries, depth), strict=True))
+    hits_of = dict(zip(queries, retriever.search(queries, depth), strict=True))
     return [
-        hits if isinstance(hits := found[query], EffectError) else page_of(hits, k, page)
+        hits if isinstance(hits := hits_of[query], EffectError) else page_of(hits, k, page)
         for query, k, page in requests
     ]

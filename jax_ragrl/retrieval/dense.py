@@ -1,4 +1,4 @@
-"""A retriever made of an encoder and a searcher over a corpus."""
+"""A dense retriever: an encoder and a nearest-neighbor searcher over a corpus."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ class Searcher(Protocol):
     """Nearest passages by inner product."""
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(scores_QK, index_QK), best first; -inf marks a hit that was not found."""
+        """Returns (scores_QK, index_QK), best first; a score of -inf marks a missing hit."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseRetriever:
-    """Searches a corpus. What a query finds does not depend on what it is asked together with, but
-    for the last bits of an encoder's arithmetic."""
+    """Searches a corpus with an encoder and a searcher.
+
+    The hits of a query do not depend on the other queries of the call, except for the last bits of
+    the encoder's arithmetic.
+    """
 
     corpus: Corpus
     encoder: Encoder
@@ -33,16 +36,17 @@ class DenseRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """The corpus's."""
+        """Returns the fingerprint of the corpus."""
         return self.corpus.fingerprint
 
     def _hits(self, scores_K: np.ndarray, index_K: np.ndarray) -> Hits:
-        found = np.isfinite(scores_K)
-        passages = tuple(self.corpus.passages[n] for n in index_K[found].tolist())
-        return Hits(passages, tuple(scores_K[found].tolist()))
+        # Searchers return arrays of equal width; -inf fills the place of missing hits.
+        present_K = np.isfinite(scores_K)
+        passages = tuple(self.corpus.passages[n] for n in index_K[present_K].tolist())
+        return Hits(passages, tuple(scores_K[present_K].tolist()))
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The `k` best passages of each query, best first; of equal scores the earlier passage.
+        """Returns the `k` best passages per query, best first; ties by position in the corpus.
 
         Raises:
           UserError: k is below 1.

@@ -1,7 +1,7 @@
-"""Vectors out of a Faiss `IndexFlat` file, without Faiss.
+"""Reads vectors from a Faiss `IndexFlat` file without Faiss.
 
 Layout, little-endian: a four-letter code (`IxFI` inner product, `IxF2` squared distance), int32
-dimension, int64 count, two int64 that Faiss does not use, uint8 trained, int32 metric, uint64
+dimension, int64 count, two unused int64, uint8 trained, int32 metric, uint64
 number of floats, then the float32 vectors row by row.
 """
 
@@ -14,12 +14,13 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 
+# "<": little-endian without alignment, as Faiss writes the fields.
 HEADER = struct.Struct("<4siqqqBiQ")
 METRICS = {b"IxFI": ("inner_product", 0), b"IxF2": ("squared_l2", 1)}
 
 
 def _header(path: pathlib.Path) -> tuple[int, int, str]:
-    """(count, dimension, metric) of a file that its own header describes without contradiction."""
+    """Returns (count, dimension, metric) from a header that agrees with the file's size."""
     try:
         with path.open("rb") as file:
             start = file.read(HEADER.size)
@@ -35,8 +36,9 @@ def _header(path: pathlib.Path) -> tuple[int, int, str]:
     code, dimension, count, _, _, _, metric, floats = HEADER.unpack(start)
     name, number = METRICS[code]
     size = HEADER.size + 4 * floats
-    sound = dimension > 0 and count > 0 and floats == count * dimension and metric == number
-    if not sound or path.stat().st_size != size:
+    # Redundant fields of the header and the file size reveal a truncated or foreign file.
+    consistent = dimension > 0 and count > 0 and floats == count * dimension and metric == number
+    if not consistent or path.stat().st_size != size:
         raise UserError(
             f"{path} is damaged: its header says {count} x {dimension} vectors, metric {metric} "
             f"and {size} bytes, the file has {path.stat().st_size}: copy it again"
@@ -45,9 +47,9 @@ def _header(path: pathlib.Path) -> tuple[int, int, str]:
 
 
 def read_faiss_flat(path: pathlib.Path | str) -> tuple[np.ndarray, str]:
-    """(vectors float32 [X, D], mapped from the file and read-only; metric).
+    """Returns the vectors float32 [X, D], memory-mapped and read-only, and the metric.
 
-    The metric is `inner_product` or `squared_l2`. On unit vectors both give the same order.
+    The metric is `inner_product` or `squared_l2`. Unit vectors have the same order under both.
 
     Raises:
       UserError: not a flat index, or a header that contradicts itself or the file's size.

@@ -1,10 +1,10 @@
-"""An index: a folder with the vectors of a corpus, made once and opened by every run.
+"""An index: a folder with the vectors of a corpus, built once and opened by every run.
 
 index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last
-passages/   the corpus, see `corpus.store`, where it came from a file
-vectors/    [count, dimension] in this dtype, TensorStore
-encoder/    what the encoder needs beyond its description
-scann/      the trained searcher, for the kind `scann` above some 20 000 passages
+passages/   the corpus, see `corpus.store`, if it was read from a file
+vectors/    [count, dimension] in that dtype, TensorStore
+encoder/    files of the encoder beyond its description
+scann/      the trained searcher, for the kind `scann` above 20,000 passages
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.formats.qrels import judged
+from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
@@ -45,15 +45,16 @@ from jax_ragrl.types import Question
 KINDS = ("exact", "scann")
 FILE = "index.json"
 PASSAGES = "passages"
-# Of vectors made elsewhere so many are made again, and may differ by so much of their length: a
-# title in quotes changes MiniLM's by 0.10, the next passage of a Wikipedia E5's by 0.70.
-PROBES, FAR = 16, 0.4
+# Imported vectors are checked by encoding a few passages again. Their relative distance must stay
+# below a limit that tolerates formatting but not another passage: a title in quotes moves MiniLM's
+# vectors by 0.10, and the next passage of a Wikipedia article differs by 0.70 (E5).
+PROBES, MAX_DISTANCE = 16, 0.4
 
 
-def _checked(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarray:
-    """Vectors [X, D], one after the other until now perhaps.
+def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarray:
+    """Returns imported vectors as [X, D]; they may have been flat, [X * D].
 
-    Raises `UserError` where they are not those of a corpus and an encoder, as far as a few tell.
+    Raises `UserError` if they do not match the corpus and the encoder, judged by a few passages.
     """
     expected = (len(corpus), encoder.dimension)
     if vectors.shape not in (expected, (len(corpus) * encoder.dimension,)):
@@ -62,14 +63,15 @@ def _checked(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.ndarra
             "give those of the same passages and model"
         )
     vectors_XD = vectors.reshape(expected)
-    some = random.Random(0).sample(range(len(corpus)), min(PROBES, len(corpus)))
-    made_PD = encoder.encode_passages([corpus.passages[i] for i in some])
-    gap = np.linalg.norm(vectors_XD[some] - made_PD) / np.linalg.norm(made_PD)
-    if not gap < FAR:
+    # Passages from the whole corpus: an offset or another order may begin late.
+    sample = random.Random(0).sample(range(len(corpus)), min(PROBES, len(corpus)))
+    probes_PD = encoder.encode_passages([corpus.passages[i] for i in sample])
+    distance = np.linalg.norm(vectors_XD[sample] - probes_PD) / np.linalg.norm(probes_PD)
+    if not distance < MAX_DISTANCE:
         raise UserError(
-            f"vectors of {len(some)} passages differ from what this encoder makes of them by "
-            f"{gap:.2f} of their length: give the model, the prefix and the corpus, in its order, "
-            "that they were made with"
+            f"the vectors of {len(sample)} passages differ from this encoder's by "
+            f"{distance:.2f} of their length: give the model, the prefix and the corpus, in the "
+            "same order, with which the vectors were computed"
         )
     return vectors_XD
 
@@ -89,16 +91,16 @@ def build_index(
     vectors: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> DenseRetriever:
-    """Encodes a corpus, writes the index and opens it. A build that was killed goes on.
+    """Encodes a corpus, writes the index and opens it; resumes a build that was killed.
 
     Args:
       corpus: at least one passage.
       encoder: e.g. `LexicalEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
       kind: `exact` or `scann`.
-      folder: made if missing; an index in it is replaced.
-      vectors: floats [X, D] made before with this encoder (see `open_vectors`), instead of
-        encoding.
-      dtype: of the vectors on disk, and of an exact searcher's on its devices; see `DTYPES`.
+      folder: created if it does not exist; an index in it is replaced.
+      vectors: floats [X, D] that this encoder computed before (see `open_vectors`); None encodes
+        the corpus.
+      dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
 
     Raises:
       UserError: unknown kind or dtype, ScaNN missing, or vectors that do not fit.
@@ -107,19 +109,20 @@ def build_index(
     one_of("index dtype", dtype, DTYPES)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # First gone, last written: what is there is whole.
+    # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
     if vectors is None:
-        made = [corpus.fingerprint, _identity(encoder.describe()), dtype]
-        of = json.dumps(made, sort_keys=True)
-        embed(corpus.passages, encoder, folder / "vectors", of, dtype)
+        parts = [corpus.fingerprint, _identity(encoder.describe()), dtype]
+        identity = json.dumps(parts, sort_keys=True)
+        embed(corpus.passages, encoder, folder / "vectors", identity, dtype)
     else:
-        write_vectors(_checked(vectors, corpus, encoder), folder / "vectors", dtype)
+        write_vectors(_check_vectors(vectors, corpus, encoder), folder / "vectors", dtype)
     encoder.save(folder / "encoder")
     if kind == "scann":
         build_scann(read_vectors(folder / "vectors"), folder / "scann")
     retriever = DenseRetriever(corpus, encoder, _searcher(kind, folder, len(corpus)))
     _write_description(folder, retriever, kind, dtype)
+    # After the description: a build that is killed before that point resumes from its progress.
     (folder / "vectors" / PROGRESS).unlink(missing_ok=True)
     return retriever
 
@@ -139,7 +142,7 @@ def _write_description(
 
 
 def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
-    """`index.json` of an index folder.
+    """Reads `index.json` of an index folder.
 
     Raises:
       UserError: the folder holds no index.
@@ -149,69 +152,75 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder} holds no whole index ({FILE}): run 'ragrl index' first"
+            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
         ) from error
 
 
 def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
-    """The encoder an index was made with."""
+    """Loads the encoder with which an index was built."""
     if description["kind"] == "lexical":
         return LexicalEncoder.load(folder / "encoder")
     return from_description(description)
 
 
 def _identity(description: dict[str, Any]) -> dict[str, Any]:
-    """A description without the place a model was read from: it may move."""
+    """Returns a description without the model's path, because a folder may move."""
     return {name: value for name, value in description.items() if name != "source"}
 
 
 def open_index(
     folder: pathlib.Path | str, corpus: Corpus, encoder: Encoder | None = None
 ) -> DenseRetriever:
-    """Opens an index over the corpus it was made for.
+    """Opens an index with the corpus for which it was built.
 
     Args:
       folder: written by `build_index`.
       corpus: the same passages in the same order.
-      encoder: None loads the one named in the index; otherwise it must be that one.
+      encoder: None loads the encoder named in the index; another encoder must equal it.
 
     Raises:
-      UserError: no index, another corpus (both fingerprints are named), another encoder.
+      UserError: no index, another corpus (the error names both fingerprints), another encoder.
     """
     folder = pathlib.Path(folder)
-    made = read_description(folder)
-    if made["corpus"] != corpus.fingerprint:
+    description = read_description(folder)
+    if description["corpus"] != corpus.fingerprint:
         raise UserError(
-            f"index {folder} was built for corpus {made['corpus']}, but {corpus.fingerprint} is "
-            "loaded: rerun 'ragrl index', or give the corpus it was built for"
+            f"index {folder} was built for corpus {description['corpus']}, but "
+            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
+            "for"
         )
-    encoder = _reload(made["encoder"], folder) if encoder is None else encoder
-    if _identity(encoder.describe()) != _identity(made["encoder"]):
+    encoder = _reload(description["encoder"], folder) if encoder is None else encoder
+    # Vectors of different encoders are not comparable, although a search would return hits.
+    if _identity(encoder.describe()) != _identity(description["encoder"]):
         raise UserError(
-            f"index {folder} was built with the encoder {made['encoder']}, but "
+            f"index {folder} was built with the encoder {description['encoder']}, but "
             f"{encoder.describe()} is loaded: rerun 'ragrl index'"
         )
-    return DenseRetriever(corpus, encoder, _searcher(made["kind"], folder, made["count"]))
+    searcher = _searcher(description["kind"], folder, description["count"])
+    return DenseRetriever(corpus, encoder, searcher)
 
 
 def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
-    """The corpus of a file, its passages kept in the folder of an index that is there, or will be.
+    """Reads the corpus of a file and caches its passages in the folder of an index.
 
-    Without a folder they are held in memory.
+    The index may exist, or be built later. Without a folder the passages are kept in memory.
 
     Raises:
-      UserError: as `load_corpus` does, or the index is of another corpus.
+      UserError: as `load_corpus`; or the index was built for another corpus.
     """
     if folder is None:
         return load_corpus(path)
-    of = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
-    return load_corpus(path, folder=folder / PASSAGES, of=of)
+    expected = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
+    return load_corpus(path, folder=folder / PASSAGES, expected_fingerprint=expected)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
-    """An encoder by name: `lexical`, `minilm`, or a local folder of a BERT-family model.
+    """Loads an encoder: `lexical`, `minilm`, or a local folder of a BERT-family model.
 
-    `prefixes` are those of `models.encoder.load_encoder`.
+    Args:
+      name: the name or folder.
+      corpus: the lexical encoder's weights are computed from it.
+      prefixes: see `models.encoder.load_encoder`.
 
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
@@ -219,24 +228,23 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     if name != "lexical":
         return load_encoder(name, **prefixes)
     if any(prefixes.values()):
-        raise UserError("the lexical encoder has no use for a prefix: leave it out")
+        raise UserError("a prefix was given, but the lexical encoder has none: omit it")
     return LexicalEncoder.fit(corpus.passages)
 
 
 def _with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
-    """The questions that recall is measured on; none where none are given."""
+    """Returns the questions on which recall is measured; none without a path."""
     if path is None:
         if qrels is not None:
-            raise UserError(f"--qrels {qrels} judges passages of questions: give --questions too")
+            raise UserError(f"--qrels {qrels} needs the questions that it judges: give --questions")
         return []
     questions = load_questions(path)
     if qrels is not None:
-        return judged(questions, qrels)
+        return questions_with_gold(questions, qrels)
     if gold := [question for question in questions if question.gold]:
         return gold
     raise UserError(
-        f"{path} names no gold passages, which recall is measured by: give --qrels, or leave "
-        "--questions out"
+        f"{path} names no gold passages, which recall needs: give --qrels, or omit --questions"
     )
 
 
@@ -251,7 +259,7 @@ def run_index(
     qrels_path: pathlib.Path | str | None = None,
     **prefixes: str | None,
 ) -> dict[str, Any]:
-    """Builds an index from a file: the whole of `ragrl index`.
+    """Builds an index from a file; implements `ragrl index`.
 
     Args:
       corpus_path: passages in any known format.
@@ -259,33 +267,33 @@ def run_index(
       encoder: see `make_encoder`.
       kind: `exact` or `scann`.
       questions_path: questions in any known format; recall is measured on those with gold.
-      vectors_path: a file of the passages' vectors, made before with this encoder.
+      vectors_path: a file of vectors that this encoder computed before.
       dtype: of the vectors, see `build_index`.
-      qrels_path: judgements of TREC or BEIR, in the place of the questions' own gold.
+      qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       prefixes: see `make_encoder`.
 
     Returns:
-      A JSON-able report: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      and with questions `recall@2`, `recall@5`, `recall@10` and of how many they are means.
+      A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building);
+      with questions also `recall@2`, `recall@5`, `recall@10` and the number of questions.
 
     Raises:
-      UserError: anything given that cannot be used.
+      UserError: an argument cannot be used.
     """
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
-    # Read before the long work, so that a wrong path fails at once.
+    # Read before the long work, so that a wrong path fails immediately.
     questions = _with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):
-        pass  # a folder that may not be written is refused before a corpus fills the memory
+        pass  # fail now if the folder is not writable, before the corpus is read
     corpus = load_corpus(corpus_path, folder=out / PASSAGES)
     start = time.perf_counter()
-    made = make_encoder(encoder, corpus, **prefixes)
-    retriever = build_index(corpus, made, kind, out, vectors, dtype)
+    passage_encoder = make_encoder(encoder, corpus, **prefixes)
+    retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
-    measured = recall(retriever, questions) if questions else {}
+    recall_at = recall(retriever, questions) if questions else {}
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder,
@@ -294,5 +302,5 @@ def run_index(
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
         **({"questions": len(questions)} if questions else {}),
-        **measured,
+        **recall_at,
     }

@@ -1,9 +1,9 @@
-"""A dense encoder without weights: hashed, idf-weighted words.
+"""A dense encoder without weights: hashed words, weighted by inverse document frequency.
 
 Each word adds sign(w) (1 + ln tf) idf(w) to one of D coordinates (the hashing trick, Weinberger et
-al. 2009), so that inner products estimate the tf-idf cosine without bias. Words the corpus does not
-have can match nothing and are left out. Everything is computed in float64 from a fixed hash and
-rounded to float32 at the end: the same vectors on every machine.
+al. 2009), so that inner products are unbiased estimates of the tf-idf cosine. Words that the corpus
+lacks are dropped. All arithmetic is float64 from a fixed hash, rounded to float32 at the end: the
+vectors are equal on every machine.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ FILE = "lexical.npz"
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, in lower case."""
+    """Returns the runs of letters, digits and underscores, in lower case."""
     return WORD.findall(text.lower())
 
 
 @functools.lru_cache(maxsize=1 << 18)
 def hash_word(word: str) -> int:
-    """63 stable bits: low ones choose the coordinate, the highest the sign, all name the word."""
+    """Hashes a word to 63 bits: low bits select the coordinate, the highest the sign."""
+    # Python's own hash differs between processes, and the shift keeps the result within int64.
     digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def inverse_frequency(documents_with_word: int, documents: int) -> float:
-    """idf = ln((1 + N) / (1 + n)): 0 for a word of every document."""
+    """Computes idf = ln((1 + N) / (1 + n)), which is 0 for a word of every document."""
     return math.log((1 + documents) / (1 + documents_with_word))
 
 
 def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
-    """In how many texts each hashed word occurs."""
+    """Counts the texts in which each hashed word occurs."""
     counts: collections.Counter[int] = collections.Counter()
     for text in texts:
         counts.update({hash_word(word) for word in words(text)})
@@ -53,25 +54,32 @@ def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
 
 
 class LexicalEncoder:
-    """Queries and passages as unit vectors of hashed words; see the module's head.
+    """Encodes queries and passages as unit vectors of hashed words; see the module docstring.
 
     Attributes:
       dimension: D.
-      documents: how many passages the weights were counted on.
+      documents: number of passages from which the weights were computed.
     """
 
     def __init__(self, counts: dict[int, int], documents: int, dimension: int = 1024):
-        """Args: passages a hashed word occurs in, the number of passages, D at least 1."""
+        """Computes the weights.
+
+        Args:
+          counts: number of passages per hashed word.
+          documents: number of passages.
+          dimension: D, at least 1.
+        """
         if dimension < 1:
-            raise UserError(f"dimension {dimension} is no vector: give at least 1 (1024 is usual)")
+            raise UserError(f"dimension is {dimension}: it must be at least 1 (1024 is usual)")
         self.dimension = dimension
         self.documents = documents
+        # Sorted, because the identity of an encoder must not depend on the order of the passages.
         self._counts = dict(sorted(counts.items()))
         self._idf = {key: inverse_frequency(n, documents) for key, n in self._counts.items()}
 
     @classmethod
     def fit(cls, passages: Sequence[Passage], dimension: int = 1024) -> LexicalEncoder:
-        """Counts the words of a corpus."""
+        """Counts the words of a corpus and returns its encoder."""
         counts = count_documents(passage_text(passage) for passage in passages)
         return cls(counts, len(passages), dimension)
 
@@ -79,9 +87,10 @@ class LexicalEncoder:
         vector_D = np.zeros(self.dimension, np.float64)
         for word, times in collections.Counter(words(text)).items():
             key = hash_word(word)
+            # Words that the corpus lacks get weight 0: no passage could match them.
             weight = (1.0 + math.log(times)) * self._idf.get(key, 0.0)
             vector_D[key % self.dimension] += weight if key >> 62 else -weight
-        # Summed exactly: numpy's order of summation depends on the processor.
+        # An exact sum, because NumPy's order of summation depends on the processor.
         norm = math.sqrt(math.fsum((vector_D * vector_D).tolist()))
         return (vector_D / norm if norm else vector_D).astype(np.float32)
 
@@ -89,11 +98,11 @@ class LexicalEncoder:
         return np.stack([self._vector(text) for text in texts])
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """float32 [Q, D], each of norm 1, or 0 where no word is known."""
+        """Returns float32 [Q, D] of norm 1, or 0 for a query without a word of the corpus."""
         return self._vectors(queries)
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
-        """float32 [X, D], as `encode_queries` of title and text."""
+        """Returns float32 [X, D]: `encode_queries` of title and text."""
         return self._vectors(passage_text(passage) for passage in passages)
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -105,7 +114,7 @@ class LexicalEncoder:
         }
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the encoder, for `index.json`."""
+        """Returns the identity of the encoder for `index.json`."""
         digest = hashlib.sha256()
         for array in self._arrays().values():
             digest.update(array.astype("<i8").tobytes())
@@ -116,14 +125,14 @@ class LexicalEncoder:
         }
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the counts: integers, so that the weights come back equal."""
+        """Writes the counts: they are integers, so that the weights are restored exactly."""
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = self._arrays()
         np.savez_compressed(folder / FILE, **arrays)
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> LexicalEncoder:
-        """Reads what `save` wrote.
+        """Reads the encoder that `save` wrote.
 
         Raises:
           UserError: the file is missing or damaged.

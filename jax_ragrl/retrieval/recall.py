@@ -1,4 +1,4 @@
-"""How many of the gold passages a retriever finds."""
+"""Recall of gold passages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.types import Hits, Question
 
 
-def found_share(gold: Sequence[str], hits: Hits, k: int) -> float:
-    """The share of distinct gold names that the first k hits bear as id or title."""
+def recall_at(gold: Sequence[str], hits: Hits, k: int) -> float:
+    """Computes the share of distinct gold names among ids and titles of the first k hits.
+
+    Args:
+      gold: ids or titles of the gold passages, at least one.
+      hits: hits of a search, best first.
+      k: number of hits to consider.
+    """
+    # Some data sets name gold passages by id, others by title.
     names = {name for passage in hits.passages[:k] for name in (passage.id, passage.title)}
     return len(names & set(gold)) / len(set(gold))
 
@@ -18,26 +25,31 @@ def found_share(gold: Sequence[str], hits: Hits, k: int) -> float:
 def recall(
     retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = (2, 5, 10)
 ) -> dict[str, float]:
-    """Mean recall over the questions that name gold passages, searched by their own text.
+    """Computes mean recall over the questions that name gold passages, with the text as query.
 
-    Questions whose search failed are left out, as in an evaluation.
+    Questions whose search failed are excluded, as in an evaluation.
+
+    Args:
+      retriever: the retriever.
+      questions: questions; those without gold passages are ignored.
+      ks: depths.
 
     Returns:
-      `{"recall@2": ..., ...}`, one entry for each of `ks`.
+      `{"recall@2": ..., ...}`, one entry per depth.
 
     Raises:
       UserError: no question names gold passages.
       EffectError: every search failed.
     """
-    asked = [question for question in questions if question.gold]
-    if not asked:
+    with_gold = [question for question in questions if question.gold]
+    if not with_gold:
         raise UserError(
-            f"none of the {len(questions)} questions names gold passages: recall needs some"
+            f"none of the {len(questions)} questions names gold passages, and recall needs them: "
+            "add them, or give relevance judgments (--qrels)"
         )
-    found = retriever.search([question.text for question in asked], max(ks))
-    pairs = [(q, h) for q, h in zip(asked, found, strict=True) if isinstance(h, Hits)]
+    # One search at the greatest depth serves all depths.
+    results = retriever.search([question.text for question in with_gold], max(ks))
+    pairs = [(q, h) for q, h in zip(with_gold, results, strict=True) if isinstance(h, Hits)]
     if not pairs:
-        raise next(h for h in found if isinstance(h, EffectError))
-    return {
-        f"recall@{k}": sum(found_share(q.gold, h, k) for q, h in pairs) / len(pairs) for k in ks
-    }
+        raise next(h for h in results if isinstance(h, EffectError))
+    return {f"recall@{k}": sum(recall_at(q.gold, h, k) for q, h in pairs) / len(pairs) for k in ks}

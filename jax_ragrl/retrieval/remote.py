@@ -1,9 +1,9 @@
-"""A retriever behind HTTP, in the form of the servers that Search-R1 and verl train with.
+"""A retriever behind HTTP, with the protocol of the servers that Search-R1 and verl use.
 
   POST /retrieve  {"queries": [...], "topk": k, "return_scores": true}
   -> {"result": [[{"document": {"id": ..., "contents": '"title"\\ntext'}, "score": ...}, ...], ...]}
 
-one list a query, best first (Jin et al. 2025). `ragrl serve` speaks it too.
+One list per query, best first (Jin et al. 2025). `ragrl serve` implements this protocol too.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from jax_ragrl.corpus.formats.files import Record, field, loads
 from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import Patient, unless_refused
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
-ASKED = (400, 413, 422)  # a refusal that may be of one query alone
+MAYBE_ONE_QUERY = (400, 413, 422)  # refusals that one query of the request may cause
 
 
 class RemoteRetriever:
-    """Searches whatever the server at an address searches: that address is the fingerprint.
+    """Searches the corpus of a server; the fingerprint is its address.
 
-    A query of which the server makes nothing fails alone: where a request of several is refused, or
-    ends in an error through all tries, each half of it is asked by itself.
+    A query that the server rejects fails alone: if a request of several queries is refused, or
+    fails in all tries, each half of it is sent separately.
 
     Args:
       url: `http://HOST:PORT`, with or without `/retrieve`.
-      batch: queries of a request at most.
+      batch: maximum number of queries per request.
       retries: tries after the first, on time-outs, broken connections, 429 and 5xx.
-      timeout: seconds to connect, and to wait for more of a reply.
-      pause: seconds before the second try, doubled before each further one.
+      timeout: seconds to connect, and to wait for the next bytes of a reply.
+      pause: seconds before the second try; doubles before each further one.
 
     Raises:
-      UserError: an address of another form.
+      UserError: a malformed address.
     """
 
     def __init__(
@@ -50,82 +50,91 @@ class RemoteRetriever:
         pause: float = 0.5,
     ) -> None:
         self.fingerprint = url.rstrip("/").removesuffix(PATH)
-        self._server = Patient(self.fingerprint, retries, timeout, pause)
+        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
         self._batch = batch
-        self._known = False  # whether it ever found something
+        self._has_answered = False  # whether the server has ever returned hits
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
-        """The `k` best passages of each query as the server ranks them, fewer if it sends fewer.
+        """Returns up to `k` passages per query in the server's order.
 
-        An `EffectError` stands in place of what it did not find: for a query, or for all that were
-        left when it stayed away through all tries.
+        A query that failed has an `EffectError`, as have all remaining queries once the server was
+        unavailable in all tries.
 
         Raises:
-          UserError: k is below 1; a server that never found anything refused, or sent something
-            else: then the address, or k, is to blame.
+          UserError: k is below 1; or a server that never returned hits refused, or sent a reply of
+            another form: then the address, or k, is wrong.
         """
         check_depth(k)
-        found: list[Hits | UserError | EffectError] = []
+        results: list[Hits | UserError | EffectError] = []
         try:
             for i in range(0, len(queries), self._batch):
-                found.extend(self._ask(queries[i : i + self._batch], k))
-        except EffectError as error:  # what came before it is in the list
-            found += [error] * (len(queries) - len(found))
-        self._known = self._known or any(isinstance(x, Hits) for x in found)
-        return unless_refused(found, self._known)
+                results.extend(self._query(queries[i : i + self._batch], k))
+        except EffectError as error:  # earlier results stay in the list
+            results += [error] * (len(queries) - len(results))
+        self._has_answered = self._has_answered or any(isinstance(x, Hits) for x in results)
+        return check_refusals(results, self._has_answered)
 
-    def _ask(
-        self, queries: Sequence[str], k: int, *, whole: bool = True
+    def _query(
+        self, queries: Sequence[str], k: int, *, is_split: bool = False
     ) -> Iterator[Hits | UserError | EffectError]:
-        """What becomes of some queries, in order; `whole` where they are no part of a request."""
+        """Yields a result per query, in order; `is_split` marks half of a failed request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
-        reply = self._server.post(PATH, body, patient=whole)
+        # Halves are not retried on status 500: the complete request already was.
+        reply = self._server.post(PATH, body, patient=not is_split)
         place, status = f"{self.fingerprint}{PATH}", reply.status_code
         if status == 200:
             yield from read_result(reply.text, place, len(queries), k)
             return
-        one = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
-        did = "refused" if status < 500 else "failed on"
-        told = f"{place} {did} {one} with status {status}: {reply.text[:200]!r}"
-        if status < 500 and status not in ASKED:
-            yield from [UserError(told)] * len(queries)
+        subject = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
+        verb = "refused" if status < 500 else "failed on"
+        message = f"{place} {verb} {subject} with status {status}: {reply.text[:200]!r}"
+        if status < 500 and status not in MAYBE_ONE_QUERY:
+            yield from [UserError(message)] * len(queries)
+        # Halving isolates the faulty query after log2(batch) rounds; the others get their hits.
         elif len(queries) == 1:
-            yield UserError(told) if status < 500 else EffectError(told)
+            yield UserError(message) if status < 500 else EffectError(message)
         else:
             half = len(queries) // 2
-            yield from self._ask(queries[:half], k, whole=False)
-            yield from self._ask(queries[half:], k, whole=False)
+            yield from self._query(queries[:half], k, is_split=True)
+            yield from self._query(queries[half:], k, is_split=True)
 
 
 def read_result(text: str, place: str, queries: int, k: int) -> list[Hits | UserError]:
-    """The hits of each query of a reply; in their place an error, with what another form has."""
+    """Parses the hits per query from a reply; a malformed part becomes an error.
+
+    Args:
+      text: the body of the reply.
+      place: the address, for error messages.
+      queries: number of queries of the request.
+      k: maximum number of hits per query.
+    """
     try:
         body = loads(text)
     except ValueError:
         body = None
     result = body.get("result") if isinstance(body, dict) else None
     if not isinstance(result, list) or len(result) != queries:
-        told = (
+        message = (
             f'{place} sent {text[:200]!r} for {queries} queries: it must be {{"result": [...]}} '
             "with a list of hits for each"
         )
-        return [UserError(told)] * queries
-    return [_hits(found, k, f"{place}, query {q}") for q, found in enumerate(result, start=1)]
+        return [UserError(message)] * queries
+    return [_hits(entries, k, f"{place}, query {q}") for q, entries in enumerate(result, start=1)]
 
 
-def _hits(found: Any, k: int, place: str) -> Hits | UserError:
-    if not isinstance(found, list):
-        return UserError(f"{place}: {str(found)[:200]!r} is not a list of hits")
+def _hits(entries: Any, k: int, place: str) -> Hits | UserError:
+    if not isinstance(entries, list):
+        return UserError(f"{place}: {str(entries)[:200]!r} is not a list of hits")
     try:
-        return read_hits(found[:k], place)
+        return read_hits(entries[:k], place)
     except UserError as error:
         return error
 
 
-def read_hits(found: Sequence[Any], place: str) -> Hits:
-    """The hits of a query: a document and a score each."""
+def read_hits(entries: Sequence[Any], place: str) -> Hits:
+    """Parses the hits of a query; each has a document and a score."""
     passages, scores = [], []
-    for n, entry in enumerate(found, start=1):
+    for n, entry in enumerate(entries, start=1):
         at = f"{place}, hit {n}"
         if not isinstance(entry, dict):
             raise UserError(f"{at}: {str(entry)[:200]!r} has no document and score: send both")
@@ -133,13 +142,15 @@ def read_hits(found: Sequence[Any], place: str) -> Hits:
         passages.append(to_passage(Record(at, field(hit, "document", dict))))
         score = field(hit, "score", object)
         if not isinstance(score, int | float) or not math.isfinite(score):
-            raise UserError(f"{at}: the score {str(score)[:200]!r} is no number: send one")
+            raise UserError(
+                f"{at}: the score {str(score)[:200]!r} is not a finite number: send one"
+            )
         scores.append(float(score))
     return Hits(tuple(passages), tuple(scores))
 
 
 def to_passage(document: Record) -> Passage:
-    """A document as a passage; title and text come from its contents unless it has them apart."""
+    """Converts a document; without fields `title` and `text` its contents are split."""
     name, fields = str(field(document, "id", object)), document.fields
     if isinstance(fields.get("title"), str) and isinstance(fields.get("text"), str):
         return Passage(name, fields["title"], fields["text"])
@@ -147,5 +158,5 @@ def to_passage(document: Record) -> Passage:
 
 
 def to_document(passage: Passage) -> dict[str, str]:
-    """A passage as a document, of which `to_passage` makes the same passage again."""
+    """Converts a passage to a document; the inverse of `to_passage`."""
     return {**passage._asdict(), "contents": f'"{passage.title}"\n{passage.text}'}

@@ -1,8 +1,8 @@
 """Approximate inner-product search on the host with ScaNN (Guo et al. 2020).
 
-Below `BRUTE_FORCE` passages every passage is scored; above, a tree of about sqrt(X) leaves and
-asymmetric hashing choose candidates that are then scored exactly. Searched are a tenth of the
-leaves, from `FEWEST_LEAVES` up to `MOST_LEAVES`.
+Below `BRUTE_FORCE` passages every passage is scored. Above, a tree of about sqrt(X) leaves and
+asymmetric hashing select candidates, which are then scored exactly. A tenth of the leaves is
+searched, but at least `FEWEST_LEAVES` and at most `MOST_LEAVES`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from jax_ragrl.retrieval.embed import read_vectors
 from jax_ragrl.retrieval.exact import GRID, bucket, by_score
 
 BRUTE_FORCE = 20_000
-NEIGHBOURS = 64  # searches are rounded up to this: pages of one query then agree
-# A recall takes a number of leaves, not a share of them. With these numbers `ragrl bench search
-# --kind scann` finds 0.994 of the ten nearest among 100 000 vectors of 384 or 768 dimensions, and
-# with 64 leaves 0.979 among 400 000 of 768 (half the candidates: 0.960).
+NEIGHBORS = 64  # minimum depth of a search, so that the pages of a query agree
+# Recall depends on the number of leaves, not on their share. With these numbers `ragrl bench search
+# --kind scann` measures a recall of 0.994 of the ten nearest among 100,000 vectors of 384 or 768
+# dimensions, and with 64 leaves 0.979 among 400,000 of 768 (with half of the candidates: 0.960).
 FEWEST_LEAVES, MOST_LEAVES = 64, 128
-CANDIDATES = 8  # scored exactly, for each neighbour wanted
-BLOCK = 2  # dimensions that share a code; with 3, of 768, a fifth of the nearest is not found
+CANDIDATES = 8  # candidates scored exactly, per requested neighbor
+BLOCK = 2  # dimensions per code; with 3, at 768 dimensions, a fifth of the nearest is missed
 
 
 def _pybind() -> Any:
-    """ScaNN's numpy interface.
+    """Imports ScaNN's NumPy interface.
 
     Raises:
       UserError: ScaNN is not installed.
@@ -43,56 +43,64 @@ def _pybind() -> Any:
 
 
 def _brute_force(vectors_XD: np.ndarray) -> Any:
-    builder = _pybind().builder(vectors_XD, NEIGHBOURS, "dot_product")
+    builder = _pybind().builder(vectors_XD, NEIGHBORS, "dot_product")
     return builder.score_brute_force().build()
 
 
-def _hashed(vectors_XD: np.ndarray) -> Any:
-    """Tree and asymmetric hashing, with as many leaves as ScaNN's guide recommends."""
+def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
+    """Builds a tree with asymmetric hashing; the number of leaves follows ScaNN's guide."""
     count = len(vectors_XD)
     leaves = round(math.sqrt(count))
     tree = (
         _pybind()
-        .builder(vectors_XD, NEIGHBOURS, "dot_product")
+        .builder(vectors_XD, NEIGHBORS, "dot_product")
         .tree(
             num_leaves=leaves,
             num_leaves_to_search=min(leaves, max(FEWEST_LEAVES, leaves // 10), MOST_LEAVES),
+            # A sample is enough to place the leaves, and it bounds the training time of large
+            # corpora.
             training_sample_size=min(count, 250_000),
         )
     )
-    hashed = tree.score_ah(BLOCK, anisotropic_quantization_threshold=0.2)
-    return hashed.reorder(NEIGHBOURS * CANDIDATES).build()
+    # The anisotropic loss, which favors errors orthogonal to a vector (Guo et al. 2020).
+    scorer = tree.score_ah(BLOCK, anisotropic_quantization_threshold=0.2)
+    return scorer.reorder(NEIGHBORS * CANDIDATES).build()
 
 
 def build_scann(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
-    """Builds what needs training and writes it; brute force needs nothing but the vectors.
+    """Trains a searcher and writes it; brute force needs only the vectors and writes nothing.
 
     Raises:
       UserError: ScaNN is not installed.
     """
-    _pybind()  # asked for even where nothing is built: the index could not be opened
+    _pybind()  # fail now if ScaNN is missing: the index could not be opened later
     if len(vectors_XD) < BRUTE_FORCE:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _hashed(vectors_XD).serialize(str(folder), relative_path=True)
+    _tree_with_hashing(vectors_XD).serialize(str(folder), relative_path=True)
 
 
 class ScannSearcher:
-    """A ScaNN searcher behind the interface of `ExactSearcher`."""
+    """A ScaNN searcher with the interface of `ExactSearcher`."""
 
     def __init__(self, searcher: Any, count: int):
-        """Args: ScaNN's own searcher, the number of vectors in it."""
+        """Wraps ScaNN's searcher over `count` vectors."""
         self._searcher, self._count = searcher, count
 
     @classmethod
     def from_vectors(cls, vectors_XD: np.ndarray) -> ScannSearcher:
-        """Over float32 [X, D], in memory."""
-        build = _brute_force if len(vectors_XD) < BRUTE_FORCE else _hashed
+        """Builds a searcher over float32 [X, D] in memory."""
+        build = _brute_force if len(vectors_XD) < BRUTE_FORCE else _tree_with_hashing
         return cls(build(np.ascontiguousarray(vectors_XD, np.float32)), len(vectors_XD))
 
     @classmethod
     def open(cls, folder: pathlib.Path, vectors: pathlib.Path, count: int) -> ScannSearcher:
-        """What `build_scann` wrote, over the vectors of `embed`.
+        """Opens the searcher that `build_scann` wrote.
+
+        Args:
+          folder: of the searcher.
+          vectors: folder of the vectors, which brute force reads.
+          count: number of vectors.
 
         Raises:
           UserError: ScaNN is not installed, or the files are missing.
@@ -105,16 +113,17 @@ class ScannSearcher:
         return cls(pybind.load_searcher(str(folder)), count)
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(scores_QK float32, index_QK int32); a score of -inf marks a hit that was not found.
+        """Returns (scores_QK float32, index_QK int32); a score of -inf marks a missing hit.
 
         Args:
           queries_QD: float32, Q at least 1.
           k: 1 <= k <= X.
         """
-        depth = bucket(k, min(NEIGHBOURS, self._count), self._count)
+        depth = bucket(k, min(NEIGHBORS, self._count), self._count)
         index_QK, scores_QK = self._searcher.search_batched_parallel(
             queries_QD, final_num_neighbors=depth, pre_reorder_num_neighbors=depth * CANDIDATES
         )
+        # ScaNN marks missing hits by nan. Equal passages get equal scores on this grid.
         scores_QK = np.where(np.isnan(scores_QK), -np.inf, np.round(scores_QK * GRID) / GRID)
         scores_QK, index_QK = by_score(scores_QK, index_QK)
         return scores_QK[:, :k].astype(np.float32), index_QK[:, :k].astype(np.int32)

@@ -1,7 +1,7 @@
-"""The web as a corpus: titles and snippets of the pages that a search engine finds.
+"""Web search as a retriever: passages are titles and snippets of a search engine's results.
 
-So are C-3PO's policies tested on questions of today (Chen et al. 2025, table 2: Google on FreshQA
-and MultiHop-RAG).
+C-3PO evaluates its policies in this way (Chen et al. 2025, table 2: Google on FreshQA and
+MultiHop-RAG).
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats.files import loads
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import Patient, unless_refused
-from jax_ragrl.runtime.jsonl import append, keep_rows, rows_of
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals
+from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/search"
-AT_ONCE = 8  # requests in flight
+CONCURRENCY = 8  # requests in flight
 
 
-def _serper(server: Patient, query: str, page: int, key: str) -> httpx2.Response:
+def _serper(server: RetryingClient, query: str, page: int, key: str) -> httpx2.Response:
     return server.post(PATH, {"q": query, "page": page}, key=key)
 
 
-def _searxng(server: Patient, query: str, page: int, key: str) -> httpx2.Response:
+def _searxng(server: RetryingClient, query: str, page: int, key: str) -> httpx2.Response:
     del key
-    return server.ask("GET", PATH, params={"q": query, "format": "json", "pageno": page})
+    return server.send("GET", PATH, params={"q": query, "format": "json", "pageno": page})
 
 
 class Engine(NamedTuple):
-    """One search API. A hit has a title; `address` and `text` name its other two fields."""
+    """A search API. Hits have the field `title`; `address` and `text` name two further fields."""
 
-    url: str  # empty where everyone runs one's own
-    key: str  # the environment variable that holds the user's key; empty where none is needed
-    ask: Callable[[Patient, str, int, str], httpx2.Response]  # for a page, counted from 1
-    hits: str  # the field of a reply that lists them
+    url: str  # empty for an engine that users host themselves
+    key: str  # environment variable of the user's API key; empty for an engine without keys
+    ask: Callable[
+        [RetryingClient, str, int, str], httpx2.Response
+    ]  # requests a page, counted from 1
+    hits: str  # field of a reply that lists the hits
     address: str
     text: str
-    refused: str  # what to look at then
+    advice: str  # possible causes of a refusal
 
 
 ENGINES = {
@@ -63,46 +65,53 @@ ENGINES = {
 }
 
 
-class Pages:
-    """Pages of hits by query and number; with a folder, also those that were found before."""
+class PageCache:
+    """Pages of hits by query and number; a folder keeps them across runs."""
 
     def __init__(self, folder: pathlib.Path | None, engine: str, writer: int) -> None:
-        """Each of several processes is a `writer` of its own, and reads what any has written."""
+        """Reads the pages of all processes; each process `writer` appends to its own file."""
         self._pages: dict[tuple[str, int], list[Passage]] = {}
         self._file, self._lock = None, threading.Lock()
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{engine}-{writer}.jsonl"
-        keep_rows(self._file, lambda row: True)
+        # Removes a line that a killed run left incomplete: a new row would be appended to it.
+        filter_rows(self._file, lambda row: True)
         for file in sorted(folder.glob(f"{engine}-*.jsonl")):
-            for row in rows_of(file):
+            for row in read_rows(file):
                 self._pages[row["query"], row["page"]] = [Passage(*hit) for hit in row["hits"]]
 
     def get(self, query: str, page: int) -> list[Passage] | None:
-        """The passages of a page that is known."""
+        """Returns the passages of a cached page, or None."""
         return self._pages.get((query, page))
 
     def put(self, query: str, page: int, passages: list[Passage]) -> None:
-        """Keeps a page."""
+        """Caches a page.
+
+        Args:
+          query: the search text.
+          page: counted from 1.
+          passages: its hits, best first.
+        """
         with self._lock:
             self._pages[query, page] = passages
             if self._file is not None:
-                append(self._file, {"query": query, "page": page, "hits": passages})
+                append_row(self._file, {"query": query, "page": page, "hits": passages})
 
 
 class WebRetriever:
-    """Asks a search engine; a page's address is the id of its passage, 1 / rank the score.
+    """Queries a search engine; the id of a passage is its address, the score is 1 / rank.
 
-    No page of hits is asked for twice: not by siblings of a tree, nor, with a `folder`, by a run
-    that goes on, which so sees what it saw before.
+    Each page of hits is requested once, also for the siblings of a tree. With a `folder` this holds
+    for a resumed run too, which therefore gets the same hits as before.
 
     Args:
       engine: a name in `ENGINES`.
       url: of the service; empty for the engine's own.
-      folder: where hits are kept; None keeps them in memory.
-      writer: the number of this process, of several that share a folder.
-      retries, timeout, pause: see `retrieval.http.Patient`.
+      folder: caches hits on disk; None caches them in memory.
+      writer: number of this process, if several share a folder.
+      retries: see `retrieval.http.RetryingClient`.
 
     Raises:
       UserError: an unknown engine, no address, or no key in the environment.
@@ -121,41 +130,45 @@ class WebRetriever:
     ) -> None:
         one_of("search engine", engine, ENGINES)
         self._engine = ENGINES[engine]
-        self._key = os.environ.get(self._engine.key, "").strip()  # files end in a newline
+        self._key = os.environ.get(self._engine.key, "").strip()  # key files often end in a newline
         if self._engine.key and not self._key:
-            raise UserError(f"{engine} asks for a key: set {self._engine.key}")
-        if not (self._key.isascii() and self._key.isprintable()):  # what no header may hold
-            raise UserError(f"{self._engine.key} holds signs that no key has: copy it again")
+            raise UserError(f"{engine} needs an API key: set {self._engine.key}")
+        if not (self._key.isascii() and self._key.isprintable()):  # not allowed in a header
+            raise UserError(f"{self._engine.key} contains invalid characters; copy the key again")
         self.fingerprint = (url or self._engine.url).rstrip("/").removesuffix(PATH)
-        self._server = Patient(self.fingerprint, retries, timeout, pause)
-        self._pages = Pages(folder, engine, writer)
-        self._known = False  # whether it ever sent a page; one that was kept tells nothing of it
-        self._away = ""  # what it said when it stayed away, in this search
+        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
+        self._pages = PageCache(folder, engine, writer)
+        # Whether the engine has ever sent a page; a cached page does not prove it.
+        self._has_answered = False
+        self._outage = ""  # the error of an unavailable engine, within one search
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
-        """The first `k` pages for each query, fewer if there are no more.
+        """Returns up to `k` hits per query.
 
-        An `EffectError` stands in place of what was not found: for a query, or for all that were
-        left when the engine stayed away through all tries.
+        A query that failed has an `EffectError`, as have all remaining queries once the engine was
+        unavailable in all tries.
 
         Raises:
-          UserError: k is below 1; an engine that never sent a page refused, or sent something else:
-            then the address, or the key, is to blame.
+          UserError: k is below 1; or an engine that never sent a page refused, or sent a reply of
+            another form: then the address, or the key, is wrong.
         """
         check_depth(k)
-        self._away = ""
+        self._outage = ""
         distinct = list(dict.fromkeys(queries))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = dict(zip(distinct, pool.map(lambda q: self._find(q, k), distinct), strict=True))
-        return unless_refused([found[query] for query in queries], self._known)
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            # Threads, because requests wait for the network and not for the processor.
+            results = pool.map(lambda q: self._find(q, k), distinct)
+            hits_of = dict(zip(distinct, results, strict=True))
+        return check_refusals([hits_of[query] for query in queries], self._has_answered)
 
     def _find(self, query: str, k: int) -> Hits | UserError | EffectError:
-        """The hits of a query, page after page until there are enough, or nothing is new."""
+        """Requests pages until there are `k` hits, or a page has no new ones."""
         passages: dict[str, Passage] = {}
         try:
             for page in itertools.count(1):
                 new = {p.id: p for p in self._page(query, page) if p.id not in passages}
                 passages |= new
+                # An engine may repeat its last page instead of sending an empty one.
                 if not new or len(passages) >= k:
                     break
         except (UserError, EffectError) as error:
@@ -164,41 +177,48 @@ class WebRetriever:
         return Hits(first, tuple(1 / rank for rank in range(1, len(first) + 1)))
 
     def _page(self, query: str, page: int) -> list[Passage]:
-        """One page of hits, asked for unless it is known."""
-        if (known := self._pages.get(query, page)) is not None:
-            return known
-        if self._away:
-            raise EffectError(self._away)
+        """Returns one page of hits, from the cache if possible."""
+        if (cached_page := self._pages.get(query, page)) is not None:
+            return cached_page
+        if self._outage:
+            raise EffectError(self._outage)
         try:
             reply = self._engine.ask(self._server, query, page, self._key)
         except EffectError as error:
-            self._away = str(error)
+            # The remaining queries of this search fail at once instead of waiting for all retries.
+            self._outage = str(error)
             raise
         passages = self._read(reply, query)
-        self._known = True
+        self._has_answered = True
         self._pages.put(query, page, passages)
         return passages
 
     def _read(self, reply: httpx2.Response, query: str) -> list[Passage]:
-        """The passages of a reply; a hit without an address is none."""
+        """Parses the passages of a reply; hits without an address are dropped."""
         status, text = reply.status_code, reply.text
-        told = f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {text[:200]!r}"
+        message = (
+            f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {text[:200]!r}"
+        )
         if status >= 500:
-            raise EffectError(told)
+            raise EffectError(message)
         if place := reply.headers.get("location"):
-            raise UserError(f"{told}: it is at {place}")
+            raise UserError(f"{message}: it has moved to {place}")
         if status != 200:
-            raise UserError(f"{told}: {self._engine.refused}")
-        return read_page(text, self._engine, told)
+            raise UserError(f"{message}: {self._engine.advice}")
+        return read_page(text, self._engine, message)
 
 
-def read_page(text: str, engine: Engine, told: str) -> list[Passage]:
-    """The passages of a page of hits; `told` begins what is said of another form.
+def read_page(text: str, engine: Engine, context: str) -> list[Passage]:
+    """Parses the passages of a page of hits.
+
+    Args:
+      text: the body of the reply.
+      engine: the search API.
+      context: the start of error messages.
 
     Raises:
-      UserError: another form.
-      EffectError: there are no hits, because (SearXNG says) none of the engines that it asks came
-        back.
+      UserError: a reply of another form.
+      EffectError: there are no hits because the engines that SearXNG queries did not respond.
     """
     try:
         body = loads(text)
@@ -206,15 +226,15 @@ def read_page(text: str, engine: Engine, told: str) -> list[Passage]:
         body = None
     hits = body.get(engine.hits) if isinstance(body, dict) else None
     if not isinstance(hits, list):
-        raise UserError(f"{told}: it has no list {engine.hits!r}")
+        raise UserError(f"{context}: it has no list {engine.hits!r}")
     if not hits and body.get("unresponsive_engines"):
-        raise EffectError(f"{told}: {body['unresponsive_engines']}")
+        raise EffectError(f"{context}: {body['unresponsive_engines']}")
     return [
         passage(hit, engine) for hit in hits if isinstance(hit, dict) and hit.get(engine.address)
     ]
 
 
 def passage(hit: Mapping[str, Any], engine: Engine) -> Passage:
-    """A hit as a passage; titles and snippets may be missing."""
+    """Converts a hit to a passage; title and snippet may be missing."""
     title, text = (str(hit.get(name) or "") for name in ("title", engine.text))
     return Passage(str(hit[engine.address]), title, text)

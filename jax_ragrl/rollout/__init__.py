@@ -1,1 +1,1 @@
-"""A question becomes a tree: effects, roles, the loop that performs them, the forest it leaves."""
+"""Rollouts: effects, roles, the loop that performs effects, and the forest of decisions."""

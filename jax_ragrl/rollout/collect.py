@@ -1,12 +1,24 @@
-"""The one loop with effects: live states in, a forest out.
+r"""The rollout loop, the only code that performs effects: live states in, a forest out.
 
-Each round gathers what all branches of all questions wait for and makes one batched call each of
-the sampler, the retriever and the frozen language model, side by side. (A language model on the
-run's own devices comes after the sampler.) What a branch becomes never depends on which other
-branches are in the batch.
+A round asks every live branch of every question for its next effects, performs them in one batched
+call per kind, and advances the branches:
 
-A state that waits for several effects at once gets all replies together, in the order of its
-effects. Its actions become a line of nodes: the parent of the second is the first.
+    branches            a                    b                    c                   d
+    next_effects     Generate             Search              CallLLM               Done
+                        |                    |                    |                   |
+    batched call     sampler             retriever         language model             |
+                        |                    |                    |                   |
+    replies         two actions            hits                 text                  |
+                     /       \               |                    |                   |
+    advance        a.0       a.1             b                    c                 leaf
+                    \         \              |                   /
+                     ------------- branches of the next round --
+
+The three calls run concurrently. (A language model on the devices of the run comes after the
+sampler.) The result of a branch never depends on the other branches in the batch.
+
+A state that waits for several effects gets all replies together, in the order of its effects. Its
+actions become a chain of nodes: the first action is the parent of the second.
 """
 
 from __future__ import annotations
@@ -16,34 +28,55 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM, MeteredReply
-from jax_ragrl.llm.judge import judged
+from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
-from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search, Segment
+from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
-from jax_ragrl.rollout.roles import Parsed, Role, malformed
-from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record, plant
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.system import Reply, State, System
+from jax_ragrl.rollout.tree import (
+    LEAF,
+    NO_PARENT,
+    SEARCH,
+    Action,
+    Call,
+    Forest,
+    Record,
+    build_forest,
+)
 from jax_ragrl.types import Hits, LLMRequest, Message, Question
 
+# The reply to one effect: `Generate`, `CallLLM`, `Search`, a search that failed, `Done`.
+EffectReply = Sequence[Action] | Sequence[str | EffectError] | Hits | EffectError | None
 
-def words(text: str) -> int:
-    """How many words a text has."""
+
+def count_words(text: str) -> int:
+    """Returns the number of words of a text."""
     return len(text.split())
 
 
 class ActionRequest(NamedTuple):
-    """Actions wanted of one role in one state. `seed` names the state: (run, question, path)."""
+    """A request for actions of one role in one state.
+
+    Fields:
+      role: the role that acts.
+      messages: the prompt.
+      branching: which actions to force, and how many to sample.
+      seed: the seed of the state, see `Branch.seed`.
+      history: the conversation after the prompt, see `effects.Generate`.
+    """
 
     role: Role
     messages: tuple[Message, ...]
     branching: Branching
     seed: int
-    after: tuple[Segment, ...] = ()
+    history: tuple[Segment, ...] = ()
 
 
 class ActionSampler(Protocol):
@@ -53,39 +86,60 @@ class ActionSampler(Protocol):
 
 
 class Environment(NamedTuple):
-    """What a system's effects act on. `count` measures what a language model that does not say so
-    has read and written; a `judge` grades the answers of leaves."""
+    """The models and the retriever that the effects of a system call.
+
+    Fields:
+      sampler: writes the actions of the roles.
+      retriever: performs searches.
+      llm: the frozen language model.
+      count: the number of tokens of a text. It measures the calls of a language model whose replies
+        are not `MeteredReply`.
+      judge: a language model that grades the answers of leaves; None: answers are not graded.
+    """
 
     sampler: ActionSampler
     retriever: Retriever
     llm: FrozenLLM
-    count: Callable[[str], int] = words
+    count: Callable[[str], int] = count_words
     judge: FrozenLLM | None = None
 
 
 class Branch(NamedTuple):
-    """A live state: the question and action it came from, and the path that led here.
+    """A live state of one question.
 
-    `nodes` are the actions on the way, `calls` what the environment was asked for. A branch that is
-    not `followed` ends with its search.
+    Fields:
+      state: the state of the system.
+      question: the index of the question.
+      parent: the node that led to the state.
+      path: the indices of the siblings chosen from the root to the state.
+      nodes: the actions from the root to the state.
+      calls: the calls to the environment on the way.
+      is_followed: whether the rollout continues after the pending search (see `Branching.peek`).
     """
 
-    state: Any
+    state: State
     question: int
     parent: int = NO_PARENT
     path: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
-    followed: bool = True
+    is_followed: bool = True
 
     def seed(self, run: int, question: Question, slot: int = 0) -> int:
-        """A 32-bit number of this state that no other question in the batch can change."""
+        """Returns a 32-bit seed of the state, which no other question in the batch can change.
+
+        Args:
+          run: the seed of the rollout.
+          question: the question of the branch.
+          slot: the index of the effect among the effects of the state.
+        """
+        # Resumed runs must draw the same numbers, so this tuple never changes its form.
         name = (run, question.id, self.path) + ((slot,) if slot else ())
         return zlib.crc32(repr(name).encode())
 
 
 def collect(
-    system: Any,
+    system: System,
     expander: Expander,
     questions: Sequence[Question],
     environment: Environment,
@@ -93,46 +147,59 @@ def collect(
     seed: int = 0,
     rollouts: int = 1,
 ) -> Forest:
-    """Rolls every question out to its leaves; rewards are the recipe's and still zero here.
+    """Rolls out every question until all branches have ended; rewards are still 0.
 
     Args:
-      system: a `systems.base.System`.
-      expander: how many actions each state tries.
-      questions: the batch. Sampling keys are folded from their ids; one that is there again gets
-        others.
+      system: the state machine.
+      expander: how many actions are tried in each state.
+      questions: the batch. Seeds derive from the ids of questions; a repeated id gets other seeds.
       environment: sampler, retriever and frozen language model.
       seed: names the run and the step; equal seeds repeat the rollout.
-      rollouts: whole copies of every question's rollout, never merged (groups).
+      rollouts: independent copies of every question's rollout, which are never merged (groups).
+
+    Returns:
+      The forest. `Recipe.reward` computes its rewards.
     """
     copies: list[tuple[int, ...]] = [(g,) for g in range(rollouts)] if rollouts > 1 else [()]
-    live, seen = [], collections.Counter[str]()
+    live, repeats = [], collections.Counter[str]()
     for i, question in enumerate(questions):
-        again = (-seen[question.id],) if seen[question.id] else ()
-        live += [Branch(system.start(question), i, path=again + path) for path in copies]
-        seen[question.id] += 1
+        # Negative, so that the path of a repeated question equals no path of its first copy.
+        prefix = (-repeats[question.id],) if repeats[question.id] else ()
+        live += [Branch(system.start(question), i, path=prefix + path) for path in copies]
+        repeats[question.id] += 1
+    # Two workers: the retriever and the language model. The sampler runs in this thread.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        run = Rollout(system, expander, tuple(questions), environment, seed, pool)
+        rollout = BatchRollout(system, expander, tuple(questions), environment, seed, pool)
         while live:
-            live = run.round([b for b in live if b.question not in run.failures])
+            # A failed question costs nothing more: its branches are dropped at once.
+            live = rollout.run_round([b for b in live if b.question not in rollout.failures])
     if environment.judge is not None:
-        run.grade(environment.judge)
-    return plant(questions, run.records, run.failures)
+        rollout.grade(environment.judge)
+    return build_forest(questions, rollout.records, rollout.failures)
 
 
-class Wanted(NamedTuple):
-    """One effect of one live branch: which branch, which of its effects."""
+class PendingEffect(NamedTuple):
+    """One effect of one live branch; `slot` is its index among the effects of the state."""
 
     branch: Branch
     slot: int
-    effect: Any
+    effect: Effect
 
 
 @dataclasses.dataclass
-class Rollout:
-    """The batch while it grows: what is fixed, the records so far, what failed by question, and how
-    long the texts are that the language model read and wrote."""
+class BatchRollout:
+    """The rollout of a batch in progress.
 
-    system: Any
+    Fields:
+      system, expander, questions, environment, seed: the arguments of `collect`.
+      pool: runs the retriever and the language model while the sampler runs.
+      records: the nodes so far.
+      failures: error messages by the index of the question whose environment failed.
+      token_counts: the token counts of texts that `environment.count` has measured.
+      num_rounds: the number of rounds so far.
+    """
+
+    system: System
     expander: Expander
     questions: tuple[Question, ...]
     environment: Environment
@@ -140,244 +207,293 @@ class Rollout:
     pool: Executor
     records: list[Record] = dataclasses.field(default_factory=list)
     failures: dict[int, str] = dataclasses.field(default_factory=dict)
-    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-    number: int = 0
+    token_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_rounds: int = 0
 
-    def round(self, live: Sequence[Branch]) -> list[Branch]:
-        """One batched call of each effect, and the branches that follow, in the order of `live`."""
-        effects = [_several(self.system.wants(branch.state)) for branch in live]
-        wanted = [
-            Wanted(branch, slot, effect)
-            for branch, several in zip(live, effects, strict=True)
-            for slot, effect in enumerate(several)
+    def run_round(self, live: Sequence[Branch]) -> list[Branch]:
+        """Performs one round; returns the branches that follow, in the order of `live`."""
+        # 1. What does each branch wait for?
+        effects = [_as_tuple(self.system.next_effects(branch.state)) for branch in live]
+        pending = [
+            PendingEffect(branch, slot, effect)
+            for branch, own_effects in zip(live, effects, strict=True)
+            for slot, effect in enumerate(own_effects)
         ]
-        replies = iter(self._perform(wanted))
-        after: list[Branch] = []
-        for branch, several in zip(live, effects, strict=True):
-            after += self._step(branch, several, [next(replies) for _ in several])
-        self.number += 1
-        return after
+        # 2. One batched call per kind of effect.
+        replies = iter(self._perform_effects(pending))
+        # 3. Each branch advances with its own replies.
+        next_live: list[Branch] = []
+        for branch, own_effects in zip(live, effects, strict=True):
+            next_live += self._advance(branch, own_effects, [next(replies) for _ in own_effects])
+        self.num_rounds += 1
+        return next_live
 
     def grade(self, judge: FrozenLLM) -> None:
-        """The verdict on every answer; a question about which the judge failed has failed."""
+        """Sets the verdict of every answer; a question whose judge failed becomes a failure."""
         leaves = [r for r in self.records if r.answer is not None]
+        # An early answer of a question may exist although a later call of the question failed.
         leaves = [r for r in leaves if r.question not in self.failures]
-        asked = [self.questions[r.question] for r in leaves]
-        verdicts = judged(judge, asked, [r.answer for r in leaves])
+        questions = [self.questions[r.question] for r in leaves]
+        verdicts = grade_answers(judge, questions, [r.answer for r in leaves])
         for record, verdict in zip(leaves, verdicts.tolist(), strict=True):
             record.verdict = verdict
             if math.isnan(verdict):
                 self.failures[record.question] = f"{judge.name} failed to judge an answer"
 
-    def _perform(self, wanted: Sequence[Wanted]) -> list[Any]:
-        """A reply an effect, in order: actions, hits, or samples of the language model."""
-        generate, search, ask = (
-            [w for w in wanted if isinstance(w.effect, kind)] for kind in (Generate, Search, Ask)
-        )
-        found = self.pool.submit(_search, self.environment.retriever, [w.effect for w in search])
-        told: Callable[[], list[list[Any]]] = functools.partial(self._ask, ask)
-        # Programs over a mesh must start in one order: those of a model there keep to this thread.
+    def _perform_effects(self, pending: Sequence[PendingEffect]) -> list[EffectReply]:
+        """Performs all effects in one batched call per kind; returns one reply per effect."""
+        searches = [p.effect for p in pending if isinstance(p.effect, Search)]
+        hits = self.pool.submit(_search, self.environment.retriever, searches)
+        llm_calls = [
+            (p.effect, self._seed(p.branch, p.slot))
+            for p in pending
+            if isinstance(p.effect, CallLLM)
+        ]
+        call_llm = functools.partial(self._call_llm, llm_calls)
+        # Devices of a mesh must start their programs in one order on every host. So a model on the
+        # devices runs in the thread of the sampler, after it.
         if not getattr(self.environment.llm, "on_device", False):
-            told = self.pool.submit(told).result
-        written = self.environment.sampler.sample([self._request(w) for w in generate])
-        by_kind = {Generate: iter(written), Search: iter(found.result()), Ask: iter(told())}
+            call_llm = self.pool.submit(call_llm).result  # type: ignore[assignment]
+        actions = self.environment.sampler.sample(
+            [
+                self._action_request(p.branch, p.slot, p.effect)
+                for p in pending
+                if isinstance(p.effect, Generate)
+            ]
+        )
+        replies: dict[type, Iterator[EffectReply]] = {
+            Generate: iter(actions),
+            Search: iter(hits.result()),
+            CallLLM: iter(call_llm()),
+        }
         return [
-            None if isinstance(w.effect, Done) else next(by_kind[type(w.effect)]) for w in wanted
+            None if isinstance(p.effect, Done) else next(replies[type(p.effect)]) for p in pending
         ]
 
-    def _request(self, wanted: Wanted) -> ActionRequest:
-        branch, slot, effect = wanted
-        question = self.questions[branch.question]
+    def _seed(self, branch: Branch, slot: int) -> int:
+        return branch.seed(self.seed, self.questions[branch.question], slot)
+
+    def _action_request(self, branch: Branch, slot: int, effect: Generate) -> ActionRequest:
         return ActionRequest(
-            self.system.roles[effect.role],
-            effect.messages,
-            self.expander(effect, question.text),
-            branch.seed(self.seed, question, slot),
-            effect.after,
+            role=self.system.roles[effect.role],
+            messages=effect.messages,
+            branching=self.expander(effect, self.questions[branch.question].text),
+            seed=self._seed(branch, slot),
+            history=effect.history,
         )
 
-    def _ask(self, asks: Sequence[Wanted]) -> list[list[Any]]:
-        """Every sample of every request in one call; a failure stands in place of its reply."""
+    def _call_llm(self, calls: Sequence[tuple[CallLLM, int]]) -> list[Sequence[str | EffectError]]:
+        """Makes all samples of all calls, each with its seed, in one batched call.
+
+        An `EffectError` takes the place of a reply that failed.
+        """
         requests = [
-            w.effect.request._replace(
-                seed=w.branch.seed(self.seed, self.questions[w.branch.question], w.slot) + i
-            )
-            for w in asks
-            for i in range(w.effect.samples)
+            effect.request._replace(seed=seed + i)
+            for effect, seed in calls
+            for i in range(effect.samples)
         ]
         try:
-            replies: Sequence[Any] = self.environment.llm.complete(requests) if requests else []
+            replies: Sequence[str | EffectError] = (
+                self.environment.llm.complete(requests) if requests else []
+            )
+        # An error of the whole call is the error of each of its requests.
         except EffectError as error:
             replies = [error] * len(requests)
         rest = iter(replies)
-        return [[next(rest) for _ in range(w.effect.samples)] for w in asks]
+        return [[next(rest) for _ in range(effect.samples)] for effect, _ in calls]
 
-    def _size(self, text: str) -> int:
-        """How long a text is, counted once."""
-        if text not in self.sizes:
-            self.sizes[text] = self.environment.count(text)
-        return self.sizes[text]
-
-    def _step(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: list[Any]
+    def _advance(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: list[EffectReply]
     ) -> list[Branch]:
-        """What a branch becomes once all that it waited for is there."""
-        flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
-        errors = [reply for reply in flat if isinstance(reply, EffectError)]
-        if errors:
+        """Returns the branches that follow `branch` after the replies to all of its effects."""
+        if errors := _errors(replies):
             self.failures[branch.question] = str(errors[-1])
             return []
+        # Calls count for all branches that follow, also if the samples of a call branch the state.
         branch = branch._replace(calls=branch.calls + self._calls(branch, effects, replies))
-        self._note(branch, replies)
-        if not branch.followed:
+        self._record_passages(branch, replies)
+        if not branch.is_followed:
             return []
         if len(effects) > 1:
-            return [self._together(branch, effects, replies)]
-        if isinstance(effects[0], Done):
-            self.records.append(self._leaf(branch, effects[0]))
-            return []
-        if isinstance(effects[0], Generate):
-            return self._grow(branch, effects[0], replies[0])
-        return self._follow(branch, replies[0])
+            return [self._advance_jointly(branch, effects, replies)]
+        match effects[0]:
+            case Done() as done:
+                self.records.append(self._leaf(branch, done))
+                return []
+            case Generate() as generate:
+                return self._expand(branch, generate, cast(Sequence[Action], replies[0]))
+            case Search():
+                state = self.system.advance(branch.state, replies[0])
+                return [branch._replace(state=state)]
+            case CallLLM():
+                return self._branch_on_texts(branch, cast(Sequence[str], replies[0]))
 
-    def _grow(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
-        """One node an action, identical siblings merged, and the states they lead to."""
+    def _expand(self, branch: Branch, effect: Generate, actions: Sequence[Action]) -> list[Branch]:
+        """Adds one node per distinct action and returns the branches to continue with."""
+        # 1. One node per action; identical siblings are one node with a multiplicity.
         nodes: dict[tuple[int, ...], int] = {}
-        after = []
+        children = []
         for i, action in enumerate(actions):
             if action.ids in nodes:
                 self.records[nodes[action.ids]].multiplicity += 1
                 continue
-            grown, parsed = self._node(branch._replace(path=(*branch.path, i)), effect, action)
+            child, parsed = self._add_node(branch._replace(path=(*branch.path, i)), effect, action)
             state = self.system.advance(branch.state, parsed)
-            nodes[action.ids] = grown.parent
-            self.records[grown.parent].state = state
-            after.append(grown._replace(state=state))
+            nodes[action.ids] = child.parent
+            self.records[child.parent].state = state
+            children.append(child._replace(state=state))
+        # 2. The rollout continues with all of them, or with the first `follow` after `skip`.
         branching = self.expander(effect, self.questions[branch.question].text)
         if branching.follow is None:
-            return after
+            return children
         distinct = dict.fromkeys(action.ids for action in actions[branching.skip :])
-        chosen = {nodes[ids] for ids in list(distinct)[: branching.follow]}
-        rest = [b._replace(followed=False) for b in after if b.parent not in chosen]
-        peeked = [b for b in rest if branching.peek and self._searches(b)]
-        return [b for b in after if b.parent in chosen] + peeked
+        followed_nodes = {nodes[ids] for ids in list(distinct)[: branching.follow]}
+        # 3. The searches of the others may still be made, for rewards that read the passages.
+        rest = [b._replace(is_followed=False) for b in children if b.parent not in followed_nodes]
+        searching = [b for b in rest if branching.peek and self._only_searches(b)]
+        return [b for b in children if b.parent in followed_nodes] + searching
 
-    def _searches(self, branch: Branch) -> bool:
-        return all(isinstance(e, Search) for e in _several(self.system.wants(branch.state)))
+    def _only_searches(self, branch: Branch) -> bool:
+        effects = _as_tuple(self.system.next_effects(branch.state))
+        return all(isinstance(effect, Search) for effect in effects)
 
-    def _note(self, branch: Branch, replies: Sequence[Any]) -> None:
-        """Keeps what was searched with the action that led to it."""
+    def _record_passages(self, branch: Branch, replies: Sequence[EffectReply]) -> None:
+        """Stores the passages of a search at the action before it."""
         hits = [reply for reply in replies if isinstance(reply, Hits)]
         if hits and branch.nodes:
-            self.records[branch.parent].found = tuple(p for h in hits for p in h.passages)
+            self.records[branch.parent].passages = tuple(p for h in hits for p in h.passages)
 
-    def _node(self, branch: Branch, effect: Generate, action: Action) -> tuple[Branch, Parsed]:
-        """Records an action: the branch that it extends, and what it says."""
+    def _add_node(
+        self, branch: Branch, effect: Generate, action: Action
+    ) -> tuple[Branch, ParsedAction]:
+        """Records an action; returns the branch that ends with its node, and its parse."""
         role = self.system.roles[effect.role]
-        parsed = malformed(action.error) if action.error else role.parse(action.text)
+        # An action that could not be sampled has no text to parse.
+        parsed = invalid_action(action.error) if action.error else role.parse(action.text)
         parsed = parsed._replace(text=action.text, ids=action.ids)
         self.records.append(
             Record(
-                branch.parent,
-                branch.question,
-                effect.role,
-                effect.depth,
-                branch.path,
-                action,
-                forced=action.logps is None,  # only what was sampled has log-probabilities
+                parent=branch.parent,
+                question=branch.question,
+                role=effect.role,
+                depth=effect.depth,
+                path=branch.path,
+                action=action,
+                is_forced=action.logps is None,  # only sampled actions have log-probabilities
                 parsed=parsed,
-                round=self.number,
+                round=self.num_rounds,
             )
         )
         node = len(self.records) - 1
         return branch._replace(parent=node, nodes=(*branch.nodes, node)), parsed
 
-    def _together(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[Any]
+    def _advance_jointly(
+        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[EffectReply]
     ) -> Branch:
-        """The state after several effects at once; their actions stand in line."""
-        line, values, written = branch, [], []
+        """Returns the branch after several concurrent effects; their actions form a chain."""
+        chain, nodes, values = branch, list[int](), list[Reply]()
         for effect, reply in zip(effects, replies, strict=True):
             if isinstance(effect, Generate):
-                line, value = self._node(line, effect, _only(reply))
-                written.append(line.parent)
+                chain, parsed = self._add_node(chain, effect, _single(reply))
+                nodes.append(chain.parent)
+                values.append(parsed)
             else:
-                value = reply if isinstance(effect, Search) else _only(reply)
-            values.append(value)
+                values.append(cast(Hits, reply) if isinstance(effect, Search) else _single(reply))
         state = self.system.advance(branch.state, tuple(values))
-        for node in written:
+        for node in nodes:
             self.records[node].state = state
-        # One step down, as after a single action: what comes next has seeds of its own.
-        return line._replace(state=state, path=(*branch.path, 0) if written else branch.path)
+        # The path grows by one level, as after a single action, so that later seeds differ.
+        return chain._replace(state=state, path=(*branch.path, 0) if nodes else branch.path)
 
-    def _follow(self, branch: Branch, reply: Any) -> list[Branch]:
-        """The states after an environment's replies; equal replies give one state."""
-        if isinstance(reply, Hits):
-            return [branch._replace(state=self.system.advance(branch.state, reply))]
-        distinct = list(dict.fromkeys(reply))
-        many = len(reply) > 1
+    def _branch_on_texts(self, branch: Branch, texts: Sequence[str]) -> list[Branch]:
+        """Returns one branch per distinct text of the language model."""
+        # Equal texts lead to equal states, so they are one branch.
+        distinct = list(dict.fromkeys(texts))
         return [
             branch._replace(
                 state=self.system.advance(branch.state, text),
-                path=(*branch.path, i) if many else branch.path,
+                path=(*branch.path, i) if len(texts) > 1 else branch.path,
             )
             for i, text in enumerate(distinct)
         ]
 
     def _calls(
-        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[Any]
+        self, branch: Branch, effects: tuple[Effect, ...], replies: Sequence[EffectReply]
     ) -> tuple[Call, ...]:
-        """What the environment was asked for in this round, and how much of it."""
+        """Returns the calls to the environment that the effects of one round made."""
         latest, calls = len(branch.nodes) - 1, []
         for effect, reply in zip(effects, replies, strict=True):
+            # A negative index is the latest action, so that most systems need not count turns.
             if isinstance(effect, Search):
                 turn = latest if effect.turn < 0 else effect.turn
-                found = reply.passages
-                calls.append(Call(SEARCH, turn, self.number, effect.query, found=found))
-            elif isinstance(effect, Ask):
+                passages = cast(Hits, reply).passages
+                calls.append(Call(SEARCH, turn, self.num_rounds, effect.query, passages=passages))
+            elif isinstance(effect, CallLLM):
                 turn = latest if effect.turn < 0 else effect.turn
-                calls += [self._asked(effect.request, turn, text) for text in reply]
+                texts = cast(Sequence[str], reply)
+                calls += [self._llm_call(effect.request, turn, text) for text in texts]
         return tuple(calls)
 
-    def _asked(self, request: LLMRequest, turn: int, reply: str) -> Call:
+    def _llm_call(self, request: LLMRequest, turn: int, reply: str) -> Call:
+        # A server bills by its own counts; for other models the policy's tokenizer counts.
         if isinstance(reply, MeteredReply):
-            size = reply.prompt_tokens, reply.completion_tokens
+            prompt_tokens, completion_tokens = reply.prompt_tokens, reply.completion_tokens
         else:
-            size = sum(self._size(m.content) for m in request.messages), self._size(reply)
-        prompt = request.messages[-1].content
-        return Call(request.purpose, turn, self.number, prompt, str(reply), *size)
+            prompt_tokens = sum(self._count_tokens(m.content) for m in request.messages)
+            completion_tokens = self._count_tokens(reply)
+        return Call(
+            purpose=request.purpose,
+            turn=turn,
+            round=self.num_rounds,
+            request=request.messages[-1].content,
+            reply=str(reply),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+        )
+
+    def _count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a text; each distinct text is counted once."""
+        if text not in self.token_counts:
+            self.token_counts[text] = self.environment.count(text)
+        return self.token_counts[text]
 
     def _leaf(self, branch: Branch, done: Done) -> Record:
         return Record(
-            branch.parent,
-            branch.question,
-            LEAF,
-            getattr(branch.state, "depth", 0),
-            branch.path,
-            round=self.number,
+            parent=branch.parent,
+            question=branch.question,
+            role=LEAF,
+            depth=branch.state.depth,
+            path=branch.path,
+            round=self.num_rounds,
             calls=branch.calls,
             answer=done.answer,
-            why=done.why,
+            finish_reason=done.finish_reason,
             state=branch.state,
         )
 
 
-def _several(wants: Any) -> tuple[Effect, ...]:
-    return (wants,) if isinstance(wants, Effect) else tuple(wants)
+def _as_tuple(effects: Effect | tuple[Effect, ...]) -> tuple[Effect, ...]:
+    return (effects,) if isinstance(effects, Effect) else tuple(effects)
 
 
-def _only(replies: Sequence[Any]) -> Any:
-    """The single reply of an effect that stands beside others."""
+def _single(replies: Any) -> Any:
+    """Returns the single reply of an effect that is concurrent with others."""
     if len(replies) != 1:
         raise ValueError(f"{len(replies)} replies to one of several effects: only one can be used")
     return replies[0]
 
 
-def _search(retriever: Retriever, effects: Sequence[Search]) -> Sequence[Any]:
-    """The hits of every search in one call; a failure stands in place of its hits."""
-    if not effects:
+def _errors(replies: Sequence[EffectReply]) -> list[EffectError]:
+    """Returns the errors among the replies and, of replies that are lists, among their elements."""
+    flat = [r for reply in replies for r in (reply if isinstance(reply, list) else [reply])]
+    return [reply for reply in flat if isinstance(reply, EffectError)]
+
+
+def _search(retriever: Retriever, searches: Sequence[Search]) -> Sequence[Hits | EffectError]:
+    """Makes all searches in one batched call; an `EffectError` takes the place of failed hits."""
+    if not searches:
         return []
     try:
-        return search_pages(retriever, [(e.query, e.k, e.page) for e in effects])
+        return search_pages(retriever, [(s.query, s.k, s.page) for s in searches])
     except EffectError as error:
-        return [error] * len(effects)
+        return [error] * len(searches)

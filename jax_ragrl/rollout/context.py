@@ -1,39 +1,56 @@
-"""Conversations as ids: what was sampled stays as it is, what was told is encoded once."""
+"""Conversations as token ids: sampled ids are reused, each observation is encoded once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax_ragrl.rollout.effects import Said, Segment, Told
+from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
 
-def told(messages: Sequence[Message], after: Sequence[Segment]) -> list[str]:
-    """The texts of a context: what of it has to be encoded."""
-    return [m.content for m in messages] + [s.text for s in after if isinstance(s, Told)]
+def context_texts(messages: Sequence[Message], history: Sequence[Segment]) -> list[str]:
+    """Returns the texts of a context that have to be encoded: messages and observations."""
+    observations = [segment.text for segment in history if isinstance(segment, Observation)]
+    return [message.content for message in messages] + observations
 
 
 def context_ids(
-    tokenizer: ChatTokenizer, messages: Sequence[Message], after: Sequence[Segment], chat: bool
+    tokenizer: ChatTokenizer,
+    messages: Sequence[Message],
+    history: Sequence[Segment],
+    as_chat_turns: bool,
 ) -> tuple[int, ...]:
-    """The ids that a role reads before its next action; see `effects.Generate`.
+    """Returns the ids that a role reads before its next action; see `effects.Generate`.
 
-    With `chat` an observation is a user turn of the template, which also closes an action that was
-    cut before its stop token; without, it is plain text. Control tokens in it mean nothing.
+    Args:
+      tokenizer: the tokenizer of the policy.
+      messages: the prompt.
+      history: earlier actions and observations, in order.
+      as_chat_turns: whether an observation is a user turn of the chat template, which also closes
+        an action that was cut before its stop token. If not, an observation is plain text.
+        Control tokens in the text of an observation are encoded as ordinary text either way.
     """
     ids = list(tokenizer.chat(messages))
-    for segment in after:
-        if isinstance(segment, Said):
+    for segment in history:
+        if isinstance(segment, ModelOutput):
+            # Decoding and encoding again could split the text into other tokens than were sampled.
             ids += segment.ids
-        elif chat:
-            ids += tokenizer.reply(segment.text, ended=ids[-1] in tokenizer.stop_ids)
+        elif as_chat_turns:
+            ids += tokenizer.user_reply(segment.text, ended=ids[-1] in tokenizer.stop_ids)
         else:
+            # Plain text continues the turn of the assistant.
             ids += tokenizer.encode(segment.text)
     return tuple(ids)
 
 
-def written_ids(tokenizer: ChatTokenizer, text: str, chat: bool) -> tuple[int, ...]:
-    """The ids of an action that nobody sampled. With `chat` the stop token ends it; in plain text
-    the assistant's turn goes on behind what it is told."""
-    return (*tokenizer.encode(text), *(tokenizer.stop_ids[:1] if chat else ()))
+def action_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tuple[int, ...]:
+    """Returns the ids of an action that was not sampled, such as a forced one.
+
+    Args:
+      tokenizer: the tokenizer of the policy.
+      text: the text of the action.
+      as_chat_turns: whether the stop token ends the action. In plain text the assistant's turn
+        continues after the observation, so there is no stop token.
+    """
+    return (*tokenizer.encode(text), *(tokenizer.stop_ids[:1] if as_chat_turns else ()))

@@ -1,7 +1,7 @@
-"""A batch rolled out by all hosts: each takes its share of the questions, all get the forest.
+"""Data-parallel rollouts: each process rolls out a shard of the questions, and all get the forest.
 
-A rollout depends on its question alone, and nodes are recorded round by round, in the order of the
-questions. So the parts, put together in that order, are the forest of one host.
+A rollout depends only on its own question, and nodes are recorded round by round in the order of
+the questions. So the forests of the shards, merged in that order, equal the forest of one process.
 """
 
 from __future__ import annotations
@@ -11,49 +11,60 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, plant
-from jax_ragrl.runtime.multihost import gathered
+from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record, build_forest
+from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.types import Question
 
 
-def in_shares(
+def data_parallel_rollout(
     questions: Sequence[Question], roll_out: Callable[[Sequence[Question]], Forest]
 ) -> Forest:
-    """`roll_out(questions)`, each process with its share, in an environment on its own devices.
+    """Rolls out the questions on all processes and returns the same forest on each (a collective).
 
-    All processes call it together and get the same forest. On one process it is a plain call.
+    `roll_out` gets the shard of this process, and acts in an environment on its own devices. With a
+    single process this is a plain call.
     """
     if jax.process_count() == 1:
         return roll_out(questions)
-    shares = split(questions, jax.process_count())
-    own = [questions[i] for i in shares[jax.process_index()]]
-    return merge(questions, shares, gathered(lambda: roll_out(own)))
+    shards = shard_questions(questions, jax.process_count())
+    local_questions = [questions[i] for i in shards[jax.process_index()]]
+    return merge_shards(questions, shards, all_gather_object(lambda: roll_out(local_questions)))
 
 
-def split(questions: Sequence[Question], count: int) -> list[list[int]]:
-    """The numbers of the questions that each of `count` hosts rolls out, ascending.
+def shard_questions(questions: Sequence[Question], count: int) -> list[list[int]]:
+    """Returns the ascending question indices of each of `count` shards.
 
-    A question that is there several times stays in one share: `collect` tells its copies apart by
-    their order.
+    Copies of a question stay in one shard, because `collect` distinguishes them by their order.
     """
-    host = {name: k % count for k, name in enumerate(dict.fromkeys(q.id for q in questions))}
-    return [[i for i, q in enumerate(questions) if host[q.id] == h] for h in range(count)]
+    distinct = dict.fromkeys(question.id for question in questions)
+    # Round-robin over distinct ids: shards differ by at most one distinct question.
+    shard_of = {name: k % count for k, name in enumerate(distinct)}
+    return [[i for i, q in enumerate(questions) if shard_of[q.id] == s] for s in range(count)]
 
 
-def merge(
-    questions: Sequence[Question], shares: Sequence[Sequence[int]], parts: Sequence[Forest]
+def merge_shards(
+    questions: Sequence[Question], shards: Sequence[Sequence[int]], forests: Sequence[Forest]
 ) -> Forest:
-    """The forest of all questions from those of its shares, node for node that of one `collect`."""
+    """Merges the forests of shards; node for node the forest of one `collect` over all questions.
+
+    Args:
+      questions: the whole batch.
+      shards: the question indices of each shard, see `shard_questions`.
+      forests: the forest of each shard.
+    """
+    # 1. Concatenate the records, with parents and questions renumbered.
     rows, failures = list[Record](), dict[int, str]()
-    for share, part in zip(shares, parts, strict=True):
-        before = len(rows)
-        for record in part.records:
-            parent = record.parent if record.parent == NO_PARENT else before + record.parent
-            number = share[record.question]
-            rows.append(dataclasses.replace(record, parent=parent, question=number))
-        told = zip(part.failed, part.failures, strict=True)
-        failures |= {share[i]: failure for i, failure in told}
+    for shard, forest in zip(shards, forests, strict=True):
+        offset = len(rows)
+        for record in forest.records:
+            parent = record.parent if record.parent == NO_PARENT else offset + record.parent
+            question = shard[record.question]
+            rows.append(dataclasses.replace(record, parent=parent, question=question))
+        messages = zip(forest.failed_questions, forest.failures, strict=True)
+        failures |= {shard[i]: message for i, message in messages}
+    # 2. Sort them as one `collect` records them: by round, then by question. The sort is stable, so
+    #    the order within a question and round stays.
     order = sorted(range(len(rows)), key=lambda n: (rows[n].round, rows[n].question))
     node = {old: new for new, old in enumerate(order)} | {NO_PARENT: NO_PARENT}
     records = [dataclasses.replace(rows[n], parent=node[rows[n].parent]) for n in order]
-    return plant(questions, records, failures)
+    return build_forest(questions, records, failures)

@@ -1,4 +1,4 @@
-"""What a state of a system may wait for. `rollout/collect.py` is the only code that performs it."""
+"""Effects that a state of a system may wait for. Only `rollout/collect.py` performs them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,46 @@ from typing import NamedTuple
 from jax_ragrl.types import LLMRequest, Message
 
 
-class Said(NamedTuple):
-    """An earlier action of a context, as the ids that were sampled (`Parsed.ids`)."""
+class ModelOutput(NamedTuple):
+    """An earlier action in a context, as the token ids that were sampled (`ParsedAction.ids`)."""
 
     ids: tuple[int, ...]
 
 
-class Told(NamedTuple):
-    """What a context was shown after an action: passages, a result, an error. Never trained."""
+class Observation(NamedTuple):
+    """Text that the environment appends after an action: passages, a result, an error.
+
+    The tokens of an observation are never trained.
+    """
 
     text: str
 
 
-Segment = Said | Told
+Segment = ModelOutput | Observation
 
 
 class Generate(NamedTuple):
-    """One action of a role. `depth` counts the node kinds above it, the root being 1.
+    """One action of a role.
 
-    `after` continues the conversation that `messages` began: earlier actions and what they were
-    told, in turn. A context is append-only; its ids are never decoded and encoded again.
+    Fields:
+      role: the name of the role.
+      messages: the prompt, which begins the conversation.
+      depth: the number of decision levels down to this action; 1 at the root.
+      history: continues the conversation of `messages`: earlier actions and the observations after
+        them, in order. A context only grows; its ids are never decoded and encoded again.
     """
 
     role: str
     messages: tuple[Message, ...]
     depth: int = 1
-    after: tuple[Segment, ...] = ()
+    history: tuple[Segment, ...] = ()
 
 
 class Search(NamedTuple):
-    """The passages ranked `k * page` to `k * page + k - 1` for a query.
+    """A search for the passages ranked `k * page` to `k * page + k - 1` for a query.
 
-    `turn` is the action that pays, counted from the branch's first; -1: its latest.
+    `turn` is the action that pays for the search, as an index into the actions of the branch; -1 is
+    the latest action.
     """
 
     query: str
@@ -47,10 +55,10 @@ class Search(NamedTuple):
     turn: int = -1
 
 
-class Ask(NamedTuple):
-    """A reply of the frozen language model; several `samples` branch the state.
+class CallLLM(NamedTuple):
+    """A call to the frozen language model; several `samples` branch the state.
 
-    `turn` is the action that pays, as for `Search`.
+    `turn` is the action that pays for the call, as in `Search`.
     """
 
     request: LLMRequest
@@ -59,10 +67,10 @@ class Ask(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A leaf. `answer` is None for a dead one, and `why` says what ended it."""
+    """The end of a rollout. Without an answer, `answer` is None."""
 
     answer: str | None
-    why: str = ""
+    finish_reason: str = ""
 
 
-Effect = Generate | Search | Ask | Done
+Effect = Generate | Search | CallLLM | Done

@@ -1,6 +1,6 @@
-"""Expanders: which actions, and how many, are tried where a state waits for one.
+"""Expanders: which actions, and how many, are tried in a state that waits for an action.
 
-An expander is a plain function from a `Generate` effect and its question to a `Branching`.
+An expander is a function from a `Generate` effect and the text of its question to a `Branching`.
 """
 
 from __future__ import annotations
@@ -12,55 +12,64 @@ from typing import NamedTuple, Protocol
 from jax_ragrl.rollout.effects import Generate
 
 
-class Forced(NamedTuple):
-    """A text the policy is made to begin with; `complete` texts are not continued."""
+class ForcedAction(NamedTuple):
+    """A text that the action begins with, or, if `complete`, the whole action."""
 
     text: str
     complete: bool = True
 
 
 class Branching(NamedTuple):
-    """How many actions to sample, and which to force besides.
+    """The actions that are tried in one state: forced actions first, then samples.
 
-    Forced actions come first. The rollout continues with `follow` distinct actions, the first ones
-    after `skip` actions; with None, with all. With `peek` a search that one of the others asks for
-    is made all the same, and nothing after it: what a query finds may be its reward.
+    Fields:
+      samples: the number of sampled actions.
+      forced_actions: texts that are tried before the samples.
+      follow: the number of distinct actions that the rollout continues with; None: all.
+      peek: whether the searches of the other actions are still made, without continuing after
+        them: the passages that a query returns may be its reward.
+      skip: the number of first actions that the rollout does not continue with.
     """
 
     samples: int
-    forced: tuple[Forced, ...] = ()
+    forced_actions: tuple[ForcedAction, ...] = ()
     follow: int | None = None
     peek: bool = False
     skip: int = 0
 
 
 class Expander(Protocol):
+    """A function from an effect and the text of its question to a `Branching`."""
+
     def __call__(self, effect: Generate, question: str) -> Branching: ...
 
 
-def once(effect: Generate, question: str) -> Branching:
-    """One sampled action everywhere: a single chain."""
+def single_chain(effect: Generate, question: str) -> Branching:
+    """Samples one action in every state, so that the rollout does not branch."""
     del effect, question
     return Branching(1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """C-3PO's tree (section 5.1): forced actions at some roles, then K(t) samples.
+    """The tree of C-3PO (Chen et al. 2025, section 5.1): forced actions, then K(t) samples.
 
-    `width` samples are drawn down to depth `until`, one below. `forced` maps a role to the texts
-    it is made to write instead, beside `free` samples of its own; `$question` in them stands for
-    the question.
+    Fields:
+      width: the number of samples per state down to the depth `branching_depth`; 1 below it.
+      branching_depth: the last depth at which the tree branches.
+      forced_actions: from a role to the texts that are tried instead of `width` samples;
+        `$question` in a text stands for the question.
+      free_samples: the number of samples in addition to forced actions.
     """
 
     width: int = 2
-    until: int = 4
-    forced: Mapping[str, tuple[Forced, ...]] = dataclasses.field(default_factory=dict)
-    free: int = 0
+    branching_depth: int = 4
+    forced_actions: Mapping[str, tuple[ForcedAction, ...]] = dataclasses.field(default_factory=dict)
+    free_samples: int = 0
 
     def __call__(self, effect: Generate, question: str) -> Branching:
-        texts = self.forced.get(effect.role, ())
-        if texts:
-            fill = (f._replace(text=f.text.replace("$question", question)) for f in texts)
-            return Branching(self.free, tuple(fill))
-        return Branching(self.width if effect.depth <= self.until else 1)
+        if templates := self.forced_actions.get(effect.role, ()):
+            # Each text is texts in once: a `$question` inside the question stays as it is.
+            texts = (f._replace(text=f.text.replace("$question", question)) for f in templates)
+            return Branching(self.free_samples, tuple(texts))
+        return Branching(self.width if effect.depth <= self.branching_depth else 1)

@@ -1,8 +1,8 @@
-"""A batch rolled out in cohorts: while one waits for the environment, another is sampled for.
+"""Pipelined rollouts: while one part of a batch waits for the environment, another is sampled.
 
-The rollouts of a batch march in step: all branches wait for actions, then all for the retriever and
-the frozen language model. A device that samples has nothing to do in every other round, unless some
-questions are out of step with the others.
+The branches of one rollout advance in lockstep: all wait for actions, then all for the retriever
+and the frozen language model. So the sampling device is idle in every second round, unless the
+batch is split into groups that are in different rounds.
 """
 
 from __future__ import annotations
@@ -14,49 +14,61 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.rollout.data_parallel import merge, split
+from jax_ragrl.rollout.data_parallel import merge_shards, shard_questions
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Question
 
 
-def in_cohorts(
+def pipelined_rollout(
     questions: Sequence[Question],
     environment: Environment,
     count: int,
     roll_out: Callable[[Sequence[Question], Environment], Forest],
 ) -> Forest:
-    """`roll_out(questions, environment)` in `count` parts side by side: the same forest.
+    """Rolls out `count` groups of questions in concurrent threads; the forest equals that of one.
 
-    There is one sampler, and language models on its devices: they work for one cohort at a time,
-    and so does the retriever. A cohort's batches are smaller than those of all.
+    The groups share one sampler, one retriever and the language models. Calls to the sampler and to
+    language models on its devices exclude each other; calls to the retriever exclude each other.
+    Each group makes smaller batches than the whole batch would.
+
+    Args:
+      questions: the batch.
+      environment: sampler, retriever and language models.
+      count: the number of groups; 1 is a plain call.
+      roll_out: rolls out the questions of a group in an environment.
     """
-    shares = [share for share in split(questions, count) if share]
-    if len(shares) < 2:
+    # Copies of a question must stay together, so groups are shards.
+    shards = [shard for shard in shard_questions(questions, count) if shard]
+    if len(shards) < 2:
         return roll_out(questions, environment)
+    # One lock per resource, so that a search in one group overlaps with sampling in another.
     device, search = threading.Lock(), threading.Lock()
 
-    def locked(model: Any) -> Any:
-        return Around(model, lambda: device) if getattr(model, "on_device", False) else model
+    def with_lock(model: Any) -> Any:
+        # Servers accept concurrent requests, so a language model on a server has no lock.
+        return ContextProxy(model, lambda: device) if getattr(model, "on_device", False) else model
 
-    shared = environment._replace(
-        sampler=Around(environment.sampler, lambda: device),
-        retriever=Around(environment.retriever, lambda: search),
-        llm=locked(environment.llm),
-        judge=locked(environment.judge),
+    exclusive = environment._replace(
+        sampler=ContextProxy(environment.sampler, lambda: device),
+        retriever=ContextProxy(environment.retriever, lambda: search),
+        llm=with_lock(environment.llm),
+        judge=with_lock(environment.judge),
     )
-    with ThreadPoolExecutor(len(shares)) as pool:
-        parts = pool.map(lambda own: roll_out([questions[i] for i in own], shared), shares)
-        return merge(questions, shares, [*parts])
+    with ThreadPoolExecutor(len(shards)) as pool:
+        # `map` keeps the order of the groups and raises the first exception of a group.
+        groups = [[questions[i] for i in shard] for shard in shards]
+        forests = pool.map(lambda group: roll_out(group, exclusive), groups)
+        return merge_shards(questions, shards, [*forests])
 
 
-class Around:
-    """Another object, every call of which is made within a context, such as a lock."""
+class ContextProxy:
+    """A proxy of an object that makes every call within a context, such as a lock."""
 
-    def __init__(self, wrapped: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._wrapped, self._context = wrapped, context
+    def __init__(self, target: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._target, self._context = target, context
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._wrapped, name)
+        value = getattr(self._target, name)
         return self._within(value) if callable(value) else value
 
     def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:

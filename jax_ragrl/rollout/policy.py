@@ -1,59 +1,64 @@
-"""The policies being trained (or evaluated) as writers of actions: token in, token out."""
+"""The action sampler of a run: policies as writers of actions, with token ids in and out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids, told, written_ids
+from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.sampling.sampler import Job, Shapes, start_jobs
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, start_jobs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
-TOO_LONG = "Prompt Too Long"
-Models = Mapping[str, tuple[Any, Any]]
+TOO_LONG = "Prompt Too Long"  # the error of an action whose prompt fits no static shape
+NO_PREFIX = -1  # the prefix number of actions without a forced prefix
+SamplerModels = Mapping[str, SplitModel]
+# Which request, and which of its forced prefixes (or `NO_PREFIX`), a sampling job belongs to.
+JobKey = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicySampler:
-    """Samples each role with its policy; `greedy` overrides every role's temperature with 0.
+    """Samples the actions of each role with the policy of the role.
 
-    `models` are split decoders (graph, parameters) by the name of their policy. No action is longer
-    than `shapes.steps`, whatever its role allows.
+    Fields:
+      models: split decoders by the name of their policy.
+      tokenizer: the tokenizer of all policies.
+      shapes: the static shapes of sampling. No action is longer than `shapes.max_new_tokens`,
+        whatever its role allows.
+      greedy: whether temperature 0 replaces the temperature of every role.
     """
 
-    models: Models
+    models: SamplerModels
     tokenizer: ChatTokenizer
     shapes: Shapes = Shapes()
     greedy: bool = False
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """For each request the forced actions in order, then the sampled ones.
+        """Returns for each request the forced actions in order, then the sampled ones.
 
         A prompt longer than the longest static shape yields one action with no tokens and an error.
         """
-        self.tokenizer.foresee(text for r in requests for text in told(r.messages, r.after))
-        prompts = [context_ids(self.tokenizer, r.messages, r.after, r.role.chat) for r in requests]
-        # By policy and width, the requests and numbers of their forced prefixes (-1: none).
-        wanted: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for i, request in enumerate(requests):
-            name, width = request.role.policy, request.branching.samples
-            if width:
-                wanted.setdefault((name, width), []).append((i, -1))
-            for f, forced in enumerate(request.branching.forced):
-                if not forced.complete:
-                    wanted.setdefault((name, 1), []).append((i, f))
-        # All are started before one is waited for: a device goes on while its rows are read.
-        started = [
-            self._start(name, requests, prompts, width, keys)
-            for (name, width), keys in sorted(wanted.items())
+        # 1. Encode all texts in one call, then assemble the prompts from the encoded texts.
+        self.tokenizer.encode_ahead(
+            text for r in requests for text in context_texts(r.messages, r.history)
+        )
+        prompts = [
+            context_ids(self.tokenizer, r.messages, r.history, r.role.as_chat_turns)
+            for r in requests
         ]
-        written: dict[tuple[int, int], list[Action]] = {}
-        for finish in started:
-            written |= finish()
-        return [self._in_order(i, r, prompts[i], written) for i, r in enumerate(requests)]
+        # 2. Start all jobs before waiting for one, so that the device is busy while rows are read.
+        finishes = [
+            self._start(name, requests, prompts, width, keys)
+            for (name, width), keys in sorted(_keys_by_batch(requests).items())
+        ]
+        # 3. Wait, and put the actions of each request in order.
+        samples: dict[JobKey, list[Action]] = {}
+        for finish in finishes:
+            samples |= finish()
+        return [self._in_order(i, r, prompts[i], samples) for i, r in enumerate(requests)]
 
     def _start(
         self,
@@ -61,34 +66,43 @@ class PolicySampler:
         requests: Sequence[ActionRequest],
         prompts: Sequence[tuple[int, ...]],
         width: int,
-        keys: Sequence[tuple[int, int]],
-    ) -> Callable[[], dict[tuple[int, int], list[Action]]]:
+        keys: Sequence[JobKey],
+    ) -> Callable[[], dict[JobKey, list[Action]]]:
+        """Dispatches the jobs of one policy and width; returns a function that waits for them."""
         prefixes = {key: self._prefix(requests[key[0]], key[1]) for key in keys}
-        longest = self.shapes.lengths[-1]
-        fits = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
-        jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fits]
-        drawn = start_jobs(*self.models[name], self.tokenizer, jobs, width, self.shapes)
+        longest = self.shapes.prompt_lengths[-1]
+        # Requests that fit no shape get an error instead of stopping the batch.
+        fitting = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
+        jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fitting]
+        wait = start_jobs(self.models[name], self.tokenizer, jobs, width, self.shapes)
 
-        def finish() -> dict[tuple[int, int], list[Action]]:
-            out = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
-            for (i, f), rows in zip(fits, drawn(), strict=True):
-                out[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
-            return out
+        def finish() -> dict[JobKey, list[Action]]:
+            actions = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
+            for (i, f), rows in zip(fitting, wait(), strict=True):
+                actions[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
+            return actions
 
         return finish
 
     def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
-        if number < 0:
+        if number == NO_PREFIX:
             return ()
-        return tuple(self.tokenizer.encode(request.branching.forced[number].text))
+        return tuple(self.tokenizer.encode(request.branching.forced_actions[number].text))
 
-    def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> Job:
+    def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> SamplingJob:
         role, sampling = request.role, request.role.sampling
-        temperature = 0.0 if self.greedy else sampling.temperature
-        # Each forced prefix is a stream of its own, as each sibling is.
-        seed = (request.seed + 0x9E3779B9 * (number + 1)) % 2**32
-        limit = min(sampling.max_tokens, self.shapes.steps)
-        return Job(ids, seed, temperature, sampling.top_p, limit, role.tokens, role.stops)
+        return SamplingJob(
+            ids=ids,
+            # Each forced prefix has its own random stream (a Weyl sequence of the state's seed).
+            seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
+            # The compiled programs take the temperature as an argument; 0 selects the argmax.
+            temperature=0.0 if self.greedy else sampling.temperature,
+            top_p=sampling.top_p,
+            # A longer action would not fit the caches.
+            limit=min(sampling.max_tokens, self.shapes.max_new_tokens),
+            allowed_token_regex=role.allowed_token_regex,
+            stop_strings=role.stop_strings,
+        )
 
     def _action(
         self,
@@ -106,13 +120,28 @@ class PolicySampler:
         i: int,
         request: ActionRequest,
         prompt: tuple[int, ...],
-        written: dict[tuple[int, int], list[Action]],
+        samples: Mapping[JobKey, list[Action]],
     ) -> list[Action]:
+        """Returns the actions of request `i`: forced ones in order, then sampled ones."""
         actions = []
-        for f, forced in enumerate(request.branching.forced):
-            if forced.complete:
-                ids = written_ids(self.tokenizer, forced.text, request.role.chat)
-                actions.append(Action(prompt, ids, forced.text))
+        for f, forced_action in enumerate(request.branching.forced_actions):
+            if forced_action.complete:
+                # A complete text is encoded, not sampled.
+                ids = action_ids(self.tokenizer, forced_action.text, request.role.as_chat_turns)
+                actions.append(Action(prompt, ids, forced_action.text))
             else:
-                actions += written[i, f]
-        return actions + (written[i, -1] if request.branching.samples else [])
+                actions += samples[i, f]
+        return actions + (samples[i, NO_PREFIX] if request.branching.samples else [])
+
+
+def _keys_by_batch(requests: Sequence[ActionRequest]) -> dict[tuple[str, int], list[JobKey]]:
+    """Groups the sampling jobs of all requests by policy and by samples per job."""
+    keys: dict[tuple[str, int], list[JobKey]] = {}
+    for i, request in enumerate(requests):
+        policy, width = request.role.policy, request.branching.samples
+        if width:
+            keys.setdefault((policy, width), []).append((i, NO_PREFIX))
+        for f, forced_action in enumerate(request.branching.forced_actions):
+            if not forced_action.complete:
+                keys.setdefault((policy, 1), []).append((i, f))
+    return keys

@@ -7,17 +7,33 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.types import Question
+
+
+def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np.ndarray:
+    """Returns `reward(question, answer)` of each leaf, float32 `[N]`; 0 at all other nodes.
+
+    A leaf without an answer has 0 as well.
+    """
+    reward_N = np.zeros(len(forest.records), np.float32)
+    for leaf in np.flatnonzero(forest.leaf_N & ~forest.unanswered_N).tolist():
+        record = forest.records[leaf]
+        assert record.answer is not None, "unanswered_N excludes leaves without an answer"
+        reward_N[leaf] = reward(forest.questions[record.question], record.answer)
+    return reward_N
 
 
 def answer_rewards(forest: Forest, metric: Callable[[str, Sequence[str]], float]) -> np.ndarray:
-    """float32 `[N]`: the score of each leaf's answer against the gold ones; 0 elsewhere.
+    """Returns the score of each leaf's answer, float32 `[N]`; 0 at all other nodes.
 
-    Where there is a judge its verdict stands in the place of the metric.
+    `metric` compares the answer with the gold answers. If a judge graded the answer, the verdict of
+    the judge replaces the metric.
     """
     reward_N = np.zeros(len(forest.records), np.float32)
-    for leaf in np.flatnonzero(forest.leaf_N & ~forest.dead_N).tolist():
+    for leaf in np.flatnonzero(forest.leaf_N & ~forest.unanswered_N).tolist():
         record = forest.records[leaf]
-        assert record.answer is not None, "a leaf without an answer is dead"
+        assert record.answer is not None, "unanswered_N excludes leaves without an answer"
+        # The judge has compared the answer with the gold answers already.
         gold = forest.questions[record.question].answers
         verdict = record.verdict
         reward_N[leaf] = metric(record.answer, gold) if verdict is None else verdict

@@ -1,4 +1,4 @@
-"""A role: a name, whose parameters it uses, how it is sampled, and its grammar."""
+"""Roles: a name, a policy, sampling settings and a grammar."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any, NamedTuple
 from jax_ragrl.types import Sampling
 
 
-class Parsed(NamedTuple):
-    """A parsed action. `valid` is False for malformed text, and `error` then names the fault.
+class ParsedAction(NamedTuple):
+    """The parse of an action.
 
-    `format_score` grades the form, 0 to 1. `text` and `ids` are the action as it was sampled,
-    filled in by the rollout: penalties read the raw text, contexts carry the ids on.
+    Fields:
+      action: the name of the action, such as `Retrieval`; empty if the text is invalid.
+      args: the arguments of the action.
+      thought: the reasoning before the action.
+      valid: False if the text violates the grammar; `error` then names the violation.
+      error: the kind of violation; empty if the action is valid.
+      format_score: a grade of the form, 0 to 1.
+      text, ids: the action as it was sampled. The rollout fills them in: penalties read the raw
+        text, and contexts continue with the ids.
     """
 
     action: str
@@ -26,27 +33,33 @@ class Parsed(NamedTuple):
     ids: tuple[int, ...] = ()
 
 
-def malformed(error: str) -> Parsed:
-    """The parse of text that is not an action."""
-    return Parsed("", valid=False, error=error, format_score=0.0)
+def invalid_action(error: str) -> ParsedAction:
+    """Returns the parse of a text that violates the grammar in the way that `error` names."""
+    return ParsedAction("", valid=False, error=error, format_score=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """How a role acts.
+    """A role of a system: how its actions are sampled and parsed.
 
-    `parse` is total: it returns `malformed(...)` and never raises, whatever the text. `policy`
-    names the parameters. An action ends with the model's stop token, or sooner: with the shortest
-    ids whose text holds one of `stops`. `chat` tells observations as user turns of the chat
-    template; otherwise they are appended as plain text. `tokens`, where given, is a regular
-    expression: only tokens whose text matches it, and stop tokens, may be written (a grammar mask,
-    in sampling and in scoring alike).
+    Fields:
+      name: the name of the role.
+      parse: the grammar. It returns `invalid_action(...)` for a text that violates the grammar and
+        never raises.
+      sampling: temperature, top-p and the maximum number of new tokens.
+      policy: the name of the parameters that write the actions.
+      stop_strings: an action ends with the model's stop token, or earlier with the shortest ids
+        whose text contains one of these strings.
+      as_chat_turns: whether observations are user turns of the chat template. If not, they are
+        appended as plain text.
+      allowed_token_regex: if not empty, only stop tokens and tokens whose text matches this regular
+        expression may be written. This grammar mask applies in sampling and in scoring.
     """
 
     name: str
-    parse: Callable[[str], Parsed]
+    parse: Callable[[str], ParsedAction]
     sampling: Sampling = Sampling()
     policy: str = "policy"
-    stops: tuple[str, ...] = ()
-    chat: bool = True
-    tokens: str = ""
+    stop_strings: tuple[str, ...] = ()
+    as_chat_turns: bool = True
+    allowed_token_regex: str = ""

@@ -1,4 +1,8 @@
-"""The interface of a system: a pure state machine over effects."""
+"""The interface of a system: a pure state machine over effects, and the base class of its states.
+
+A system never performs an effect. The rollout asks `next_effects` for the effects that a state
+waits for, performs them, and passes the replies to `advance`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,60 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from jax_ragrl.rollout.effects import Effect
-from jax_ragrl.rollout.roles import Role
-from jax_ragrl.types import Question
+from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.types import Hits, Passage, Question
+
+# The reply to one effect: to `Generate`, to `Search`, to `CallLLM`.
+Reply = ParsedAction | Hits | str
+
+
+class State:
+    """Base class of the states of all systems: the fields that rollouts, metrics and reports read.
+
+    A system's own state is a frozen dataclass that inherits these defaults and declares the fields
+    that it uses. (This class is not a dataclass itself: it would fix the order of the fields.)
+
+    Fields:
+      depth: the number of decision levels so far.
+      strategy: the strategy that the rollout chose; empty before the choice, and None if the system
+        has no strategies.
+      faults: errors that the state corrected instead of ending the rollout.
+      candidates: the passages that a reading role (filter, selector) chooses from.
+      documents: the passages that the rollout uses.
+    """
+
+    depth: int = 0
+    strategy: str | None = None
+    faults: tuple[str, ...] = ()
+    candidates: tuple[Passage, ...] = ()
+    documents: tuple[Passage, ...] = ()
 
 
 class System(Protocol):
-    """A system of language-model agents. States are values: a branch is a copy.
+    """A system of language-model agents.
 
-    `wants` says what a state waits for, one effect or several at once: `Done` alone ends it.
-    `advance` takes the reply (a `Parsed` to `Generate`, `Hits` to `Search`, a string to `Ask`; a
-    tuple of them, in order, to several) and must be pure. `style` names the prompts, `top_k` is
-    how many passages a search returns.
+    States are values: a branch of the rollout copies its state. `next_effects` and `advance` accept
+    the states of this system, and `advance` the replies to its effects: a `Reply`, or a tuple of
+    replies in the order of the effects if `next_effects` returned several. Both must be pure.
     """
 
     @property
-    def style(self) -> str: ...
+    def style(self) -> str:
+        """The folder of the prompts."""
 
     @property
-    def top_k(self) -> int: ...
+    def top_k(self) -> int:
+        """The number of passages per search."""
 
     @property
-    def roles(self) -> Mapping[str, Role]: ...
+    def roles(self) -> Mapping[str, Role]:
+        """The roles by name."""
 
-    def start(self, question: Question) -> Any: ...
+    def start(self, question: Question) -> State:
+        """Returns the initial state of a question."""
 
-    def wants(self, state: Any) -> Effect | tuple[Effect, ...]: ...
+    def next_effects(self, state: Any) -> Effect | tuple[Effect, ...]:
+        """Returns the effect, or effects, that a state waits for; `Done` alone ends the rollout."""
 
-    def advance(self, state: Any, reply: Any) -> Any: ...
+    def advance(self, state: Any, reply: Any) -> State:
+        """Returns the state after the reply."""

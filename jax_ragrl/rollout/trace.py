@@ -1,19 +1,18 @@
-"""A forest as JSON for reports, a rollout as text: what was written, chosen and earned."""
+"""Forests as JSON for the report, and single rollouts as text or JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, SEARCH, Action, Call, Forest, Record
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import Passage
 
-# The roles that choose among candidates: their nodes show these, and which were kept. In a forest
-# without any, nodes show what was found right after them.
+# The roles that choose among candidates. Their nodes show the candidates and mark the chosen ones.
+# In a forest without such roles, a node shows the passages of the searches after it.
 READERS = ("filter", "selector")
 
 
@@ -24,44 +23,46 @@ def trees(
     *,
     tokenizer: ChatTokenizer | None = None,
 ) -> list[dict[str, Any]]:
-    """The trees of the first `limit` questions as values that `json.dumps` takes.
+    """Returns the trees of the first `limit` questions as JSON values.
 
     Args:
       forest: any forest of `rollout.collect`.
-      credit_N: float credit of every node `[N]`; nan where no leaf was reached becomes null.
-      limit: how many questions at most; those whose effects failed are skipped.
-      tokenizer: adds each action's prompt and its tokens with their log-probabilities.
+      credit_N: float, the credit of each node; nan (no leaf was reached) becomes null.
+      limit: maximum number of questions; failed questions are skipped.
+      tokenizer: if given, each action has its prompt, and its tokens with their log-probabilities.
 
     Returns:
-      One `{"question", "answers", "hops", "nodes"}` a question. A node has `id` and `parent` (node
-      numbers of the forest; null at a root) and the fields of `_node`; a leaf also the `calls` to
-      the environment on its way, pairs of a purpose and what came of it.
+      One `{"question", "answers", "hops", "nodes"}` per question. A node has `id` and `parent`
+      (node numbers of the forest; null at a root) and the fields of `_node`. A leaf also has the
+      `calls` to the environment on the path to it, pairs of a purpose and a result.
     """
     credit_N = np.asarray(credit_N, np.float64)
+    # A wrong shape would silently show the credit of other nodes.
     if credit_N.shape != forest.parent_N.shape:
         raise ValueError(
-            f"credit {credit_N.shape} is not one number a node {forest.parent_N.shape}"
+            f"credit {credit_N.shape} must have one number per node {forest.parent_N.shape}"
         )
-    shown = [i for i in range(len(forest.questions)) if i not in forest.failed][:limit]
-    return [_tree(forest, question, credit_N, tokenizer) for question in shown]
+    numbers = [i for i in range(len(forest.questions)) if i not in forest.failed_questions]
+    return [_tree(forest, question, credit_N, tokenizer) for question in numbers[:limit]]
 
 
 def _tree(
     forest: Forest, number: int, credit_N: np.ndarray, tokenizer: ChatTokenizer | None
 ) -> dict[str, Any]:
     question = forest.questions[number]
-    choosing = any(record.role in READERS for record in forest.records)
+    has_readers = any(record.role in READERS for record in forest.records)
     nodes = []
     for n in forest.nodes_of(number).tolist():
         record = forest.records[n]
         node = {"id": n, "parent": None if record.parent == NO_PARENT else record.parent}
         node |= _node(record, _finite(credit_N[n]))
+        # Actions may have rewards too, but the report shows only the leaves' own.
         node["reward"] = _finite(forest.reward_N[n]) if record.role == LEAF else None
-        node["passages"] = _passages(record, choosing)
+        node["passages"] = _passages(record, has_readers)
         if record.calls:
-            node["calls"] = [[call.purpose, _told(call)] for call in record.calls]
+            node["calls"] = [[call.purpose, _result(call)] for call in record.calls]
         if tokenizer is not None and record.action is not None:
-            node |= _written(record.action, tokenizer)
+            node |= _tokens(record.action, tokenizer)
         nodes.append(node)
     return {
         "question": question.text,
@@ -72,34 +73,37 @@ def _tree(
 
 
 def _node(record: Record, credit: float | None) -> dict[str, Any]:
-    """What a record tells by itself. `why` is the fault of an action or the end of a leaf."""
+    """The fields of a record. `why` is the error of an action, or the finish reason of a leaf."""
     action = record.action
     return {
         "role": record.role,
         "depth": record.depth,
         "text": _text(record),
         "prompt": "",
-        "forced": record.forced,
+        "forced": record.is_forced,
         "multiplicity": record.multiplicity,
         "credit": credit,
         "answer": record.answer,
-        "why": record.why or (action.error if action else ""),
+        "why": record.finish_reason or (action.error if action else ""),
     }
 
 
-def _passages(record: Record, choosing: bool) -> list[dict[str, Any]]:
-    """A reader's candidates, those kept that are among its documents; else what was found."""
-    if not choosing:
-        return [{"title": p.title, "text": p.text} for p in record.found]
+def _passages(record: Record, has_readers: bool) -> list[dict[str, Any]]:
+    """The candidates of a reader, marked if chosen; without readers, the passages searched."""
+    if not has_readers:
+        return [{"title": p.title, "text": p.text} for p in record.passages]
     if record.role not in READERS:
         return []
-    candidates: Sequence[Passage] = getattr(record.state, "candidates", ())
-    documents = set(getattr(record.state, "documents", ()))
-    return [{"title": p.title, "text": p.text, "kept": p in documents} for p in candidates]
+    # The documents of the state after the action include the candidates that the reader chose.
+    documents = set(record.state.documents)
+    return [
+        {"title": p.title, "text": p.text, "kept": p in documents} for p in record.state.candidates
+    ]
 
 
-def _written(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
-    """The prompt as text, and the tokens; what was not sampled has no log-probabilities."""
+def _tokens(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
+    """The prompt as text, and pairs of a token and its log-probability (null if not sampled)."""
+    # A forced action has no log-probabilities, but its tokens are shown all the same.
     logps = action.logps or [None] * len(action.ids)
     tokens = [
         [tokenizer.decode([i]), None if p is None else _finite(p)]
@@ -109,67 +113,69 @@ def _written(action: Action, tokenizer: ChatTokenizer) -> Mapping[str, Any]:
 
 
 def transcript(forest: Forest, question: int) -> str:
-    """An unbranched rollout of one question as text: each action, search and reply in order."""
+    """Returns an unbranched rollout of one question as text: actions, searches and replies."""
     text = forest.questions[question].text
-    if question in forest.failed:
-        return f"{text}\n(the environment failed: {failure(forest, question)})"
+    if question in forest.failed_questions:
+        return f"{text}\n(the environment failed: {failure_of(forest, question)})"
     lines = [
-        _line(e.purpose, _told(e)) if isinstance(e, Call) else _line(e.role, _text(e))
+        _line(e.purpose, _result(e)) if isinstance(e, Call) else _line(e.role, _text(e))
         for e in _events(forest, question)
     ]
-    leaf = end(forest, question)
-    return "\n".join([text, *lines, _line("=>", f"{leaf.answer} ({leaf.why})")])
+    leaf = final_leaf(forest, question)
+    return "\n".join([text, *lines, _line("=>", f"{leaf.answer} ({leaf.finish_reason})")])
 
 
-def steps(forest: Forest, question: int) -> list[dict[str, Any]]:
-    """An unbranched rollout of one question in order, as values that `json.dumps` takes.
+def transcript_steps(forest: Forest, question: int) -> list[dict[str, Any]]:
+    """Returns an unbranched rollout of one question as JSON values, in order.
 
-    Each step has its `round` and a `role`: that of an action, `search`, or the purpose of a call to
-    the frozen language model.
+    Each step has its `round` and a `role`: the role of an action, `search`, or the purpose of a
+    call to the frozen language model.
     """
     return [
-        {"round": e.round, **(_called(e) if isinstance(e, Call) else _acted(e))}
+        {"round": e.round, **(_call_step(e) if isinstance(e, Call) else _action_step(e))}
         for e in _events(forest, question)
     ]
 
 
-def end(forest: Forest, question: int) -> Record:
-    """The leaf of an unbranched rollout of a question whose environment did not fail."""
+def final_leaf(forest: Forest, question: int) -> Record:
+    """Returns the leaf of an unbranched rollout of a question that did not fail."""
     return forest.records[forest.nodes_of(question)[-1]]
 
 
-def failure(forest: Forest, question: int) -> str:
-    """What the environment said of a question that failed."""
-    return forest.failures[forest.failed.index(question)]
+def failure_of(forest: Forest, question: int) -> str:
+    """Returns the error message of a failed question."""
+    return forest.failures[forest.failed_questions.index(question)]
 
 
 def _events(forest: Forest, question: int) -> list[Record | Call]:
-    """The actions and calls of an unbranched rollout; in a round, the actions come first."""
+    """The actions and calls of an unbranched rollout; within a round, actions come first."""
     records = [forest.records[n] for n in forest.nodes_of(question)]
     events: list[Record | Call] = [r for r in records if r.action is not None]
-    return sorted([*events, *end(forest, question).calls], key=lambda event: event.round)
+    # The sort is stable, so actions stay before the calls of their round.
+    return sorted([*events, *final_leaf(forest, question).calls], key=lambda event: event.round)
 
 
-def _acted(record: Record) -> dict[str, Any]:
+def _action_step(record: Record) -> dict[str, Any]:
     action = record.parsed.action if record.parsed else ""
-    return {"role": record.role, "action": action, "text": _text(record), "fault": record.fault}
+    fault = record.parse_error
+    return {"role": record.role, "action": action, "text": _text(record), "fault": fault}
 
 
-def _called(call: Call) -> dict[str, Any]:
+def _call_step(call: Call) -> dict[str, Any]:
     if call.purpose == SEARCH:
-        passages = [{"id": p.id, "title": p.title} for p in call.found]
-        return {"role": SEARCH, "query": call.asked, "passages": passages}
-    return {"role": call.purpose, "prompt": call.asked, "reply": call.told}
+        passages = [{"id": p.id, "title": p.title} for p in call.passages]
+        return {"role": SEARCH, "query": call.request, "passages": passages}
+    return {"role": call.purpose, "prompt": call.request, "reply": call.reply}
 
 
 def _text(record: Record) -> str:
     return record.action.text if record.action else ""
 
 
-def _told(call: Call) -> str:
-    """What a call brought: a reply, or the titles that a query found."""
-    titles = ", ".join(passage.title for passage in call.found)
-    return f"{call.asked} -> {titles}" if call.purpose == SEARCH else call.told
+def _result(call: Call) -> str:
+    """The reply of the language model, or the query with the titles of its passages."""
+    titles = ", ".join(passage.title for passage in call.passages)
+    return f"{call.request} -> {titles}" if call.purpose == SEARCH else call.reply
 
 
 def _line(name: str, text: str) -> str:
@@ -177,5 +183,5 @@ def _line(name: str, text: str) -> str:
 
 
 def _finite(x: float) -> float | None:
-    """JSON has no nan."""
+    """Replaces nan and infinities, which JSON does not have, by None."""
     return round(float(x), 6) if math.isfinite(x) else None

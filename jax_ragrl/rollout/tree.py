@@ -1,7 +1,8 @@
-"""A forest of decisions as arrays; creation order is topological order.
+"""Forests of decisions as arrays; the creation order of nodes is a topological order.
 
 A node is one action of a role, or a leaf (the end of one rollout). Its parent is the action that
-its state came from. Host text lives in `records`, indexed by the same node number.
+led to the state of the node. Texts and objects of the host are in `records`, which has the same
+node numbers.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.types import Passage, Question
 
 NO_PARENT = -1
-LEAF = "leaf"
-# Ends of a rollout that are nobody's malformed action.
+LEAF = "leaf"  # the role of leaves
+SEARCH = "search"  # the purpose of a call to the retriever
+# Finish reasons that do not name an invalid action.
 LIMITS = ("Max Depth", "Out of Turns", "Out of Rewrites", "Missing Answer")
 
 
 class Action(NamedTuple):
-    """What a sampler wrote for one role. `ids` ends with a stop id or string unless it was cut.
+    """The output of a sampler for one role.
 
-    `logps` are float32 natural-log probabilities of `ids` at the sampling temperature, or None
-    where nothing sampled them (forced text, a teacher's text). `error` names why there is no text.
+    Fields:
+      prompt_ids: the token ids of the prompt.
+      ids: the token ids of the action. They end with a stop id or a stop string unless the action
+        reached its maximum length.
+      text: the text of `ids`.
+      logps: float32 natural-log probabilities of `ids` at the sampling temperature. None if the
+        action was not sampled (forced text, the text of a teacher).
+      error: why there is no text; empty if there is.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,33 +44,49 @@ class Action(NamedTuple):
     error: str = ""
 
 
-SEARCH = "search"  # the purpose of a call that searched
-
-
 class Call(NamedTuple):
-    """One call to the environment. `turn` is the action that pays, counted along its path.
+    """One call to the environment: a search, or a call to the frozen language model.
 
-    `purpose` is `SEARCH`, or that of the request. `asked` is the query or the prompt, `told` the
-    reply. Tokens are zero for searches; `found` are the passages that one returned.
+    Fields:
+      purpose: `SEARCH`, or the purpose of the language-model request.
+      turn: the action that pays for the call, as an index into the actions of its rollout.
+      round: the round of the call, see `Record`.
+      request: the query, or the last message of the prompt.
+      reply: the text that the language model returned; empty for a search.
+      prompt_tokens, completion_tokens: tokens of the language model; 0 for a search.
+      passages: the passages that a search returned.
     """
 
     purpose: str
     turn: int
     round: int
-    asked: str
-    told: str = ""
+    request: str
+    reply: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    found: tuple[Passage, ...] = ()
+    passages: tuple[Passage, ...] = ()
 
 
 @dataclasses.dataclass
 class Record:
-    """One node on the host. `answer`, `verdict` (of a judge, where there is one), `why` and `calls`
-    belong to leaves, the rest to actions.
+    """The host side of one node.
 
-    `round` counts the batched calls before the node: what runs side by side shares a round.
-    `state` is what the action led to, `found` what was searched right after it returned.
+    Fields:
+      parent: the node number of the parent, or `NO_PARENT`.
+      question: the index of the question.
+      role: the role of the action, or `LEAF`.
+      depth: the decision level of the action.
+      path: the indices of the siblings chosen from the root down to this node.
+      action, parsed: the action and its parse; None at a leaf.
+      is_forced: whether the action was forced instead of sampled.
+      multiplicity: the number of identical siblings that were merged into the node.
+      round: the number of batched calls before the node; concurrent effects share a round.
+      calls: at a leaf, every call to the environment on the path to it.
+      answer: at a leaf, the answer; None if the rollout ended without one.
+      verdict: at a leaf, the grade of the judge, if there is a judge.
+      finish_reason: at a leaf, why the rollout ended.
+      state: the state of the system after the action, or at the leaf.
+      passages: the passages of the searches directly after the action.
     """
 
     parent: int
@@ -71,113 +95,129 @@ class Record:
     depth: int
     path: tuple[int, ...]
     action: Action | None = None
-    forced: bool = False
+    is_forced: bool = False
     multiplicity: int = 1
-    parsed: Parsed | None = None
+    parsed: ParsedAction | None = None
     round: int = 0
     calls: tuple[Call, ...] = ()
     answer: str | None = None
     verdict: float | None = None
-    why: str = ""
+    finish_reason: str = ""
     state: Any = None
-    found: tuple[Passage, ...] = ()
+    passages: tuple[Passage, ...] = ()
 
     @property
-    def fault(self) -> str:
-        """What was malformed: in an action, or, at a dead leaf, in the one before it."""
+    def parse_error(self) -> str:
+        """The parse error of this action or, for a leaf without an answer, of its parent."""
         if self.parsed is not None:
             return self.parsed.error
-        return self.why if self.answer is None and self.why not in LIMITS else ""
+        # A leaf repeats the error of the action above it as its finish reason.
+        is_limit = self.answer is not None or self.finish_reason in LIMITS
+        return "" if is_limit else self.finish_reason
 
 
 class Forest(NamedTuple):
     """All rollouts of a batch of questions.
 
     Fields:
+      questions: the batch.
       parent_N: int32, smaller than the node's own number; `NO_PARENT` at roots.
       question_N: int32, index into `questions`.
-      leaf_N, dead_N, forced_N: bool. A dead leaf has no answer.
-      reward_N: float32, what each node earned itself (`Recipe.reward`); 0 until that is known.
-      multiplicity_N: int32, how many identical siblings were merged into the node.
-      records: host side of every node.
-      failed: questions whose effects failed; they have no nodes here and no reward.
-      failures: what the environment said of each of them.
+      leaf_N: bool, True at leaves.
+      unanswered_N: bool, True at leaves without an answer.
+      forced_N: bool, True at actions that were forced instead of sampled.
+      reward_N: float32, the immediate reward of each node (`Recipe.reward`); 0 before it is
+        computed.
+      multiplicity_N: int32, the number of identical siblings that were merged into the node.
+      records: the host side of every node.
+      failed_questions: ascending indices of questions whose environment failed. They have no nodes
+        and no reward.
+      failures: the error message of each failed question.
     """
 
     questions: tuple[Question, ...]
     parent_N: np.ndarray
     question_N: np.ndarray
     leaf_N: np.ndarray
-    dead_N: np.ndarray
+    unanswered_N: np.ndarray
     forced_N: np.ndarray
     reward_N: np.ndarray
     multiplicity_N: np.ndarray
     records: tuple[Record, ...]
-    failed: tuple[int, ...] = ()
+    failed_questions: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
 
     def nodes_of(self, question: int) -> np.ndarray:
-        """The node numbers of one question, ascending."""
+        """Returns the node numbers of one question, ascending."""
         return np.flatnonzero(self.question_N == question)
 
-    def ends(self) -> list[Record | None]:
-        """The leaf of every question, where rollouts do not branch; None where it failed."""
+    def leaves(self) -> list[Record | None]:
+        """Returns the leaf of each question, None if it failed; for forests that do not branch."""
         leaves: list[Record | None] = [None] * len(self.questions)
         for i in np.flatnonzero(self.leaf_N).tolist():
             leaves[self.records[i].question] = self.records[i]
         return leaves
 
     def errors(self) -> dict[int, str]:
-        """What failed, by question: effects, or the writing of an action, which costs its branch
-        alone."""
-        unwritten = ((r.question, r.action.error) for r in self.records if r.action is not None)
-        failed = zip(self.failed, self.failures, strict=True)
-        return dict(failed) | {question: why for question, why in unwritten if why}
+        """Returns the errors by question: failed effects, and actions that could not be sampled.
+
+        An action that could not be sampled ends its branch only.
+        """
+        actions = ((r.question, r.action.error) for r in self.records if r.action is not None)
+        failures = zip(self.failed_questions, self.failures, strict=True)
+        return dict(failures) | {question: error for question, error in actions if error}
 
     def roots(self) -> np.ndarray:
-        """int32 `[N]`: the first node of the rollout (or tree) that each node belongs to."""
+        """Returns the root of each node's rollout (or tree), int32 `[N]`."""
         root_N = np.arange(len(self.parent_N), dtype=np.int32)
+        # Parents come first, so the root of a parent is final when its children read it.
         for node, parent in enumerate(self.parent_N):
             if parent != NO_PARENT:
                 root_N[node] = root_N[parent]
         return root_N
 
 
-def plant(
+def build_forest(
     questions: Sequence[Question],
     records: Sequence[Record],
     failures: Mapping[int, str] | None = None,
 ) -> Forest:
-    """The arrays of recorded nodes.
+    """Builds the arrays of recorded nodes.
 
-    `failures` tells, by question, what the environment said where it failed: the nodes of these
-    questions are left out.
+    Args:
+      questions: the batch.
+      records: the nodes; a parent comes before its children.
+      failures: error messages by the index of the question whose environment failed. The nodes of
+        these questions are left out, and the parents of the others renumbered.
     """
     failures = failures or {}
-    failed = tuple(sorted(failures))
-    kept = [i for i, r in enumerate(records) if r.question not in failures]
-    number = {old: new for new, old in enumerate(kept)} | {NO_PARENT: NO_PARENT}
-    rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in kept]
-    leaf = np.array([r.role == LEAF for r in rows], bool)
+    failed_questions = tuple(sorted(failures))
+    # Nodes of failed questions would have no reward; leaving them out renumbers all others.
+    nodes = [i for i, r in enumerate(records) if r.question not in failures]
+    number = {old: new for new, old in enumerate(nodes)} | {NO_PARENT: NO_PARENT}
+    rows = [dataclasses.replace(records[i], parent=number[records[i].parent]) for i in nodes]
+    leaf_N = np.array([r.role == LEAF for r in rows], bool)
     return Forest(
         questions=tuple(questions),
         parent_N=np.array([r.parent for r in rows], np.int32),
         question_N=np.array([r.question for r in rows], np.int32),
-        leaf_N=leaf,
-        dead_N=leaf & np.array([r.answer is None for r in rows], bool),
-        forced_N=np.array([r.forced for r in rows], bool),
+        leaf_N=leaf_N,
+        unanswered_N=leaf_N & np.array([r.answer is None for r in rows], bool),
+        forced_N=np.array([r.is_forced for r in rows], bool),
         reward_N=np.zeros(len(rows), np.float32),
         multiplicity_N=np.array([r.multiplicity for r in rows], np.int32),
         records=tuple(rows),
-        failed=failed,
-        failures=tuple(failures[i] for i in failed),
+        failed_questions=failed_questions,
+        failures=tuple(failures[i] for i in failed_questions),
     )
 
 
-def decisions(forest: Forest) -> list[list[int]]:
-    """The nodes of every decision that was made: the actions tried in one state."""
+def sibling_groups(forest: Forest) -> list[list[int]]:
+    """Returns the nodes of each decision: the actions that were tried in one state."""
     groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = collections.defaultdict(list)
     for node, record in enumerate(forest.records):
         if record.action is not None:
+            # The path without its last index names the state. The parent distinguishes concurrent
+            # actions of one state, which form a chain, from alternatives.
             groups[record.question, record.parent, record.path[:-1]].append(node)
     return list(groups.values())

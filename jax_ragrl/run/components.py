@@ -1,8 +1,9 @@
-"""From a job to the parts of a run: world or files, index, language models, policies."""
+"""The components of a run: data, index, language models and policies, built from its config."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.resources
 import pathlib
@@ -13,6 +14,16 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_ragrl.config.kinds import (
+    LLM,
+    Index,
+    LocalLLMConfig,
+    NoLLMConfig,
+    OpenAIConfig,
+    RemoteIndex,
+    ServerIndex,
+    VectorIndex,
+)
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.corpus.passages import Corpus
@@ -26,11 +37,11 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import add_lora
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import (
-    KINDS,
     build_index,
     load_indexed,
     make_encoder,
@@ -40,17 +51,26 @@ from jax_ragrl.retrieval.index import (
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
-from jax_ragrl.run.config import LLM, REMOTE, REPLY, TINY, Data, Index, Job
-from jax_ragrl.runtime.multihost import in_turn
-from jax_ragrl.runtime.sharding import make_mesh, own_mesh
+from jax_ragrl.run.config import REPLY, TINY, Data, Job
+from jax_ragrl.runtime.multihost import process_zero_first
+from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
 
-class Parts(NamedTuple):
-    """What a run acts on; `policies` are decoders by name, as they are before training."""
+class Components(NamedTuple):
+    """The components of a run.
+
+    Fields:
+      questions: the questions by split (`train`, `dev`, `test`).
+      retriever: performs searches.
+      llm: the frozen language model.
+      policies: the decoders by the name of their policy, before training.
+      tokenizer: the tokenizer of all policies.
+      judge: a language model that grades answers, if the config has one.
+    """
 
     questions: Mapping[str, tuple[Question, ...]]
     retriever: Retriever
@@ -59,38 +79,92 @@ class Parts(NamedTuple):
     tokenizer: ChatTokenizer
     judge: FrozenLLM | None = None
 
-    def models(self) -> dict[str, tuple[Any, Any]]:
-        """The policies as a sampler takes them, see `for_sampling`."""
+    def models(self) -> dict[str, SplitModel]:
+        """Returns the policies in the form that samplers need, see `for_sampling`."""
         return for_sampling(self.policies)
 
     def environment(self, sampler: ActionSampler) -> Environment:
-        """What a rollout acts on, with calls measured in the policy's tokens."""
+        """Returns the environment of rollouts, which measures calls in tokens of the policy."""
         return Environment(sampler, self.retriever, self.llm, self.tokenizer.count, self.judge)
 
 
-def assemble(job: Job, workdir: pathlib.Path) -> Parts:
-    """Everything a run acts on; the index is made in the work folder unless it is there."""
-    data, mesh = load_data(job.data, index_folder(job.index, workdir)), mesh_for(job)
+def build_components(
+    job: Job,
+    workdir: pathlib.Path,
+    *,
+    questions: Mapping[str, tuple[Question, ...]] | None = None,
+    retriever: Retriever | None = None,
+    llm: FrozenLLM | None = None,
+) -> Components:
+    """Builds all components of a run; builds the index in the work folder if there is none.
+
+    Args:
+      job: the run.
+      workdir: the folder of the run, which may hold the index.
+      questions: questions by split (`train`, `dev`, `test`) instead of the config's.
+      retriever: a retriever instead of the config's index.
+      llm: a frozen language model instead of the config's.
+    """
+    if questions is not None and retriever is not None:
+        data = LoadedData(Corpus(()), questions, None)  # the config's corpus is not needed
+    else:
+        data = load_data(job.data, index_folder(job.index, workdir))
+        data = data._replace(questions=questions or data.questions)
+    # Data before models: a wrong path fails before weights are loaded.
+    mesh = mesh_for(job)
     policies, tokenizer = load_policies(job, mesh)
-    return surrounded(job, workdir, data, mesh, tokenizer)._replace(policies=policies)
+    rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm)
+    return rest._replace(policies=policies)
 
 
-def surrounded(
-    job: Job, workdir: pathlib.Path, data: Loaded, mesh: Mesh | None, tokenizer: ChatTokenizer
-) -> Parts:
-    """What a run acts on but its policies, around the tokenizer that they share."""
+def build_surroundings(
+    job: Job,
+    workdir: pathlib.Path,
+    data: LoadedData,
+    mesh: Mesh | None,
+    tokenizer: ChatTokenizer,
+    retriever: Retriever | None = None,
+    llm: FrozenLLM | None = None,
+) -> Components:
+    """Builds all components of a run but its policies.
+
+    Args:
+      job: the run.
+      workdir: the folder of the run, which may hold the index.
+      data: corpus and questions.
+      mesh: the mesh of the run, or None.
+      tokenizer: the tokenizer of all policies.
+      retriever: a retriever instead of the config's index.
+      llm: a frozen language model instead of the config's.
+    """
     corpus, questions, world = data
-    retriever = in_turn(lambda: load_retriever(corpus, job.index, workdir))
-    on = (world, job.recipe.system.style, job.shapes, own_mesh(mesh))
-    judge = load_llm(job.judge, *on) if job.judge.kind != "none" else None
-    return Parts(questions, retriever, load_llm(job.llm, *on), {}, tokenizer, judge)
+    if retriever is None:
+        # The first process builds the index; the others open it.
+        retriever = process_zero_first(lambda: load_retriever(corpus, job.index, workdir))
+    # Each process answers the requests of its questions, on its local devices.
+    load = functools.partial(
+        load_llm,
+        world=world,
+        style=job.recipe.system.style,
+        shapes=job.shapes,
+        mesh=local_mesh(mesh),
+    )
+    return Components(
+        questions=questions,
+        retriever=retriever,
+        llm=load(job.llm) if llm is None else llm,
+        policies={},
+        tokenizer=tokenizer,
+        # Without a judge the rewards use the metric of the recipe.
+        judge=load(job.judge) if job.judge.kind != "none" else None,
+    )
 
 
 def mesh_for(job: Job) -> Mesh | None:
-    """The mesh that a run lies on; None: the first device. Several hosts need one."""
+    """Returns the mesh of a run; None: the first device. A run on several hosts needs a mesh."""
     if not job.mesh and jax.process_count() > 1:
         raise UserError(
-            f"{jax.process_count()} processes train one policy, but this config has no mesh: give "
+            f"{jax.process_count()} processes train one policy, but this config has no mesh: set "
             'one over all devices, such as --config.mesh="(1,-1,1)"'
         )
     return make_mesh(job.mesh) if job.mesh else None
@@ -99,74 +173,100 @@ def mesh_for(job: Job) -> Mesh | None:
 def load_policies(
     job: Job, mesh: Mesh | None, dtype: str = ""
 ) -> tuple[dict[str, Decoder], ChatTokenizer]:
-    """Every policy of the system, laid out over a mesh, and the tokenizer that they share.
+    """Loads every policy of the system, and the tokenizer that they share.
 
-    Its weights are kept in `dtype`; by default in float32 where they are trained, and below an
-    adapter, where they are not, in that of the run's passes: a sampler then needs no copy.
+    Args:
+      job: the run.
+      mesh: the mesh that the weights are sharded over; None: the first device.
+      dtype: the dtype of the weights. Empty: float32 for trained weights; the compute dtype of the
+        run for frozen weights below an adapter, so that a sampler can use them directly.
+
+    Raises:
+      UserError: a policy is unknown, or the policies have different tokenizers.
     """
+    # Sorted, so that every process loads the policies in one order and gives them equal seeds.
     names = sorted(set(job.policy_of.values()))
+    # Policies that start from one folder share its loaded weights.
     folders = dict.fromkeys(names, job.policy) | dict(job.policies)
     if unknown := sorted(set(folders) - set(names)):
-        known = ", ".join(dict.fromkeys([*names, *job.policy_of]))
-        raise UserError(f"policies names {unknown[0]!r}: this system has {known}")
-    dtype = dtype or ("float32" if job.lora is None else job.compute)
-    loaded = {folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
-    for policy, _ in loaded.values():
+        valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
+        raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")
+    # Optimizers need float32 weights; frozen weights below an adapter are never updated.
+    dtype = dtype or ("float32" if job.lora is None else job.compute_dtype)
+    by_folder = {
+        folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))
+    }
+    for policy, _ in by_folder.values():
+        # The implementation is a choice of the run, not of the checkpoint.
         policy.config = dataclasses.replace(policy.config, attention_impl=job.attention)
-    tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in loaded.values()}
+    # One vocabulary: contexts of all roles are encoded by one tokenizer.
+    tokenizers = {tuple(sorted(t.vocabulary().items())) for _, t in by_folder.values()}
     if len(tokenizers) > 1:
         raise UserError(
-            f"policies {sorted(loaded)} have different tokenizers: a run needs one vocabulary"
+            f"policies {sorted(by_folder)} have different tokenizers: a run needs one vocabulary"
         )
-    policies = {name: loaded[folder][0] for name, folder in folders.items()}
+    policies = {name: by_folder[folder][0] for name, folder in folders.items()}
     if job.lora is not None:
         policies = {
+            # Different seeds, so that adapters of several policies start differently.
             name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
             for i, (name, policy) in enumerate(policies.items())
         }
-    return policies, loaded[folders[names[0]]][1]
+    return policies, by_folder[folders[names[0]]][1]
 
 
-class Loaded(NamedTuple):
-    """What is known and asked, and where it comes from if it is generated."""
+class LoadedData(NamedTuple):
+    """Corpus, questions by split, and the synthetic world if the data are generated."""
 
     corpus: Corpus
     questions: Mapping[str, tuple[Question, ...]]
     world: worlds.World | None
 
 
-def load_data(data: Data, folder: pathlib.Path | None = None) -> Loaded:
-    """Corpus, questions by split, and the world where the data are generated.
+def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
+    """Loads or generates corpus and questions.
 
-    `folder` is that of the index, where the passages of a file are kept; None holds them in memory.
+    `folder` is the folder of the index, which also stores the passages of a file; None holds
+    them in memory.
     """
     if data.files is not None:
         files = data.files
         splits = {
-            "train": tuple(load_mixture(files.train, files.train_each)),
+            "train": tuple(load_mixture(files.train, files.max_train_per_file)),
             "dev": tuple(load_mixture(files.dev)),
             "test": tuple(load_mixture(files.test)),
         }
+        # A search server has its own corpus.
         if not files.corpus:
-            return Loaded(Corpus(()), splits, None)
+            return LoadedData(Corpus(()), splits, None)
         path = local(files.corpus)
-        return Loaded(in_turn(lambda: load_indexed(path, folder)), splits, None)
+        return LoadedData(process_zero_first(lambda: load_indexed(path, folder)), splits, None)
     if data.world is None:
-        raise UserError("there is nothing to ask: give data.files, or data.world")
-    chosen = data.world
-    world = worlds.generate(chosen.seed, chosen.size, famous=chosen.famous, hops=chosen.hops)
-    return Loaded(Corpus(world.passages), world.questions, world)
+        raise UserError("the config has no questions: set data.files or data.world")
+    settings = data.world
+    world = worlds.generate(
+        settings.seed, settings.size, famous=settings.famous_fraction, hops=settings.hops
+    )
+    return LoadedData(Corpus(world.passages), world.questions, world)
 
 
 def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
-    """Where the index of a run is, or will be."""
-    return pathlib.Path(index.folder or workdir / "index")
+    """Returns the folder of the index of a run, which need not exist yet."""
+    # A search server stores its own index; web search stores a cache of results.
+    folder = "" if isinstance(index, RemoteIndex) else index.folder
+    return pathlib.Path(folder or workdir / "index")
 
 
 def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
-    """The retriever of a run: a server asked, or an index of its corpus."""
-    if index.kind not in KINDS:
-        return served(index, index_folder(index, workdir))
+    """Builds the retriever of a run: a client of a server, or an index of the corpus.
+
+    Args:
+      corpus: the passages; not read for a server.
+      index: the config of the index.
+      workdir: the folder of the run, which holds the index unless the config names another folder.
+    """
+    if not isinstance(index, VectorIndex):
+        return server_retriever(index, index_folder(index, workdir))
     if not len(corpus):
         raise UserError(
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
@@ -175,39 +275,49 @@ def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retri
     return open_or_build_index(corpus, index, workdir)
 
 
-def served(index: Index, folder: pathlib.Path | None) -> Retriever:
-    """A server as the retriever; what a search engine of the web finds is kept in `folder`."""
+def server_retriever(index: ServerIndex, folder: pathlib.Path | None) -> Retriever:
+    """Builds the client of a search server; `folder` caches the results of a web search engine."""
     patience: dict[str, Any] = {"retries": index.retries, "timeout": index.timeout}
-    if index.kind == REMOTE:
+    if isinstance(index, RemoteIndex):
         return RemoteRetriever(index.url, **patience)
+    # Each process caches results in its own file: several writers would corrupt one.
     return WebRetriever(index.kind, index.url, folder, writer=jax.process_index(), **patience)
 
 
-def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> DenseRetriever:
-    """The retriever of a corpus: an index opened, or made first.
+def open_or_build_index(
+    corpus: Corpus, index: VectorIndex, workdir: pathlib.Path
+) -> DenseRetriever:
+    """Opens the index of a corpus; builds it first if there is none.
 
-    Raises `UserError` where the index that is there is of another kind, dtype or encoder. (A
-    folder of an encoder may have moved: whether it is the same is not seen from its name.)
+    Args:
+      corpus: the passages.
+      index: the config of the index.
+      workdir: the folder of the run, which holds the index unless the config names another folder.
+
+    Raises:
+      UserError: the index in the folder has another kind, dtype or encoder.
     """
     folder = index_folder(index, workdir)
     if not (folder / INDEX_FILE).exists():
         encoder = make_encoder(index.encoder, corpus)
         return build_index(corpus, encoder, index.kind, folder, dtype=index.dtype)
-    made = read_description(folder)
-    encoder = made["encoder"].get("source", made["encoder"]["kind"])
-    known = {encoder, index.encoder} & {"lexical", "minilm"}
-    form, asked = (made["kind"], made.get("dtype", "float32")), (index.kind, index.dtype)
-    if form != asked or (known and encoder != index.encoder):
+    # Checked here, because `open_index` takes kind, dtype and encoder from the folder.
+    description = read_description(folder)
+    kind, dtype = description["kind"], description.get("dtype", "float32")
+    encoder = description["encoder"].get("source", description["encoder"]["kind"])
+    # Encoders in folders are not compared: the same encoder may have moved to another folder.
+    is_builtin = {encoder, index.encoder} & {"lexical", "minilm"}
+    if (kind, dtype) != (index.kind, index.dtype) or (is_builtin and encoder != index.encoder):
         raise UserError(
-            f"index {folder} is of kind {form[0]}, in {form[1]}, with the encoder {encoder}, but "
+            f"index {folder} is of kind {kind}, in {dtype}, with the encoder {encoder}, but "
             f"index.kind is {index.kind}, index.dtype {index.dtype} and index.encoder "
-            f"{index.encoder}: give these, or another folder"
+            f"{index.encoder}: use the same settings, or another folder"
         )
     return open_index(folder, corpus)
 
 
 def policy_folder(name: str) -> pathlib.Path:
-    """The folder of a policy: `tiny` is the one in the package."""
+    """Returns the folder of a policy; `tiny` is the policy that ships with the package."""
     if name != TINY:
         return local(name)
     return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
@@ -216,7 +326,13 @@ def policy_folder(name: str) -> pathlib.Path:
 def load_policy(
     name: str, mesh: Mesh | None = None, dtype: str = "float32"
 ) -> tuple[Decoder, ChatTokenizer]:
-    """A decoder and its tokenizer from a Hugging Face folder, over a mesh or on one device."""
+    """Loads a decoder and its tokenizer from a folder in Hugging Face layout.
+
+    Args:
+      name: the folder, or `tiny`.
+      mesh: the mesh that the weights are sharded over; None: the first device.
+      dtype: the dtype of the weights.
+    """
     folder = policy_folder(name)
     return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
 
@@ -228,29 +344,39 @@ def load_llm(
     shapes: Shapes,
     mesh: Mesh | None = None,
 ) -> FrozenLLM:
-    """The frozen language model of a run; a local one lies on a mesh of this process's devices."""
-    if llm.kind == "none":
+    """Builds a frozen language model.
+
+    Args:
+      llm: its config.
+      world: the synthetic world, if the data are generated; only the world reader needs it.
+      style: the folder of the system's prompts.
+      shapes: the static shapes of sampling, for a local model.
+      mesh: the mesh of this process's devices for a local model; None: the first device.
+    """
+    if isinstance(llm, NoLLMConfig):
         return NoLLM()
-    if llm.kind == "openai":
+    if isinstance(llm, OpenAIConfig):
         return OpenAILLM(
             llm.model,
             llm.base_url,
             concurrency=llm.concurrency,
             retries=llm.retries,
             timeout=llm.timeout,
-            extra=llm.extra,
+            extra=llm.extra_body,
         )
-    if llm.kind == "local":
+    if isinstance(llm, LocalLLMConfig):
         decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
+        # Only frozen models are quantized: a policy must sample with the weights that it trains.
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
-        graph, params = nnx.split(decoder, nnx.Param)
-        shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))
-        return LocalLLM(graph, params, tokenizer, shapes, f"local {llm.model}")
+        # Replies of a frozen model may be longer than the actions of a policy.
+        shapes = dataclasses.replace(shapes, max_new_tokens=max(shapes.max_new_tokens, REPLY))
+        return LocalLLM(SplitModel.from_model(decoder), tokenizer, shapes, f"local {llm.model}")
+    # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(
-            "llm.kind world_reader reads generated worlds only: use local or openai, or none for a "
-            "system that asks no frozen model"
+            "llm.kind is world_reader, but the data are not generated: use local or openai, or "
+            "none for a system that does not call a language model"
         )
     return WorldExecutors(
-        world, style=style, limit=llm.documents, noise=llm.noise, confusion=llm.confusion
+        world, style=style, limit=llm.max_documents, noise=llm.noise, confusion=llm.confusion
     )

@@ -1,4 +1,4 @@
-"""Evaluation: every question once, greedily, with answer metrics and counted costs."""
+"""Evaluation: every question is answered once, greedily, with answer metrics and costs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
-from jax_ragrl.llm.judge import judged
-from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.llm.judge import grade_answers
+from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import costs_of, role_costs
-from jax_ragrl.rollout.data_parallel import in_shares
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.tree import Record
+from jax_ragrl.rollout.data_parallel import data_parallel_rollout
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.system import System
+from jax_ragrl.rollout.tree import Action, Forest, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -26,8 +27,8 @@ from jax_ragrl.text.metrics import (
 )
 from jax_ragrl.types import Question
 
-# From an answer and the gold ones to a score from 0 to 1. A module of one's own may add another,
-# which is then a column of every table.
+# From an answer and the gold answers to a score from 0 to 1. The module of a system may add a
+# metric, which then is a column of every table.
 METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "cover_em": cover_match,
     "cover_em_tokens": cover_match_tokens,
@@ -39,18 +40,23 @@ METRIC_NAMES = {"cover_em": "cover-EM", "cover_em_tokens": "cover-EM", "em": "EM
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Scores of a system, float64 `[Q]` in the order of the questions, and counts.
+    """Scores and counts of a system. A failed question is one whose environment failed.
 
-    `ended` counts why rollouts ended (`answered`, or what went wrong), `malformed` the malformed
-    actions, and the malformed replies of frozen roles that a leaf's state lists as `faults`;
-    `strategies` what was chosen where a system has strategies; `costs` are float64 `[Q]`, see
-    `costs_of`, and `roles` what `role_costs` gives. A question whose environment failed scores nan
-    and is counted as `failed`; `failures` is what was said of each.
+    Fields:
+      scores: float64 `[Q]` by metric, in the order of the questions; nan for failed questions.
+      finish_reasons: the number of rollouts by finish reason (`answered`, `failed`, ...).
+      invalid_actions: counts by error of invalid actions, and of invalid replies of frozen roles
+        that a leaf's state lists as `faults`.
+      strategies: the number of rollouts by strategy; empty if the system has no strategies.
+      costs: float64 `[Q]` by kind of cost, see `costs_of`.
+      roles: the result of `role_costs`.
+      answers: the answers; None without one.
+      failures: the error messages of failed questions.
     """
 
     scores: Mapping[str, np.ndarray]
-    ended: Mapping[str, int]
-    malformed: Mapping[str, int]
+    finish_reasons: Mapping[str, int]
+    invalid_actions: Mapping[str, int]
     strategies: Mapping[str, int]
     costs: Mapping[str, np.ndarray]
     roles: Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -58,30 +64,33 @@ class Result:
     failures: tuple[str, ...] = ()
 
     def mean(self, metric: str) -> float:
-        """The mean of a metric over the questions that could be evaluated; nan without any."""
+        """Returns the mean of a metric over the questions that did not fail; nan without any."""
         return _mean(self.scores[metric])
 
     def check_answered(self) -> None:
-        """Raises `UserError` where the environment failed on every question: that is no score."""
-        if self.ended and set(self.ended) == {"failed"}:
-            told, count = collections.Counter(self.failures).most_common(1)[0]
+        """Raises `UserError` if every question failed, so that there is no score."""
+        # A score over no questions would look like a result in a table.
+        if self.finish_reasons and set(self.finish_reasons) == {"failed"}:
+            message, count = collections.Counter(self.failures).most_common(1)[0]
             raise UserError(
-                f"not one of {len(self.answers)} held-out questions could be asked, {count} times "
-                f"with: {told}. Start it again once that is well: what is done is kept"
+                f"all of {len(self.answers)} held-out questions failed, {count} times with: "
+                f"{message}. Fix the cause and run the same command again: completed work is kept"
             )
 
     def summary(self) -> dict[str, Any]:
-        """A JSON-able overview, in percent where it is a share; None where nothing could be
-        evaluated. `failed_with` is what most failures said, where there are any."""
-        told = collections.Counter(self.failures).most_common(1)
+        """Returns an overview as JSON values: scores in percent, None if every question failed.
+
+        `failed_with` is the most frequent error message, if a question failed.
+        """
+        most_common = collections.Counter(self.failures).most_common(1)
         return {
             **{name: _finite(round(100 * self.mean(name), 2)) for name in self.scores},
-            "ended": dict(self.ended),
-            "malformed": dict(self.malformed),
+            "ended": dict(self.finish_reasons),
+            "malformed": dict(self.invalid_actions),
             "strategies": dict(self.strategies),
             "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
             "roles": dict(self.roles),
-            **({"failed_with": told[0][0]} if told else {}),
+            **({"failed_with": most_common[0][0]} if most_common else {}),
         }
 
 
@@ -91,67 +100,80 @@ def _mean(x_Q: np.ndarray) -> float:
 
 
 def _finite(x: float) -> float | None:
-    """JSON has no nan."""
+    """Replaces nan, which JSON does not have, by None."""
     return x if np.isfinite(x) else None
 
 
 class NoSampler:
-    """The sampler of systems that generate nothing themselves."""
+    """The sampler of systems without trained roles."""
 
-    def sample(self, requests: Sequence[Any]) -> list[Any]:
-        """Only ever called with nothing."""
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        """Returns nothing; there must be no requests."""
         assert not requests, "this system has no trained role"
         return []
 
 
 def evaluate(
-    system: Any,
+    system: System,
     questions: Sequence[Question],
     environment: Environment,
     *,
     judge: FrozenLLM | None = None,
     batch: int = 512,
 ) -> Result:
-    """Runs a system's inference algorithm over every question; nothing is dropped.
+    """Runs the inference algorithm of a system on every question.
 
     Args:
-      system: a `systems.base.System`.
+      system: the state machine.
+      questions: the questions; each has one result, also if it fails.
       environment: a sampler (greedy for a table), a retriever and a frozen language model.
-      judge: a language model that grades answers, as the score `judge`.
-      batch: questions rolled out together; results do not depend on it.
+      judge: a language model that grades the answers, as the score `judge`.
+      batch: the number of questions rolled out together; results do not depend on it.
     """
+
+    def roll_out(chunk: Sequence[Question]) -> Forest:
+        return collect(system, single_chain, chunk, environment)
+
+    # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    forests = [
-        in_shares(chunk, lambda own: collect(system, once, own, environment)) for chunk in chunks
-    ]
-    leaves = [leaf for forest in forests for leaf in forest.ends()]
-    answers = [leaf.answer if leaf else None for leaf in leaves]
+    forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
+    leaves = [leaf for forest in forests for leaf in forest.leaves()]
+    answers = tuple(leaf.answer if leaf else None for leaf in leaves)
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
-        failed = np.array([leaf is None for leaf in leaves])
-        scores["judge"] = np.where(failed, np.nan, judged(judge, questions, answers))
+        # A failed question is neither right nor wrong, also for the judge.
+        has_failed = np.array([leaf is None for leaf in leaves])
+        scores["judge"] = np.where(has_failed, np.nan, grade_answers(judge, questions, answers))
     costs = [cost for forest in forests for cost in costs_of(forest)]
     records = [record for forest in forests for record in forest.records]
     return Result(
-        scores,
-        collections.Counter(leaf.why if leaf else "failed" for leaf in leaves),
-        collections.Counter(fault for record in records for fault in _faults(record)),
-        collections.Counter(s for leaf in leaves for s in _strategy(leaf)),
-        {name: np.array([cost[name] for cost in costs]) for name in costs[0]} if costs else {},
-        role_costs(forests),
-        tuple(answers),
-        tuple(why for forest in forests for why in forest.failures),
+        scores=scores,
+        finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
+        invalid_actions=_count(error for record in records for error in _errors(record)),
+        strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
+        costs=_columns(costs),
+        roles=role_costs(forests),
+        answers=answers,
+        failures=tuple(message for forest in forests for message in forest.failures),
     )
 
 
-def intervals(result: Result) -> dict[str, list[float]]:
-    """The 95 % bootstrap interval of every mean score, `[low, high]` in percent.
+_count = collections.Counter[str]
 
-    Questions whose environment failed are left out; a score of none has no interval.
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    # All rows have the same costs, so that the first one names the columns.
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def intervals(result: Result) -> dict[str, list[float]]:
+    """Returns the 95 % bootstrap interval of every mean score, `[low, high]` in percent.
+
+    Failed questions do not count; a metric without any score has no interval.
     """
     finite = {name: x[np.isfinite(x)] for name, x in result.scores.items()}
     return {
-        name: [round(100 * bound, 2) for bound in bootstrap_interval(x)[1:]]
+        name: [round(100 * limit, 2) for limit in bootstrap_interval(x)[1:]]
         for name, x in finite.items()
         if len(x)
     }
@@ -160,15 +182,23 @@ def intervals(result: Result) -> dict[str, list[float]]:
 def table(
     result: Result, questions: Sequence[Question], key: Callable[[Question], Any]
 ) -> dict[str, dict[str, Any]]:
-    """Every score by a property of the questions (hops, kind), with its 95 % interval, in percent.
+    """Splits the scores by a property of the questions, such as the number of hops.
 
-    Questions whose environment failed are left out.
+    Args:
+      result: the scores.
+      questions: the questions of the result, in its order.
+      key: from a question to the property.
+
+    Returns:
+      By the property as text: the number of `questions`, and for each metric `[mean, low, high]`
+      with the 95 % bootstrap interval, in percent. Failed questions do not enter the scores.
     """
     rows: dict[str, dict[str, Any]] = {}
+    # As text, because the table is written as JSON, whose keys are strings.
     for value in sorted({str(key(q)) for q in questions}):
-        chosen = np.array([str(key(q)) == value for q in questions])
-        scores = {name: x[chosen & np.isfinite(x)] for name, x in result.scores.items()}
-        rows[value] = {"questions": int(chosen.sum())} | {
+        in_row = np.array([str(key(q)) == value for q in questions])
+        scores = {name: x[in_row & np.isfinite(x)] for name, x in result.scores.items()}
+        rows[value] = {"questions": int(in_row.sum())} | {
             name: [round(100 * v, 2) for v in bootstrap_interval(x)]
             for name, x in scores.items()
             if len(x)
@@ -176,16 +206,17 @@ def table(
     return rows
 
 
-def _faults(record: Record) -> tuple[str, ...]:
-    """What was malformed: an action, or, at a leaf, the replies of frozen roles before it."""
+def _errors(record: Record) -> tuple[str, ...]:
+    """The error of an action or, at a leaf, the errors that its state has corrected."""
+    # Only leaves count `faults`: the states on the path repeat them.
     if record.action is None:
-        return tuple(getattr(record.state, "faults", ()))
-    return (record.fault,) if record.fault else ()
+        return record.state.faults
+    return (record.parse_error,) if record.parse_error else ()
 
 
 def _strategy(leaf: Record | None) -> list[str]:
-    """What a rollout's strategy was, where the system has strategies (None where not)."""
-    strategy = getattr(leaf.state, "strategy", None) if leaf is not None else None
+    """The strategy of a rollout (`none` before the choice), if the system has strategies."""
+    strategy = leaf.state.strategy if leaf is not None else None
     return [] if strategy is None else [strategy or "none"]
 
 
@@ -194,9 +225,10 @@ def _scores(
     questions: Sequence[Question],
     leaves: Sequence[Record | None],
 ) -> np.ndarray:
-    def one(question: Question, leaf: Record | None) -> float:
+    def score(question: Question, leaf: Record | None) -> float:
         if leaf is None:
             return float("nan")
+        # No answer is wrong; a failed environment is not the fault of the system.
         return 0.0 if leaf.answer is None else metric(leaf.answer, question.answers)
 
-    return np.array([one(q, a) for q, a in zip(questions, leaves, strict=True)], np.float64)
+    return np.array([score(q, a) for q, a in zip(questions, leaves, strict=True)], np.float64)

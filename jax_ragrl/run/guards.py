@@ -1,4 +1,4 @@
-"""What stops a run: an environment that answers nothing, and training that leaves its bounds."""
+"""Run guards: stop a run whose environment fails, or whose training diverges."""
 
 from __future__ import annotations
 
@@ -12,28 +12,35 @@ from collections.abc import Mapping, Sequence
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.metric_names import current_name
 
-LONGER = "raise the longest of shapes.lengths and of layout.lengths, or give fewer passages"
-WARMER = (
-    "this policy does not know the form, and may never find it. Begin from a warm start (ragrl "
-    "warmup, or ragrl demos and ragrl sft)"
+ADVICE_TOO_LONG = (
+    "raise the longest of shapes.prompt_lengths and of packing.row_lengths, or use fewer passages"
 )
-OUTAGE = 5  # steps in a row in which every question failed, once one was answered
+ADVICE_FORMAT = (
+    "this policy does not know the format, and may never learn it from rewards. Begin from a warm "
+    "start (ragrl warmup, or ragrl demos and ragrl sft)"
+)
+OUTAGE = 5  # consecutive steps in which every question failed, after a step with answers
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """Bounds of metrics, each (name, lowest, highest): where one is outside for `patience` steps in
-    a row, or nan, the run stops. A metric that a step does not have is not looked at.
+    """Bounds of metrics, which stop a diverging run.
 
-    Collapse shows early in `kl/mean`, `entropy`, `valid_frac/<role>` and `zero_variance_frac`.
+    Divergence shows early in `kl/mean`, `entropy`, `valid_frac/<role>` and `frac_reward_zero_std`.
+
+    Fields:
+      bounds: triples (metric, lowest, highest). A metric that a step does not have is not checked.
+      patience: the run stops if a metric is outside its bounds, or nan, for this number of
+        consecutive steps.
     """
 
     bounds: tuple[tuple[str, float, float], ...] = ()
     patience: int = 3
 
     def __post_init__(self) -> None:
-        wrong = [bound for bound in self.bounds if not bound[1] < bound[2]]
+        wrong = [triple for triple in self.bounds if not triple[1] < triple[2]]
         if wrong or self.patience < 1:
             raise UserError(
                 f"guard.bounds {wrong} and guard.patience {self.patience}: a bound is (metric, "
@@ -41,56 +48,82 @@ class Guard:
             )
 
 
-class Watch:
-    """Looks at each step of a run. A step after which `well` is False is not to be saved: started
-    again, a run that stopped takes it once more. What is logged at all, every `period` steps is."""
+class RunMonitor:
+    """Checks each step of a run and stops the run if it fails.
+
+    A step after which `is_healthy` is False must not be saved: the resumed run repeats it.
+    """
 
     def __init__(self, guard: Guard, workdir: pathlib.Path, period: int = 1):
-        self._guard, self._workdir = guard, workdir
-        self._unseen, self._until = {name for name, _, _ in guard.bounds}, period
-        self._lost, self._answered = 0, False
-        self._failure, self._unscored = "", ""
-        self._outside = collections.Counter[str]()
+        """Starts to monitor a run.
+
+        Args:
+          guard: the bounds of metrics.
+          workdir: the folder of the run, for error messages.
+          period: steps between evaluations. Within the first `period` steps, every metric must
+            have been logged once; a bound on a metric that was not causes a warning.
+        """
+        # A config of an older run may have bounds on metrics that have been renamed since.
+        self._bounds = [(current_name(name), low, high) for name, low, high in guard.bounds]
+        self._patience, self._workdir = guard.patience, workdir
+        self._unlogged, self._steps_left = {name for name, *_ in self._bounds}, period
+        self._failed_steps, self._has_answered = 0, False
+        self._failure, self._evaluation_failure = "", ""
+        self._steps_outside = collections.Counter[str]()
         self._excess = dict[str, str]()
-        self._begun = False
+        self._is_first_step = True
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the environment answered and every metric was within its bounds."""
-        return not self._lost and not self._outside
+        return not self._failed_steps and not self._steps_outside
 
-    def rollout(self, forest: Forest) -> None:
-        """Raises `UserError` where the environment has answered nothing for `OUTAGE` steps, or in
-        the first one: an address may be wrong."""
-        lost = len(forest.failed) == len(forest.questions)
-        self._lost, self._answered = self._lost + 1 if lost else 0, self._answered or not lost
-        self._failure = forest.failures[-1] if lost else ""
-        if self._lost == (OUTAGE if self._answered else 1):
-            steps = f"{OUTAGE} steps in a row" if self._answered else "the first step"
+    def check_rollout(self, forest: Forest) -> None:
+        """Checks that the environment answers.
+
+        Raises:
+          UserError: every question failed for `OUTAGE` consecutive steps, or in the first step (an
+            address may be wrong).
+        """
+        # A few failures are normal, for example of questions that a server rejects.
+        all_failed = len(forest.failed_questions) == len(forest.questions)
+        self._failed_steps = self._failed_steps + 1 if all_failed else 0
+        self._has_answered = self._has_answered or not all_failed
+        self._failure = forest.failures[-1] if all_failed else ""
+        # Before the first answer, waiting is useless: the settings are probably wrong.
+        if self._failed_steps == (OUTAGE if self._has_answered else 1):
+            steps = f"{OUTAGE} steps in a row" if self._has_answered else "the first step"
             raise UserError(
-                f"every question of {steps} failed, the last with: "
-                f"{self._failure}. See to it, and start again with --workdir={self._workdir}:"
-                " the run goes on from its last checkpoint, where it has one"
+                f"every question of {steps} failed, the last with: {self._failure}. Fix the cause "
+                f"and start the same command again with --workdir={self._workdir}: the run "
+                "continues from its last checkpoint, if it has one"
             )
 
-    def evaluation(self, score: float, failures: Sequence[str]) -> None:
-        """Warns of an evaluation that has no score, which the last step must have."""
-        why = failures[-1] if failures else "the judge gave no verdict"
-        self._unscored = "" if math.isfinite(score) else why
-        if self._unscored:
-            warnings.warn(f"no dev question could be scored, the last with: {why}", stacklevel=2)
+    def check_evaluation(self, score: float, failures: Sequence[str]) -> None:
+        """Warns if an evaluation has no score; see `check_last` for the last step.
+
+        Args:
+          score: the mean score; nan if no question could be scored.
+          failures: the error messages of failed questions.
+        """
+        reason = failures[-1] if failures else "the judge gave no verdict"
+        self._evaluation_failure = "" if math.isfinite(score) else reason
+        if self._evaluation_failure:
+            warnings.warn(f"no dev question could be scored, the last with: {reason}", stacklevel=2)
 
     def check_last(self) -> None:
         """Checks that the last step of a run may be saved.
 
         Raises:
           UserError: every question of the step or of its evaluation failed, or a metric is outside
-            its bounds. Saved, the step would count as done, and no later start would repeat it.
+            its bounds. If the step were saved, it would count as done and never be repeated.
         """
-        reasons = [self._excess[name] for name in sorted(self._outside)]
-        if self._unscored:
-            reasons.insert(0, f"no dev question could be scored, the last with: {self._unscored}")
-        if self._lost:
+        # Any metric outside its bounds counts here, without patience: no later step can recover.
+        reasons = [self._excess[name] for name in sorted(self._steps_outside)]
+        if self._evaluation_failure:
+            failure = self._evaluation_failure
+            reasons.insert(0, f"no dev question could be scored, the last with: {failure}")
+        if self._failed_steps:
             reasons.insert(0, f"every question of the step failed, the last with: {self._failure}")
         if reasons:
             raise UserError(
@@ -99,45 +132,67 @@ class Watch:
                 "last good checkpoint, if it has one, and repeats the steps after it"
             )
 
-    def update(self, metrics: Mapping[str, float]) -> None:
-        """Raises `UserError` where a metric has been outside its bounds for too long, and warns of
-        one that the first `period` steps do not have: its name may be wrong. Warns too of a role
-        whose actions are all malformed where the run begins."""
-        if not self._begun:
-            _warn_of_mute(metrics)
-        self._begun = True
-        self._unseen, self._until = self._unseen - metrics.keys(), self._until - 1
-        if self._unseen and self._until == 0:
-            known = ", ".join(sorted(metrics))
+    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Checks the bounds of the metrics of a step.
+
+        Warns if a bounded metric has not been logged within the first period (its name may be
+        wrong), and in the first step if a role's actions are all invalid.
+
+        Raises:
+          UserError: a metric was outside its bounds for too many consecutive steps.
+        """
+        # Later steps may collapse for other reasons, which bounds catch.
+        if self._is_first_step:
+            _warn_if_all_invalid(metrics)
+        self._is_first_step = False
+        self._warn_of_unlogged(metrics)
+        for name, lowest, highest in self._bounds:
+            self._check_bound(name, lowest, highest, metrics)
+
+    def _warn_of_unlogged(self, metrics: Mapping[str, float]) -> None:
+        self._unlogged, self._steps_left = self._unlogged - metrics.keys(), self._steps_left - 1
+        # Once per run: the period ends in one step only.
+        if self._unlogged and self._steps_left == 0:
+            names, keys = ", ".join(sorted(self._unlogged)), ", ".join(sorted(metrics))
             warnings.warn(
-                f"guard.bounds names {', '.join(sorted(self._unseen))}, which no step has had yet, "
-                f"so that nothing is guarded there; this one has {known}",
-                stacklevel=2,
+                f"guard.bounds names {names}, which no step has logged yet, so these bounds have "
+                f"no effect; this step has {keys}",
+                stacklevel=3,
             )
-        for name, lowest, highest in self._guard.bounds:
-            if name in metrics and not lowest <= metrics[name] <= highest:
-                self._outside[name] += 1
-                bounds = f"{lowest:g} to {highest:g}"
-                self._excess[name] = f"{name} is {metrics[name]:.4g}, outside {bounds}"
-            elif name in metrics:
-                del self._outside[name]
-            if self._outside[name] == self._guard.patience:
-                raise UserError(
-                    f"{name} is {metrics[name]:.4g}, and was outside {lowest:g} to {highest:g} for "
-                    f"{self._guard.patience} steps in a row: training has left its bounds. The "
-                    f"newest checkpoint of {self._workdir} is from before; 'ragrl export' makes a "
-                    "policy of it, from which a run with a lower rate or a higher KL can start"
-                )
+
+    def _check_bound(
+        self, name: str, lowest: float, highest: float, metrics: Mapping[str, float]
+    ) -> None:
+        if name not in metrics:
+            return
+        if lowest <= metrics[name] <= highest:  # False for nan
+            # A Counter ignores the removal of a missing key.
+            del self._steps_outside[name]
+            return
+        self._steps_outside[name] += 1
+        value, bounds = f"{name} is {metrics[name]:.4g}", f"{lowest:g} to {highest:g}"
+        self._excess[name] = f"{value}, outside {bounds}"
+        # A single step may be noisy, so that only consecutive ones stop the run.
+        if self._steps_outside[name] == self._patience:
+            raise UserError(
+                f"{value}, and was outside {bounds} for {self._patience} steps in a row: training "
+                f"has left its bounds. The newest checkpoint of {self._workdir} is from before; "
+                "'ragrl export' makes a policy of it, from which a run with a lower rate or a "
+                "higher KL can start"
+            )
 
 
-def _warn_of_mute(metrics: Mapping[str, float]) -> None:
-    """Warns of roles that write nothing but malformed actions."""
-    prefix, faults = "valid_frac/", [key for key in metrics if key.startswith("malformed/")]
-    mute = [k.removeprefix(prefix) for k, x in metrics.items() if k.startswith(prefix) and x == 0]
-    if mute:
-        most = max(faults, key=lambda key: metrics[key], default="malformed/?").partition("/")[2]
-        told = (
-            f"not one action of role {', '.join(mute)} could be read (of all roles mostly {most})"
+def _warn_if_all_invalid(metrics: Mapping[str, float]) -> None:
+    """Warns of roles whose actions are all invalid."""
+    prefix, errors = "valid_frac/", [key for key in metrics if key.startswith("invalid_action/")]
+    roles = [k.removeprefix(prefix) for k, x in metrics.items() if k.startswith(prefix) and x == 0]
+    if roles:
+        # The most frequent error decides which advice helps.
+        key = max(errors, key=lambda key: metrics[key], default="invalid_action/?")
+        error = key.partition("/")[2]
+        advice = ADVICE_TOO_LONG if error == TOO_LONG else ADVICE_FORMAT
+        warnings.warn(
+            f"every action of role {', '.join(roles)} is invalid (most frequent error of all "
+            f"roles: {error}): {advice}",
+            stacklevel=3,
         )
-        advice = LONGER if most == TOO_LONG else WARMER
-        warnings.warn(f"{told}: {advice}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Inference: load a trained policy, answer questions, evaluate."""
+"""Inference: load trained policies, answer questions, evaluate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.learner.state import saved
+from jax_ragrl.learner.state import restored_decoders
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.policy import Models as SamplerModels
-from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.policy import PolicySampler, SamplerModels
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import transcript
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.components import Parts
+from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, evaluate
 from jax_ragrl.types import Question
@@ -26,39 +25,78 @@ from jax_ragrl.types import Question
 def trained_policies(
     job: Job, decoders: Mapping[str, Decoder], workdir: pathlib.Path
 ) -> dict[str, Decoder]:
-    """The policies of the newest checkpoint; `UserError` where there is none."""
+    """Loads the policies of the newest checkpoint.
+
+    Args:
+      job: the run.
+      decoders: the policies before training, by name; they give the shapes and frozen weights.
+      workdir: the folder of the run.
+
+    Raises:
+      UserError: there is no checkpoint.
+    """
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.latest()
     if newest is None:
         raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
+    # Only the parameters are read: optimizer state and critics are not needed.
     read = functools.partial(checkpoints.restore_part, newest)
-    return saved(decoders, job.objective, read, compute=job.compute, remat=job.remat)
+    return restored_decoders(
+        decoders, job.objective, read, compute=job.compute_dtype, remat=job.remat
+    )
 
 
 def evaluate_models(
-    job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
+    job: Job, parts: Components, models: SamplerModels, questions: Sequence[Question]
 ) -> Result:
-    """The inference algorithm: greedy, one path a question."""
-    acting = greedy_environment(job, parts, models)
-    return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
+    """Evaluates policies with the inference algorithm of the system: greedy, one rollout each.
 
-
-def ask(job: Job, parts: Parts, question: str) -> str:
-    """The transcript of one question under a system's inference algorithm."""
-    environment = greedy_environment(job, parts, parts.models())
-    return transcript(answered(job.recipe.evaluated, environment, [question]), 0)
-
-
-def answered(system: System, environment: Environment, texts: Sequence[str]) -> Forest:
-    """One rollout of each distinct text, in order, which it gets beside any others too.
-
-    A text is its own id: seeds are folded from ids, and one that is there again would get others.
+    Args:
+      job: the run.
+      parts: retriever, language models and judge.
+      models: split decoders by the name of their policy.
+      questions: the questions to answer.
     """
+    environment = greedy_environment(job, parts, models)
+    return evaluate(job.recipe.evaluation_system, questions, environment, judge=parts.judge)
+
+
+def ask(job: Job, parts: Components, question: str) -> str:
+    """Answers one question with the inference algorithm of the system; returns the transcript.
+
+    Args:
+      job: the run.
+      parts: retriever, language models and policies.
+      question: the text of the question.
+    """
+    environment = greedy_environment(job, parts, parts.models())
+    return transcript(roll_out_texts(job.recipe.evaluation_system, environment, [question]), 0)
+
+
+def roll_out_texts(system: System, environment: Environment, texts: Sequence[str]) -> Forest:
+    """Rolls out each distinct text once, in order.
+
+    The text is the id of its question, so its seed does not depend on the batch. Duplicates are
+    removed, because a repeated id would get a new seed.
+
+    Args:
+      system: the state machine.
+      environment: sampler, retriever and frozen language model.
+      texts: the questions.
+    """
+    # A user's question has no gold answers.
     questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
-    return collect(system, once, questions, environment)
+    return collect(system, single_chain, questions, environment)
 
 
-def greedy_environment(job: Job, parts: Parts, models: SamplerModels) -> Environment:
-    """What an evaluation acts on; its answers are graded all at once, or by nobody."""
+def greedy_environment(job: Job, parts: Components, models: SamplerModels) -> Environment:
+    """Returns the environment of an evaluation, without a judge (see `evaluate`).
+
+    Args:
+      job: the run.
+      parts: retriever and frozen language model.
+      models: split decoders by the name of their policy.
+    """
+    # Greedy, so that equal checkpoints give equal scores.
     sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
     return parts.environment(sampler)._replace(judge=None)

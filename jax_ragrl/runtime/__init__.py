@@ -1,1 +1,1 @@
-"""Devices, processes, compiled programs, files of records and random numbers."""
+"""Devices, processes, compiled programs, record files and random numbers."""

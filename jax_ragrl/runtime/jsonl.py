@@ -1,6 +1,7 @@
-"""Rows of JSON, one a line of a file: a line that a killed run has torn is no row.
+"""JSON files and JSONL files, which have one record per line.
 
-JSON has no nan and no infinity, which only Python reads: null stands for them.
+JSON has no nan and no infinity (only Python's reader accepts them), so that null is written for
+them. A line that an interrupted run has left incomplete is ignored.
 """
 
 from __future__ import annotations
@@ -13,45 +14,46 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
-def append(file: pathlib.Path, row: Mapping[str, Any]) -> None:
-    """Adds a line of JSON to a file."""
+def append_row(file: pathlib.Path, row: Mapping[str, Any]) -> None:
+    """Appends a record to a file, which is created if it does not exist."""
     with file.open("a", encoding="utf-8") as out:
         out.write(_json(row) + "\n")
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:
-    """Writes whole or not at all."""
+    """Writes a JSON file atomically."""
     _write(file, [_json(value, indent=2)])
 
 
 def write_rows(file: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes lines of JSON, all or none, one at a time: a file may be large."""
+    """Writes a JSONL file atomically; `rows` is consumed one at a time, since it may be large."""
     _write(file, map(_json, rows))
 
 
-def rows_of(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, which may not be there; one that a killed run has torn is left out."""
+def read_rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """Yields the complete records of a file; there are none if the file does not exist."""
     if not file.exists():
         return
-    with file.open(encoding="utf-8") as opened:
-        for line in opened:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
             with contextlib.suppress(json.JSONDecodeError):
                 yield json.loads(line)
 
 
-def keep_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Drops the other rows of a file, and torn ones, a line at a time: it may be large."""
+def filter_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Removes all other records from a file, if it exists, and incomplete lines."""
     if not file.exists():
         return
-    write_rows(file, filter(wanted, rows_of(file)))
+    write_rows(file, filter(wanted, read_rows(file)))
 
 
-def keep_until(file: pathlib.Path, step: int) -> None:
-    """Drops rows after `step`, a torn last line among them."""
-    keep_rows(file, lambda row: row["step"] <= step)
+def drop_after_step(file: pathlib.Path, step: int) -> None:
+    """Removes the records of later steps, which a resumed run writes again."""
+    filter_rows(file, lambda row: row["step"] <= step)
 
 
 def _write(file: pathlib.Path, lines: Iterable[str]) -> None:
+    # A rename is atomic: an interruption leaves either the old file or the new one.
     draft = file.with_suffix(".tmp")
     with draft.open("w", encoding="utf-8") as out:
         out.writelines(f"{line}\n" for line in lines)
@@ -61,12 +63,12 @@ def _write(file: pathlib.Path, lines: Iterable[str]) -> None:
 def _json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
-    except ValueError:
+    except ValueError:  # only now, since numbers are almost always finite
         return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for every number that is not finite."""
+    """Replaces every number that is not finite by None."""
     if isinstance(value, Mapping):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

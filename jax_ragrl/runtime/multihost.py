@@ -1,8 +1,8 @@
-"""Several hosts: processes that were started alike join, and tell each other what they made.
+"""Multi-host utilities: initialize `jax.distributed` and exchange Python objects.
 
-Every process runs the whole program. Where each has a part of its own to do (its questions of a
-batch), `gathered` gives all of them what each made; what is done once for all, `by_first` does. On
-one process both are a plain call.
+Every process runs the whole program. `all_gather_object` runs the part of each process (such as its
+questions of a batch) and gives all results to all of them; `on_process_zero` runs work once for
+all. Both are plain calls on a single process.
 """
 
 from __future__ import annotations
@@ -31,43 +31,50 @@ from jax_ragrl.errors import UserError
 T = TypeVar("T")
 
 NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# JAX ends all processes when one of them is dead for 100 s. This bounds one that lives and hangs,
-# and is longer than any work that the others wait for.
-PATIENCE = 12 * 3600
-SIGHT = 60  # seconds after which a network file system shows a new file
-LEAVING = 60  # seconds for which a process that ends, or has failed, waits for the others
-WORD = 600  # seconds after which a process that waits says so, again and again
-LATE = 75  # the exit code where not all came (EX_TEMPFAIL): the same command may do later
+# JAX ends all processes when one of them has been dead for 100 s. This limit, in seconds, catches a
+# process that is alive but hangs; it exceeds any work that other processes wait for.
+BARRIER_TIMEOUT = 12 * 3600
+FILE_TIMEOUT = 60  # seconds after which a network file system shows a new file
+SHUTDOWN_TIMEOUT = 60  # seconds for which a process that ends, or has failed, waits for the others
+WAIT_MESSAGE_EVERY = 600  # seconds between messages of a waiting process
+# The exit code if not all processes joined (EX_TEMPFAIL): the same command may succeed later.
+EXIT_TIMEOUT = 75
 
 
 # --- Joining --------------------------------------------------------------------------------------
 
 
 def join(patience: int = 300) -> None:
-    """Joins the other processes of a run, where there are any; before the first use of a device.
+    """Joins the other processes of a run, if there are any; call it before using a device.
 
-    Explicit variables (`NAMES`) come first; else JAX finds the others of a TPU pod, Slurm or Open
-    MPI. Raises `UserError` for variables that cannot be used. Where not all processes come within
-    `patience` seconds, this one says so and ends with exit code `LATE`.
+    Explicit variables (`NAMES`) take precedence. Otherwise JAX finds the other processes of a TPU
+    pod, of Slurm or of Open MPI.
+
+    Args:
+      patience: seconds to wait for the other processes. After that the process prints a message
+        and ends with the exit code `EXIT_TIMEOUT`.
+
+    Raises:
+      UserError: the variables cannot be used, or joining failed.
     """
     if jax.distributed.is_initialized():
         return
-    known = named(os.environ)
-    count = known["num_processes"] if known else launched(os.environ)
+    settings = explicit_settings(os.environ)
+    count = settings["num_processes"] if settings else launched_processes(os.environ)
     if count < 2:
         return
-    where = f" at {known['coordinator_address']}" if known else ""
+    where = f" at {settings['coordinator_address']}" if settings else ""
     _say(f"waiting for {count} processes to join{where}")
     late = f"not all of {count} processes joined{where} within {patience} s: {ADVICE}"
-    # JAX would abort with a stack trace, which nothing can catch.
+    # After its own timeout JAX would abort with a stack trace, and no handler can catch that.
     alarm = threading.Timer(patience, _give_up, [late])
     alarm.daemon = True
     alarm.start()
     try:
         jax.distributed.initialize(
-            **known,
+            **settings,
             initialization_timeout=patience + 60,
-            shutdown_timeout_seconds=LEAVING,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(f"{count} processes could not join{where}: {error}") from error
@@ -78,8 +85,8 @@ def join(patience: int = 300) -> None:
 
 
 ADVICE = (
-    "see that every host runs the same command, that each has a number of its own, and that all of "
-    "them reach the first one (its name, an open port, no proxy between)"
+    "check that every host runs the same command, that each has a different process number, and "
+    "that all can connect to the first one (its host name, an open port, no proxy in between)"
 )
 
 
@@ -89,30 +96,33 @@ def _say(text: str) -> None:
 
 def _give_up(text: str) -> None:
     _say(text)
-    os._exit(LATE)
+    os._exit(EXIT_TIMEOUT)
 
 
-def named(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What explicit variables tell `jax.distributed.initialize`; empty where there are none.
+def explicit_settings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns arguments of `jax.distributed.initialize` from explicit variables; empty without any.
 
-    An address alone is left to JAX where a launcher says the rest. Raises `UserError` where some
-    are missing or none of them can be meant.
+    An address alone is left to JAX if a launcher provides the rest.
+
+    Raises:
+      UserError: some of the variables are missing, or their values are impossible.
     """
-    given = {name: environ[name] for name in NAMES if environ.get(name)}
-    if not given or (set(given) == {NAMES[0]} and launched(environ) > 1):
+    variables = {name: environ[name] for name in NAMES if environ.get(name)}
+    if not variables or (set(variables) == {NAMES[0]} and launched_processes(environ) > 1):
         return {}
-    if missing := [name for name in NAMES if name not in given]:
+    if missing := [name for name in NAMES if name not in variables]:
         raise UserError(
-            f"{', '.join(given)} without {', '.join(missing)}: set all three on every host, or none"
+            f"{', '.join(variables)} without {', '.join(missing)}: set all three on every host, or "
+            "none"
         )
-    address, count, number = given.values()
+    address, count, number = variables.values()
     if not (count.isdecimal() and number.isdecimal() and int(number) < int(count)):
         raise UserError(
             f"{NAMES[2]} is {number!r} and {NAMES[1]} {count!r}: of 4 processes they are 0 to 3"
         )
     if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
         raise UserError(f"{NAMES[0]} is {address!r}: give the host of process 0 and a port, HOST:N")
-    # Explicit is explicit: a launcher beside it says nothing about the devices either.
+    # Explicit variables override a launcher entirely, its assignment of devices included.
     return {
         "coordinator_address": address,
         "num_processes": int(count),
@@ -124,16 +134,17 @@ def named(environ: Mapping[str, str]) -> dict[str, Any]:
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 
-def launched(environ: Mapping[str, str]) -> int:
-    """How many processes the launcher of this one started; 1 where nothing tells of others.
+def launched_processes(environ: Mapping[str, str]) -> int:
+    """Returns how many processes the launcher started; 1 if no launcher is recognized.
 
-    JAX finds their numbers and addresses itself, but waits for others where there are none.
+    JAX finds their numbers and addresses itself, but it would wait for others even if there are
+    none. Hence the number is checked first.
     """
     if all(name in environ for name in SLURM):
         return int(environ["SLURM_NTASKS"])
     if "OMPI_MCA_orte_hnp_uri" in environ:
         return int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
-    # JAX sets this where it sees no TPU.
+    # JAX sets this variable on a machine without a TPU.
     if "TPU_SKIP_MDS_QUERY" in environ:
         return 1
     workers = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES")
@@ -142,7 +153,7 @@ def launched(environ: Mapping[str, str]) -> int:
 
 
 def _tpu_workers(environ: Mapping[str, str]) -> str:
-    """The workers of this Cloud TPU, with commas, as its metadata server lists them."""
+    """The workers of this Cloud TPU, separated by commas, from its metadata server."""
     host = environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -150,61 +161,65 @@ def _tpu_workers(environ: Mapping[str, str]) -> str:
         with urllib.request.urlopen(request, timeout=5) as reply:
             return str(reply.read().decode())
     except (OSError, urllib.error.URLError):
-        return ""  # a TPU elsewhere, or a single host
+        return ""  # not a Cloud TPU, or a single host
 
 
-# --- Telling each other ---------------------------------------------------------------------------
+# --- Exchanging objects ---------------------------------------------------------------------------
 
 
-def first() -> bool:
-    """Whether this process is the one that writes files."""
+def is_process_zero() -> bool:
+    """Returns whether this process is number 0, the one that writes files."""
     return jax.process_index() == 0
 
 
-def gathered(work: Callable[[], T]) -> list[T]:
-    """What `work()` gave at each process, in their order, at all of them; they call it together.
+def all_gather_object(work: Callable[[], T]) -> list[T]:
+    """Runs `work` on every process and gathers the results on all of them, in process order.
 
-    What it gives must pickle. Where it raises, so do all, and none is left waiting: `UserError` at
-    the others.
+    A collective: all processes have to call it. The result must be picklable. If `work` raises on
+    any process, all of them raise, so that none waits forever: the process itself its own error,
+    the others a `UserError` with its message.
     """
     if jax.process_count() == 1:
         return [work()]
     raised: Exception | None = None
     try:
-        told = pickle.dumps(("", work()))
-    except Exception as error:
+        message = pickle.dumps(("", work()))
+    except Exception as error:  # any error must reach the other processes
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raised, told = error, pickle.dumps((f"{kind}{error}", None))
-    outcomes = [pickle.loads(zlib.decompress(x)) for x in _exchanged(zlib.compress(told, 1))]
+        raised, message = error, pickle.dumps((f"{kind}{error}", None))
+    outcomes = [pickle.loads(zlib.decompress(x)) for x in _exchange(zlib.compress(message, 1))]
     if raised is not None:
         raise raised
-    for number, (why, _) in enumerate(outcomes):
-        if why:
-            raise UserError(f"process {number} of {len(outcomes)} stopped: {why}")
+    for number, (failure, _) in enumerate(outcomes):
+        if failure:
+            raise UserError(f"process {number} of {len(outcomes)} stopped: {failure}")
     return [value for _, value in outcomes]
 
 
-def by_first(work: Callable[[], T]) -> T:
-    """What `work()` gave at process 0, which alone does it; the others wait. As `gathered`."""
-    made: Any = gathered(lambda: work() if first() else None)[0]
-    return made
+def on_process_zero(work: Callable[[], T]) -> T:
+    """Runs `work` on process 0 only, and returns its result on all processes; a collective."""
+    result: Any = all_gather_object(lambda: work() if is_process_zero() else None)[0]
+    return result
 
 
-def in_turn(work: Callable[[], T]) -> T:
-    """`work()` of process 0, and then of the others: they find what it made. Each has its own."""
+def process_zero_first(work: Callable[[], T]) -> T:
+    """Runs `work` on process 0, then on the others, which can use its files; a collective.
+
+    Each process gets its own result.
+    """
     if jax.process_count() == 1:
         return work()
-    done: list[T] = []
+    results: list[T] = []
 
     def act() -> None:
-        done.append(work())
+        results.append(work())
 
     def rest() -> None:
         pass
 
-    gathered(act if first() else rest)
-    gathered(rest if first() else act)
-    return done[0]
+    all_gather_object(act if is_process_zero() else rest)
+    all_gather_object(rest if is_process_zero() else act)
+    return results[0]
 
 
 _barriers = itertools.count()
@@ -212,15 +227,15 @@ _barriers = itertools.count()
 
 @contextlib.contextmanager
 def _waiting() -> Iterator[None]:
-    """Says every `WORD` seconds that this process waits for others, and what to do."""
-    over, begun = threading.Event(), time.monotonic()
+    """Prints every `WAIT_MESSAGE_EVERY` seconds that this process is waiting, and what to do."""
+    over, start = threading.Event(), time.monotonic()
 
     def speak() -> None:
-        while not over.wait(WORD):
+        while not over.wait(WAIT_MESSAGE_EVERY):
             _say(
                 f"process {jax.process_index()} has waited for others for "
-                f"{time.monotonic() - begun:.0f} s: 'kill -USR1' on a process of a host that says "
-                "nothing prints where it stands"
+                f"{time.monotonic() - start:.0f} s: on a host that prints no such message, "
+                "'kill -USR1' on its process prints its stack"
             )
 
     threading.Thread(target=speak, daemon=True).start()
@@ -230,52 +245,52 @@ def _waiting() -> Iterator[None]:
         over.set()
 
 
-def _exchanged(data: bytes) -> list[bytes]:
-    """The bytes of every process."""
+def _exchange(data: bytes) -> list[bytes]:
+    """Returns the bytes of every process, in process order."""
     from orbax.checkpoint import multihost
 
-    if not jax.distributed.is_initialized():  # a TPU knows its other hosts by itself
+    if not jax.distributed.is_initialized():  # a TPU finds its other hosts without it
         raise UserError(
             f"{jax.process_count()} processes share these devices but have not joined: set "
             f"{', '.join(NAMES)} on every host"
         )
-    # Not on the devices, where those that wait would time out, and nobody would say for whom.
+    # Wait on the host: a collective on the devices would time out without naming the late process.
     wait = multihost.get_barrier_sync_fn()
     with _waiting():
-        wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * PATIENCE)
+        wait(key=f"ragrl-{next(_barriers)}", timeout_ms=1000 * BARRIER_TIMEOUT)
     size_H = multihost_utils.process_allgather(np.int32(len(data)))
-    # Sizes are powers of two, so that few programs are compiled.
+    # Pad to a power of two, so that few programs are compiled.
     padded = np.zeros(1 << (int(size_H.max()) - 1).bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     rows = multihost_utils.process_allgather(padded)
     return [row[:size].tobytes() for row, size in zip(rows, size_H.tolist(), strict=True)]
 
 
-def check_shared(folder: pathlib.Path) -> None:
-    """Raises `UserError` unless every process sees what process 0 writes into a folder."""
+def check_shared_folder(folder: pathlib.Path) -> None:
+    """Raises `UserError` unless every process sees the files that process 0 writes to a folder."""
     if jax.process_count() == 1:
         return
-    file = folder / by_first(lambda: _mark(folder))
+    file = folder / on_process_zero(lambda: _write_mark(folder))
     try:
-        gathered(lambda: _see(file))
+        all_gather_object(lambda: _wait_for(file))
     finally:
-        if first():
+        if is_process_zero():
             file.unlink()
 
 
-def _mark(folder: pathlib.Path) -> str:
+def _write_mark(folder: pathlib.Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    name = f".seen-{secrets.token_hex(8)}"
+    name = f".shared-{secrets.token_hex(8)}"
     (folder / name).touch()
     return name
 
 
-def _see(file: pathlib.Path) -> None:
-    until = time.monotonic() + SIGHT
+def _wait_for(file: pathlib.Path) -> None:
+    deadline = time.monotonic() + FILE_TIMEOUT
     while not file.exists():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise UserError(
-                f"--workdir={file.parent} is another folder on process {jax.process_index()} than "
-                "on process 0: give one that all hosts share (a mounted bucket, NFS)"
+                f"--workdir={file.parent} is a different folder on process {jax.process_index()} "
+                "than on process 0: give one that all hosts share (a mounted bucket, NFS)"
             )
         time.sleep(0.5)

@@ -1,6 +1,7 @@
-"""Random choices that are the same on every platform and Python version.
+"""Random choices that are equal on every platform and Python version.
 
-Only `random.Random.random` is drawn from: the standard library promises its stream, and no other.
+They draw from `random.Random.random` only: it is the one method whose sequence the standard library
+guarantees across versions.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ T = TypeVar("T")
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T:
-    """One item, uniformly, from a single `random()` draw."""
+    """Returns one item, uniformly, from a single `random()` draw."""
     return items[int(rng.random() * len(items))]
 
 
 def shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
-    """A Fisher-Yates shuffle."""
+    """Returns the items in random order (Fisher-Yates), from one draw per item but the first."""
     out = list(items)
     for i in range(len(out) - 1, 0, -1):
         j = int(rng.random() * (i + 1))

@@ -1,8 +1,8 @@
-"""The device mesh, and one table that says which mesh axis each named dimension lies on.
+"""The device mesh, and one table that maps each named dimension to mesh axes.
 
-A weight names its dimensions (`("layers", "embed", "mlp")`); `Rules` maps those names to mesh axes;
-`to_spec` makes the `PartitionSpec` and refuses what cannot work. Nothing else in the library writes
-a `PartitionSpec` by hand.
+A weight names its dimensions (`("layers", "embed", "mlp")`), `Rules` maps these names to mesh axes,
+and `to_spec` builds the `PartitionSpec` or refuses it. No other module of the library writes a
+`PartitionSpec` by hand. A mesh of None stands for the first device.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LogicalAxes = tuple[str | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Logical axis to mesh axes; `None` replicates.
+    """Maps each logical axis to mesh axes; `None` replicates.
 
-    `uneven` names the logical axes that are replicated where their size does not divide the mesh
-    axes: with 8-way tensor parallelism and 2 key-value heads every device keeps both. Any other
-    axis that does not divide is an error.
+    `uneven` names the logical axes that are replicated if the mesh axes do not divide their size:
+    with 8-way tensor parallelism and 2 key-value heads, each device holds both heads. For any other
+    axis this is an error.
     """
 
     batch: MeshAxes = ("data", "fsdp")
@@ -47,7 +47,11 @@ class Rules:
     uneven: tuple[str, ...] = ("kv",)
 
     def mesh_axes(self, logical: str | None) -> tuple[str, ...]:
-        """The mesh axes of one logical axis; `()` replicates. Unknown names are a `UserError`."""
+        """Returns the mesh axes of one logical axis; `()` replicates it.
+
+        Raises:
+          UserError: there is no rule for the axis.
+        """
         if logical is None:
             return ()
         names = [f.name for f in dataclasses.fields(self) if f.name != "uneven"]
@@ -58,10 +62,14 @@ class Rules:
 
 
 def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh with axes `(data, fsdp, tensor)`; `devices` defaults to all of them.
+    """Returns a mesh with the axes `(data, fsdp, tensor)`.
 
-    One entry of `shape` may be -1 and takes the devices that are left. Raises `UserError` when the
-    shape does not have three positive entries whose product is the number of devices.
+    Args:
+      shape: devices per axis; one entry may be -1, which stands for the remaining devices.
+      devices: the devices of the mesh; by default all.
+
+    Raises:
+      UserError: `shape` has not three positive entries whose product is the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = _fill_in(tuple(shape), len(devices))
@@ -71,42 +79,42 @@ def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None)
             f"there are {len(devices)}: choose three factors of {len(devices)}"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
-    return Mesh(arranged(sizes, devices), MESH_AXES, axis_types=auto)
+    return Mesh(device_array(sizes, devices), MESH_AXES, axis_types=auto)
 
 
-def arranged(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
-    """The devices as an array of the mesh, so that those of an axis have short ways."""
+def device_array(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
+    """Arranges devices so that neighbors along an axis have fast connections."""
     if sizes[-1] > 1 and len({d.process_index for d in devices}) > 1:
-        # Each host samples with its own devices, so they have to hold whole rows of a tensor axis.
+        # Each host samples with its own devices, so that they must hold whole rows of `tensor`.
         by_host = sorted(devices, key=lambda d: (_slice_of(d), d.process_index, d.id))
         return np.array(by_host).reshape(sizes)
     slices = len({_slice_of(d) for d in devices})
     if slices > 1:
-        # The network between slices is slower, and the devices of `data` talk least.
+        # The network between slices is slow, and the axis `data` communicates least.
         data = math.gcd(sizes[0], slices)
         across = (data, slices // data, 1)
         within = [size // n for size, n in zip(sizes, across, strict=True)]
         return mesh_utils.create_hybrid_device_mesh(
             within, across, devices, allow_split_physical_axes=True
         )
-    # An axis may take a part of one of a torus: two of 32 devices each on one of 8 x 8, say.
+    # An axis of the mesh may be a part of a physical one: 2 x 32 on a torus of 8 x 8, for example.
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
 def _slice_of(device: jax.Device) -> int:
-    """The slice that a TPU's device belongs to. A GPU has one too, but its order respects that."""
+    """The slice of a TPU device; 0 for GPUs, whose order already respects their slices."""
     return getattr(device, "slice_index", None) or 0 if device.platform == "tpu" else 0
 
 
 def _fill_in(shape: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
     if shape.count(-1) != 1:
         return shape
-    known = math.prod(n for n in shape if n != -1)
-    return tuple(num_devices // max(known, 1) if n == -1 else n for n in shape)
+    other = math.prod(n for n in shape if n != -1)
+    return tuple(num_devices // max(other, 1) if n == -1 else n for n in shape)
 
 
 def axis_size(axis: str) -> int:
-    """The devices along an axis of the mesh under `jax.set_mesh`; 1 where there is none."""
+    """Returns the devices along an axis of the mesh in context; 1 without a mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
 
 
@@ -116,10 +124,17 @@ def to_spec(
     mesh: Mesh | AbstractMesh,
     rules: Rules | None = None,
 ) -> PartitionSpec:
-    """The `PartitionSpec` of an array of `shape` whose dimensions are named `logical_axes`.
+    """Returns the `PartitionSpec` of an array.
 
-    Raises `UserError` when two dimensions want the same mesh axis, when a rule names an axis that
-    the mesh lacks, or when a dimension does not divide (see `Rules.uneven`).
+    Args:
+      logical_axes: the name of each dimension; None replicates it.
+      shape: the size of each dimension.
+      mesh: the mesh to divide the array over.
+      rules: by default `Rules()`.
+
+    Raises:
+      UserError: two dimensions map to the same mesh axis, a rule names an axis that the mesh lacks,
+        or the mesh axes do not divide a dimension (see `Rules.uneven`).
     """
     rules = Rules() if rules is None else rules
     if len(logical_axes) != len(shape):
@@ -145,38 +160,45 @@ def _place(
             f"rule {logical} -> {axes} names mesh axis {missing[0]!r}, which mesh "
             f"{tuple(mesh.axis_names)} lacks: correct the rule"
         )
-    ways = math.prod(mesh.shape[a] for a in axes)
-    if size % ways == 0:
+    parts = math.prod(mesh.shape[a] for a in axes)
+    if size % parts == 0:
         return axes
     if logical in rules.uneven:
         return ()
     raise UserError(
-        f"{logical} = {size} does not divide over mesh axes {axes} of {ways} devices: "
+        f"{logical} = {size} does not divide over mesh axes {axes} of {parts} devices: "
         f"choose a mesh whose {'*'.join(axes)} divides {size}"
     )
 
 
 def _check_used_once(logical_axes: LogicalAxes, entries: list[tuple[str, ...]]) -> None:
-    taken: dict[str, str | None] = {}
+    owner: dict[str, str | None] = {}
     for name, axes in zip(logical_axes, entries, strict=True):
         for axis in axes:
-            if axis in taken:
+            if axis in owner:
                 raise UserError(
-                    f"axes {logical_axes}: {taken[axis]} and {name} both map to mesh axis "
+                    f"axes {logical_axes}: {owner[axis]} and {name} both map to mesh axis "
                     f"{axis!r}: change one rule"
                 )
-            taken[axis] = name
+            owner[axis] = name
 
 
 def to_sharding(
     logical_axes: LogicalAxes, shape: Sequence[int], mesh: Mesh, rules: Rules | None = None
 ) -> NamedSharding:
-    """`to_spec` on its mesh."""
+    """Returns the sharding of an array; the arguments are as in `to_spec`."""
     return NamedSharding(mesh, to_spec(logical_axes, shape, mesh, rules))
 
 
 def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
-    """A tree of `NamedSharding` from a tree of logical axes and one of arrays or shape structs."""
+    """Returns the sharding of every array of a tree.
+
+    Args:
+      axes: a tree of logical axes, one tuple per array.
+      shapes: a tree of arrays or shape structs.
+      mesh: the mesh to divide the arrays over.
+      rules: by default `Rules()`.
+    """
     return jax.tree.map(
         lambda names, x: to_sharding(names, x.shape, mesh, rules),
         axes,
@@ -185,20 +207,20 @@ def tree_shardings(axes: Any, shapes: Any, mesh: Mesh, rules: Rules | None = Non
     )
 
 
-def whole_along_batch(layout: Sharding) -> Sharding:
-    """A layout without the split over data and fsdp; without a mesh, itself."""
+def without_batch_sharding(layout: Sharding) -> Sharding:
+    """Removes the axes data and fsdp from a sharding; without a mesh it is returned unchanged."""
     if not isinstance(layout, NamedSharding):
         return layout
     entries = [(e,) if isinstance(e, str) else e or () for e in layout.spec]
-    kept = [tuple(axis for axis in entry if axis not in ("data", "fsdp")) for entry in entries]
-    return NamedSharding(layout.mesh, _spec(kept))
+    tensor = [tuple(axis for axis in entry if axis not in ("data", "fsdp")) for entry in entries]
+    return NamedSharding(layout.mesh, _spec(tensor))
 
 
 def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
-    """Pin an activation's layout under `jax.set_mesh`; without a mesh in context, `x` itself.
+    """Constrains the sharding of an activation under `jax.set_mesh`; without a mesh, returns `x`.
 
-    A hint, unlike a weight's layout: a dimension that does not divide (a batch of one) is left to
-    the compiler rather than refused.
+    Unlike the sharding of a weight this is a hint: the compiler chooses for a dimension that the
+    mesh axes do not divide (such as a batch of one), instead of an error.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names) or mesh.size == 1:
@@ -207,61 +229,71 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, to_spec(logical_axes, x.shape, mesh, rules))
 
 
-def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Every leaf, a key or a small array, whole on every device of the mesh."""
-    whole = NamedSharding(mesh, PartitionSpec())
+def replicate(tree: Any, mesh: Mesh | None) -> Any:
+    """Places every array of a tree, or random key, whole on every device of a mesh."""
+    if mesh is None:
+        return jax.device_put(tree)
+    replicated = NamedSharding(mesh, PartitionSpec())
     if mesh.is_multi_process:
-        return _from_all(tree, lambda _: whole)
-    return jax.device_put(tree, whole)
+        return _put_on_all_hosts(tree, lambda _: replicated)
+    return jax.device_put(tree, replicated)
 
 
-def shard_batch(tree: Any, mesh: Mesh) -> Any:
-    """Host arrays whose first dimension is the batch, placed over the mesh.
+def shard_batch(tree: Any, mesh: Mesh | None) -> Any:
+    """Divides host arrays over a mesh along their first dimension.
 
-    Leaves are NumPy arrays `[batch, ...]`; the batch must divide the data-parallel devices.
+    Args:
+      tree: NumPy arrays `[batch, ...]`; the data-parallel devices must divide the batch.
+      mesh: the mesh; None: the first device.
     """
+    if mesh is None:
+        return jax.device_put(tree)
 
-    def layout(x: np.ndarray) -> NamedSharding:
+    def sharding(x: np.ndarray) -> NamedSharding:
         names = ("batch",) + (None,) * (x.ndim - 1)
         return to_sharding(names, x.shape, mesh)
 
     if mesh.is_multi_process:
-        return _from_all(tree, layout)
-    return jax.tree.map(lambda x: jax.device_put(x, layout(x)), tree)
+        return _put_on_all_hosts(tree, sharding)
+    return jax.tree.map(lambda x: jax.device_put(x, sharding(x)), tree)
 
 
 # --- Several hosts --------------------------------------------------------------------------------
 
 
-def _from_all(tree: Any, layout: Callable[[Any], NamedSharding]) -> Any:
-    """What all processes have alike, of which each puts its part on its own devices.
+def _put_on_all_hosts(tree: Any, sharding: Callable[[Any], NamedSharding]) -> Any:
+    """Places arrays that are equal on all processes; each puts its part on its own devices.
 
-    They compare a checksum: hosts that came to different numbers must not train on without a word.
-    (`jax.device_put` compares whole arrays, those of all hosts on every device.)
+    The processes compare a checksum, because hosts with different numbers must not train on
+    silently. (`jax.device_put` would compare the arrays themselves, and copy the arrays of all
+    hosts to every device.)
     """
-    seen: list[int] = []
+    checksums: list[int] = []
 
     def put(x: Any) -> jax.Array:
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            return jax.device_put(x, layout(x))
+            return jax.device_put(x, sharding(x))
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(
                 put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
             )
         host = np.asarray(jax.device_get(x))
-        seen.append(zlib.crc32(host.tobytes()))
-        return jax.make_array_from_callback(host.shape, layout(host), lambda index: host[index])
+        checksums.append(zlib.crc32(host.tobytes()))
+        return jax.make_array_from_callback(host.shape, sharding(host), lambda index: host[index])
 
     placed = jax.tree.map(put, tree)
-    total = np.uint32(zlib.crc32(repr(seen).encode()))
-    multihost_utils.assert_equal(total, "the processes of this run came to different numbers")
+    total = np.uint32(zlib.crc32(repr(checksums).encode()))
+    multihost_utils.assert_equal(total, "the processes of this run have different numbers")
     return placed
 
 
-def own_mesh(mesh: Mesh | None) -> Mesh | None:
-    """This process's part of a mesh, `(1, rows, tensor)`; of one process's mesh, itself.
+def local_mesh(mesh: Mesh | None) -> Mesh | None:
+    """Returns the part of a mesh on this process's devices, `(1, rows, tensor)`.
 
-    Raises `UserError` where a tensor axis crosses processes, alike on all of them.
+    A mesh of one process is returned unchanged.
+
+    Raises:
+      UserError: the axis tensor spans several processes; all processes raise it.
     """
     if mesh is None or not mesh.is_multi_process:
         return mesh
@@ -276,55 +308,49 @@ def own_mesh(mesh: Mesh | None) -> Mesh | None:
     return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def own_part(x: jax.Array) -> jax.Array:
-    """An array that is whole along data and fsdp, on this process's devices; without a copy."""
-    mesh = own_mesh(mesh_of(x))
+def local_part(x: jax.Array) -> jax.Array:
+    """Returns an array on this process's devices, without a copy.
+
+    Args:
+      x: an array that is not divided over data and fsdp.
+    """
+    mesh = local_mesh(mesh_of(x))
     if mesh is None or x.is_fully_addressable:
         return x
-    whole = whole_along_batch(x.sharding)
-    assert isinstance(whole, NamedSharding), "a mesh has been found"
-    layout = NamedSharding(mesh, whole.spec)
+    sharding = without_batch_sharding(x.sharding)
+    assert isinstance(sharding, NamedSharding), "an array with a mesh has a named sharding"
+    local = NamedSharding(mesh, sharding.spec)
     shards = [shard.data for shard in x.addressable_shards]
-    return jax.make_array_from_single_device_arrays(x.shape, layout, shards)
+    return jax.make_array_from_single_device_arrays(x.shape, local, shards)
 
 
-# --- With a mesh or without: None is the first device --------------------------------------------
+# --- With or without a mesh -----------------------------------------------------------------------
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """The mesh that the arrays of a tree lie on; None where they lie on one device."""
+    """Returns the mesh of the arrays of a tree; None if they are on one device."""
     mesh = getattr(getattr(jax.tree.leaves(tree)[0], "sharding", None), "mesh", None)
     return mesh if isinstance(mesh, Mesh) else None
 
 
-def on(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """The context to compute in."""
+def mesh_context(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Returns the context in which a computation uses the mesh."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
-def ways(mesh: Mesh | None) -> int:
-    """Among how many devices a batch is split."""
+def data_parallel_size(mesh: Mesh | None) -> int:
+    """Returns the number of devices that a batch is divided over."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def place(tree: Any, mesh: Mesh | None) -> Any:
-    """Host arrays `[batch, ...]` on the devices, the batch spread over the mesh."""
-    return jax.device_put(tree) if mesh is None else shard_batch(tree, mesh)
-
-
-def share(tree: Any, mesh: Mesh | None) -> Any:
-    """Host arrays whole on every device."""
-    return jax.device_put(tree) if mesh is None else replicate(tree, mesh)
-
-
-def beside(x: Any, placed: jax.Array) -> jax.Array:
-    """A small host array whole on every device that holds the array `placed`."""
+def replicate_like(x: Any, placed: jax.Array) -> jax.Array:
+    """Places a small host array whole on every device that holds the array `placed`."""
     mesh = mesh_of(placed)
     return jax.device_put(x, placed.sharding) if mesh is None else replicate(x, mesh)
 
 
-def fetch(tree: Any) -> Any:
-    """Arrays on the host, whole, wherever they are."""
+def to_host(tree: Any) -> Any:
+    """Copies arrays to the host; if several hosts hold parts of them, all hosts get the whole."""
     if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,6 +1,6 @@
-"""Devices that one does not have, described well enough to compile for them.
+"""Descriptions of devices that are not present, detailed enough to compile for them.
 
-A TPU's are described by libtpu, a GPU's by the CUDA plugin of JAX and the numbers below.
+libtpu describes TPUs; the CUDA plugin of JAX, with the numbers below, describes GPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from jax_ragrl.errors import UserError
 
 
 class Chip(NamedTuple):
-    """What the compiler asks of a GPU: compute capability, processors, memory in bytes and bytes a
-    second, its second-level cache, GHz, the shared memory of a processor and of a block, and how
-    many threads a processor holds."""
+    """The properties of a GPU that the compiler uses.
+
+    Fields:
+      capability: the compute capability, (major, minor).
+      processors: streaming multiprocessors.
+      memory: bytes.
+      bandwidth: bytes per second.
+      cache: bytes of the second-level cache.
+      clock: GHz.
+      shared: bytes of shared memory per processor.
+      shared_block: bytes of shared memory per block.
+      threads: threads per processor.
+    """
 
     capability: tuple[int, int]
     processors: int
@@ -30,7 +40,7 @@ class Chip(NamedTuple):
     threads: int = 2048
 
 
-# By the makers' data sheets; memory as `nvidia-smi` or JAX tells it.
+# From the data sheets of the manufacturer; memory as `nvidia-smi` or JAX reports it.
 GPUS = {
     "a100": Chip((8, 0), 108, 84_987_740_160, 2_039 * 10**9, 40 << 20, 1.41, 167_936, 166_912),
     "h100": Chip((9, 0), 132, 84_942_979_072, 3_352 * 10**9, 50 << 20, 1.98, 233_472, 232_448),
@@ -43,7 +53,7 @@ GPUS = {
         (8, 9), 128, 24_564 << 20, 1008 * 10**9, 72 << 20, 2.52, 102_400, 101_376, 1536
     ),
 }
-# By the kind that the compiler names, in GiB.
+# In GiB, by the compiler's name of the kind.
 TPU_MEMORY = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32, "TPU7x": 96}
 TARGET = """
 gpu_device_info {{
@@ -73,21 +83,22 @@ device_description_str: "{name}"
 
 
 def describe_devices(topology: str) -> list[Any]:
-    """The devices of a TPU topology such as `v5e:4x4`, or of one host of GPUs such as `h100:8`.
+    """Returns the devices of a TPU topology (`v5e:4x4`) or of one host of GPUs (`h100:8`).
 
-    Raises `UserError` where the name is not known, or libtpu or JAX's CUDA plugin is missing.
+    Raises:
+      UserError: the name is unknown, or libtpu or JAX's CUDA plugin is missing.
     """
     try:
         if gpus := re.fullmatch(rf"({'|'.join(GPUS)})(?::(\d+))?", topology):
             return _gpus(gpus[1], int(gpus[2] or 1))
-        # The two cores of a chip are one device, as JAX has them there; later kinds are by default.
+        # On v4, JAX presents the two cores of a chip as one device; later kinds do by default.
         options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
-        described = topologies.get_topology_desc(topology, "tpu", **options)
-        return list(described.devices)
+        description = topologies.get_topology_desc(topology, "tpu", **options)
+        return list(description.devices)
     except Exception as error:
-        told = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise UserError(
-            f"no topology {topology!r} ({told}): for a TPU install libtpu and name one like "
+            f"no topology {topology!r} ({reason}): for a TPU install libtpu and name one like "
             "v5e:4x4, v5p:2x2x4 or v6e:8x8; for GPUs install jax[cuda13] or jax[cuda12] and name "
             f"{', '.join(f'{name}:8' for name in GPUS)} or another number of them"
         ) from error
@@ -95,21 +106,22 @@ def describe_devices(topology: str) -> list[Any]:
 
 def _gpus(name: str, count: int) -> list[Any]:
     target = TARGET.format(chip=GPUS[name], name=name)
-    described = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
         name, "cuda", target_config=target, topology=f"1x1x{count}"
     )
-    return list(described.devices)
+    return list(description.devices)
 
 
 def is_gpu(device: Any) -> bool:
-    """Whether a described or a real device is an NVIDIA GPU."""
+    """Returns whether a device, real or described, is an NVIDIA GPU."""
     return device.platform in ("gpu", "cuda")
 
 
 def memory_of(device: Any) -> int | None:
-    """Bytes that JAX may use of a described device, None where its kind is not known.
+    """Returns the bytes that JAX may use of a described device; None if its kind is unknown.
 
-    Of a GPU's it takes three quarters, or `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+    By default JAX uses three quarters of a GPU's memory; `XLA_PYTHON_CLIENT_MEM_FRACTION` changes
+    the share.
     """
     if device.device_kind in GPUS:
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))

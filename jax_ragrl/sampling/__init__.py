@@ -1,1 +1,1 @@
-"""The jitted sampler: static shapes, and keys that depend on nothing else in a batch."""
+"""Sampling from a decoder with static shapes; batching does not change the tokens."""

@@ -1,8 +1,11 @@
-"""A batch of prompts from its first token to the end of its last row.
+"""Decodes one batch of prompts in several programs, with a growing cache and a shrinking batch.
 
-Attention reads every slot of a cache, and a row that is done costs what others do. So a cache
-begins small and doubles, and where few enough prompts have a row that goes on, these go on in a
-smaller batch. Tokens are those of one long program: they depend on prompt, key and position alone.
+Attention reads every slot of the cache, and a row that is done costs as much as a live row.
+Therefore a cache starts small and doubles when it is full, and when at most half of the prompts
+have a live row, these continue in a smaller batch.
+
+Invariant: the tokens equal the tokens of one long program, because a token depends on its prompt,
+key and position alone.
 """
 
 from __future__ import annotations
@@ -19,147 +22,201 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jax_ragrl.models.decoder import KVCache
-from jax_ragrl.runtime.sharding import fetch, on, place, share, ways
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.sharding import (
+    data_parallel_size,
+    mesh_context,
+    replicate,
+    shard_batch,
+    to_host,
+)
 from jax_ragrl.sampling.decode import (
-    STRIDE,
+    CHECK_STRIDE,
+    DecodeState,
     Grammar,
-    Loop,
     Prompts,
-    Sampled,
-    begin,
+    Samples,
+    continue_decode,
     generate,
-    go_on,
+    start_decode,
 )
 
-Part = tuple[np.ndarray, Sampled]  # numbers of prompts, and what their rows hold, on the host
-Finish = Callable[[], list[Part]]
+# The numbers of some prompts of a batch, and the samples of their rows, on the host.
+PartialSamples = tuple[np.ndarray, Samples]
+Finish = Callable[[], list[PartialSamples]]
 
 
-def segments(steps: int, first: int) -> tuple[int, ...]:
-    """The sizes of a cache of at most `steps` slots: about `first`, and twice the one before."""
-    # A program may look at its rows this seldom, and none ends between.
-    sizes = [max(1, -(-first // STRIDE)) * STRIDE]
-    while sizes[-1] < steps:
+def cache_sizes(max_new_tokens: int, initial: int) -> tuple[int, ...]:
+    """Returns the sizes of a growing cache in slots: about `initial`, doubling, `max_new_tokens`.
+
+    All but the last are multiples of `CHECK_STRIDE`, so a program that checks its rows at this
+    interval never runs past the end of its cache.
+    """
+    sizes = [max(1, -(-initial // CHECK_STRIDE)) * CHECK_STRIDE]
+    while sizes[-1] < max_new_tokens:
         sizes.append(2 * sizes[-1])
-    return (*sizes[:-1], steps)
+    return (*sizes[:-1], max_new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
-    """A batch that may be begun: a split decoder, prompts on the host, and grammar on its devices.
+class PromptBatch:
+    """A batch of prompts that is ready to be decoded.
 
-    `slots` are the sizes of its cache, `sizes` those that it may shrink to, in prompts of a device.
+    Fields:
+      model: a split decoder, on the devices.
+      prompts: the padded prompts, on the host.
+      grammar: the constraints of all rows, on the devices.
+      width: siblings per prompt.
+      slots: the sizes of the cache, ascending, in new tokens.
+      sizes: the batch sizes that it may shrink to, in prompts per device.
+      use_top_p, stride: as in `generate`.
+      mesh: the mesh of the model; None without one.
     """
 
-    net: tuple[Any, Any]
+    model: SplitModel
     prompts: Prompts
     grammar: Grammar
     width: int
     slots: tuple[int, ...]
     sizes: tuple[int, ...]
-    nucleus: bool
+    use_top_p: bool
     stride: int
     mesh: Mesh | None
 
     @property
-    def one(self) -> bool:
-        """Whether one program samples all of it, and leaves nothing on the devices but tokens."""
+    def is_one_program(self) -> bool:
+        """Whether one program samples all tokens and leaves only these on the devices."""
         return len(self.slots) == 1
 
-    def begin(self) -> Finish:
-        """Starts the first program. What is returned starts the others, and waits before each."""
-        count, apart = len(self.prompts.length_B), ways(self.mesh)
-        fixed = {"width": self.width, "nucleus": self.nucleus, "stride": self.stride}
-        if self.one:
-            prompts = place(self.prompts, self.mesh)
-            with on(self.mesh):
-                sampled = generate(*self.net, prompts, self.grammar, steps=self.slots[0], **fixed)
-            return lambda: [(np.arange(count), fetch(sampled))]
-        # Padding comes last: each device gets its share of it.
-        numbers = np.arange(count).reshape(-1, apart).T.ravel()
-        prompts = place(jax.tree.map(lambda x: x[numbers], self.prompts), self.mesh)
-        given = (*self.net, prompts, self.grammar, self._few(count // apart))
-        with on(self.mesh):
-            loop, prefix = begin(*given, slots=self.slots[0], **fixed)
-        # In a list, which whoever goes on empties: the arrays are given up on the way.
-        return functools.partial(self._finish, numbers, [(prompts, loop, prefix)])
+    def start(self) -> Finish:
+        """Dispatches the first program; the returned function runs the others and waits for all."""
+        count, shards = len(self.prompts.length_B), data_parallel_size(self.mesh)
+        options = {"width": self.width, "use_top_p": self.use_top_p, "stride": self.stride}
+        if self.is_one_program:
+            prompts = shard_batch(self.prompts, self.mesh)
+            with mesh_context(self.mesh):
+                samples = generate(
+                    self.model, prompts, self.grammar, max_new_tokens=self.slots[0], **options
+                )
+            return lambda: [(np.arange(count), to_host(samples))]
+        # Rows of padding come last: dealt out in turn, every device gets its share of them.
+        numbers = np.arange(count).reshape(-1, shards).T.ravel()
+        prompts = shard_batch(jax.tree.map(lambda x: x[numbers], self.prompts), self.mesh)
+        shrink_at_W = self._shrink_at(count // shards)
+        with mesh_context(self.mesh):
+            state, prefix = start_decode(
+                self.model, prompts, self.grammar, shrink_at_W, slots=self.slots[0], **options
+            )
+        # Passed in a list that the callee empties, so that it alone owns the buffers and can free
+        # them before the end.
+        return functools.partial(self._finish, numbers, [(prompts, state, prefix)])
 
     def _finish(
-        self, numbers: np.ndarray, begun: list[tuple[Prompts, Loop, KVCache]]
-    ) -> list[Part]:
-        (prompts, loop, prefix), parts = begun.pop(), list[Part]()
-        fixed = {"nucleus": self.nucleus, "stride": self.stride}
+        self, numbers: np.ndarray, arrays: list[tuple[Prompts, DecodeState, KVCache]]
+    ) -> list[PartialSamples]:
+        (prompts, state, prefix), parts = arrays.pop(), list[PartialSamples]()
         while True:
-            t, done_B = fetch((loop.t, loop.done_B))
-            live_WN = ~done_B.reshape(ways(self.mesh), -1, self.width).all(axis=-1)
+            # 1. Wait for the program, then stop if the cache has its full size or no row is live.
+            t, done_B = to_host((state.t, state.done_B))
+            live_WN = ~done_B.reshape(data_parallel_size(self.mesh), -1, self.width).all(axis=-1)
             if t >= self.slots[-1] or not live_WN.any():
-                return [*parts, (numbers, fetch(loop.sampled()))]
-            size = self._size(live_WN)
+                return [*parts, (numbers, to_host(state.samples()))]
+            # 2. Shrink the batch to a size that holds the live prompts of every device.
+            size = self._smallest_size(live_WN)
             if size < live_WN.shape[1]:
-                # Those that go on, and as many of those that are done as there is room for.
+                # Live prompts first, then prompts that are done, up to the new size.
                 keep_WN = np.argsort(~live_WN, axis=1, kind="stable")[:, :size].astype(np.int32)
-                parts.append((numbers, fetch(loop.sampled())))
+                parts.append((numbers, to_host(state.samples())))
                 numbers = np.take_along_axis(numbers.reshape(live_WN.shape), keep_WN, 1).ravel()
-                whole = (prompts, loop, prefix)
-                prompts, loop, prefix = taken(whole, share(keep_WN, self.mesh), live_WN.shape[1])
-            if t >= loop.ids_BT.shape[1]:
-                loop = grown(loop, next(n for n in self.slots if n > t))
-            given = (*self.net, prompts, self.grammar, self._few(size))
-            with on(self.mesh):
-                loop = go_on(*given, loop, prefix, **fixed)
+                prompts, state, prefix = take_prompts(
+                    (prompts, state, prefix), replicate(keep_WN, self.mesh), live_WN.shape[1]
+                )
+            # 3. Grow a cache that is full.
+            if t >= state.ids_BT.shape[1]:
+                state = grow_cache(state, next(n for n in self.slots if n > t))
+            # 4. Continue.
+            state = self._continue(prompts, state, prefix, size)
 
-    def _size(self, live_WN: np.ndarray) -> int:
-        """Prompts of a device in the smallest batch that holds all that go on; no more than half as
-        many as there are, or as there are."""
-        least, count = live_WN.sum(axis=1).max(), live_WN.shape[1]
-        return min((n for n in self.sizes if least <= n <= count // 2), default=count)
+    def _continue(
+        self, prompts: Prompts, state: DecodeState, prefix: KVCache, size: int
+    ) -> DecodeState:
+        with mesh_context(self.mesh):
+            return continue_decode(
+                self.model,
+                prompts,
+                self.grammar,
+                self._shrink_at(size),
+                state,
+                prefix,
+                use_top_p=self.use_top_p,
+                stride=self.stride,
+            )
 
-    def _few(self, count: int) -> Array:
-        """How many of a device's prompts may go on for the batch to shrink; 0: it does no more."""
-        few = max((n for n in self.sizes if n <= count // 2), default=0)
-        few_W: Array = share(np.full(ways(self.mesh), few, np.int32), self.mesh)
-        return few_W
+    def _smallest_size(self, live_WN: np.ndarray) -> int:
+        """Returns the smallest batch size, in prompts per device, that holds all live prompts.
+
+        The current size unless one of at most half of it does: a smaller step would not repay its
+        copy.
+        """
+        live, count = live_WN.sum(axis=1).max(), live_WN.shape[1]
+        return min((n for n in self.sizes if live <= n <= count // 2), default=count)
+
+    def _shrink_at(self, count: int) -> Array:
+        """Returns the number of live prompts per device, int32 `[W]`, at which a batch shrinks.
+
+        0 for a batch that is too small to shrink: it ends when no row is live.
+        """
+        size = max((n for n in self.sizes if n <= count // 2), default=0)
+        size_W: Array = replicate(np.full(data_parallel_size(self.mesh), size, np.int32), self.mesh)
+        return size_W
 
 
-def taken(tree: Any, keep_WN: Array, count: int) -> Any:
-    """Of arrays of prompts, or of their rows, the part of some prompts: those of these numbers
-    among the `count` of each of W devices, so that no row goes to another one.
+def take_prompts(tree: Any, keep_WN: Array, count: int) -> Any:
+    """Gathers some prompts, or their rows, on each device; no row moves to another device.
 
-    The arrays are given up one after the other: little more memory is taken than they had.
+    The inputs are freed one array at a time, so the memory in use grows by one array at most.
+
+    Args:
+      tree: arrays whose first axis is `W * count` prompts, or the rows of these in order.
+      keep_WN: int32 numbers, below `count`, of the prompts to keep on each of W devices.
+      count: prompts per device.
+
+    Returns:
+      The tree with `N` prompts per device; the input arrays are deleted.
     """
-    return _each(lambda x: _taken(x, keep_WN, count, x.sharding), tree)
+    return _replace_each(lambda x: _take(x, keep_WN, count, x.sharding), tree)
 
 
-def grown(loop: Loop, slots: int) -> Loop:
-    """Rows with a cache of more slots; what they had is given up, as in `taken`."""
-    grow = {name: getattr(loop, name) for name in ("cache", "ids_BT", "logps_BT")}
-    return loop._replace(**_each(lambda x: _grown(x, slots, x.sharding), grow))
+def grow_cache(state: DecodeState, slots: int) -> DecodeState:
+    """Returns the state with room for `slots` tokens; input arrays are freed one at a time."""
+    grow = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
+    return state._replace(**_replace_each(lambda x: _grow(x, slots, x.sharding), grow))
 
 
-def _each(change: Callable[[Array], Array], tree: Any) -> Any:
-    def one(x: Array) -> Array:
+def _replace_each(change: Callable[[Array], Array], tree: Any) -> Any:
+    def replace(x: Array) -> Array:
         if not x.ndim:
             return x
-        changed = change(x)
-        x.delete()  # once the device has read it
-        return changed
+        new = change(x)
+        x.delete()  # takes effect after the device has read it
+        return new
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(replace, tree)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "layout"))
-def _taken(x: Array, keep_WN: Array, count: int, layout: Sharding) -> Array:
-    apart = x.reshape(keep_WN.shape[0], count, -1, *x.shape[1:])
-    kept = jax.vmap(lambda part, keep_N: part[keep_N])(apart, keep_WN)
-    return _laid(kept.reshape(-1, *x.shape[1:]), layout)
+def _take(x: Array, keep_WN: Array, count: int, layout: Sharding) -> Array:
+    shards = x.reshape(keep_WN.shape[0], count, -1, *x.shape[1:])
+    rows = jax.vmap(lambda shard, keep_N: shard[keep_N])(shards, keep_WN)
+    return _constrain(rows.reshape(-1, *x.shape[1:]), layout)
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "layout"))
-def _grown(x: Array, slots: int, layout: Sharding) -> Array:
-    at = x.ndim // 2  # [rows, slots], or a cache [rows, heads, slots, width]
-    more = [(0, slots - size if axis == at else 0) for axis, size in enumerate(x.shape)]
-    return _laid(jnp.pad(x, more), layout)
+def _grow(x: Array, slots: int, layout: Sharding) -> Array:
+    axis = x.ndim // 2  # [rows, slots], or a cache [rows, heads, slots, width]
+    widths = [(0, slots - size if i == axis else 0) for i, size in enumerate(x.shape)]
+    return _constrain(jnp.pad(x, widths), layout)
 
 
-def _laid(x: Array, layout: Sharding) -> Array:
+def _constrain(x: Array, layout: Sharding) -> Array:
     return jax.lax.with_sharding_constraint(x, layout) if isinstance(layout, NamedSharding) else x

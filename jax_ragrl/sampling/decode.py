@@ -1,9 +1,16 @@
-"""The jitted sampler: prefill once a prompt, fork, decode many steps without a host sync.
+"""Jitted decoding: prompts are prefilled once, siblings share the prompt's cache, no host sync.
 
-A batch of few tokens is one program, `generate`. A longer one is begun, and goes on with a cache of
-more slots, or with fewer prompts (`sampling/batches.py` says when). A sampled token depends on its
-own prompt, its own key and its own position alone: keys are folded from (seed of the state,
-sibling, position), so a question sampled alone or among others gets the same tokens.
+A decode has three steps:
+  1. `_prefill` runs every prompt once and returns its keys and values (the prefix cache).
+  2. `_fork` gives each prompt `width` rows, its siblings, which all read that prefix cache.
+  3. `_decode_loop` repeats `_decode_step`, one token per row, until the cache is full, every row
+     is done, or so few prompts are live that a smaller batch is cheaper.
+
+`generate` is one program for a batch of few tokens. A longer batch takes several: `start_decode`,
+then `continue_decode` with a larger cache or with fewer prompts (`sampling/batches.py` decides).
+
+Invariant: a token depends on its own prompt, key and position alone. Keys are folded from
+(seed of the prompt, sibling, position), so a question gets the same tokens in any batch.
 """
 
 from __future__ import annotations
@@ -14,25 +21,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.types import Tensor
 
-# Tokens between two looks at whether rows have ended. A look is free on a CPU and a TPU; on a GPU
-# the host waits for it.
-STRIDE = 16
-# A vocabulary of more tokens than FEW is drawn from in so many blocks.
-FEW, BLOCKS = 4096, 128
+# Decode steps between checks for early stopping, on a GPU, whose host waits at each check. A CPU
+# and a TPU check after every step.
+CHECK_STRIDE = 16
+# A vocabulary of more than FLAT_SAMPLING_LIMIT tokens is sampled in two levels, first one of
+# SAMPLING_BLOCKS blocks of tokens, then a token of that block.
+FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS = 4096, 128
 
 
 class Prompts(NamedTuple):
-    """A padded batch of prompts and how each is sampled.
+    """A padded batch of prompts and their sampling parameters.
 
-    Fields: int32 `ids_BP` right-padded, int32 `length_B`, uint32 `seed_B`, float32 `temperature_B`
-    (0: greedy) and `top_p_B`, int32 `limit_B` new tokens at most.
+    Fields:
+      ids_BP: int32 token ids, padded on the right.
+      length_B: int32 tokens of each prompt; 0 marks a row that is padding.
+      seed_B: uint32 seeds of the sampling keys.
+      temperature_B: float32; 0 is greedy.
+      top_p_B: float32; 1 switches nucleus sampling off.
+      limit_B: int32 maximum of new tokens.
     """
 
     ids_BP: Tensor
@@ -43,9 +56,13 @@ class Prompts(NamedTuple):
     limit_B: Tensor
 
 
-class Sampled(NamedTuple):
-    """New tokens of `B * width` rows, siblings adjacent: int32 ids, float32 log-probabilities at
-    the sampling temperature, and int32 counts. The stop token, where one came, is counted.
+class Samples(NamedTuple):
+    """New tokens of `B * width` rows; the siblings of a prompt are adjacent rows.
+
+    Fields:
+      ids_BT: int32 token ids, 0 past the end of a row.
+      logps_BT: float32 log-probabilities at the sampling temperature.
+      count_B: int32 tokens of each row, its stop token included.
     """
 
     ids_BT: Array
@@ -53,9 +70,18 @@ class Sampled(NamedTuple):
     count_B: Array
 
 
-class Loop(NamedTuple):
-    """Rows of which `t` tokens are written, or fewer where one is done. Outside of a program its
-    cache is without the prefix, which stays as it is."""
+class DecodeState(NamedTuple):
+    """The carry of the decoding loop.
+
+    Fields:
+      t: int32 scalar, decode steps so far; a row that is done has fewer tokens.
+      cache: keys and values of the new tokens; without its `prefix` between programs, because the
+        prefix cache never changes and is passed separately.
+      logits_BV: logits of the next token.
+      done_B: bool, whether a row has ended.
+      ids_BT, logps_BT, count_B: as in `Samples`.
+      stop_state_B: uint8 state of each row in the stop-string automaton `Grammar.stop_SV`.
+    """
 
     t: Array
     cache: KVCache
@@ -64,19 +90,21 @@ class Loop(NamedTuple):
     ids_BT: Array
     logps_BT: Array
     count_B: Array
-    state_B: Array
+    stop_state_B: Array
 
-    def sampled(self) -> Sampled:
-        """What is written so far."""
-        return Sampled(self.ids_BT, self.logps_BT, self.count_B)
+    def samples(self) -> Samples:
+        """Returns the tokens so far."""
+        return Samples(self.ids_BT, self.logps_BT, self.count_B)
 
 
 class Grammar(NamedTuple):
-    """What may be written, and what ends a row.
+    """Constraints on the output of a batch: which tokens are allowed, and what ends a row.
 
-    Fields: int32 `stop_ids_S`, an argument so that a new one takes effect; bool `allowed_V`, the
-    only tokens that may be written (a grammar), None: all; `stop_SV` of strings that end a row too,
-    see `text.stops.stop_table`, None: there are none.
+    Fields:
+      stop_ids_S: int32 ids that end a row; an array argument, so new ids compile nothing.
+      allowed_V: bool, the allowed tokens; None allows all.
+      stop_SV: uint8 transition table of the stop-string automaton (`text.stops.stop_table`); its
+        last state ends the row. None if there are no stop strings.
     """
 
     stop_ids_S: Tensor
@@ -84,243 +112,292 @@ class Grammar(NamedTuple):
     stop_SV: Tensor | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "width", "steps", "nucleus", "stride"))
+@functools.partial(jax.jit, static_argnames=("width", "max_new_tokens", "use_top_p", "stride"))
 def generate(
-    graph: Any,
-    params: Any,
+    model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
     *,
     width: int,
-    steps: int,
-    nucleus: bool = True,
+    max_new_tokens: int,
+    use_top_p: bool = True,
     stride: int = 1,
-) -> Sampled:
-    """Samples `width` continuations of every prompt, `steps` tokens at most.
+) -> Samples:
+    """Samples `width` continuations per prompt in one program.
 
     Args:
-      graph, params: a split decoder; `graph` is static.
+      model: a split `Decoder`.
       prompts: the batch; rows of length 0 are padding and return no tokens.
-      grammar: for all rows alike.
-      width: siblings a prompt; their prompt is prefilled once.
-      steps: the most new tokens of any row; the loop ends when every row has ended.
-      nucleus: whether some row has a `top_p` below 1: where none has, nothing is truncated.
-      stride: tokens between two looks at whether every row has ended. It changes no result.
+      grammar: the constraints of all rows.
+      width: siblings per prompt; their prompt is prefilled once.
+      max_new_tokens: the cache size in tokens, a limit for every row; the loop ends early when all
+        rows are done.
+      use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
+      stride: decode steps between checks for early stopping; it changes no result.
+
+    Returns:
+      `Samples` of `B * width` rows and `max_new_tokens` columns.
     """
-    model = nnx.merge(graph, params)
-    loop = _forked(model, prompts, width, steps)
-    return _decoded(model, prompts, grammar, loop, None, nucleus, stride).sampled()
+    decoder = model.merge()
+    state = _fork(decoder, prompts, width, max_new_tokens)
+    return _decode_loop(decoder, prompts, grammar, state, None, use_top_p, stride).samples()
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "width", "slots", "nucleus", "stride"))
-def begin(
-    graph: Any,
-    params: Any,
+@functools.partial(jax.jit, static_argnames=("width", "slots", "use_top_p", "stride"))
+def start_decode(
+    model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
-    few_W: Array,
+    shrink_at_W: Array,
     *,
     width: int,
     slots: int,
-    nucleus: bool = True,
+    use_top_p: bool = True,
     stride: int = 1,
-) -> tuple[Loop, KVCache]:
-    """The first `slots` tokens as `generate` samples them, and the cache of the prompts.
+) -> tuple[DecodeState, KVCache]:
+    """Samples the first `slots` tokens, the same tokens as `generate`.
 
-    It ends early when of each of the W equal parts of the batch, one on a device, no more than
-    `few_W` prompts have a row that goes on. `stride` has to divide `slots`.
+    Args:
+      model, prompts, grammar, width, use_top_p: as in `generate`.
+      shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
+        early when no device has more than this number of prompts with a live row.
+      slots: tokens that the cache holds.
+      stride: as in `generate`; it must divide `slots`.
+
+    Returns:
+      The state to continue from, and the prefix cache of the prompts.
     """
-    model = nnx.merge(graph, params)
-    loop = _forked(model, prompts, width, slots)
-    prefix = loop.cache.prefix
-    assert prefix is not None, "the prompts' own"
-    return _pinned(_decoded(model, prompts, grammar, loop, few_W, nucleus, stride), prefix)
+    decoder = model.merge()
+    state = _fork(decoder, prompts, width, slots)
+    prefix = state.cache.prefix
+    assert prefix is not None, "_fork puts the cache of the prompts there"
+    state = _decode_loop(decoder, prompts, grammar, state, shrink_at_W, use_top_p, stride)
+    return _fix_layout(state, prefix)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("graph", "nucleus", "stride"), donate_argnames=("loop",)
-)
-def go_on(
-    graph: Any,
-    params: Any,
+@functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
+def continue_decode(
+    model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
-    few_W: Array,
-    loop: Loop,
+    shrink_at_W: Array,
+    state: DecodeState,
     prefix: KVCache,
     *,
-    nucleus: bool = True,
+    use_top_p: bool = True,
     stride: int = 1,
-) -> Loop:
-    """More tokens of rows that were begun, until their cache is full, or early as in `begin`."""
-    loop = loop._replace(cache=loop.cache._replace(prefix=prefix))
-    model = nnx.merge(graph, params)
-    return _pinned(_decoded(model, prompts, grammar, loop, few_W, nucleus, stride), prefix)[0]
+) -> DecodeState:
+    """Samples more tokens until the cache is full, or ends early as `start_decode` does.
+
+    Args:
+      model, prompts, grammar, use_top_p, stride: as in `generate`.
+      shrink_at_W: as in `start_decode`.
+      state: the state to continue from; its buffers are donated.
+      prefix: the prefix cache of the prompts; not donated.
+
+    Returns:
+      The new state.
+    """
+    state = state._replace(cache=state.cache._replace(prefix=prefix))
+    decoder = model.merge()
+    state = _decode_loop(decoder, prompts, grammar, state, shrink_at_W, use_top_p, stride)
+    return _fix_layout(state, prefix)[0]
 
 
-def _forked(model: Any, prompts: Prompts, width: int, slots: int) -> Loop:
-    """Rows that have written nothing yet."""
+def _fork(model: Any, prompts: Prompts, width: int, slots: int) -> DecodeState:
+    """Prefills the prompts and returns the state of `width` empty rows per prompt."""
     prefix, logits_BV = _prefill(model, prompts)
     batch = prompts.length_B.shape[0] * width
-    return Loop(
+    return DecodeState(
         t=jnp.int32(0),
         cache=init_cache(model.config, batch, slots, prefix),
         logits_BV=jnp.repeat(logits_BV, width, axis=0),
+        # Rows of padding are done from the start, so they never delay the end of the loop.
         done_B=jnp.repeat(prompts.length_B, width) == 0,
         ids_BT=jnp.zeros((batch, slots), jnp.int32),
         logps_BT=jnp.zeros((batch, slots), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
-        state_B=jnp.zeros(batch, jnp.uint8),
+        stop_state_B=jnp.zeros(batch, jnp.uint8),
     )
 
 
-def _decoded(
+def _decode_loop(
     model: Any,
     prompts: Prompts,
     grammar: Grammar,
-    loop: Loop,
-    few_W: Array | None,
-    nucleus: bool,
+    state: DecodeState,
+    shrink_at_W: Array | None,
+    use_top_p: bool,
     stride: int,
-) -> Loop:
-    """Rows as they are when their cache is full, or few enough go on."""
-    slots, count = loop.ids_BT.shape[1], prompts.length_B.shape[0]
-    width = loop.done_B.shape[0] // count
+) -> DecodeState:
+    """Decodes until the cache is full, or few enough prompts are live (None: no row is)."""
+    slots, count = state.ids_BT.shape[1], prompts.length_B.shape[0]
+    width = state.done_B.shape[0] // count
+    # 1. One entry per row: the prompt's parameters, and a key of (seed, sibling).
     rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
     sibling_B = jnp.tile(jnp.arange(width), count)
     keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
         rows.seed_B, sibling_B
     )
-    # XLA for GPUs makes one product of several narrow ones, and would join weights every token.
-    layers = model.layers_apart(join=jax.default_backend() == "gpu")
-    step = functools.partial(_decode, model, layers, rows, keys_B, grammar, nucleus)
+    # 2. The weights of each layer, cut out of their stack before the loop. XLA for GPUs fuses
+    # narrow matmuls itself, and would concatenate their weights in every step.
+    layers = model.unstacked_layers(fuse=jax.default_backend() == "gpu")
+    step = functools.partial(_decode_step, model, layers, rows, keys_B, grammar, use_top_p)
 
-    def unfinished(s: Loop) -> Array:
-        if few_W is None:
+    # 3. Decode `stride` tokens between two checks.
+    def is_worth_continuing(s: DecodeState) -> Array:
+        if shrink_at_W is None:
             return ~jnp.all(s.done_B)
-        live_WN = jnp.any(~s.done_B.reshape(few_W.shape[0], -1, width), axis=-1)
-        return jnp.any(jnp.sum(live_WN, axis=-1) > few_W)
+        live_WN = jnp.any(~s.done_B.reshape(shrink_at_W.shape[0], -1, width), axis=-1)
+        return jnp.any(jnp.sum(live_WN, axis=-1) > shrink_at_W)
 
-    def several(s: Loop) -> Loop:
+    def decode_stride(s: DecodeState) -> DecodeState:
         return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s)
 
-    return jax.lax.while_loop(lambda s: (s.t < slots) & unfinished(s), several, loop)
+    return jax.lax.while_loop(
+        lambda s: (s.t < slots) & is_worth_continuing(s), decode_stride, state
+    )
 
 
-def _pinned(loop: Loop, prefix: KVCache) -> tuple[Loop, KVCache]:
-    """Both in one layout, whichever program made them: the next one is then compiled once."""
+def _fix_layout(state: DecodeState, prefix: KVCache) -> tuple[DecodeState, KVCache]:
+    """Gives both one sharding whichever program returns them, so the next compiles only once."""
     names = {0: (), 1: ("batch",), 2: ("batch", None), 4: ("batch", "kv", None, None)}
-    loop = loop._replace(cache=loop.cache._replace(prefix=None))
-    logits_BV = constrain(loop.logits_BV, ("batch", "vocab"))
-    loop, prefix = jax.tree.map(lambda x: constrain(x, names[x.ndim]), (loop, prefix))
-    return loop._replace(logits_BV=logits_BV), prefix
+    state = state._replace(cache=state.cache._replace(prefix=None))
+    # The logits alone of all arrays of rank 2 are split over the tensor axis too.
+    logits_BV = constrain(state.logits_BV, ("batch", "vocab"))
+    state, prefix = jax.tree.map(lambda x: constrain(x, names[x.ndim]), (state, prefix))
+    return state._replace(logits_BV=logits_BV), prefix
 
 
 def _prefill(model: Any, prompts: Prompts) -> tuple[KVCache, Array]:
-    """The cache of every prompt and the logits after its last token.
-
-    Padding comes last, so that a causal forward needs no mask.
-    """
+    """Returns the cache of every prompt and the logits `[B, V]` after its last token."""
     positions_BP = jnp.broadcast_to(jnp.arange(prompts.ids_BP.shape[1])[None], prompts.ids_BP.shape)
-    hidden_BPD, cache = model(prompts.ids_BP, positions_BP, None, keep=True)
+    # Padding is on the right, so plain causal attention hides it without a mask.
+    hidden_BPD, cache = model(prompts.ids_BP, positions_BP, None, return_cache=True)
     last_B = jnp.maximum(prompts.length_B - 1, 0)
     last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
     return cache, model.logits(last_BD)
 
 
-def _decode(
+def _decode_step(
     model: Any,
     layers: Any,
     rows: Prompts,
     keys_B: Array,
     grammar: Grammar,
-    nucleus: bool,
-    s: Loop,
-) -> Loop:
-    """Samples token `t` of every row and reads the logits after it.
+    use_top_p: bool,
+    s: DecodeState,
+) -> DecodeState:
+    """Samples token `t` of every row and computes the logits of the next token.
 
-    Rows that are done write nothing, and past the last step none does.
+    Nothing is written to rows that are done, nor past the end of the cache, which a stride that
+    does not divide the cache size can reach.
     """
-    stop_ids_S, allowed_V, stop_SV = grammar
-    logits_BV = s.logits_BV if allowed_V is None else only(s.logits_BV, allowed_V[None])
-    top_p_B = rows.top_p_B if nucleus else None
-    ids_B, logps_B = choose(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
+    # 1. Sample a token per row among the allowed ones.
+    logits_BV, allowed_V = s.logits_BV, grammar.allowed_V
+    logits_BV = logits_BV if allowed_V is None else mask_logits(logits_BV, allowed_V[None])
+    top_p_B = rows.top_p_B if use_top_p else None
+    ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     count_B = s.count_B + live_B.astype(jnp.int32)
-    stopped_B, state_B = jnp.any(ids_B[:, None] == stop_ids_S[None], axis=1), s.state_B
-    if stop_SV is not None:
-        state_B = stop_SV[state_B, jnp.minimum(ids_B, stop_SV.shape[1] - 1)]
-        stopped_B = stopped_B | (state_B == stop_SV.shape[0] - 1)
-    seen_BS, positions_BS = _keys(rows, s.t, s.ids_BT.shape[1])
+    # 2. Find rows that end with this token.
+    is_stop_B, stop_state_B = _check_stops(grammar, ids_B, s.stop_state_B)
+    # 3. Run the model on the new tokens; slot `t` of the cache takes their keys and values.
+    mask_BS, positions_BS = _key_mask(rows, s.t, s.ids_BT.shape[1])
     hidden_BLD, cache = model(
         ids_B[:, None],
         (rows.length_B + s.t)[:, None],
-        seen_BS[:, None],
+        mask_BS[:, None],
         s.cache,
         jnp.full_like(ids_B, s.t),
         positions_BS,
         layers=layers,
     )
-    return Loop(
+    # 4. Write the tokens of live rows.
+    return DecodeState(
         t=s.t + 1,
         cache=cache,
         logits_BV=model.logits(hidden_BLD[:, 0]),
-        done_B=s.done_B | stopped_B | (count_B >= rows.limit_B),
+        done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
         ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
-        state_B=state_B,
+        stop_state_B=stop_state_B,
     )
 
 
-def _keys(rows: Prompts, t: Array, steps: int) -> tuple[Array, Array]:
-    """Which keys token `t` sees, and their positions: its prompt's, without the padding, and those
-    of what its row wrote so far."""
-    length_B1, before_BP = rows.length_B[:, None], jnp.zeros_like(rows.ids_BP)
-    before_BP = before_BP + jnp.arange(before_BP.shape[1])[None]
-    wrote_BT = jnp.zeros_like(length_B1) + jnp.arange(steps)[None]
-    seen_BS = jnp.concatenate([before_BP < length_B1, wrote_BT <= t], axis=1)
-    return seen_BS, jnp.concatenate([before_BP, length_B1 + wrote_BT], axis=1)
+def _check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Array, Array]:
+    """Returns which rows end with a new token, and the new states of the stop-string automaton."""
+    is_stop_B, stop_SV = (
+        jnp.any(ids_B[:, None] == grammar.stop_ids_S[None], axis=1),
+        grammar.stop_SV,
+    )
+    if stop_SV is not None:
+        # The last column stands for the ids of a vocabulary that is padded beyond the tokenizer's.
+        stop_state_B = stop_SV[stop_state_B, jnp.minimum(ids_B, stop_SV.shape[1] - 1)]
+        is_stop_B = is_stop_B | (stop_state_B == stop_SV.shape[0] - 1)
+    return is_stop_B, stop_state_B
 
 
-def only(logits: Array, allowed: Array) -> Array:
-    """Logits with what a grammar forbids at minus infinity.
+def _key_mask(rows: Prompts, t: Array, slots: int) -> tuple[Array, Array]:
+    """Returns which keys token `t` attends to, bool `[B, P + slots]`, and their int32 positions.
 
-    `allowed` is bool of equal rank and may be shorter at its end: a model's vocabulary is often
-    padded beyond its tokenizer's.
+    The keys belong to the prompt, without its padding, then to the row's own tokens.
     """
-    missing = logits.shape[-1] - allowed.shape[-1]
-    allowed = jnp.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, missing)])
-    return jnp.where(allowed, logits, -jnp.inf)
+    length_B1, prompt_BP = rows.length_B[:, None], jnp.zeros_like(rows.ids_BP)
+    prompt_BP = prompt_BP + jnp.arange(prompt_BP.shape[1])[None]
+    own_BT = jnp.zeros_like(length_B1) + jnp.arange(slots)[None]
+    mask_BS = jnp.concatenate([prompt_BP < length_B1, own_BT <= t], axis=1)
+    return mask_BS, jnp.concatenate([prompt_BP, length_B1 + own_BT], axis=1)
 
 
-def choose(
+def mask_logits(logits: Array, allowed_mask: Array) -> Array:
+    """Returns the logits with minus infinity at tokens outside `allowed_mask`.
+
+    The mask is bool, of equal rank; its last axis may be shorter, because a model's vocabulary is
+    often padded beyond its tokenizer's. Padding is not allowed.
+    """
+    missing = logits.shape[-1] - allowed_mask.shape[-1]
+    mask = jnp.pad(allowed_mask, [(0, 0)] * (allowed_mask.ndim - 1) + [(0, missing)])
+    return jnp.where(mask, logits, -jnp.inf)
+
+
+def sample_token(
     logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array | None, keys_B: Array
 ) -> tuple[Array, Array]:
-    """One token a row, and its log-probability before any truncation.
+    """Samples one token per row.
 
-    Without `top_p_B` nothing is truncated, as nothing is in a row where it is 1. Temperature 0
-    takes the likeliest token and reports its log-probability at temperature 1. Keys are not
-    consumed: the position `t` is folded in.
+    Args:
+      logits_BV: float32 logits, minus infinity at tokens that are not allowed.
+      t: int32 scalar, the position that is folded into the keys; the keys are not consumed.
+      temperature_B: float32; 0 takes the likeliest token.
+      top_p_B: float32 nucleus sizes; None, like 1, filters nothing.
+      keys_B: one random key per row.
+
+    Returns:
+      int32 ids, and float32 log-probabilities at the temperature (at 1 if it is 0), before the
+      nucleus filter.
     """
     greedy_B1 = (temperature_B == 0)[:, None]
     scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
-    nucleus_BV = scaled_BV if top_p_B is None else truncated(scaled_BV, top_p_B)
+    nucleus_BV = scaled_BV if top_p_B is None else top_p_filter(scaled_BV, top_p_B)
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
-    drawn_B = drawn(nucleus_BV, keys_B)
-    ids_B = jnp.where(greedy_B1[:, 0], jnp.argmax(scaled_BV, axis=-1), drawn_B)
+    sample_B = gumbel_sample(nucleus_BV, keys_B)
+    ids_B = jnp.where(greedy_B1[:, 0], jnp.argmax(scaled_BV, axis=-1), sample_B)
     logps_BV = jax.nn.log_softmax(scaled_BV, axis=-1)
     return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
 
 
-def drawn(logits_BV: Array, keys_B: Array) -> Array:
-    """One token a row, as often as it is likely, by the Gumbel-max trick (Maddison et al. 2014).
+def gumbel_sample(logits_BV: Array, keys_B: Array) -> Array:
+    """Samples one token per row by the Gumbel-max trick (Maddison et al. 2014).
 
-    Of a large vocabulary a block is drawn first and then a token in it, which spares random numbers
-    for some 150,000 tokens a row.
+      argmax(logits + g) ~ softmax(logits),   g ~ Gumbel(0, 1)
+
+    In a large vocabulary the first sample is a block of tokens, by the sum of their probabilities,
+    and the second a token of that block: a row needs `C + N` random numbers instead of `C N`.
     """
     rows, vocab = logits_BV.shape
-    blocks = 1 if vocab <= FEW else BLOCKS
+    blocks = 1 if vocab <= FLAT_SAMPLING_LIMIT else SAMPLING_BLOCKS
     padded_BV = jnp.pad(logits_BV, ((0, 0), (0, -vocab % blocks)), constant_values=-jnp.inf)
     logits_BNC = padded_BV.reshape(rows, blocks, -1)
     size = logits_BNC.shape[2]
@@ -328,46 +405,59 @@ def drawn(logits_BV: Array, keys_B: Array) -> Array:
     token_BC, block_BN = noise_B[:, :size], noise_B[:, size:]
     if blocks == 1:
         return jnp.argmax(logits_BV + token_BC, axis=-1)
+    # 1. The block. Subtracting the row's maximum keeps the exponentials in range.
     weight_BNC = jnp.exp(logits_BNC - jnp.max(logits_BV, axis=-1)[:, None, None])
     block_B = jnp.argmax(jnp.log(jnp.sum(weight_BNC, axis=-1)) + block_BN, axis=-1)
+    # 2. The token of this block.
     logits_BC = jnp.take_along_axis(logits_BNC, block_B[:, None, None], axis=1)[:, 0]
     return block_B * size + jnp.argmax(logits_BC + token_BC, axis=-1)
 
 
-def truncated(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> Array:
-    """Keeps the smallest set of tokens whose probability reaches `top_p` (Holtzman et al. 2020).
+def top_p_filter(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> Array:
+    """Keeps the smallest set of likeliest tokens whose probability reaches `top_p`.
 
-    What is left out is minus infinity. A row whose `top_p` is 1 stays as it is. Nothing is sorted:
-    the lowest logit that is kept, with less than `top_p` above it, is searched for among all
-    float32 numbers, in so many `parts` of what is left of them at a time. By default 8, for a GPU
-    and a TPU read the logits as long for seven sums as for one; 2 on a CPU.
+    Nothing is sorted. The lowest logit of the nucleus, the lowest with less than `top_p` above it,
+    is found by a search over all float32 numbers. Source: Holtzman et al. 2020 (nucleus sampling).
+
+    Args:
+      scaled_BV: float32 logits, divided by the temperature.
+      top_p_B: float32; a row whose `top_p` is 1 is returned unchanged.
+      parts: how many parts each round of the search cuts the remaining range into. Default: 2 on a
+        CPU, else 8, because a GPU and a TPU read the logits as long for seven sums as for one.
+
+    Returns:
+      The logits, with minus infinity outside the nucleus.
     """
     weight_BV = jax.nn.softmax(scaled_BV, axis=-1)
-    rank_BV = _rank(scaled_BV)
+    rank_BV = _sortable_bits(scaled_BV)
     parts = parts or (2 if jax.default_backend() == "cpu" else 8)
 
     def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        # The answer is in [low, high], both included. Each of the parts before it ends in a number
+        # with a probability of at least `top_p` above it: count these parts.
         low_B, high_B = bounds
         step_B = (high_B - low_B) // jnp.uint32(parts) + jnp.uint32(1)
-        passed_B = jnp.zeros_like(low_B)
+        parts_below_B = jnp.zeros_like(low_B)
         for i in range(1, parts):
             # The last of a part, or the highest logit, above which there is nothing.
             last_B = low_B + jnp.minimum(jnp.uint32(i) * step_B - jnp.uint32(1), high_B - low_B)
             above_B = jnp.sum(weight_BV, axis=-1, where=rank_BV > last_B[:, None])
-            passed_B = passed_B + (above_B >= top_p_B).astype(jnp.uint32)
-        low_B = low_B + passed_B * step_B
+            parts_below_B = parts_below_B + (above_B >= top_p_B).astype(jnp.uint32)
+        low_B = low_B + parts_below_B * step_B
         return low_B, low_B + jnp.minimum(step_B - jnp.uint32(1), high_B - low_B)
 
+    # A float32 has 32 bits and a round settles log2(parts) of them.
     rounds = math.ceil(32 / math.log2(parts))
     bounds = (jnp.zeros(scaled_BV.shape[0], jnp.uint32), jnp.max(rank_BV, axis=-1))
     lowest_B, _ = jax.lax.fori_loop(0, rounds, narrow, bounds)
-    # The sum is rounded: before the last tokens it may already be 1.
-    kept_BV = (rank_BV >= lowest_B[:, None]) | (top_p_B >= 1)[:, None]
-    return jnp.where(kept_BV, scaled_BV, -jnp.inf)
+    # Rows with `top_p` 1 are exempt: a rounded sum may reach 1 before the last tokens.
+    in_nucleus_BV = (rank_BV >= lowest_B[:, None]) | (top_p_B >= 1)[:, None]
+    return jnp.where(in_nucleus_BV, scaled_BV, -jnp.inf)
 
 
-def _rank(x: Array) -> Array:
-    """float32 as uint32 in the same order."""
+def _sortable_bits(x: Array) -> Array:
+    """Maps float32 to uint32 in the same order, so that a search can halve the range exactly."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)
+    # Negative floats order in reverse of their bits; flipping all bits restores the order.
     return jnp.where(bits >= sign, ~bits, bits | sign)

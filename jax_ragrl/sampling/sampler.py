@@ -1,4 +1,4 @@
-"""Actions of a policy: requests are padded to a few static shapes, sampled, and cut to size."""
+"""Samples actions of a policy: requests are padded to a few static shapes, sampled and trimmed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_ragrl.runtime.sharding import mesh_of, share, ways
-from jax_ragrl.sampling.batches import Batch, Finish, Part, segments
-from jax_ragrl.sampling.decode import STRIDE, Grammar, Prompts, Sampled
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of, replicate
+from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch, cache_sizes
+from jax_ragrl.sampling.decode import CHECK_STRIDE, Grammar, Prompts, Samples
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
+PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
-class Job(NamedTuple):
-    """One prompt: its ids (a forced prefix included), its seed, and how it is sampled.
 
-    `tokens` is the regular expression of a grammar mask, `stops` are strings that end what is
-    written, see `rollout.roles.Role`.
+class SamplingJob(NamedTuple):
+    """One prompt and its sampling parameters.
+
+    Fields:
+      ids: the token ids of the prompt, a forced prefix of the action included.
+      seed: the seed of the sampling keys, below 2**32.
+      temperature: 0 is greedy.
+      top_p: nucleus size; 1 switches the filter off.
+      limit: maximum of new tokens.
+      allowed_token_regex: only tokens whose text matches, and stop tokens, are allowed; "" allows
+        all.
+      stop_strings: a row ends at the first token whose text completes one of these strings.
     """
 
     ids: tuple[int, ...]
@@ -28,164 +38,215 @@ class Job(NamedTuple):
     temperature: float
     top_p: float
     limit: int
-    tokens: str = ""
-    stops: tuple[str, ...] = ()
+    allowed_token_regex: str = ""
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """The static shapes that a run compiles: prompt lengths, batch sizes, new tokens.
+    """The static shapes of sampling: one program is compiled per shape.
 
-    `batches` are sizes on one device: where `ways` devices share a batch, it has so many times as
-    many prompts, or as few as one of these where there are no more. A device's part holds at most
-    `tokens` prompt tokens, padding included, unless the batch is the smallest.
+    For each prompt length and batch size there is one program if no row may need more than
+    `initial_cache_size` tokens. Otherwise there is one program that starts, and at most one that
+    continues for each size of the cache: 2048 new tokens have the sizes 128, 256, 512, 1024, 2048.
 
-    A cache for `slots` new tokens doubles until it has the `steps` that some row may need, and a
-    batch of which half or more has ended goes on in a smaller one. So for each prompt length and
-    batch size there is one program where no row may need more than `slots`; for batches where some
-    row may, one that begins, and at most one that goes on for each size of the cache: 2048 steps
-    have 128, 256, 512, 1024 and 2048.
+    Fields:
+      prompt_lengths: bucket sizes of prompts in tokens, ascending.
+      batch_sizes: bucket sizes of batches in prompts per device, ascending. If several devices
+        share a batch, a batch of one bucket size in total is possible too, for few prompts.
+      max_new_tokens: maximum of new tokens of any row.
+      max_prompt_tokens: maximum of prompt tokens per device, padding included; the smallest batch
+        is exempt.
+      initial_cache_size: new tokens that a cache holds at first; it doubles up to
+        `max_new_tokens`. A batch of which half or more is done continues in a smaller one.
     """
 
-    lengths: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-    batches: tuple[int, ...] = (1, 4, 16, 64)
-    steps: int = 64
-    tokens: int = 16384
-    slots: int = 128
+    prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64)
+    max_new_tokens: int = 64
+    max_prompt_tokens: int = 16384
+    initial_cache_size: int = 128
 
-    def length(self, size: int) -> int | None:
-        """The smallest prompt length that holds `size` tokens; None where none does."""
-        return next((n for n in self.lengths if size <= n), None)
+    def bucket_length(self, tokens: int) -> int | None:
+        """Returns the smallest prompt length that holds `tokens`; None if none does."""
+        return next((n for n in self.prompt_lengths if tokens <= n), None)
 
-    def sizes(self, ways: int = 1) -> list[int]:
-        """The batch sizes, ascending; each divides over the devices."""
-        few = {-(-n // ways) * ways for n in self.batches}
-        return sorted(few | {n * ways for n in self.batches})
+    def global_batch_sizes(self, devices: int = 1) -> list[int]:
+        """Returns the batch sizes over all devices, ascending; each divides over the devices."""
+        # For few prompts: a batch of a bucket size in total, rounded up to the devices.
+        small = {-(-n // devices) * devices for n in self.batch_sizes}
+        return sorted(small | {n * devices for n in self.batch_sizes})
 
-    def most(self, length: int, ways: int = 1) -> int:
-        """The largest batch of prompts of a padded length."""
-        first, *sizes = self.sizes(ways)
-        return max([first, *(n for n in sizes if n * length <= self.tokens * ways)])
+    def max_batch_size(self, length: int, devices: int = 1) -> int:
+        """Returns the largest batch of prompts of a padded length, over all devices."""
+        first, *sizes = self.global_batch_sizes(devices)
+        limit = self.max_prompt_tokens * devices
+        return max([first, *(n for n in sizes if n * length <= limit)])
 
-    def batch(self, size: int, length: int, ways: int = 1) -> int:
-        """The smallest batch that holds `size` prompts of a length, at most `most(length)`."""
-        most = self.most(length, ways)
-        return next((n for n in self.sizes(ways) if size <= n <= most), most)
+    def bucket_batch_size(self, prompts: int, length: int, devices: int = 1) -> int:
+        """Returns the smallest batch that holds a number of prompts, or the largest one.
 
-    def caches(self, limit: int) -> tuple[int, ...]:
-        """The sizes that a cache has, until it holds `limit` new tokens."""
-        sizes = segments(self.steps, self.slots)
+        Args:
+          prompts: the number of prompts to sample.
+          length: their padded length in tokens.
+          devices: the number of devices that share the batch.
+        """
+        largest = self.max_batch_size(length, devices)
+        sizes = self.global_batch_sizes(devices)
+        return next((n for n in sizes if prompts <= n <= largest), largest)
+
+    def cache_sizes_for(self, limit: int) -> tuple[int, ...]:
+        """Returns the sizes that a cache takes until it holds `limit` new tokens."""
+        sizes = cache_sizes(self.max_new_tokens, self.initial_cache_size)
         return tuple(n for i, n in enumerate(sizes) if i == 0 or sizes[i - 1] < limit)
 
 
-Written = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]  # rows of every job
+# For every job, its rows: token ids and their log-probabilities.
+JobSamples = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]
 
 
 def sample_jobs(
-    graph: Any,
-    params: Any,
+    model: SplitModel,
     tokenizer: ChatTokenizer,
-    jobs: Sequence[Job],
+    jobs: Sequence[SamplingJob],
     width: int,
     shapes: Shapes,
-) -> Written:
-    """`width` continuations (ids, log-probabilities) of every job, in the order of `jobs`.
+) -> JobSamples:
+    """Samples `width` continuations of every job and waits for them.
 
-    Every job's prompt must fit one of `shapes.lengths`. Prompts go where the parameters are: over a
-    mesh, in batches that divide it.
+    Args:
+      model: a split decoder. If its parameters are on a mesh, batches are split over this mesh.
+      tokenizer: supplies the stop ids, and the masks of allowed tokens and stop strings.
+      jobs: the prompts; each must fit one of `shapes.prompt_lengths`.
+      width: siblings per job.
+      shapes: the static shapes to pad to.
+
+    Returns:
+      For every job, in order, `width` pairs of token ids and log-probabilities.
     """
-    return start_jobs(graph, params, tokenizer, jobs, width, shapes)()
+    return start_jobs(model, tokenizer, jobs, width, shapes)()
 
 
 def start_jobs(
-    graph: Any,
-    params: Any,
+    model: SplitModel,
     tokenizer: ChatTokenizer,
-    jobs: Sequence[Job],
+    jobs: Sequence[SamplingJob],
     width: int,
     shapes: Shapes,
-) -> Callable[[], Written]:
-    """As `sample_jobs`, which the devices begin with; what is returned waits for them.
+) -> Callable[[], JobSamples]:
+    """Dispatches the jobs to the devices without waiting.
 
-    Of batches that take several programs one is begun at a time: a batch that has begun leaves its
-    cache on the devices.
+    Args:
+      model, tokenizer, jobs, width, shapes: as in `sample_jobs`.
+
+    Returns:
+      A function that waits and returns the result of `sample_jobs`.
     """
-    parts = chunks(jobs, shapes, ways(mesh_of(params)))
+    chunks = batch_jobs(jobs, shapes, data_parallel_size(mesh_of(model.params)))
     batches = (
-        _batch((graph, params), tokenizer, [jobs[i] for i in chunk], length, width, shapes)
-        for chunk, length in parts
+        _prompt_batch(model, tokenizer, [jobs[i] for i in chunk], length, width, shapes)
+        for chunk, length in chunks
     )
-    begun: deque[tuple[Batch, Finish]] = deque()
+    in_flight: deque[tuple[PromptBatch, Finish]] = deque()
 
     def advance() -> None:
+        # A batch of several programs keeps its cache on the devices between them, so at most one
+        # such batch is in flight.
         for batch in batches:
-            begun.append((batch, batch.begin()))
-            if not batch.one:
+            in_flight.append((batch, batch.start()))
+            if not batch.is_one_program:
                 return
 
     advance()
 
-    def finish() -> Written:
+    def finish() -> JobSamples:
         results: list[Any] = [None] * len(jobs)
-        for chunk, _ in parts:
-            batch, end = begun.popleft()
-            ended = end()
-            if not batch.one:
+        for chunk, _ in chunks:
+            batch, finish_batch = in_flight.popleft()
+            parts = finish_batch()
+            if not batch.is_one_program:
                 advance()
-            for at, rows in enumerate(_read(ended, len(chunk), width)):
-                results[chunk[at]] = rows
+            for i, rows in zip(chunk, _rows_of(parts, len(chunk), width), strict=True):
+                results[i] = rows
         return results
 
     return finish
 
 
-def _batch(
-    net: tuple[Any, Any],
+def _prompt_batch(
+    model: SplitModel,
     tokenizer: ChatTokenizer,
-    jobs: Sequence[Job],
+    jobs: Sequence[SamplingJob],
     length: int,
     width: int,
     shapes: Shapes,
-) -> Batch:
-    mesh = mesh_of(net[1])
-    count = shapes.batch(len(jobs), length, ways(mesh))
-    stops = np.array(tokenizer.stop_ids, np.int32)
-    grammar = stops, tokenizer.allowed(jobs[0].tokens), tokenizer.stops(jobs[0].stops)
-    return Batch(
-        net,
-        pad_prompts(jobs, length, count),
-        Grammar(*(None if x is None else share(x, mesh) for x in grammar)),
-        width,
-        shapes.caches(max(job.limit for job in jobs)),
-        tuple(n // ways(mesh) for n in shapes.sizes(ways(mesh))),
-        nucleus=any(job.top_p < 1 for job in jobs),
-        stride=STRIDE if jax.default_backend() == "gpu" else 1,
+) -> PromptBatch:
+    mesh = mesh_of(model.params)
+    devices = data_parallel_size(mesh)
+    # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
+    allowed_V = tokenizer.allowed_tokens(jobs[0].allowed_token_regex)
+    stop_SV = tokenizer.stop_transitions(jobs[0].stop_strings)
+    return PromptBatch(
+        model=model,
+        prompts=pad_prompts(jobs, length, shapes.bucket_batch_size(len(jobs), length, devices)),
+        grammar=Grammar(
+            stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
+            allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
+            stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
+        ),
+        width=width,
+        slots=shapes.cache_sizes_for(max(job.limit for job in jobs)),
+        sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
+        use_top_p=any(job.top_p < 1 for job in jobs),
+        # A check for early stopping makes the host wait on a GPU only.
+        stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
         mesh=mesh,
     )
 
 
-def chunks(jobs: Sequence[Job], shapes: Shapes, ways: int = 1) -> list[tuple[list[int], int]]:
-    """Job numbers by padded length, grammar and stops, in batches of at most the largest size."""
+def batch_jobs(
+    jobs: Sequence[SamplingJob], shapes: Shapes, devices: int = 1
+) -> list[tuple[list[int], int]]:
+    """Groups jobs that can share a batch: equal padded length, grammar and stop strings.
+
+    Args:
+      jobs: the jobs to group.
+      shapes: the static shapes to pad to.
+      devices: the number of devices that share a batch.
+
+    Returns:
+      Pairs of job numbers, at most `shapes.max_batch_size` of them, and their padded length.
+
+    Raises:
+      ValueError: a prompt exceeds the longest prompt length.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
-        length = shapes.length(len(job.ids))
+        length = shapes.bucket_length(len(job.ids))
         if length is None:
-            raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {shapes.lengths[-1]}")
-        groups.setdefault((length, job.tokens, job.stops), []).append(i)
+            longest = shapes.prompt_lengths[-1]
+            raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
+        groups.setdefault((length, job.allowed_token_regex, job.stop_strings), []).append(i)
     return [
-        (group[start : start + shapes.most(length, ways)], length)
+        (group[start : start + shapes.max_batch_size(length, devices)], length)
         for (length, *_), group in sorted(groups.items())
-        for start in range(0, len(group), shapes.most(length, ways))
+        for start in range(0, len(group), shapes.max_batch_size(length, devices))
     ]
 
 
-def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
-    """Jobs as host arrays `[batch, length]`; missing rows have length 0."""
+def pad_prompts(jobs: Sequence[SamplingJob], length: int, batch: int) -> Prompts:
+    """Pads jobs to host arrays.
+
+    Args:
+      jobs: at most `batch` jobs of at most `length` prompt tokens.
+      length: columns of `ids_BP`.
+      batch: rows; those beyond the jobs have length 0.
+    """
     ids = np.zeros((batch, length), np.int32)
     for row, job in enumerate(jobs):
         ids[row, : len(job.ids)] = job.ids
 
-    def column(values: Callable[[Job], Any], dtype: Any) -> np.ndarray:
+    def column(values: Callable[[SamplingJob], Any], dtype: Any) -> np.ndarray:
         out = np.zeros(batch, dtype)
         out[: len(jobs)] = [values(job) for job in jobs]
         return out
@@ -200,13 +261,16 @@ def pad_prompts(jobs: Sequence[Job], length: int, batch: int) -> Prompts:
     )
 
 
-def _read(parts: Sequence[Part], count: int, width: int) -> Written:
-    """The rows of the first `count` prompts: of each what it held when it was seen last."""
-    last = {i: (sampled, at) for numbers, sampled in parts for at, i in enumerate(numbers.tolist())}
+def _rows_of(parts: Sequence[PartialSamples], count: int, width: int) -> JobSamples:
+    """Returns the rows of the first `count` prompts.
 
-    def row(sampled: Sampled, b: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        ids, logps, n = (x[b] for x in sampled)
+    A prompt that continued in a smaller batch is in several parts; the last has all its tokens.
+    """
+    last = {i: (samples, at) for numbers, samples in parts for at, i in enumerate(numbers.tolist())}
+
+    def row(samples: Samples, b: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        ids, logps, n = (x[b] for x in samples)
         return tuple(ids[:n].tolist()), tuple(logps[:n].tolist())
 
-    held = (last[i] for i in range(count))
-    return [[row(sampled, at * width + k) for k in range(width)] for sampled, at in held]
+    places = (last[i] for i in range(count))
+    return [[row(samples, at * width + k) for k in range(width)] for samples, at in places]

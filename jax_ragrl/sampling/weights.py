@@ -1,7 +1,7 @@
-"""Weights as a sampler takes them: in the compute dtype, and whole where a batch is split.
+"""Converts trained weights for sampling: compute dtype, and not split along the batch axes.
 
-Training keeps float32 weights split over every device. A decoder that samples reads all of them
-once a token: cast and gathered there, they would be cast and gathered with every token.
+Training keeps float32 weights that are split over every device. Decoding reads all weights once
+per token, so without this copy they would be cast and gathered for every token.
 """
 
 from __future__ import annotations
@@ -11,53 +11,55 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.sharding import Sharding
 
-from jax_ragrl.models.config import used_as
+from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.sharding import own_part, whole_along_batch
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.sharding import local_part, without_batch_sharding
 
 Form = tuple[jnp.dtype, Sharding]
 
 
-def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, tuple[Any, Any]]:
-    """Graph and parameters of decoders for a rollout, split over the tensor axis alone.
+def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, SplitModel]:
+    """Returns split decoders for a rollout, which compute the same as `decoders`.
 
-    They compute what the decoders compute. On a mesh without a tensor axis every device holds them
-    whole in the compute dtype, for as long as they are kept (2 bytes a parameter in bfloat16: 16 GB
-    at 8 billion); where that is too much, give the mesh a wider tensor axis. What is in that form
-    already is not copied, and what decoders share (a base below their adapters) is copied once. On
-    several hosts each gets them on its own devices: all take part, and then sample by themselves.
+    Weights are in the compute dtype and split over the tensor axis alone: without a tensor axis
+    every device holds a full copy (2 bytes per parameter in bfloat16, 16 GB for 8 billion). If that
+    is too much, give the mesh a wider tensor axis.
+
+    An array that already has this form is not copied, and an array that several decoders share (a
+    base below their adapters) is copied once. On several hosts this is a collective call; each
+    process gets the model on its own devices and then samples independently.
     """
-    split = {name: nnx.split(decoder, nnx.Param) for name, decoder in decoders.items()}
-    # By identity: the arrays to copy, and the forms of their copies.
+    splits = {name: SplitModel.from_model(decoder) for name, decoder in decoders.items()}
+    # By identity, because decoders may share arrays: the arrays to copy, the forms of their copies.
     arrays: dict[int, Array] = {}
     forms: dict[int, Form] = {}
-    for name, (_, params) in split.items():
-        for path, x in jax.tree_util.tree_leaves_with_path(params):
+    for name, split in splits.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(split.params):
             form = _form(path, x, decoders[name].config.dtype)
-            if not _has(x, form):
+            if not _has_form(x, form):
                 arrays[id(x)], forms[id(x)] = x, form
-    copies = dict(zip(arrays, _copied([*arrays.values()], [*forms.values()]), strict=True))
+    copies = dict(zip(arrays, _cast_all([*arrays.values()], [*forms.values()]), strict=True))
 
     def own(x: Array) -> Array:
-        return own_part(copies.get(id(x), x))
+        return local_part(copies.get(id(x), x))
 
-    return {name: (graph, jax.tree.map(own, params)) for name, (graph, params) in split.items()}
+    return {name: jax.tree.map(own, split) for name, split in splits.items()}
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:
-    return used_as(path, x, compute), whole_along_batch(x.sharding)
+    return compute_dtype_of(path, x, compute), without_batch_sharding(x.sharding)
 
 
-def _has(x: Array, form: Form) -> bool:
+def _has_form(x: Array, form: Form) -> bool:
     return x.dtype == form[0] and x.sharding.is_equivalent_to(form[1], x.ndim)
 
 
-def _copied(arrays: list[Array], forms: list[Form]) -> list[Array]:
-    """All of them by one program, compiled once for their shapes."""
+def _cast_all(arrays: list[Array], forms: list[Form]) -> list[Array]:
+    """Casts all arrays in one program, which later updates with the same shapes reuse."""
     dtypes, layouts = tuple(dtype for dtype, _ in forms), [layout for _, layout in forms]
     return jax.jit(_cast, static_argnums=1, out_shardings=layouts)(arrays, dtypes)
 

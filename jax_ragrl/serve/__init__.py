@@ -1,4 +1,4 @@
-"""The trained system behind HTTP. Needs the extra `serve`."""
+"""A trained system behind HTTP. Needs the optional dependencies `serve`."""
 
 from jax_ragrl.errors import UserError
 

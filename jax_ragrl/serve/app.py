@@ -1,12 +1,13 @@
-"""A trained system behind HTTP: what is asked while a rollout runs is answered in the next one.
+"""HTTP server of a trained system: questions that arrive during a rollout join the next one.
 
-  POST /answer                {"question": ...} or {"questions": [...]}; with "trace": true, steps
-  POST /v1/chat/completions   the OpenAI form, in which the last user message is the question
-  POST /retrieve              the index alone, in the form of `retrieval/remote.py`
-  GET  /v1/models, /health    what is served; not healthy until its programs are compiled
+  POST /answer                {"question": ...} or {"questions": [...]}; "trace": true adds steps
+  POST /v1/chat/completions   OpenAI API: the last user message is the question
+  POST /retrieve              search in the index, in the format of `retrieval/remote.py`
+  GET  /v1/models, /health    the served model; healthy once its programs are compiled
 
-Answers are those of `evaluate` and `ask`: greedy, one path a question, whatever is asked beside it.
-(Where a system samples a language model, seeds are folded from the text, as `ask` does it.)
+Answers are the same as under `evaluate` and `ask`: greedy, one path per question, independent of
+the other questions in the batch. (Seeds for a sampled language model are folded from the text.) The
+server has no authentication.
 """
 
 from __future__ import annotations
@@ -35,51 +36,64 @@ from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.remote import to_document
 from jax_ragrl.serve import bodies
 from jax_ragrl.serve.batcher import Batcher
-from jax_ragrl.serve.replies import Reply, Served, reason, replies, told
+from jax_ragrl.serve.replies import Answer, ServedSystem, answer_questions, error_message, to_json
 from jax_ragrl.types import Hits
 
 
 class Limits(NamedTuple):
-    """How many questions a rollout (and a request) holds at most, and how many may wait."""
+    """`batch`: max questions per rollout and per request; `waiting`: max queued questions."""
 
     batch: int = 64
     waiting: int = 256
 
 
 DEFAULT = Limits()
-SEARCHES = Limits(256, 2 * bodies.QUERIES)  # of queries
+SEARCH_LIMITS = Limits(batch=256, waiting=2 * bodies.MAX_QUERIES)  # queries
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def serve(served: Served, host: str, port: int, limits: Limits = DEFAULT) -> None:
-    """Answers until SIGTERM or SIGINT; then what is queued is finished, and the process exits 0.
+def serve(served_system: ServedSystem, host: str, port: int, limits: Limits = DEFAULT) -> None:
+    """Serves until SIGTERM or SIGINT, then answers the queued questions and exits with code 0.
 
-    Raises `UserError` for limits that hold nothing and for an address that cannot be listened on.
+    Args:
+      served_system: the system and its environment.
+      host: bind address.
+      port: TCP port; 0 = any free port.
+      limits: sizes of batch and queue.
+
+    Raises:
+      UserError: the limits are invalid, or the address is not available.
     """
     if not 1 <= limits.batch <= limits.waiting:
-        raise UserError(f"{limits}: a batch is at least 1 question, and the queue at least a batch")
+        raise UserError(
+            f"{limits}: give a batch of at least 1 question, and a queue of at least a batch"
+        )
     try:
         listener = socket.create_server((host, port))
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port} ({error}): give another --port") from error
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Uvicorn takes the signals while it runs, and raises them again when it has finished.
+        # Uvicorn handles the signals while it runs, and raises them again when it has finished.
         signal.signal(number, lambda *_: sys.exit(0))
-    print(f"ragrl: {served.name} answers at http://{host}:{listener.getsockname()[1]}", flush=True)
-    # No logging of its own: to set that up would close the streams of absl's handlers.
+    print(
+        f"ragrl: {served_system.name} answers at http://{host}:{listener.getsockname()[1]}",
+        flush=True,
+    )
+    # No log configuration: applying one would close the streams of absl's handlers.
     options: dict[str, Any] = {"log_config": None, "log_level": "warning", "lifespan": "on"}
-    config = uvicorn.Config(application(served, limits), **options)
+    config = uvicorn.Config(application(served_system, limits), **options)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def application(served: Served, limits: Limits = DEFAULT) -> Starlette:
-    """The ASGI application; its lifespan ends when all that was asked is answered."""
-    service = Service(served, limits)
+def application(served_system: ServedSystem, limits: Limits = DEFAULT) -> Starlette:
+    """The ASGI application; its lifespan ends when all accepted questions are answered."""
+    service = Service(served_system, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        # In a thread, because closing waits for rollouts and must not block the event loop.
         await asyncio.to_thread(service.close)
 
     routes = [
@@ -89,99 +103,120 @@ def application(served: Served, limits: Limits = DEFAULT) -> Starlette:
         Route("/v1/models", service.models),
         Route("/health", service.health),
     ]
-    handlers: Mapping[Any, Any] = {HTTPException: _refusal}
+    handlers: Mapping[Any, Any] = {HTTPException: _error_response}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
-async def _refusal(request: Request, error: HTTPException) -> JSONResponse:
+async def _error_response(request: Request, error: HTTPException) -> JSONResponse:
     body = {"error": {"message": error.detail, "code": error.status_code}}
     return JSONResponse(body, error.status_code, error.headers)
 
 
 class Service:
-    """The endpoints, over one thread that rolls questions out, and one that searches beside it."""
+    """The endpoints. One thread rolls out questions, another searches."""
 
-    def __init__(self, served: Served, limits: Limits) -> None:
-        self.served, self.limits = served, limits
-        self.answers: Batcher[str, Reply] = Batcher(lambda t: replies(served, t), *limits)
-        self.searches: Batcher[tuple[str, int], Hits] = Batcher(self._search, *SEARCHES)
-        (self.warm,) = self.answers.submit([served.warm])
+    def __init__(self, served_system: ServedSystem, limits: Limits) -> None:
+        self.served_system, self.limits = served_system, limits
+        self.answers: Batcher[str, Answer] = Batcher(
+            lambda texts: answer_questions(served_system, texts), limits.batch, limits.waiting
+        )
+        # Own thread: a search request must not wait for a rollout.
+        self.searches: Batcher[tuple[str, int], Hits] = Batcher(
+            self._search, SEARCH_LIMITS.batch, SEARCH_LIMITS.waiting
+        )
+        (self.warmup,) = self.answers.submit([served_system.warmup_question])
 
     def close(self) -> None:
-        """Returns when all that was asked is answered."""
+        """Returns when all accepted requests are processed."""
         self.answers.close()
         self.searches.close()
 
     def _search(self, requests: Sequence[tuple[str, int]]) -> list[Hits | Exception]:
         pages = [(query, k, 0) for query, k in requests]
-        return [*search_pages(self.served.environment.retriever, pages)]
+        return [*search_pages(self.served_system.environment.retriever, pages)]
 
     async def answer(self, request: Request) -> JSONResponse:
-        """What became of a question; of several, each by itself."""
-        body = await bodies.read(request)
-        texts, trace = bodies.asked(body, self.limits.batch)
-        found = await _results(self.answers, texts)
+        """The answer to a question, or the answers to several, which fail independently."""
+        body = await bodies.read_json(request)
+        texts, trace = bodies.parse_answer_request(body, self.limits.batch)
+        results = await _results(self.answers, texts)
         if "question" in body:
-            return JSONResponse(told(texts[0], _certain(found[0]), trace))
-        each = [told(text, reply, trace) for text, reply in zip(texts, found, strict=True)]
-        return JSONResponse({"answers": each})
+            return JSONResponse(to_json(texts[0], _result_or_raise(results[0]), trace))
+        answers = [to_json(text, x, trace) for text, x in zip(texts, results, strict=True)]
+        return JSONResponse({"answers": answers})
 
     async def chat(self, request: Request) -> JSONResponse:
-        """A chat completion; `why` beside its message says how the rollout ended."""
-        text = bodies.chatted(await bodies.read(request))
-        reply = _certain((await _results(self.answers, [text]))[0])
-        message = {"role": "assistant", "content": reply.answer or ""}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "why": reply.why}
+        """A chat completion; `why` next to its message is the reason for its end."""
+        text = bodies.parse_chat_request(await bodies.read_json(request))
+        answer = _result_or_raise((await _results(self.answers, [text]))[0])
+        message = {"role": "assistant", "content": answer.answer or ""}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "stop",  # as the API requires; `why` is this system's reason
+            "why": answer.finish_reason,
+        }
+        # The question and the answer only: the rollout between them is not part of the API.
         names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        usage = dict(zip(names, (*reply.tokens, sum(reply.tokens)), strict=True))
+        usage = dict(zip(names, (*answer.tokens, sum(answer.tokens)), strict=True))
         now = time.time_ns()
         head = {"id": f"chatcmpl-{now:x}", "object": "chat.completion", "created": now // 10**9}
-        return JSONResponse(head | {"model": self.served.name, "choices": [choice], "usage": usage})
+        return JSONResponse(
+            head | {"model": self.served_system.name, "choices": [choice], "usage": usage}
+        )
 
     async def retrieve(self, request: Request) -> JSONResponse:
-        """The documents of each query, best first, with their scores if asked for."""
-        body = await bodies.read(request)
-        requests, scored = bodies.searched(body, max(self.served.system.top_k, 1))
-        found = [_certain(hits) for hits in await _results(self.searches, requests)]
-        result: list[list[Any]] = [[to_document(p) for p in hits.passages] for hits in found]
-        if scored:
+        """The documents of each query, best first, with scores if requested."""
+        body = await bodies.read_json(request)
+        default_k = max(self.served_system.system.top_k, 1)
+        requests, with_scores = bodies.parse_search_request(body, default_k)
+        hits = [_result_or_raise(x) for x in await _results(self.searches, requests)]
+        result: list[list[Any]] = [[to_document(p) for p in x.passages] for x in hits]
+        if with_scores:
             result = [
-                [{"document": d, "score": s} for d, s in zip(documents, hits.scores, strict=True)]
-                for documents, hits in zip(result, found, strict=True)
+                [{"document": d, "score": s} for d, s in zip(documents, x.scores, strict=True)]
+                for documents, x in zip(result, hits, strict=True)
             ]
         return JSONResponse({"result": result})
 
     async def models(self, request: Request) -> JSONResponse:
-        """The one model there is."""
-        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "jax_ragrl"}
+        """The list of the one served model."""
+        model = {
+            "id": self.served_system.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "jax_ragrl",
+        }
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> JSONResponse:
-        """Whether the first question was answered, with 503 until then, and what is served."""
-        retriever = self.served.environment.retriever
+        """The served system; status 503 until the warm-up question is answered."""
+        retriever = self.served_system.environment.retriever
         corpus = getattr(retriever, "corpus", None)
         body = {
-            "ready": _succeeded(self.warm),
-            "system": self.served.name,
-            "policy": self.served.policy,
+            "ready": _succeeded(self.warmup),
+            "system": self.served_system.name,
+            "policy": self.served_system.policy,
             "corpus": retriever.fingerprint,
             "passages": None if corpus is None else len(corpus),
             "waiting": len(self.answers),
         }
-        if self.warm.done() and self.warm.exception():
-            body["failure"] = reason(self.warm.exception())
+        if self.warmup.done() and self.warmup.exception():
+            # Retry: the language model or the retriever may be available again.
+            body["failure"] = error_message(self.warmup.exception())
             with contextlib.suppress(queue.Full):
-                (self.warm,) = self.answers.submit([self.served.warm])
+                (self.warmup,) = self.answers.submit([self.served_system.warmup_question])
         return JSONResponse(body, 200 if body["ready"] else 503)
 
 
 async def _results(batcher: Batcher[T, R], items: Sequence[T]) -> list[R | BaseException]:
-    """What became of each item; an exception in place of what failed."""
+    """The result of each item; an exception in place of a failed one."""
     try:
         futures = batcher.submit(items)
     except queue.Full:
-        later = {"Retry-After": str(max(1, math.ceil(batcher.seconds)))}
-        raise HTTPException(503, "the queue is full: ask again later", later) from None
+        # The queue has room again after a batch, which takes about as long as the last one.
+        headers = {"Retry-After": str(max(1, math.ceil(batcher.seconds)))}
+        raise HTTPException(503, "the queue is full: try again later", headers) from None
     return await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
 
 
@@ -189,9 +224,9 @@ def _succeeded(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None
 
 
-def _certain(result: R | BaseException) -> R:
-    """A result; for a failure the response 502, or 500 where it is none of the environment."""
+def _result_or_raise(result: R | BaseException) -> R:
+    """A result. Raises status 502 for a failure of the environment, 500 for any other."""
     if isinstance(result, BaseException):
         status = 502 if isinstance(result, EffectError) else 500
-        raise HTTPException(status, f"this failed: {reason(result)}")
+        raise HTTPException(status, f"this failed: {error_message(result)}")
     return result

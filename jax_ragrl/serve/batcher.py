@@ -1,4 +1,4 @@
-"""One thread that does what is asked of it: what comes while it works is its next batch."""
+"""Dynamic batching: one worker thread whose next batch is what arrives while it works."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Args:
-    work: a result an item, in order, an exception in place of one that failed.
-    batch: items done together at most.
-    waiting: items in the queue at most.
+    """A queue of items that one thread processes in batches.
 
-    `seconds` is how long the last batch took.
+    Args:
+      work: gives one result per item, in order, with an exception in place of a failed one.
+      batch: max items per batch.
+      waiting: max items in the queue.
+
+    Attributes:
+      seconds: duration of the last batch.
     """
 
     def __init__(
@@ -30,15 +33,15 @@ class Batcher(Generic[T, R]):
         self._work, self._batch, self._waiting = work, batch, waiting
         self._queue: queue.SimpleQueue[tuple[T, Future[R]] | None] = queue.SimpleQueue()
         self.seconds = 0.0
-        # A daemon, so that a process that fails before it closes this one ends all the same.
+        # A daemon thread does not keep alive a process that fails before it calls `close`.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def submit(self, items: Sequence[T]) -> list[Future[R]]:
-        """What will become of each item. All come into the queue, or none; from one thread only.
+        """Queues all items or none, and returns their future results. Not thread-safe.
 
         Raises:
-          queue.Full: there is no room for them.
+          queue.Full: the queue has no room for the items.
         """
         if len(self) + len(items) > self._waiting:
             raise queue.Full
@@ -48,28 +51,29 @@ class Batcher(Generic[T, R]):
         return futures
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of queued items."""
         return self._queue.qsize()
 
     def close(self) -> None:
-        """Returns when all that was submitted is done."""
+        """Processes all queued items, then stops the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while batch := self._next():
             start = time.monotonic()
-            live = [pair for pair in batch if pair[1].set_running_or_notify_cancel()]
-            results = self._results([item for item, _ in live])
+            # Skips the futures that their clients have cancelled.
+            active = [pair for pair in batch if pair[1].set_running_or_notify_cancel()]
+            results = self._results([item for item, _ in active])
             self.seconds = time.monotonic() - start
-            for (_, future), result in zip(live, results, strict=True):
+            for (_, future), result in zip(active, results, strict=True):
                 if isinstance(result, Exception):
                     future.set_exception(result)
                 else:
                     future.set_result(result)
 
     def _next(self) -> list[tuple[T, Future[R]]]:
-        """What waits, once something does; nothing where all is done."""
+        """Waits for an item and returns it with all others that are queued; empty after `close`."""
         pair, batch = self._queue.get(), []
         with contextlib.suppress(queue.Empty):
             while pair is not None:
@@ -78,15 +82,17 @@ class Batcher(Generic[T, R]):
                     return batch
                 pair = self._queue.get_nowait()
             if batch:
-                self._queue.put(None)  # the end, to be met again after this batch
+                self._queue.put(None)  # keeps the end marker for the call after this batch
         return batch
 
     def _results(self, items: Sequence[T]) -> Sequence[R | Exception]:
-        """An item that breaks the work breaks nobody else's."""
+        """The results of a batch; if it fails, of each item separately, to isolate the failure."""
         try:
             return self._work(items) if items else []
         except Exception as error:
+            # 1. Retry each item alone, so that one bad item fails alone.
+            # 2. Log an item that fails alone: an unexpected error is a bug.
             if len(items) > 1:
                 return [self._results([item])[0] for item in items]
-            logging.getLogger(__name__).exception("this failed by itself: %r", items[0])
+            logging.getLogger(__name__).exception("this item failed: %r", items[0])
             return [error]

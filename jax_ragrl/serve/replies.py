@@ -1,4 +1,4 @@
-"""What is served, and what becomes of the questions of a rollout."""
+"""Answers of a served system, as values for JSON."""
 
 from __future__ import annotations
 
@@ -8,58 +8,73 @@ from typing import Any, NamedTuple
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.trace import end, failure, steps
-from jax_ragrl.run.inference import answered
+from jax_ragrl.rollout.trace import failure_of, final_leaf, transcript_steps
+from jax_ragrl.run.inference import roll_out_texts
 
 
-class Served(NamedTuple):
-    """A system under its inference algorithm, and what it acts on.
+class ServedSystem(NamedTuple):
+    """A system with its inference algorithm and environment.
 
-    `name` is the model's name in the OpenAI form, `policy` says where the weights are from, and
-    `warm` is a question that is asked before any other, to compile what most questions need.
+    Fields:
+      name: name of the model in the OpenAI API.
+      policy: source of the weights, for `/health`.
+      system: state machine that answers questions.
+      environment: sampler, retriever and frozen language model.
+      warmup_question: is answered before any other, to compile the most frequent programs.
     """
 
     name: str
     policy: str
     system: System
     environment: Environment
-    warm: str
+    warmup_question: str
 
 
-class Reply(NamedTuple):
-    """What became of a question. `answer` is None where the rollout ended without one: `why`."""
+class Answer(NamedTuple):
+    """The answer to a question; without an answer, `answer` is None and `finish_reason` says why.
+
+    `steps` is the transcript; `tokens` are the lengths of the question and of the answer.
+    """
 
     answer: str | None
-    why: str
+    finish_reason: str
     steps: list[dict[str, Any]]
-    tokens: tuple[int, int]  # of the question and of the answer
+    tokens: tuple[int, int]
 
 
-def replies(served: Served, texts: Sequence[str]) -> list[Reply | Exception]:
-    """A reply a text, in order, or what failed of its environment."""
-    forest = answered(served.system, served.environment, texts)
+def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[Answer | Exception]:
+    """One answer per text, in order; an exception if the environment failed on the question."""
+    forest = roll_out_texts(served_system.system, served_system.environment, texts)
+    # A repeated text is rolled out once, so positions in `texts` differ from question numbers.
     number = {question.text: i for i, question in enumerate(forest.questions)}
 
-    def reply(text: str) -> Reply | Exception:
-        i, count = number[text], served.environment.count
-        if i in forest.failed:
-            return EffectError(failure(forest, i))
-        leaf = end(forest, i)
+    def answer_of(text: str) -> Answer | Exception:
+        i, count = number[text], served_system.environment.count
+        if i in forest.failed_questions:
+            return EffectError(failure_of(forest, i))
+        leaf = final_leaf(forest, i)
         tokens = (count(text), count(leaf.answer or ""))
-        return Reply(leaf.answer, leaf.why, steps(forest, i), tokens)
+        return Answer(leaf.answer, leaf.finish_reason, transcript_steps(forest, i), tokens)
 
-    return [reply(text) for text in texts]
-
-
-def told(text: str, reply: Reply | BaseException, trace: bool) -> dict[str, Any]:
-    """What became of a question as values that `json.dumps` takes; its steps with `trace`."""
-    if isinstance(reply, BaseException):
-        return {"question": text, "answer": None, "error": reason(reply)}
-    told = {"question": text, "answer": reply.answer, "why": reply.why}
-    return told | ({"steps": reply.steps} if trace else {})
+    return [answer_of(text) for text in texts]
 
 
-def reason(error: BaseException | None) -> str:
-    """The message of an expected error; any other is named."""
-    expected = isinstance(error, EffectError | UserError)
-    return str(error) if expected else f"{type(error).__name__}: {error}"
+def to_json(text: str, answer: Answer | BaseException, trace: bool) -> dict[str, Any]:
+    """One answer as values that `json.dumps` accepts.
+
+    Args:
+      text: the question.
+      answer: its answer or failure.
+      trace: whether the steps of the rollout are included.
+    """
+    if isinstance(answer, BaseException):
+        return {"question": text, "answer": None, "error": error_message(answer)}
+    values = {"question": text, "answer": answer.answer, "why": answer.finish_reason}
+    return values | ({"steps": answer.steps} if trace else {})
+
+
+def error_message(error: BaseException | None) -> str:
+    """The message of an expected error; for any other, its type and message."""
+    # Expected errors are written for users; others need their type to be understood.
+    is_expected = isinstance(error, EffectError | UserError)
+    return str(error) if is_expected else f"{type(error).__name__}: {error}"

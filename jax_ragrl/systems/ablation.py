@@ -1,11 +1,17 @@
-"""One paper's choice on another's system, by config alone.
+r"""Ablations: the credit rule or the policies of one paper on the system of another, by config.
 
-`credit` and `rollouts` put one paper's credit on another's rollouts; `policies` that name roles
-give these parameters of their own, as OPERA's have, where a paper shares them among all.
+`credit` and `rollouts` combine the credit of one paper with the rollouts of another. Each role that
+`policies` names gets its own parameters, as in OPERA; in the other papers all roles share one
+policy.
 
-Every credit counts what actions earn themselves: penalties, costs and role rewards. `shared` and
-`earned` give each action its own reward, `reachable_leaves` and `siblings` also those of the later
-actions on the way to a leaf, and `rollouts` those of the whole rollout.
+Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`
+and `earned` give each action its own immediate reward. `reachable_leaves` and `siblings` add the
+rewards of later actions on the way to a leaf. `rollouts` adds all rewards of the rollout.
+
+C-3PO with GRPO among the actions of a decision, for example:
+    --config.credit=siblings --config.objective.critic=none \
+    --config.objective.advantage=group_normalised --config.objective.kl.where=loss \
+    --config.objective.kl.estimator=k3
 """
 
 from __future__ import annotations
@@ -17,58 +23,70 @@ from typing import Any
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
-from jax_ragrl.credit.assign import earned, over_rollouts, over_siblings, reachable_leaves, shared
+from jax_ragrl.credit.assign import (
+    immediate_credit,
+    over_rollouts,
+    over_siblings,
+    reachable_leaves,
+    shared_credit,
+)
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Credit, Recipe, Wrapped, two_or_more
+from jax_ragrl.systems.base import Credit, Recipe, WrappedSystem, check_group_size
 
 OWN = "own"
-# What an action is worth, for an objective with a critic.
-WORTH: Mapping[str, Credit] = {
+# Credits that yield a return per action, for an objective with a critic.
+RETURN_CREDITS: Mapping[str, Credit] = {
     "reachable_leaves": reachable_leaves,
-    "shared": shared,
-    "earned": earned,
+    "shared": shared_credit,
+    "earned": immediate_credit,
 }
-# What an action is compared with, by the rule that `objective.advantage` names, without a critic.
-COMPARED: Mapping[str, Callable[..., Any]] = {
+# Credits that compare an action with a group, by the rule in `objective.advantage`.
+GROUP_CREDITS: Mapping[str, Callable[..., Any]] = {
     "rollouts": over_rollouts,
     "siblings": over_siblings,
 }
 
 
-def crossed(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
-    """A recipe with another credit, or another number of rollouts a question.
+def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
+    """Returns the recipe with another credit rule or another number of rollouts per question.
 
     Args:
-      credit: `own` keeps the recipe's; else a name in `WORTH` or `COMPARED`.
-      rollouts: whole copies of every question's rollout; 0 keeps the recipe's.
+      recipe: the recipe of a paper.
+      credit: `own` leaves the credit of the recipe; otherwise a key of `RETURN_CREDITS` or
+        `GROUP_CREDITS`.
+      rollouts: the number of independent rollouts per question; 0 leaves the recipe's number.
 
-    Raises `UserError` for an unknown name, or where nothing would be compared.
+    Raises:
+      UserError: the name is unknown, or the groups to compare would have one member.
     """
     recipe = dataclasses.replace(recipe, rollouts=rollouts or recipe.rollouts)
     if credit == OWN:
         return recipe
-    if credit in WORTH:
-        turns = earned if credit == "earned" else None
-        return dataclasses.replace(recipe, credit=WORTH[credit], advantages={}, turns=turns)
-    one_of("config.credit", credit, (OWN, *WORTH, *COMPARED))
+    if credit in RETURN_CREDITS:
+        rule = RETURN_CREDITS[credit]
+        # GAE over a conversation sums rewards itself: it needs the reward of each turn alone.
+        turn_credit = immediate_credit if credit == "earned" else None
+        return dataclasses.replace(recipe, credit=rule, advantages={}, turn_credit=turn_credit)
+    one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
+    # Siblings are the actions that the expander tries in one state; whole rollouts are copies.
     size = "width" if credit == "siblings" else "rollouts"
-    two_or_more(size, getattr(recipe, size))
+    check_group_size(size, getattr(recipe, size))
     advantages = {
-        rule.__name__: functools.partial(COMPARED[credit], rule=rule)
+        rule.__name__: functools.partial(GROUP_CREDITS[credit], rule=rule)
         for rule in (group_centred, group_normalised, leave_one_out)
     }
-    return dataclasses.replace(recipe, advantages=advantages, turns=None)
+    return dataclasses.replace(recipe, advantages=advantages, turn_credit=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart(Wrapped):
-    """A system some of whose roles have a policy of their own, of the role's name."""
+class OwnPolicies(WrappedSystem):
+    """A system in which each role in `own` has a separate policy, with the name of the role."""
 
     own: frozenset[str]
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The system's, those of their own with another policy."""
+        """The roles of the inner system; those in `own` have their own policy."""
         return {
             name: dataclasses.replace(role, policy=name) if name in self.own else role
             for name, role in self.system.roles.items()
@@ -76,9 +94,12 @@ class Apart(Wrapped):
 
 
 def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
-    """A recipe in which the roles among `names` have policies of their own."""
+    """Returns the recipe with a separate policy for each role in `names`.
+
+    Names that are not roles of the system are ignored: they may be names of policies.
+    """
     own = frozenset(names) & recipe.system.roles.keys()
     if not own:
         return recipe
-    inference = Apart(recipe.inference, own) if recipe.inference else None
-    return dataclasses.replace(recipe, system=Apart(recipe.system, own), inference=inference)
+    inference = OwnPolicies(recipe.inference, own) if recipe.inference else None
+    return dataclasses.replace(recipe, system=OwnPolicies(recipe.system, own), inference=inference)

@@ -1,4 +1,4 @@
-"""Recipes: a system with its rewards, credit and exploration, and wrappers of systems."""
+"""Recipes, which combine a system with its rewards, credit and exploration; wrappers of systems."""
 
 from __future__ import annotations
 
@@ -10,75 +10,80 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
-from jax_ragrl.rollout.expand import Expander, once
-from jax_ragrl.rollout.roles import Parsed, Role
-from jax_ragrl.rollout.system import System
+from jax_ragrl.rollout.expand import Expander, single_chain
+from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.system import State, System
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
-from jax_ragrl.types import Hits, Question
+from jax_ragrl.types import Question
 
-Reply = Parsed | Hits | str
+# From a forest and its rewards (float32 [N]) to a credit and a weight per node, both float32 [N].
 Credit = Callable[[Forest, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrapped:
-    """Another system, but for what a subclass changes."""
+class WrappedSystem:
+    """A system that delegates to another one; subclasses override some of the methods."""
 
     system: System
 
     @property
     def style(self) -> str:
-        """The system's."""
+        """The prompt style of the inner system."""
         return self.system.style
 
     @property
     def top_k(self) -> int:
-        """The system's."""
+        """The number of passages per search of the inner system."""
         return self.system.top_k
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The system's."""
+        """The roles of the inner system."""
         return self.system.roles
 
-    def start(self, question: Question) -> Any:
-        """The system's."""
+    def start(self, question: Question) -> State:
+        """Returns the initial state of the inner system."""
         return self.system.start(question)
 
-    def wants(self, state: Any) -> Effect | tuple[Effect, ...]:
-        """The system's."""
-        return self.system.wants(state)
+    def next_effects(self, state: Any) -> Effect | tuple[Effect, ...]:
+        """Returns the next effects of the inner system."""
+        return self.system.next_effects(state)
 
-    def advance(self, state: Any, reply: Any) -> Any:
-        """The system's."""
+    def advance(self, state: Any, reply: Any) -> State:
+        """Returns the next state of the inner system."""
         return self.system.advance(state, reply)
 
 
-def nodes_to(forest: Forest, node: int) -> list[int]:
-    """The numbers of the nodes from a node's root down to the node itself."""
+def path_from_root(forest: Forest, node: int) -> list[int]:
+    """Returns the node numbers from the root of `node` down to `node` itself."""
     path = []
+    # A parent has a smaller number than its children, so this ends at a root.
     while node != NO_PARENT:
         path.append(node)
         node = int(forest.parent_N[node])
     return path[::-1]
 
 
-def path_to(forest: Forest, node: int) -> list[Record]:
-    """The records of `nodes_to`."""
-    return [forest.records[n] for n in nodes_to(forest, node)]
+def records_from_root(forest: Forest, node: int) -> list[Record]:
+    """Returns the records of the nodes in `path_from_root`, in the same order."""
+    return [forest.records[n] for n in path_from_root(forest, node)]
 
 
-def everywhere_once(roles: frozenset[str]) -> Expander:
-    """One sampled action everywhere, whatever is trained."""
+def single_chain_for(roles: frozenset[str]) -> Expander:
+    """Returns the expander that samples one action per state, for any `roles` in training."""
     del roles
-    return once
+    return single_chain
 
 
-def two_or_more(key: str, count: int) -> None:
-    """`UserError` where a group is too small for a comparison: nothing would be learnt."""
+def check_group_size(key: str, count: int) -> None:
+    """Raises `UserError` if the group size `count`, the value of the recipe key `key`, is below 2.
+
+    The only member of a group is compared with itself, so every advantage would be 0.
+    """
     if count < 2:
         raise UserError(
-            f"recipe has {key} {count}, and one alone is compared with itself: use 2 or more"
+            f"recipe has {key} {count}, but a group of one has no other member to be compared "
+            "with: use 2 or more"
         )
 
 
@@ -87,41 +92,43 @@ class Recipe:
     """A paper as a table of choices over the shared parts.
 
     Fields:
-      system: the state machine that is rolled out.
-      reward: what each node of a forest earned itself, float32 `[N]`: the answer's reward on
-        leaves, a role's own terms on its actions.
-      credit: from a forest and those rewards, what the update learns from, float32 `[N]`, and a
-        weight that is positive on nodes to train; the paper's. A return, which a critic's GAE
-        spreads over an action's tokens, unless there are `advantages`.
-      advantages: the credits that the objective may choose from, by their name in
-        `Objective.advantage`: for a group rule an advantage, for GAE a return. None: `credit`, and
-        GAE alone.
-      turns: the credit of GAE over conversations (`Objective.span`): what each turn earned itself.
-        None: no turn of this system continues another.
-      terms: where the reward of a leaf is a sum, its terms by name, `[N]`: for a run's metrics.
-      expander: from the roles in training, which actions a state tries.
-      rollouts: whole copies of every question's rollout.
-      inference: the system as it is evaluated, where that differs.
-      metric: the headline metric of its evaluation, a name in `evaluate.METRICS`; a module may add
-        one of its own there.
-      judged: whether a judge's verdict may take the place of the metric in `reward`.
-      width: how many actions at most the expander has sampled after one prompt, for plans.
+      system: the state machine that is rolled out in training.
+      reward: from a forest to the immediate reward of each node, float32 `[N]`: the reward of the
+        answer on leaves, the terms of a role on its actions.
+      credit: the paper's credit: from a forest and its rewards to the learning signal per node,
+        float32 `[N]`, and a weight per node, positive on the nodes to train. Without `advantages`
+        the signal is a return, and the GAE of a critic spreads it over the tokens of an action.
+      advantages: the credits that `Objective.advantage` may select, by name: a group rule yields an
+        advantage, GAE a return. If empty, only GAE over `credit` is possible.
+      turn_credit: the credit for GAE over conversations (`Objective.span`): the immediate reward of
+        each turn. None if no turn of this system continues another one.
+      reward_terms: the summands of a leaf's reward by name, each `[N]`, for the metrics of a run.
+        None if the reward is not a sum.
+      expander: from the roles in training to the expander, which selects the actions that are tried
+        in a state.
+      rollouts: the number of independent rollouts per question.
+      inference: the system for evaluation, if it differs from `system`.
+      metric: the headline metric of the evaluation, a key of `evaluate.METRICS`; the module of a
+        system may add its own entry there.
+      accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
+      width: the maximum number of actions that the expander samples per prompt; `ragrl plan` needs
+        it to size batches.
     """
 
     system: System
     reward: Callable[[Forest], np.ndarray]
     credit: Credit
-    expander: Callable[[frozenset[str]], Expander] = everywhere_once
+    expander: Callable[[frozenset[str]], Expander] = single_chain_for
     rollouts: int = 1
     inference: System | None = None
     metric: str = "f1"
-    judged: bool = False
+    accepts_judge: bool = False
     width: int = 1
     advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
-    turns: Credit | None = None
-    terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
+    turn_credit: Credit | None = None
+    reward_terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
 
     @property
-    def evaluated(self) -> System:
-        """The system as it is evaluated."""
+    def evaluation_system(self) -> System:
+        """The system for evaluation."""
         return self.inference or self.system

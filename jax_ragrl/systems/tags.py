@@ -1,7 +1,7 @@
-"""Turns between tags, and the search loop that CoDA's executor shares with its relatives.
+"""Tagged turns, and the search loop that CoDA's executor shares with the single-agent baselines.
 
-A turn is free text that ends with one action between tags, `<search>query</search>` for instance.
-A context is a conversation that only grows; what it was told is never parsed.
+A turn is free text that ends with one action between tags, such as `<search>query</search>`. A
+conversation only grows. Only the text of the agent is parsed, never an observation.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import functools
 import re
 from collections.abc import Sequence
 
-from jax_ragrl.rollout.effects import Said, Segment, Told
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 
 THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answer"
 
@@ -20,87 +20,106 @@ THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answ
 # --- Grammar ------------------------------------------------------------------------------------
 
 
-def parse_turn(text: str, actions: tuple[str, ...]) -> Parsed:
-    """The first action of a turn with its content; what was thought is the thought."""
-    found = _between(actions).search(text)
-    if not found:
-        return malformed("No Action")
-    content = found[2].strip()
+def parse_turn(text: str, actions: tuple[str, ...]) -> ParsedAction:
+    """Parses the first of `actions` in a turn; the text between think tags is the thought."""
+    match = _between(actions).search(text)
+    if not match:
+        return invalid_action("No Action")
+    content = match[2].strip()
     if not content:
-        return malformed("Empty Action")
-    return Parsed(found[1], (content,), contents(text, THINK))
+        return invalid_action("Empty Action")
+    return ParsedAction(match[1], (content,), tag_contents(text, THINK))
 
 
-def contents(text: str, tag: str) -> str:
-    """All that stands between a pair of tags, piece by piece in one line."""
-    return " ".join(found[2].strip() for found in _between((tag,)).finditer(text))
+def tag_contents(text: str, tag: str) -> str:
+    """Returns the text of all pairs of a tag, joined by spaces."""
+    return " ".join(match[2].strip() for match in _between((tag,)).finditer(text))
 
 
-def well_formed(text: str, tags: Sequence[str]) -> bool:
-    """Whether each tag is opened, and closed as often as opened."""
+def tags_match(text: str, tags: Sequence[str]) -> bool:
+    """Returns whether each tag occurs, with as many closing as opening ones."""
     return all(0 < text.count(f"<{tag}>") == text.count(f"</{tag}>") for tag in tags)
 
 
-def closing(actions: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings of a role: an action ends where its tag closes."""
+def stop_strings(actions: Sequence[str]) -> tuple[str, ...]:
+    """Returns the stop strings of a role: sampling ends at the closing tag of an action."""
     return tuple(f"</{action}>" for action in actions)
 
 
-def render_turn(**parts: str) -> str:
-    """A turn as text: each part between its tags, in order; parts that are None are left out."""
+def render_turn(**parts: str | None) -> str:
+    """Renders a turn: each part between tags of its name, in order; None omits a part."""
     return "".join(f"<{tag}>{text}</{tag}>" for tag, text in parts.items() if text is not None)
 
 
 @functools.cache
 def _between(tags: tuple[str, ...]) -> re.Pattern[str]:
+    # The backreference requires the closing tag of the same name; DOTALL allows line breaks.
     return re.compile(rf"<({'|'.join(tags)})>(.*?)</\1>", re.DOTALL)
 
 
-# --- Contexts and the loop ----------------------------------------------------------------------
+# --- Conversations and the search loop ----------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
-    """A conversation about a question or a task: what was said and told in it so far."""
+class Conversation:
+    """The conversation of one agent about a question or a task.
 
-    about: str
-    after: tuple[Segment, ...] = ()
-    turns: int = 0
-
-    def said(self, parsed: Parsed) -> Context:
-        """With one more action, as the ids that were sampled; it takes a turn, valid or not."""
-        after = (*self.after, Said(parsed.ids))
-        return dataclasses.replace(self, after=after, turns=self.turns + 1)
-
-    def told(self, text: str) -> Context:
-        """With one more observation."""
-        return dataclasses.replace(self, after=(*self.after, Told(text)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Errand:
-    """An agent that looks something up: it searches for `query`, or acts, or has ended.
-
-    `why` says how it ended: `answered`, out of turns, or unable to write. Without an answer the
-    result is empty.
+    Fields:
+      about: the text of the question or the task.
+      history: the actions of the agent and the observations so far.
+      turns: the number of actions, malformed ones included.
     """
 
-    context: Context
+    about: str
+    history: tuple[Segment, ...] = ()
+    turns: int = 0
+
+    def with_action(self, action: ParsedAction) -> Conversation:
+        """Appends an action as the sampled token ids; also a malformed action uses a turn."""
+        # Token in, token out: re-encoding decoded text could yield other ids than were sampled.
+        history = (*self.history, ModelOutput(action.ids))
+        return dataclasses.replace(self, history=history, turns=self.turns + 1)
+
+    def with_observation(self, text: str) -> Conversation:
+        """Appends an observation."""
+        return dataclasses.replace(self, history=(*self.history, Observation(text)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchLoop:
+    """An agent that searches until it answers: a pure state.
+
+    Fields:
+      conversation: the conversation so far.
+      query: the query of the pending search; empty if the agent acts next.
+      result: the answer; empty if there is none.
+      finish_reason: why the loop ended: `answered`, out of turns, or a sampler error. Empty before.
+    """
+
+    conversation: Conversation
     query: str = ""
     result: str = ""
-    why: str = ""
+    finish_reason: str = ""
 
-    def acted(self, parsed: Parsed, max_turns: int, retry: str) -> Errand:
-        """After an action. A search in the last turn is not made: nobody would read it."""
-        context = self.context.said(parsed)
-        if parsed.action == ANSWER:
-            return Errand(context, result=parsed.args[0], why="answered")
-        if not parsed.ids or context.turns >= max_turns:
-            return Errand(context, why="Out of Turns" if parsed.ids else parsed.error)
-        if parsed.action == SEARCH:
-            return Errand(context, query=parsed.args[0])
-        return Errand(context.told(retry))
+    def after_action(self, action: ParsedAction, max_turns: int, retry: str) -> SearchLoop:
+        """Returns the state after an action.
 
-    def found(self, documents: str) -> Errand:
-        """After a search."""
-        return Errand(self.context.told(documents))
+        Args:
+          action: the parsed action; without ids if the sampler wrote nothing.
+          max_turns: the maximum number of actions.
+          retry: the observation after a malformed action.
+        """
+        conversation = self.conversation.with_action(action)
+        if action.action == ANSWER:
+            return SearchLoop(conversation, result=action.args[0], finish_reason="answered")
+        # A search in the last turn is not performed: no turn is left to read its passages.
+        if not action.ids or conversation.turns >= max_turns:
+            reason = "Out of Turns" if action.ids else action.error
+            return SearchLoop(conversation, finish_reason=reason)
+        if action.action == SEARCH:
+            return SearchLoop(conversation, query=action.args[0])
+        return SearchLoop(conversation.with_observation(retry))
+
+    def after_search(self, documents: str) -> SearchLoop:
+        """Returns the state after a search; `documents` is the text of its passages."""
+        return SearchLoop(self.conversation.with_observation(documents))

@@ -1,1 +1,1 @@
-"""What is read and written: tokenizer, prompt templates, answer metrics."""
+"""Tokenizer, prompt templates and answer metrics."""

@@ -1,8 +1,8 @@
-"""Answer metrics and their intervals: strings in, floats out.
+"""Answer metrics and their confidence intervals.
 
-Two conventions of normalisation are in use and give different numbers: `delete` removes
-punctuation ("U.S." becomes "us": SQuAD, CoDA, MAO-ARAG), `space` replaces it by a space and
-decomposes unicode first ("u s": MMOA-RAG).
+There are two conventions of normalization, which give different numbers: `delete` removes
+punctuation ("U.S." becomes "us": SQuAD, CoDA, MAO-ARAG); `space` decomposes Unicode first and
+replaces punctuation by a space ("u s": MMOA-RAG).
 """
 
 from __future__ import annotations
@@ -20,93 +20,119 @@ from jax_ragrl.errors import UserError
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DELETE = str.maketrans("", "", string.punctuation)
 SPACE = str.maketrans(dict.fromkeys(string.punctuation, " "))
-# Answers that share words with longer ones by accident: they match entirely or not at all.
+# Short answers that share words with longer answers by accident: only an exact match counts.
 CLOSED = frozenset(("yes", "no", "noanswer"))
-BLOCK = 4_000_000  # resampled indices held at once
+BLOCK = 4_000_000  # resampled indices in memory at once
 
 
-def normalise(text: str, punct: str = "delete") -> str:
-    """Lower case, no punctuation, no articles, single spaces (Rajpurkar et al. 2016).
+def normalize(text: str, punct: str = "delete") -> str:
+    """Removes case, punctuation, articles and repeated spaces (Rajpurkar et al. 2016).
 
     Args:
       text: any string.
       punct: `delete` (SQuAD) or `space` (MMOA-RAG: NFD first, then punctuation to spaces).
 
     Raises:
-      UserError: an unknown `punct`.
+      UserError: `punct` is neither.
     """
     if punct == "delete":
         text = text.lower().translate(DELETE)
     elif punct == "space":
         text = unicodedata.normalize("NFD", text).lower().translate(SPACE)
     else:
-        raise UserError(f"punct={punct!r} is not known: use 'delete' (SQuAD) or 'space'")
+        raise UserError(f"punct is {punct!r}: use 'delete' (SQuAD) or 'space'")
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
 def _best(
     score: Callable[[str, str], float], prediction: str, answers: Sequence[str], punct: str
 ) -> float:
-    """The best score over the gold answers; 0 without gold."""
+    """The best score over the gold answers; 0 without gold answers."""
+    # A string is a sequence of its characters, which would be compared one by one.
     if isinstance(answers, str):
         raise TypeError(f"answers must be a sequence of strings, got the string {answers!r}")
-    said = normalise(prediction, punct)
-    return max((score(said, normalise(gold, punct)) for gold in answers), default=0.0)
+    answer = normalize(prediction, punct)
+    return max((score(answer, normalize(gold, punct)) for gold in answers), default=0.0)
 
 
-def _exact(said: str, gold: str) -> float:
-    return float(said == gold)
+def _exact(answer: str, gold: str) -> float:
+    return float(answer == gold)
 
 
-def _overlap(said: str, gold: str) -> float:
-    """Harmonic mean of token precision and recall, counted with multiplicity."""
-    if said == gold:
+def _overlap(answer: str, gold: str) -> float:
+    """The harmonic mean of token precision and recall, counted with multiplicity."""
+    # First, because two empty strings have no tokens to count.
+    if answer == gold:
         return 1.0
-    if said in CLOSED or gold in CLOSED:
+    if answer in CLOSED or gold in CLOSED:
         return 0.0
-    said_tokens, gold_tokens = said.split(), gold.split()
-    shared = collections.Counter(said_tokens) & collections.Counter(gold_tokens)
-    return 2.0 * shared.total() / (len(said_tokens) + len(gold_tokens))
+    answer_tokens, gold_tokens = answer.split(), gold.split()
+    common = collections.Counter(answer_tokens) & collections.Counter(gold_tokens)
+    return 2.0 * common.total() / (len(answer_tokens) + len(gold_tokens))
 
 
-def _covered(said: str, gold: str) -> float:
-    # An empty gold is a substring of everything: it only matches an empty prediction.
-    return float(gold in said if gold else not said)
+def _covered(answer: str, gold: str) -> float:
+    # An empty string is a substring of every string, so that it matches an empty prediction only.
+    return float(gold in answer if gold else not answer)
 
 
-def _covered_tokens(said: str, gold: str) -> float:
-    return float(f" {gold} " in f" {said} " if gold else not said)
+def _covered_tokens(answer: str, gold: str) -> float:
+    # Spaces around both strings restrict the match to whole tokens.
+    return float(f" {gold} " in f" {answer} " if gold else not answer)
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """1.0 iff the prediction equals a gold answer after `normalise`; 0.0 without gold."""
+    """Returns 1.0 if the prediction equals a gold answer after `normalize`, else 0.0.
+
+    Args:
+      prediction: the answer to score.
+      answers: the gold answers.
+      punct: the convention of `normalize`.
+    """
     return _best(_exact, prediction, answers, punct)
 
 
 def f1(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """Bag-of-tokens F1, the maximum over gold answers; 0.0 without gold.
+    """Returns the bag-of-tokens F1, the maximum over gold answers; 0.0 without gold answers.
 
       F1 = 2 |P ∩ G| / (|P| + |G|)
 
-    HotpotQA's guard: where either side is yes, no or noanswer, only equality scores. Two strings
-    that are both empty after `normalise` are equal (SQuAD 2.0).
+    If either side is yes, no or noanswer, only equality scores (HotpotQA). Two strings that are
+    both empty after `normalize` are equal (SQuAD 2.0).
+
+    Args:
+      prediction: the answer to score.
+      answers: the gold answers.
+      punct: the convention of `normalize`.
     """
     return _best(_overlap, prediction, answers, punct)
 
 
 def cover_match(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """1.0 iff a normalised gold is a *substring* of the prediction ("no" is in "north")."""
+    """Returns 1.0 if a gold answer is a *substring* of the prediction ("no" is in "north").
+
+    Args:
+      prediction: the answer to score.
+      answers: the gold answers.
+      punct: the convention of `normalize`, which is applied to both sides.
+    """
     return _best(_covered, prediction, answers, punct)
 
 
 def cover_match_tokens(prediction: str, answers: Sequence[str], *, punct: str = "delete") -> float:
-    """1.0 iff a normalised gold is a run of whole tokens of the normalised prediction."""
+    """Returns 1.0 if the tokens of a gold answer are consecutive tokens of the prediction.
+
+    Args:
+      prediction: the answer to score.
+      answers: the gold answers.
+      punct: the convention of `normalize`, which is applied to both sides.
+    """
     return _best(_covered_tokens, prediction, answers, punct)
 
 
 def _resampled_means(x_N: np.ndarray, samples: int) -> Iterator[np.ndarray]:
-    """Means of `samples` resamples with replacement, block by block to bound memory."""
-    rng = np.random.default_rng(0)  # equal scores have equal intervals
+    """Yields the means of resamples with replacement, in blocks that bound the memory."""
+    rng = np.random.default_rng(0)  # a fixed seed: equal scores have equal intervals
     block = max(1, BLOCK // len(x_N))
     for start in range(0, samples, block):
         rows = min(block, samples - start)
@@ -116,11 +142,11 @@ def _resampled_means(x_N: np.ndarray, samples: int) -> Iterator[np.ndarray]:
 def bootstrap_interval(
     x: Sequence[float] | np.ndarray, *, samples: int = 10000
 ) -> tuple[float, float, float]:
-    """Mean and 95 % percentile bootstrap interval of the mean (Efron 1979).
+    """Returns a mean and its 95 % percentile bootstrap interval (Efron 1979).
 
     Args:
-      x: one score a question, finite.
-      samples: resamples drawn.
+      x: one finite score per question.
+      samples: number of resamples.
 
     Returns:
       (mean, low, high).
@@ -131,7 +157,7 @@ def bootstrap_interval(
     x_N = np.asarray(x, dtype=np.float64)
     if x_N.ndim != 1 or x_N.size == 0 or not np.isfinite(x_N).all():
         raise UserError(
-            f"scores of shape {x_N.shape} have no interval: give one finite number a question"
+            f"scores of shape {x_N.shape} have no interval: give one finite number per question"
         )
     means = np.concatenate(list(_resampled_means(x_N, samples)))
     low, high = np.percentile(means, [2.5, 97.5])
@@ -141,20 +167,21 @@ def bootstrap_interval(
 def paired_bootstrap(
     a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray
 ) -> tuple[float, float, float]:
-    """Mean of `a - b` over the same questions, with its 95 % interval (Koehn 2004).
+    """Returns the mean of `a - b` over the same questions, with its 95 % interval (Koehn 2004).
 
     Args:
-      a, b: scores of two systems, the same questions in the same order.
+      a, b: scores of two systems on the same questions, in the same order.
 
     Returns:
-      (mean_difference, low, high): the systems differ where the interval leaves out 0.
+      (mean_difference, low, high); the systems differ if the interval does not contain 0.
 
     Raises:
-      UserError: different lengths, or what `bootstrap_interval` refuses.
+      UserError: the lengths differ, or the scores are empty or not finite.
     """
     if len(a) != len(b):
         raise UserError(
             f"{len(a)} and {len(b)} scores cannot be paired: score both on the same questions"
         )
+    # Resampling differences keeps each pair together: correlated scores have a narrower interval.
     difference_N = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     return bootstrap_interval(difference_N)

@@ -1,7 +1,8 @@
-"""Prompt templates: data files beside this one, `$name` where a value goes.
+"""Prompt templates: text files in which `$name` is a placeholder.
 
-A style is a folder in `prompts/`; a name with a slash in it is the path of another, `./mine`.
-A value is inserted once and never scanned again, so text that holds `$question` stays as it is.
+A style is a folder in `prompts/`; a style with a slash is the path of another folder, such as
+`./mine`. Inserted values are never scanned again, so that a passage which contains `$question` is
+not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from jax_ragrl.types import Message, Passage
 
 
 def _folder(style: str) -> Traversable:
-    """The folder of a style."""
     if "/" in style:
         return pathlib.Path(style)
     return importlib.resources.files("jax_ragrl.text") / "prompts" / style
@@ -27,25 +27,46 @@ def _folder(style: str) -> Traversable:
 
 @functools.cache
 def template(style: str, name: str) -> string.Template:
-    """The template `<name>.txt` of a style."""
+    """Returns the template `<name>.txt` of a style.
+
+    Raises:
+      UserError: there is no such file.
+    """
     file = _folder(style) / f"{name}.txt"
     if not file.is_file():
-        raise UserError(f"no prompt {name!r} in style {style!r}: there is no file {file}")
+        raise UserError(
+            f"no prompt {name!r} in style {style!r}: create {file}, or use another style"
+        )
+    # Editors end a file with a line break, which is not part of the prompt.
     return string.Template(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def user_turn(style: str, name: str, **values: str) -> tuple[Message, ...]:
-    """A conversation of one user message; a style with a `system.txt` opens with it."""
+    """Returns a conversation of one user message, after the style's `system.txt` if it has one.
+
+    Args:
+      style: the folder of the templates.
+      name: the template of the user message.
+      values: the placeholders of the template and their values.
+    """
     message = Message("user", template(style, name).substitute(values))
+    # Optional: most styles have all instructions in the user message.
     if not (_folder(style) / "system.txt").is_file():
         return (message,)
     return Message("system", template(style, "system").substitute()), message
 
 
-def numbered(
+def format_passages(
     style: str, passages: Sequence[Passage], *, first: int = 1, form: str = "document"
 ) -> str:
-    """Documents as a style's `document.txt` (or another `form`) shows them, from number `first`."""
+    """Formats passages as a numbered list.
+
+    Args:
+      style: the style whose template formats each passage.
+      passages: the passages, in the order of the list.
+      first: the number of the first passage.
+      form: the name of the template.
+    """
     line = template(style, form)
     lines = (
         line.substitute(number=i, title=p.title, text=p.text) for i, p in enumerate(passages, first)
@@ -54,17 +75,24 @@ def numbered(
 
 
 def separator(style: str) -> str:
-    """What stands between two documents: a blank line, or a line break in compact styles."""
+    """Returns the text between two passages: a blank line, or a line break in compact styles."""
     return "\n" if style.endswith("_tiny") else "\n\n"
 
 
-def read_numbered(style: str, prompt: str, *, form: str = "document") -> list[tuple[str, str]]:
-    """The (title, text) pairs that `numbered` wrote into a prompt, in order."""
+def parse_passages(style: str, prompt: str, *, form: str = "document") -> list[tuple[str, str]]:
+    """Returns the (title, text) pairs that `format_passages` wrote into a prompt, in order.
+
+    Args:
+      style: the style of the prompt.
+      prompt: the text to search.
+      form: the name of the template that formatted the passages.
+    """
     return _pattern(style, form).findall(prompt)
 
 
 @functools.cache
 def _pattern(style: str, form: str) -> re.Pattern[str]:
+    # The template is its own grammar: each placeholder becomes a group of the pattern.
     line = re.escape(template(style, form).template)
     for name, group in (("number", r"\d+"), ("title", "(.*?)"), ("text", "(.*)")):
         line = line.replace(re.escape(f"${name}"), group)

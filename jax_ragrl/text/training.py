@@ -1,4 +1,4 @@
-"""Trains a small byte-level BPE tokenizer with Qwen's pre-tokenization and chat layout."""
+"""Trains a small byte-level BPE tokenizer with Qwen's pre-tokenization and chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# Qwen's splitting rule: contractions, words with one leading space, single digits, symbols, blanks.
+# Qwen's splitting rule: contractions, words with a leading space, single digits, symbols, blanks.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,7 +22,7 @@ _TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` ids that can spell any text (256 byte tokens)."""
+    """Trains a tokenizer of at most `vocab_size` ids; its 256 byte tokens can spell any text."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -34,6 +34,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> transformers.PreTr
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[PAD, START, END],
+        # All 256 bytes, even if the texts lack some.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -1,9 +1,9 @@
-"""What a language model's rollouts teach: the actions that ended right, or a baseline's choices.
+"""Selects demonstrations from rollouts: actions with correct outcomes, or labels for baselines.
 
-A lesson of a baseline gives the rows that its classifier is trained on: which of C-3PO's strategies
-Adaptive-RAG is to take for a question, and whether SlimPLM is to trust a draft. A row's prompt is
-the one that `ragrl evaluate` shows that baseline: with `--style tiny` where the config's own style
-is a compact one (its name ends in `_tiny`), else with `--style full`.
+For a baseline, the demonstrations train its classifier: which strategy of C-3PO Adaptive-RAG should
+choose for a question, and whether SlimPLM should trust a draft. Their prompts are the prompts
+of `ragrl evaluate`: of `--style tiny` if the config has a compact style (its name ends in `_tiny`),
+otherwise of `--style full`.
 """
 
 from __future__ import annotations
@@ -18,87 +18,93 @@ import numpy as np
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.expand import Expander, Tree, once
+from jax_ragrl.rollout.expand import Expander, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import METRICS
-from jax_ragrl.systems.ablation import Apart
+from jax_ragrl.systems.ablation import OwnPolicies
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.baselines.adaptive import CLASSES, class_rows
-from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.systems.baselines.slim_plm import Drafts, gate_rows
+from jax_ragrl.systems.baselines.adaptive import CLASSES, classifier_examples
+from jax_ragrl.systems.baselines.examples import ChatExample
+from jax_ragrl.systems.baselines.slim_plm import DraftOnly, gate_examples
 from jax_ragrl.systems.c3po import C3PO, ROUTER
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.demos import Demo
 
-Prompts = Mapping[tuple[int, ...], tuple[Message, ...]]  # conversations by their ids
-Written = tuple[str, str, tuple[Message, ...], str]  # as the fields of a `Demo` begin
+Prompts = Mapping[tuple[int, ...], tuple[Message, ...]]  # conversations by their token ids
+DemoKey = tuple[str, str, tuple[Message, ...], str]  # the first four fields of a `Demo`
 
 
-class Lesson(NamedTuple):
-    """What is rolled out, how it branches, and the demonstrations that a forest of it gives."""
+class DemoSource(NamedTuple):
+    """A system to roll out, its expander, and the selection of demonstrations from a forest."""
 
     system: System
     expander: Expander
     demos: Callable[[Forest, Prompts], list[Demo]]
 
 
-def lesson_of(recipe: Recipe, of: str = "") -> Lesson:
-    """The lesson of a config's own system, or of a baseline in `BASELINES`.
+def demo_source(recipe: Recipe, of: str = "") -> DemoSource:
+    """Returns the source for the system of a config, or for a baseline of `BASELINES`.
 
-    Raises `UserError` where the config's rollouts do not show what the baseline has to learn.
+    Raises `UserError` if the rollouts of the config cannot label the examples of the baseline.
     """
     if of:
         one_of("--of", of, BASELINES)
         return BASELINES[of](recipe)
-    # Nothing is in training: a tree is a tree, but no role has groups to be compared in.
+    # No role is trained: trees branch as usual, but no role has groups of siblings.
     expander = recipe.expander(frozenset())
-    return Lesson(recipe.system, expander, functools.partial(right_actions, recipe))
+    return DemoSource(recipe.system, expander, functools.partial(right_actions, recipe))
 
 
 def right_answers(recipe: Recipe, forest: Forest) -> np.ndarray:
-    """float32 `[N]`: 1 at leaves with a right answer, else 0.
+    """Returns float32 `[N]`: 1 at leaves with a correct answer, 0 elsewhere.
 
-    Right is an answer with the full score of the recipe's metric, or the judge's verdict.
+    An answer is correct if it has the full score of the recipe's metric (which may be a judge).
     """
     return (answer_rewards(forest, METRICS[recipe.metric]) >= 1).astype(np.float32)
 
 
 def right_actions(recipe: Recipe, forest: Forest, prompts: Prompts) -> list[Demo]:
-    """The actions without fault that a right answer came of, each once a question.
+    """Returns the valid actions that led to a correct answer, without repetitions per question.
 
-    The reward of an action is the share of answers below it that are right: the best, where it was
-    written several times.
+    The reward of an action is the fraction of correct answers below it; of equal actions, the
+    largest.
+
+    Args:
+      recipe: the system and its metric.
+      forest: the rollouts.
+      prompts: the conversation of each prompt, by its token ids.
     """
-    share_N, _ = reachable_leaves(forest, right_answers(recipe, forest))
-    best: dict[Written, float] = collections.defaultdict(float)
-    for record, share in zip(forest.records, share_N.tolist(), strict=True):
-        faults = (record.fault, *getattr(record.state, "faults", ()))
-        if share <= 0 or record.action is None or any(faults):
+    fraction_N, _ = reachable_leaves(forest, right_answers(recipe, forest))
+    best: dict[DemoKey, float] = collections.defaultdict(float)
+    for record, fraction in zip(forest.records, fraction_N.tolist(), strict=True):
+        faults = (record.parse_error, *record.state.faults)
+        if fraction <= 0 or record.action is None or any(faults):
             continue
         prompt, text = prompts[record.action.prompt_ids], record.action.text
+        # The text, not the ids: demonstrations do not depend on a tokenizer.
         key = (forest.questions[record.question].id, record.role, prompt, text)
-        best[key] = max(best[key], round(share, 4))
+        best[key] = max(best[key], round(fraction, 4))
     roles = recipe.system.roles
-    return [Demo(*key, reward, roles[key[1]].chat) for key, reward in best.items()]
+    return [Demo(*key, reward, roles[key[1]].as_chat_turns) for key, reward in best.items()]
 
 
-# --- Of baselines ---------------------------------------------------------------------------------
+# --- Baselines ------------------------------------------------------------------------------------
 
 
-def adaptive_rag(recipe: Recipe) -> Lesson:
-    """The class of every question, by the forced strategies of C-3PO's tree."""
-    system = recipe.system.system if isinstance(recipe.system, Apart) else recipe.system
+def adaptive_rag(recipe: Recipe) -> DemoSource:
+    """Labels every question with its best strategy, from the forced strategies of C-3PO's tree."""
+    system = recipe.system.system if isinstance(recipe.system, OwnPolicies) else recipe.system
     if not isinstance(system, C3PO):
         raise UserError(
             "--of adaptive_rag compares the strategies of C-3PO, and this config has another "
-            "system: give one of system c3po, such as configs/c3po.py"
+            "system: use a config of system c3po, such as configs/c3po.py"
         )
     tree = recipe.expander(frozenset())
-    forced = tree.forced.get(ROUTER, ()) if isinstance(tree, Tree) else ()
+    forced_actions = tree.forced_actions.get(ROUTER, ()) if isinstance(tree, Tree) else ()
     for strategy in CLASSES:
-        if not any(text.startswith(f"[{strategy}]") for text, _ in forced):
+        if not any(text.startswith(f"[{strategy}]") for text, _ in forced_actions):
             raise UserError(
                 f"--of adaptive_rag compares strategies, but this tree does not force "
                 f"[{strategy}]: set recipe.tree.retrieval to prefix or text"
@@ -107,38 +113,38 @@ def adaptive_rag(recipe: Recipe) -> Lesson:
     def demos(forest: Forest, prompts: Prompts) -> list[Demo]:
         del prompts
         right_N = right_answers(recipe, forest)
-        return taught(class_rows(_style(recipe), forest, right_N), forest)
+        return demos_of_examples(classifier_examples(_style(recipe), forest, right_N), forest)
 
-    return Lesson(recipe.system, tree, demos)
+    return DemoSource(recipe.system, tree, demos)
 
 
-def slim_plm(recipe: Recipe) -> Lesson:
-    """Whether each draft holds an answer; the config's own system is not rolled out."""
+def slim_plm(recipe: Recipe) -> DemoSource:
+    """Labels every draft answer as correct or not; the system of the config is not rolled out."""
     style = _style(recipe)
 
     def demos(forest: Forest, prompts: Prompts) -> list[Demo]:
         del prompts
-        return taught(gate_rows(style, forest), forest)
+        return demos_of_examples(gate_examples(style, forest), forest)
 
-    return Lesson(Drafts(style), once, demos)
+    return DemoSource(DraftOnly(style), single_chain, demos)
 
 
-def taught(rows: Sequence[tuple[str, Row]], forest: Forest) -> list[Demo]:
-    """Rows, each after its question's id, as demonstrations, each once.
+def demos_of_examples(examples: Sequence[tuple[str, ChatExample]], forest: Forest) -> list[Demo]:
+    """Converts pairs of question id and example to demonstrations without repetitions.
 
-    Questions about which the writer failed give none: what it did not write is no choice.
+    Questions on which the writer failed are left out: a missing reply is not a choice.
     """
-    written = ((r.question, r.action) for r in forest.records)
-    lost = {forest.questions[i].id for i, action in written if action and action.error}
-    made = (Demo(id, row.role, row.messages, row.target) for id, row in rows if id not in lost)
-    return list(dict.fromkeys(made))
+    actions = ((r.question, r.action) for r in forest.records)
+    failed_ids = {forest.questions[i].id for i, action in actions if action and action.error}
+    demos = (Demo(id, x.role, x.messages, x.target) for id, x in examples if id not in failed_ids)
+    return list(dict.fromkeys(demos))
 
 
 def _style(recipe: Recipe) -> str:
     return "baselines_tiny" if recipe.system.style.endswith("_tiny") else "baselines"
 
 
-BASELINES: Mapping[str, Callable[[Recipe], Lesson]] = {
+BASELINES: Mapping[str, Callable[[Recipe], DemoSource]] = {
     "adaptive_rag": adaptive_rag,
     "slim_plm": slim_plm,
 }

@@ -1,9 +1,9 @@
-"""Demonstrations: actions worth imitating, one a line of a file, and a policy that learns them.
+"""Demonstrations: a JSONL format for actions to imitate, and supervised training on them.
 
     {"question": ID, "role": ROLE, "prompt": [{"role": "user", "content": ...}], "reply": ...}
 
-`ragrl demos` writes such files (`make_demos.py`), anyone else may: a prompt is the messages of a
-chat, or the text of one. What a file holds is text, so that any policy can learn it.
+`ragrl demos` (`make_demos.py`) or any other program writes such files. A prompt is a list of chat
+messages, or a string. Files hold text instead of token ids, so that any policy can learn from them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,37 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jax_ragrl.config.schema import build
-from jax_ragrl.config.snapshot import settle
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import IMITATION, Example
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
-from jax_ragrl.learner.state import prepare, trained
+from jax_ragrl.learner.state import Policy, prepare, trained_decoder
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
-from jax_ragrl.rollout.context import context_ids, written_ids
-from jax_ragrl.rollout.effects import Said, Segment, Told
+from jax_ragrl.rollout.context import action_ids, context_ids
+from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
 from jax_ragrl.run.components import load_policy
 from jax_ragrl.run.config import TINY
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
-from jax_ragrl.warmstart.finetune import batches, finish, learn
+from jax_ragrl.warmstart.finetune import batches, save_finetuned, train_supervised
 
 
 class Demo(NamedTuple):
-    """An action of a role on a question: what it read, what it wrote, and what that earned.
+    """One demonstrated action.
 
-    Without `chat` what follows the first assistant's message in `prompt` is plain text, see
-    `roles.Role`.
+    Fields:
+      question: id of the question; may be empty.
+      role: name of the role.
+      prompt: the conversation before the action.
+      reply: the text of the action.
+      reward: its reward, for information.
+      chat: False if everything after the first assistant message of `prompt` is plain text instead
+        of chat turns, see `roles.Role`.
     """
 
     question: str
@@ -52,59 +59,63 @@ class Demo(NamedTuple):
     chat: bool = True
 
     def row(self) -> dict[str, Any]:
-        """The demonstration as a row of a file."""
+        """Returns the demonstration as a JSON object."""
         row = self._asdict() | {"prompt": [message._asdict() for message in self.prompt]}
         return {k: v for k, v in row.items() if k != "chat" or not v}
 
     def example(self, tokenizer: ChatTokenizer) -> Example:
-        """Its ids, those that a rollout with this context and action has."""
-        said = (i for i, message in enumerate(self.prompt) if message.role == "assistant")
-        first = next(said, len(self.prompt))
-        after = [_segment(tokenizer, message, self.chat) for message in self.prompt[first:]]
-        prompt = context_ids(tokenizer, self.prompt[:first], after, self.chat)
-        return Example(prompt, written_ids(tokenizer, self.reply, self.chat), self.role)
+        """Encodes the demonstration to the same ids as in a rollout."""
+        # Up to the first reply the prompt is a chat; later turns have the format of the role.
+        replies = (i for i, message in enumerate(self.prompt) if message.role == "assistant")
+        first = next(replies, len(self.prompt))
+        history = [_segment(tokenizer, message, self.chat) for message in self.prompt[first:]]
+        prompt = context_ids(tokenizer, self.prompt[:first], history, self.chat)
+        return Example(prompt, action_ids(tokenizer, self.reply, self.chat), self.role)
 
 
 def _segment(tokenizer: ChatTokenizer, message: Message, chat: bool) -> Segment:
     if message.role == "assistant":
-        return Said(written_ids(tokenizer, message.content, chat))
-    return Told(message.content)
+        return ModelOutput(action_ids(tokenizer, message.content, chat))
+    return Observation(message.content)
 
 
 def load_demos(file: pathlib.Path | str, roles: Sequence[str] = ()) -> list[Demo]:
-    """The demonstrations of some roles, or of all; `UserError` where there are none."""
+    """Loads the demonstrations of some roles, or of all; raises `UserError` if there are none."""
     demos = [_demo(record) for record in read_records(file)]
-    chosen = [demo for demo in demos if not roles or demo.role in roles]
-    if not chosen:
-        held = ", ".join(sorted({demo.role for demo in demos})) or "nothing"
-        wanted = ", ".join(roles) or "any role"
+    matches = [demo for demo in demos if not roles or demo.role in roles]
+    if not matches:
+        roles_of_file = ", ".join(sorted({demo.role for demo in demos})) or "nothing"
+        names = ", ".join(roles) or "any role"
         raise UserError(
-            f"{file} holds demonstrations of {held}, but those of {wanted} are to be learnt: name "
-            "another file in data.demos, or write some with 'ragrl demos'"
+            f"{file} has demonstrations of {roles_of_file}, but none of {names}: choose another "
+            "file in data.demos, or generate one with 'ragrl demos'"
         )
-    return chosen
+    return matches
 
 
 def _demo(record: Record) -> Demo:
     role, reply = field(record, "role", str), field(record, "reply", str)
     row = {"question": "", "reward": 1.0, "chat": True, **record.fields}
-    said = row.get("prompt")
+    content = row.get("prompt")
+    # The file may come from any program, so anything may be in place of the messages.
     try:
-        turns = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        prompt = tuple(Message(str(turn["role"]), str(turn["content"])) for turn in turns or ())
+        messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        prompt = tuple(Message(str(m["role"]), str(m["content"])) for m in messages or ())
     except (KeyError, TypeError):
         prompt = ()
     if not prompt:
-        raise UserError(f"{record.place}: 'prompt' is neither a text nor messages: make it one")
+        raise UserError(
+            f"{record.place}: 'prompt' is neither a string nor a list of messages: correct it"
+        )
     return Demo(str(row["question"]), role, prompt, reply, row["reward"], row["chat"])
 
 
-# --- Learning them --------------------------------------------------------------------------------
+# --- Training -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Taught:
-    """A file of demonstrations, and the `roles` whose are learnt; empty: all."""
+class DemoData:
+    """A file of demonstrations, and the roles to train; empty: all."""
 
     demos: str
     roles: tuple[str, ...] = ()
@@ -112,68 +123,100 @@ class Taught:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A supervised run of a policy; the fields are the keys and sections of its config.
+    """The config of supervised training on demonstrations.
 
-    A step is `batch` demonstrations, and a run sees each `epochs` times. With `lora` an adapter is
-    trained, and merged in the end. Every `save_every` steps (0: never) the run is saved, to go on
-    from there. `mesh`, `compute` and `remat` are as in `job.Job`.
+    Fields:
+      data: the demonstrations.
+      optimizer: learning rate and schedule.
+      policy: directory of the initial policy.
+      epochs: how often each demonstration is used.
+      batch_size: demonstrations per step.
+      save_every: steps between checkpoints for resuming; 0: none.
+      lora: trains an adapter, which is merged at the end.
+      packing: batch shapes.
+      mesh, compute_dtype, remat: as in `run.config.Job`.
+      seed: seed of the order of demonstrations and of a new adapter.
     """
 
-    data: Taught
+    data: DemoData
     optimizer: Optimizer
     policy: str = TINY
     epochs: int = 3
-    batch: int = 512
+    batch_size: int = 512
     save_every: int = 0
     lora: LoRAConfig | None = None
-    layout: Layout = Layout()
+    packing: Layout = Layout()
     mesh: tuple[int, ...] = ()
-    compute: str = "float32"
+    compute_dtype: str = "float32"
     remat: str = "none"
     seed: int = 0
 
 
 def load_warm_start(values: Mapping[str, Any]) -> WarmStart:
-    """A run from the values of a config."""
+    """Builds a run from the values of a config."""
     return build(WarmStart, values)
 
 
 def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
-    """Trains a policy on demonstrations: `out/checkpoint` (Hugging Face layout) is the policy that
-    `ragrl train` begins with, `out/metrics.jsonl` the curve.
+    """Trains a policy on demonstrations; the same call resumes an interrupted run.
 
-    Returns what it writes to `out/summary.json`. The same run goes on from where it was saved;
-    `UserError` where `out` holds a model already, or another run.
+    Writes `out/checkpoint` (Hugging Face layout), from which `ragrl train` can start, and the
+    metrics of every step to `out/metrics.jsonl`.
+
+    Args:
+      run: the config.
+      out: the output directory.
+
+    Returns:
+      The content of `out/summary.json`.
+
+    Raises:
+      UserError: `out` holds a finished model, or a run with other settings.
     """
     if (out / "checkpoint").exists():
-        raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
+        raise UserError(f"{out / 'checkpoint'} exists already: choose another --out")
     demos = load_demos(run.data.demos, run.data.roles)
-    settle(out / "config.json", dataclasses.asdict(run) | {"demos": len(demos)}, place="--out")
+    # The number of demonstrations is part of the config: a longer file is another run.
+    save_config(out / "config.json", dataclasses.asdict(run) | {"demos": len(demos)}, place="--out")
     counts = collections.Counter(demo.role for demo in demos)
-    steps = -(-run.epochs * len(demos) // run.batch)
-    policy, tokenizer = load_policy(run.policy, make_mesh(run.mesh) if run.mesh else None)
+    steps = -(-run.epochs * len(demos) // run.batch_size)  # rounded up
+    decoder, tokenizer = load_policy(run.policy, make_mesh(run.mesh) if run.mesh else None)
     if run.lora is not None:
-        policy = add_lora(policy, run.lora, rngs=nnx.Rngs(run.seed))
-    choices = (IMITATION, run.optimizer, run.layout, sorted(counts), 1.0, steps)
-    trainer, models = prepare(policy, *choices, compute=run.compute, remat=run.remat)
-    del policy
+        decoder = add_lora(decoder, run.lora, rngs=nnx.Rngs(run.seed))
+    policy = _prepare(run, decoder, sorted(counts), steps)
+    del decoder  # frees the weights that training does not share
+    # Encoded batch by batch: the ids of all demonstrations may exceed the memory.
     encode = functools.partial(Demo.example, tokenizer=tokenizer)
-    drawn = batches(demos, run.batch, run.seed)
-    models, _ = learn(trainer, models, drawn, encode, steps, out, run.save_every)
-    finish(trained(trainer, models), tokenizer, out)
+    data = batches(demos, run.batch_size, run.seed)
+    policy, _ = train_supervised(policy, data, encode, steps, out, run.save_every)
+    save_finetuned(trained_decoder(policy), tokenizer, out)
     summary = {
         "demos": len(demos),
         "roles": dict(sorted(counts.items())),
         "steps": steps,
-        **_course(out / "metrics.jsonl"),
+        **_loss_summary(out / "metrics.jsonl"),
         "checkpoint": str(out / "checkpoint"),
     }
     write_json(out / "summary.json", summary)
     return summary
 
 
-def _course(file: pathlib.Path) -> dict[str, Any]:
-    """The loss of the first and of the last step, and how often a demonstration was too long."""
+def _prepare(run: WarmStart, decoder: Decoder, roles: Sequence[str], steps: int) -> Policy:
+    return prepare(
+        decoder,
+        objective=IMITATION,
+        optimizer=run.optimizer,
+        layout=run.packing,
+        roles=roles,
+        temperature=1.0,
+        updates=steps,
+        compute=run.compute_dtype,
+        remat=run.remat,
+    )
+
+
+def _loss_summary(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the loss of the first and the last step, and the number of too long examples."""
     rows = [record.fields for record in read_records(file)]
     losses = [row["loss"] for row in rows if "loss" in row]
     first, last = (losses[0], losses[-1]) if losses else (None, None)

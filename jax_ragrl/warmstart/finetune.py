@@ -1,8 +1,8 @@
-"""Baselines whose generator is fine-tuned: the answer to a question, from what a search found.
+"""Supervised fine-tuning of the generator of a baseline: answers from retrieved passages.
 
-Vanilla RAG + SFT, RetRobust and InstructRAG are one run on three kinds of rows
-(`systems/baselines/rows.py`). What it ends with is a language model in a folder, to be given back
-to `ragrl evaluate` with `--llm`, beside the system that asks as its rows do.
+Vanilla RAG + SFT, RetRobust and InstructRAG are the same run on three kinds of examples
+(`systems/baselines/examples.py`). The result is a model directory for `ragrl evaluate --llm`, with
+the system whose prompts are those of the examples.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from flax import nnx
 from tqdm import tqdm
 
+from jax_ragrl.config.kinds import LLM, Index, VectorIndex, WorldReaderConfig
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
@@ -27,149 +27,181 @@ from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.learner.imitation import IMITATION, Example, example, imitate
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
-from jax_ragrl.learner.state import Models, Trainer, acting, prepare, trained
+from jax_ragrl.learner.state import Policy, prepare, sampling_model, trained_decoder
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import merge_lora
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import index_folder, load_data, load_llm, load_policy, load_retriever
-from jax_ragrl.run.config import LLM, TINY, Data, Index
+from jax_ragrl.run.config import TINY, Data
 from jax_ragrl.run.evaluate import NoSampler, evaluate
-from jax_ragrl.runtime.jsonl import append, keep_until, write_json
+from jax_ragrl.runtime.jsonl import append_row, drop_after_step, write_json
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
-from jax_ragrl.systems.baselines.rows import (
+from jax_ragrl.systems.baselines.examples import (
     ANSWER,
-    Row,
-    explained_rows,
-    robust_rows,
-    vanilla_rows,
+    ChatExample,
+    rationale_examples,
+    robust_examples,
+    vanilla_examples,
 )
+from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Hits, Question
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 METRIC = "f1"
-DEEPER = 3  # RetRobust's low ranks: how much deeper than shown its searches go
+DEPTH = 3  # RetRobust searches for 3 top_k passages; its low-ranked ones are distractors
 
 
 @dataclasses.dataclass(frozen=True)
 class Finetune:
-    """A run; the fields are the keys and sections of its config.
+    """The config of a fine-tuning run.
 
-    `rows` is one of `ROWS`. A step is `batch` rows, drawn without repetition until all were seen.
-    The model is tried before and after on the first `test_questions`. `writer` writes what is to be
-    learnt by rows that are `explained`: in the paper, the policy itself before it is trained. A
-    reply, be it one of a local writer, has at most `shapes.steps` tokens.
+    Fields:
+      examples: one of `EXAMPLES`.
+      steps: number of optimizer steps.
+      optimizer: learning rate and schedule.
+      data, index: questions, corpus and retriever.
+      policy: directory of the initial model.
+      writer: writes the rationales of `explained` examples; in the paper, the initial model.
+      style: prompt style.
+      top_k: passages per question.
+      batch_size: examples per step.
+      test_questions: number of test questions for the evaluations before and after.
+      shapes: batch shapes of generation; `max_new_tokens` also limits a local writer.
+      packing: batch shapes of training.
+      compute_dtype, remat: as in `run.config.Job`.
+      seed: seed of orders and distractors.
     """
 
-    rows: str
+    examples: str
     steps: int
     optimizer: Optimizer
     data: Data
-    index: Index = Index()
+    index: Index = VectorIndex()
     policy: str = TINY
-    writer: LLM = LLM()
+    writer: LLM = WorldReaderConfig()
     style: str = "baselines_tiny"
     top_k: int = 5
-    batch: int = 32
+    batch_size: int = 32
     test_questions: int = 300
     shapes: Shapes = Shapes()
-    layout: Layout = Layout()
-    compute: str = "float32"
+    packing: Layout = Layout()
+    compute_dtype: str = "float32"
     remat: str = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of("config.rows", self.rows, ROWS)
+        one_of("config.examples", self.examples, EXAMPLES)
 
 
 def load_finetune(values: Mapping[str, Any]) -> Finetune:
-    """A run from the values of a config."""
+    """Builds a run from the values of a config."""
     return build(Finetune, values)
 
 
-class Source(NamedTuple):
-    """What rows are made from; `world` where the data are generated."""
+class ExampleSource(NamedTuple):
+    """Data from which examples are built; `world` is set if the data are synthetic."""
 
     questions: Sequence[Question]
     retriever: Retriever
     corpus: Corpus
     world: World | None
 
-    def found(self, k: int) -> list[Hits]:
-        """The `k` passages that each question itself finds."""
+    def hits_of_questions(self, k: int) -> list[Hits]:
+        """Returns the top `k` passages for the text of each question."""
         return search_all(self.retriever, [q.text for q in self.questions], k)
 
 
-def _vanilla(run: Finetune, source: Source) -> list[Row]:
-    return vanilla_rows(run.style, source.questions, source.found(run.top_k), run.top_k)
+def _vanilla(run: Finetune, source: ExampleSource) -> list[ChatExample]:
+    hits = source.hits_of_questions(run.top_k)
+    return vanilla_examples(run.style, source.questions, hits, run.top_k)
 
 
-def _robust(run: Finetune, source: Source) -> list[Row]:
-    found, rng = source.found(DEEPER * run.top_k), random.Random(run.seed)
+def _robust(run: Finetune, source: ExampleSource) -> list[ChatExample]:
+    hits, rng = source.hits_of_questions(DEPTH * run.top_k), random.Random(run.seed)
     passages = source.corpus.passages
     if not passages:
-        raise UserError("rows robust draws passages to mislead with: name data.files.corpus")
-    return robust_rows(run.style, source.questions, found, passages, run.top_k, rng)
+        raise UserError(
+            "examples robust needs a local corpus, from which it samples distractors: set "
+            "data.files.corpus"
+        )
+    return robust_examples(run.style, source.questions, hits, passages, run.top_k, rng)
 
 
-def _explained(run: Finetune, source: Source) -> list[Row]:
+def _explained(run: Finetune, source: ExampleSource) -> list[ChatExample]:
     writer = load_llm(run.writer, source.world, run.style, run.shapes)
-    found = source.found(run.top_k)
-    return explained_rows(run.style, source.questions, found, run.top_k, writer)
+    hits = source.hits_of_questions(run.top_k)
+    return rationale_examples(run.style, source.questions, hits, run.top_k, writer)
 
 
-class Kind(NamedTuple):
-    """How rows are made, and the system (of a style and `top_k`) that asks as they do."""
+class ExampleKind(NamedTuple):
+    """A kind of examples.
 
-    rows: Callable[[Finetune, Source], list[Row]]
+    Fields:
+      build: builds the examples.
+      system: from prompt style and `top_k` to the system with the same prompts.
+    """
+
+    build: Callable[[Finetune, ExampleSource], list[ChatExample]]
     system: Callable[[str, int], Any]
 
 
-ROWS: Mapping[str, Kind] = {
-    "vanilla": Kind(_vanilla, StandardRAG),
-    "robust": Kind(_robust, StandardRAG),
-    "explained": Kind(_explained, InstructRAG),
+EXAMPLES: Mapping[str, ExampleKind] = {
+    "vanilla": ExampleKind(_vanilla, StandardRAG),
+    "robust": ExampleKind(_robust, StandardRAG),
+    "explained": ExampleKind(_explained, InstructRAG),
 }
 
 
 def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
-    """Trains on the rows: `out/checkpoint` (Hugging Face layout), `out/metrics.jsonl`.
+    """Trains a generator, and evaluates it before and after.
 
-    Returns what it writes to `out/summary.json`; accuracies are F1 in percent, of the system of the
-    rows with the model as its reader. Raises `UserError` where `out` holds a model already.
+    Writes `out/checkpoint` (Hugging Face layout) and the metrics of every step to
+    `out/metrics.jsonl`.
+
+    Args:
+      run: the config.
+      out: the output directory.
+
+    Returns:
+      The content of `out/summary.json`. Accuracies are F1 in percent, of the system that belongs to
+      the examples, with the model as its generator.
+
+    Raises:
+      UserError: `out` holds a finished model.
     """
     if (out / "checkpoint").exists():
-        raise UserError(f"{out / 'checkpoint'} is there already: give another --out")
+        raise UserError(f"{out / 'checkpoint'} exists already: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     corpus, questions, world = load_data(run.data, index_folder(run.index, out))
     retriever = load_retriever(corpus, run.index, out)
-    policy, tokenizer = load_policy(run.policy)
-    rows = ROWS[run.rows].rows(run, Source(questions["train"], retriever, corpus, world))
-    tested = questions["test"][: run.test_questions]
-    before = _accuracy(run, nnx.split(policy, nnx.Param), tokenizer, retriever, tested)
-    choices = (IMITATION, run.optimizer, run.layout, (ANSWER,), 1.0, run.steps)
-    trainer, models = prepare(policy, *choices, compute=run.compute, remat=run.remat)
-    drawn = batches(rows, run.batch, run.seed)
+    decoder, tokenizer = load_policy(run.policy)
+    source = ExampleSource(questions["train"], retriever, corpus, world)
+    examples = EXAMPLES[run.examples].build(run, source)
+    test = questions["test"][: run.test_questions]
+    before = _accuracy(run, SplitModel.from_model(decoder), tokenizer, retriever, test)
+    policy = _prepare(run, decoder)
 
-    def encode(row: Row) -> Example:
-        return example(tokenizer, *row)
+    def encode(item: ChatExample) -> Example:
+        return example(tokenizer, *item)
 
-    models, metrics = learn(trainer, models, drawn, encode, run.steps, out)
-    finish(trained(trainer, models), tokenizer, out)
-    after = _accuracy(run, acting(trainer, models), tokenizer, retriever, tested)
+    data = batches(examples, run.batch_size, run.seed)
+    policy, metrics = train_supervised(policy, data, encode, run.steps, out)
+    save_finetuned(trained_decoder(policy), tokenizer, out)
+    after = _accuracy(run, sampling_model(policy), tokenizer, retriever, test)
     summary = {
-        "rows": run.rows,
-        "examples": len(rows),
+        "rows": run.examples,
+        "examples": len(examples),
         "steps": run.steps,
         "loss": metrics.get("loss"),
         "metric": "F1, percent",
-        "questions": len(tested),
+        "questions": len(test),
         "accuracy": {"before": before, "after": after},
         "checkpoint": str(out / "checkpoint"),
     }
@@ -177,60 +209,98 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     return summary
 
 
-def learn(
-    trainer: Trainer,
-    models: Models,
-    drawn: Iterator[Sequence[T]],
-    encode: Callable[[T], Example],
+def _prepare(run: Finetune, decoder: Decoder) -> Policy:
+    return prepare(
+        decoder,
+        objective=IMITATION,
+        optimizer=run.optimizer,
+        layout=run.packing,
+        roles=(ANSWER,),
+        temperature=1.0,
+        updates=run.steps,
+        compute=run.compute_dtype,
+        remat=run.remat,
+    )
+
+
+def train_supervised(
+    policy: Policy,
+    data: Iterator[Sequence[Item]],
+    encode: Callable[[Item], Example],
     steps: int,
     out: pathlib.Path,
     save_every: int = 0,
-) -> tuple[Models, dict[str, float]]:
-    """The models after `steps` batches of what is drawn, and the metrics of the last.
+) -> tuple[Policy, dict[str, float]]:
+    """Trains a policy on batches of items; resumes from `out/unfinished` if it exists.
 
-    Items are encoded as they come: the ids of all would not fit into memory. `out/metrics.jsonl` is
-    the curve: the metrics of `imitate`, and how many items of a batch were `too_long` for a row. A
-    run that was saved in `out/unfinished` goes on from there.
+    Writes the metrics of `imitate` and `too_long`, the number of items longer than a row, to
+    `out/metrics.jsonl`.
+
+    Args:
+      policy: the policy; the buffers of its trained state are donated.
+      data: an endless iterator of batches.
+      encode: encodes an item; called per batch, since the ids of all items may exceed the memory.
+      steps: number of batches in the whole run.
+      out: the output directory.
+      save_every: steps between checkpoints in `out/unfinished`; 0: none.
+
+    Returns:
+      The policy, and the metrics of the last step.
     """
     metrics: dict[str, float] = {}
-    with contextlib.closing(Checkpoints(out / "unfinished", keep=1)) as saved:
-        start = saved.latest() or 0
+    with contextlib.closing(Checkpoints(out / "unfinished", keep=1)) as checkpoints:
+        start = checkpoints.latest() or 0
         if start:
-            models, _ = saved.restore(start, models)
-        keep_until(out / "metrics.jsonl", start)
-        rest = itertools.islice(drawn, start, steps)
+            policy = policy._replace(state=checkpoints.restore(start, policy.state)[0])
+        drop_after_step(out / "metrics.jsonl", start)
+        # Skipped batches are generated again, so that a resumed run sees the same batches.
+        rest = itertools.islice(data, start, steps)
         bar = tqdm(rest, unit="step", initial=start, total=steps)
         for step, batch in enumerate(bar, start + 1):
             examples = [encode(item) for item in batch]
-            models, metrics = imitate(trainer, models, examples)
-            longest = trainer.layout.lengths[-1]
+            policy, metrics = imitate(policy, examples)
+            longest = policy.spec.layout.row_lengths[-1]
             long = sum(len(e.prompt) + len(e.target) > longest for e in examples)
-            append(out / "metrics.jsonl", {"step": step, **metrics, "too_long": long})
+            append_row(out / "metrics.jsonl", {"step": step, **metrics, "too_long": long})
             if save_every and step % save_every == 0:
-                saved.save(step, models, {})
-    return models, metrics
+                checkpoints.save(step, policy.state, {})
+    return policy, metrics
 
 
-def finish(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:
-    """Writes `out/checkpoint`, with an adapter merged, and forgets what `learn` saved."""
+def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:
+    """Writes the model to `out/checkpoint`, its adapter merged, and removes `out/unfinished`.
+
+    Args:
+      model: the trained decoder.
+      tokenizer: its tokenizer.
+      out: the output directory.
+    """
     plain = model if model.adapter is None else merge_lora(model)
     tokenizer.save(out / "tokenizer")
+    # bfloat16 is the dtype of published models, and half the size on disk.
     save_decoder(plain, out / "checkpoint", out / "tokenizer", dtype="bfloat16")
     shutil.rmtree(out / "unfinished")
 
 
-def batches(examples: Sequence[T], size: int, seed: int) -> Iterator[list[T]]:
-    """Endless batches: all examples in a new random order, again and again."""
-    if not examples:
+def batches(items: Sequence[Item], size: int, seed: int) -> Iterator[list[Item]]:
+    """Yields endless batches; every pass over the items has a new random order.
+
+    Args:
+      items: the items.
+      size: items per batch; a batch may span two passes.
+      seed: seed of the orders.
+    """
+    if not items:
         raise UserError(
-            "there is nothing to learn from: no training question has an answer, or no rationale "
-            "holds one (try another writer)"
+            "there are no examples: no training question has an answer, or no rationale contains "
+            "it; use other questions or another writer"
         )
-    waiting: list[T] = []
+    waiting: list[Item] = []
     epoch = 0
     while True:
         while len(waiting) < size:
-            waiting += shuffled(random.Random(f"{seed} {epoch}"), examples)
+            # A new generator per pass: batches depend on the seed and the pass alone.
+            waiting += shuffled(random.Random(f"{seed} {epoch}"), items)
             epoch += 1
         yield waiting[:size]
         del waiting[:size]
@@ -238,13 +308,21 @@ def batches(examples: Sequence[T], size: int, seed: int) -> Iterator[list[T]]:
 
 def _accuracy(
     run: Finetune,
-    split: tuple[Any, Any],
+    model: SplitModel,
     tokenizer: ChatTokenizer,
     retriever: Retriever,
     questions: Sequence[Question],
 ) -> float:
-    """The F1 of the system of the rows with a model as its reader, in percent."""
-    reader = LocalLLM(*split, tokenizer, run.shapes)
+    """Returns the F1, in percent, of the system that belongs to the examples, with a model.
+
+    Args:
+      run: the config.
+      model: the generator.
+      tokenizer: its tokenizer.
+      retriever: the retriever.
+      questions: the test questions.
+    """
+    reader = LocalLLM(model, tokenizer, run.shapes)
     environment = Environment(NoSampler(), retriever, reader, tokenizer.count)
-    result = evaluate(ROWS[run.rows].system(run.style, run.top_k), questions, environment)
+    result = evaluate(EXAMPLES[run.examples].system(run.style, run.top_k), questions, environment)
     return round(100 * result.mean(METRIC), 2)

@@ -1,13 +1,14 @@
-"""`ragrl demos`: demonstrations on the questions, corpus and language models of a config.
+"""`ragrl demos`: generates demonstrations with the questions, corpus and models of a config.
 
 Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
-actions on the way to a right answer are kept. The paper's writer is a model of 72B parameters.
+actions on paths to a correct answer are retained. The writer of the paper has 72B parameters.
 MMOA-RAG's heuristic labels (its appendix B) need no model.
 
-Departures from the paper: it collects four solutions a question; here all that one tree a question
-finds are kept, seven at most in the tree of C-3PO (`--samples` rolls out more). The writer reads
-the very prompts of the policy, without examples in them; where a forced action is to be gone on
-with (`[Retrieval]`), its prompt says so, and the demonstration does not.
+Departures from the paper:
+  It collects four solutions per question. Here, all solutions of one tree per question are
+    retained, at most seven in the tree of C-3PO (`--samples` generates more trees).
+  The writer gets the prompts of the policy, without few-shot examples. If an action has a forced
+    prefix (`[Retrieval]`), the writer's prompt asks for it; the demonstration's prompt does not.
 """
 
 from __future__ import annotations
@@ -22,35 +23,48 @@ from typing import Any, NamedTuple
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.run.components import (
-    Parts,
+    Components,
+    build_surroundings,
     index_folder,
     load_data,
     load_llm,
     mesh_for,
     policy_folder,
-    surrounded,
 )
 from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
-from jax_ragrl.runtime.jsonl import rows_of
-from jax_ragrl.runtime.sharding import own_mesh
-from jax_ragrl.systems.ablation import Apart
+from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.runtime.sharding import local_mesh
+from jax_ragrl.systems.ablation import OwnPolicies
 from jax_ragrl.systems.mmoa_rag import MMOARAG
-from jax_ragrl.systems.opera.expert_pool import Scribe
+from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
-from jax_ragrl.warmstart.demo_sources import Lesson, lesson_of
-from jax_ragrl.warmstart.expert_pool import Ghostwriter, conversation
-from jax_ragrl.warmstart.resumable import Kind, Made, begin, distinct, failures, gather
+from jax_ragrl.warmstart.demo_sources import DemoSource, demo_source
+from jax_ragrl.warmstart.expert_pool import LLMActionSampler, conversation
+from jax_ragrl.warmstart.resumable import (
+    ItemResults,
+    OutputKind,
+    claim_output,
+    failure_summary,
+    run_resumable,
+    unique_questions,
+)
 from jax_ragrl.warmstart.teachers.mmoa_rag import heuristic_demos
 
 LABELS = "labels"
-DEMOS = Kind("question", "demos")
+DEMO_OUTPUT = OutputKind("question", "demos")
 
-Source = Callable[[Sequence[Question]], Made]
+DemoFunction = Callable[[Sequence[Question]], ItemResults]
 
 
-class Writer(NamedTuple):
-    """Who writes, as the command line names it, and how often and how freely it tries."""
+class WriterConfig(NamedTuple):
+    """The writer of the demonstrations.
+
+    Fields:
+      name: `labels` (MMOA-RAG's heuristics), or a language model as on the command line.
+      samples: rollouts per question.
+      temperature: sampling temperature of all roles; None: that of each role.
+    """
 
     name: str
     samples: int = 1
@@ -58,88 +72,144 @@ class Writer(NamedTuple):
 
 
 def make_demos(
-    values: Mapping[str, Any], out: pathlib.Path, writer: Writer, count: int, of: str = ""
+    values: Mapping[str, Any], out: pathlib.Path, writer: WriterConfig, count: int, of: str = ""
 ) -> dict[str, Any]:
-    """Writes demonstrations on the first `count` training questions (0: all) of a config.
+    """Writes demonstrations on the training questions of a config.
 
-    They are of its system, or `of` a baseline (`lessons.BASELINES`). The same call goes on where it
-    stood, and tries questions again on which something failed. Beside `out` it keeps what it was
-    called with, and a line a question. Returns a summary.
+    The same call resumes an interrupted one and retries failed questions. The settings and a log
+    with one line per question are written next to `out`.
+
+    Args:
+      values: the config of a run.
+      out: the JSONL file.
+      writer: who writes the demonstrations.
+      count: number of questions; 0: all.
+      of: a baseline of `demo_sources.BASELINES`; empty: the system of the config.
+
+    Returns:
+      A summary, see `demo_summary`.
     """
     job = load_job(values)
-    lesson = lesson_of(job.recipe, of)
-    if of and _labels(writer):
-        raise UserError(f"--writer labels is for system mmoa_rag: name a model, for --of {of}")
+    source = demo_source(job.recipe, of)
+    if of and _is_labels(writer):
+        raise UserError(
+            f"--writer labels is for system mmoa_rag, not for --of {of}: choose a language model"
+        )
     data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy))
-    parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
-    questions = distinct(q for q in parts.questions["train"] if q.answers)[: count or None]
+    parts = build_surroundings(job, out.parent, data, mesh_for(job), tokenizer)
+    questions = unique_questions(q for q in parts.questions["train"] if q.answers)[: count or None]
     if not questions:
-        raise UserError("no training question has an answer: there is nothing to be right about")
-    source = source_of(job, parts, writer, lesson)
-    given = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
-    given |= {"of": of} if of else {}
-    begin(out, given, DEMOS)
-    gather(source, questions, out, DEMOS)
-    return summary(out)
+        raise UserError(
+            "no training question has an answer, so no action can be judged: choose other "
+            "questions in data.files"
+        )
+    function = demo_function(job, parts, writer, source)
+    # The model without its address: a server may move between calls.
+    settings = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
+    settings |= {"of": of} if of else {}
+    claim_output(out, settings, DEMO_OUTPUT)
+    run_resumable(function, questions, out, DEMO_OUTPUT)
+    return demo_summary(out)
 
 
-def _labels(writer: Writer) -> bool:
+def _is_labels(writer: WriterConfig) -> bool:
     return writer.name.partition(":")[0] == LABELS
 
 
-def source_of(job: Job, parts: Parts, writer: Writer, lesson: Lesson) -> Source:
-    """Where demonstrations come from: `labels`, or a language model as `parse_llm` reads it."""
-    if _labels(writer):
+def demo_function(
+    job: Job, parts: Components, writer: WriterConfig, source: DemoSource
+) -> DemoFunction:
+    """Returns the function that generates the demonstrations of some questions.
+
+    Args:
+      job: the run's config.
+      parts: retriever, language models and tokenizer.
+      writer: `labels`, or a language model as `parse_llm` reads it.
+      source: the system to roll out, and the selection of demonstrations.
+    """
+    if _is_labels(writer):
         label = writer.name.partition(":")[2] or "both"
-        return functools.partial(_labelled, job, parts, label)
-    mesh = own_mesh(mesh_for(job))
+        return functools.partial(_label_demos, job, parts, label)
+    mesh = local_mesh(mesh_for(job))
     llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh)
-    ghost = Ghostwriter(llm, parts.tokenizer, writer.temperature)
-    return functools.partial(_tried, job, parts, lesson, ghost, writer.samples)
+    sampler = LLMActionSampler(llm, parts.tokenizer, writer.temperature)
+    return functools.partial(_rollout_demos, job, parts, source, sampler, writer.samples)
 
 
-def _labelled(job: Job, parts: Parts, label: str, questions: Sequence[Question]) -> Made:
-    """MMOA-RAG's labels; a question's metadata may hold `rewritings`, separated by `;`."""
+def _label_demos(
+    job: Job, parts: Components, label: str, questions: Sequence[Question]
+) -> ItemResults:
+    """Returns MMOA-RAG's labels.
+
+    Args:
+      job: the run's config.
+      parts: the retriever.
+      label: which words make a document useful, see `teachers.mmoa_rag.LABELS`.
+      questions: their metadata may hold `rewritings`, separated by `;`.
+    """
     system = job.recipe.system
-    system = system.system if isinstance(system, Apart) else system
+    system = system.system if isinstance(system, OwnPolicies) else system
     if not isinstance(system, MMOARAG):
-        raise UserError("--writer labels is for system mmoa_rag: name a language model instead")
+        raise UserError(
+            "--writer labels is for system mmoa_rag, and this config has another system: choose a "
+            "language model"
+        )
     rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
+    # Seeded by the first question, so that chunks have different orders of documents.
     rng = random.Random(f"{job.seed} {questions[0].id}")
-    given: dict[str, Any] = {"rewritings": rewritings, "label": label}
     try:
-        demos = heuristic_demos(system, questions, parts.retriever, rng, **given)
+        demos = heuristic_demos(
+            system, questions, parts.retriever, rng, rewritings=rewritings, label=label
+        )
+    # One search serves the whole chunk, so its failure concerns every question.
     except EffectError as error:
-        return Made((), dict.fromkeys((q.id for q in questions), str(error)))
-    return Made([demo.row() for demo in demos], {})
+        return ItemResults((), dict.fromkeys((q.id for q in questions), str(error)))
+    return ItemResults([demo.row() for demo in demos], {})
 
 
-def _tried(
+def _rollout_demos(
     job: Job,
-    parts: Parts,
-    lesson: Lesson,
-    writer: Ghostwriter,
+    parts: Components,
+    source: DemoSource,
+    writer: LLMActionSampler,
     samples: int,
     questions: Sequence[Question],
-) -> Made:
-    """What a lesson makes of a language model's rollouts, `samples` a question."""
-    scribe, fixed = Scribe(writer), {"seed": job.seed, "rollouts": samples}
-    environment: Environment = parts.environment(scribe)
-    forest = collect(lesson.system, lesson.expander, questions, environment, **fixed)
-    texts = {i: conversation(parts.tokenizer, r) for i, r in scribe.prompts.items()}
-    demos = [demo.row() for demo in lesson.demos(forest, texts)]
-    return Made(demos, {questions[q].id: why for q, why in forest.errors().items()})
+) -> ItemResults:
+    """Returns the demonstrations of a language model's rollouts.
+
+    Args:
+      job: the run's config.
+      parts: retriever, language models and tokenizer.
+      source: system, expander and selection of demonstrations.
+      writer: plays all roles.
+      samples: rollouts per question.
+      questions: the questions.
+    """
+    recorder = RecordingSampler(writer)
+    environment: Environment = parts.environment(recorder)
+    forest = collect(
+        source.system,
+        source.expander,
+        questions,
+        environment,
+        seed=job.seed,
+        rollouts=samples,
+    )
+    prompts = {ids: conversation(parts.tokenizer, r) for ids, r in recorder.prompts.items()}
+    demos = [demo.row() for demo in source.demos(forest, prompts)]
+    errors = {questions[q].id: error for q, error in forest.errors().items()}
+    return ItemResults(demos, errors)
 
 
-def summary(out: pathlib.Path) -> dict[str, Any]:
-    """What a file holds by role, and what became of the questions."""
-    rows = list(rows_of(DEMOS.log(out)))
-    roles = collections.Counter(row["role"] for row in rows_of(out))
+def demo_summary(out: pathlib.Path) -> dict[str, Any]:
+    """Returns the number of demonstrations by role, and of finished and failed questions."""
+    rows = list(read_rows(DEMO_OUTPUT.log(out)))
+    roles = collections.Counter(row["role"] for row in read_rows(out))
     return {
         "questions": len(rows),
         "with_demos": sum(row["demos"] > 0 for row in rows),
-        **failures(rows),
+        **failure_summary(rows),
         "demos": sum(roles.values()),
         "roles": dict(sorted(roles.items())),
         "out": str(out),

@@ -1,7 +1,7 @@
-"""What a frozen language model must be able to do, as supervised rows for a tiny one.
+"""Supervised examples that teach a tiny model the tasks of a frozen language model.
 
-It writes a roadmap, it answers from documents, and it knows the famous facts of one world by heart
-(names recur from world to world with other facts, so it can know only one).
+The tasks: write a roadmap, answer from documents, and know the famous facts of one world by heart
+(names recur in other worlds with other facts, so the model can know only one world).
 """
 
 from __future__ import annotations
@@ -19,43 +19,57 @@ from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest
 
-# The share of a rollout's requests that become rows, by purpose.
-SHARES = {"roadmap": 0.5, "answer": 0.25}
+# Fraction of the requests of a rollout that become examples, by purpose.
+FRACTIONS = {"roadmap": 0.5, "answer": 0.25}
 
 
-class Listener:
-    """A language model that remembers what it was asked."""
+class RecordingLLM:
+    """A language model that records its requests."""
 
     def __init__(self, llm: FrozenLLM):
         self._llm, self.name = llm, llm.name
-        self.heard: list[LLMRequest] = []
+        self.requests: list[LLMRequest] = []
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
-        """The replies of the model behind it."""
-        self.heard += requests
+        """Returns the replies of the wrapped model."""
+        self.requests += requests
         return self._llm.complete(requests)
 
 
 def careful_reader(world: World, style: str) -> WorldReader:
-    """A reader that reads everything and is never distracted."""
+    """Returns a reader that reads all documents and makes no errors."""
     return WorldReader(world, style=style, limit=1000, noise=0.0, confusion=0.0)
 
 
-def reading_rows(
-    heard: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer, rng: random.Random
+def reading_examples(
+    requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer, rng: random.Random
 ) -> list[Example]:
-    """A share of the roadmaps and answers that were asked for, as the careful reader gives them."""
-    distinct = dict.fromkeys(request._replace(seed=0) for request in heard)
-    chosen = [request for request in distinct if rng.random() < SHARES.get(request.purpose, 0.0)]
-    return examples(chosen, reader, tokenizer)
+    """Returns examples of a fraction of the requested roadmaps and answers.
+
+    Args:
+      requests: requests of a rollout; repeated ones count once.
+      reader: writes the targets.
+      tokenizer: the tokenizer of the model.
+      rng: selects the requests, see `FRACTIONS`.
+    """
+    distinct = dict.fromkeys(request._replace(seed=0) for request in requests)
+    sample = [request for request in distinct if rng.random() < FRACTIONS.get(request.purpose, 0.0)]
+    return examples(sample, reader, tokenizer)
 
 
-def fact_rows(
+def fact_examples(
     world: World, style: str, tokenizer: ChatTokenizer, rng: random.Random, count: int
 ) -> list[Example]:
-    """`count` questions about single facts of the known world, without documents.
+    """Returns examples of questions about single facts, without documents.
 
-    Half of them ask for famous facts; of the others nothing is known.
+    Half of them ask for famous facts; to the others the target is that the answer is unknown.
+
+    Args:
+      world: the known world.
+      style: prompt style.
+      tokenizer: the tokenizer of the model.
+      rng: selects the facts.
+      count: number of examples.
     """
     famous = sorted(world.famous)
     others = sorted(set(world.source) - world.famous)
@@ -71,7 +85,13 @@ def fact_rows(
 def examples(
     requests: Sequence[LLMRequest], reader: FrozenLLM, tokenizer: ChatTokenizer
 ) -> list[Example]:
-    """One supervised row a request; its role is the request's purpose."""
+    """Returns one example per request, whose role is the purpose of the request.
+
+    Args:
+      requests: the prompts.
+      reader: writes the targets.
+      tokenizer: the tokenizer of the model.
+    """
     return [
         example(tokenizer, request.messages, str(reply), request.purpose)
         for request, reply in zip(requests, reader.complete(requests), strict=True)

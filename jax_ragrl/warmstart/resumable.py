@@ -1,8 +1,8 @@
-"""Long work on many items, a portion at a time, in a file that goes on where it stood.
+"""Resumable generation of a JSONL file, chunk by chunk.
 
-`ragrl demos` and `ragrl pool` ask a language model for hours, and may pay for it. What a portion
-made is appended as soon as it is there. A log beside the file has a line for each item that is
-done, and says which of them failed: these are tried again.
+`ragrl demos` and `ragrl pool` call a language model for hours, which may cost money. The rows of
+each chunk are appended immediately. A log next to the file has one line per finished item, with its
+error if it failed; failed items are retried by the next run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from jax_ragrl.config.snapshot import settle
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.jsonl import append, keep_rows, rows_of
+from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.types import Question
 
-CHUNK = 64  # items rolled out together, and lost together where a run is killed
+CHUNK = 64  # items per rollout; a killed run loses at most one chunk
 
 
 class Item(Protocol):
-    """Something to work on, such as a question; no two have the same `id`."""
+    """A unit of work, such as a question, with a unique `id`."""
 
     @property
     def id(self) -> str: ...
@@ -32,106 +32,138 @@ class Item(Protocol):
 AnItem = TypeVar("AnItem", bound=Item)
 
 
-class Made(NamedTuple):
-    """Rows made of some items; and the ids of those on which something failed, and how."""
+class ItemResults(NamedTuple):
+    """Rows generated for some items, and the error message of each failed item by its id."""
 
     rows: Sequence[Mapping[str, Any]]
-    failed: Mapping[str, str]
+    errors: Mapping[str, str]
 
 
-class Kind(NamedTuple):
-    """What an item is called, which is the key of its id in every row, and what is made of it."""
+class OutputKind(NamedTuple):
+    """Names of items and rows.
+
+    Fields:
+      item: name of an item, and the key of its id in every row.
+      rows: name of the generated rows, and the key of their number in the log.
+    """
 
     item: str
-    made: str
+    rows: str
 
     def log(self, out: pathlib.Path) -> pathlib.Path:
-        """The file beside `out` with a line an item: how many rows it gave, and its error if any.
+        """Returns the path of the log: one line per item with its number of rows and its error.
 
-        An item that failed may have given some all the same, on other branches.
+        A failed item may have rows too, from other branches of its rollout.
         """
         return out.with_suffix(f".{self.item}s.jsonl")
 
 
-def gather(
-    source: Callable[[Sequence[AnItem]], Made],
+def run_resumable(
+    source: Callable[[Sequence[AnItem]], ItemResults],
     items: Sequence[AnItem],
     out: pathlib.Path,
-    kind: Kind,
+    kind: OutputKind,
 ) -> None:
-    """Appends to `out` what a source makes of the items that are not done yet.
+    """Appends the rows of all unfinished items to a file.
 
-    Raises `UserError` where nothing comes back any more: what is done is kept.
+    Args:
+      source: generates the rows of some items.
+      items: all items; finished ones are skipped, failed ones are retried last.
+      out: the JSONL file.
+      kind: names of items and rows.
+
+    Raises:
+      UserError: all items of a chunk failed. Completed work is kept.
     """
     log, name = kind.log(out), kind.item
-    tried = {row[name]: "error" in row for row in rows_of(log)}
-    done = {item for item, failed in tried.items() if not failed}
+    has_error = {row[name]: "error" in row for row in read_rows(log)}
+    done = {item for item, error in has_error.items() if not error}
     todo = [item for item in items if item.id not in done]
-    todo.sort(key=lambda item: item.id in tried)  # what failed waits for its second try
-    kept = tried.keys() - {item.id for item in todo}
+    todo.sort(key=lambda item: item.id in has_error)  # first attempts before retries
+    finished_ids = has_error.keys() - {item.id for item in todo}
     for file in (out, log):
-        keep_rows(file, lambda row: row[name] in kept)
+        # Rows without a log line are from a chunk that was interrupted.
+        filter_rows(file, lambda row: row[name] in finished_ids)
         file.touch()
     bar = tqdm(total=len(items), initial=len(items) - len(todo), unit=name)
     with bar:
         for start in range(0, len(todo), CHUNK):
             chunk = todo[start : start + CHUNK]
-            made = source(chunk)
-            whole = len(chunk) == CHUNK or not (done or start)
-            if whole and len(made.failed) == len(chunk) and not made.rows:
+            results = source(chunk)
+            # A short last chunk may fail by chance, unless it is all the work there is.
+            full = len(chunk) == CHUNK or not (done or start)
+            if full and len(results.errors) == len(chunk) and not results.rows:
                 raise UserError(
-                    f"all of {len(chunk)} {name}s failed ({next(iter(made.failed.values()))}): "
-                    "put that right, then the same command goes on from here"
+                    f"all of {len(chunk)} {name}s failed ({next(iter(results.errors.values()))}): "
+                    "fix this and rerun the same command to resume"
                 )
-            for row in made.rows:
-                append(out, row)
-            for row in _told(chunk, made, kind):
-                append(log, row)
+            _append(out, chunk, results, kind)
             bar.update(len(chunk))
 
 
-def _told(items: Sequence[Item], made: Made, kind: Kind) -> Iterator[dict[str, Any]]:
-    counts = collections.Counter(row[kind.item] for row in made.rows)
+def _append(
+    out: pathlib.Path, items: Sequence[Item], results: ItemResults, kind: OutputKind
+) -> None:
+    # Rows before log lines: rows without a log line are generated again, the reverse would be lost.
+    for row in results.rows:
+        append_row(out, row)
+    for row in _log_rows(items, results, kind):
+        append_row(kind.log(out), row)
+
+
+def _log_rows(
+    items: Sequence[Item], results: ItemResults, kind: OutputKind
+) -> Iterator[dict[str, Any]]:
+    counts = collections.Counter(row[kind.item] for row in results.rows)
     for item in items:
-        error = {"error": made.failed[item.id]} if item.id in made.failed else {}
-        yield {kind.item: item.id, kind.made: counts[item.id], **error}
+        error = {"error": results.errors[item.id]} if item.id in results.errors else {}
+        yield {kind.item: item.id, kind.rows: counts[item.id], **error}
 
 
-def begin(out: pathlib.Path, values: Mapping[str, Any], kind: Kind) -> None:
-    """Notes beside `out` what it is made with.
+def claim_output(out: pathlib.Path, values: Mapping[str, Any], kind: OutputKind) -> None:
+    """Writes the settings next to `out`, or checks that they are the same as before.
 
-    Raises `UserError` where something in it was made with anything else, or by anything else, and
-    where what its log tells of is gone.
+    Args:
+      out: the JSONL file.
+      values: the settings that determine its rows.
+      kind: names of items and rows.
+
+    Raises:
+      UserError: `out` was produced with other settings or by another tool, or it is missing
+        although its log lists finished items.
     """
     log = kind.log(out)
-    made = any(True for _ in rows_of(log))
-    if made and not out.exists():
+    has_rows = any(True for _ in read_rows(log))
+    if has_rows and not out.exists():
         raise UserError(
-            f"{log} says what is done, but {out} is gone: remove that file too to begin anew, or "
-            "name another --out"
+            f"{log} lists finished {kind.item}s, but {out} is missing: remove the log too to start "
+            "over, or choose another --out"
         )
     if not log.exists() and out.exists() and out.stat().st_size:
         raise UserError(
-            f"{out} holds something else ({log}, which tells what is done, is missing): name "
-            "another --out"
+            f"{out} was not written by this command (its log {log} is missing): choose another "
+            "--out"
         )
-    settle(out.with_suffix(".config.json"), values, renew=not made, place="--out")
+    save_config(out.with_suffix(".config.json"), values, renew=not has_rows, place="--out")
 
 
-def failures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the rows of a log: how many items failed, and what the last one did of."""
+def failure_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the number of failed items in the rows of a log, and the last error if any."""
     errors = [row["error"] for row in rows if "error" in row]
     return {"failed": len(errors), **({"error": errors[-1]} if errors else {})}
 
 
-def distinct(questions: Iterable[Question]) -> list[Question]:
-    """Questions, each once; what is made is kept by their ids, so that no two may share one."""
-    known: dict[str, Question] = {}
+def unique_questions(questions: Iterable[Question]) -> list[Question]:
+    """Removes repeated questions; raises `UserError` if different questions share an id.
+
+    Rows are stored by id, so only one of them would be worked on.
+    """
+    by_id: dict[str, Question] = {}
     for question in questions:
-        if known.setdefault(question.id, question).text != question.text:
+        if by_id.setdefault(question.id, question).text != question.text:
             raise UserError(
-                f"training questions share the id {question.id!r}, and only one would be written "
-                "about: give each an id of its own, or, where several sets were put together, all "
-                "their files (--config.data.files.train=A,B), which does"
+                f"training questions share the id {question.id!r}, and only one of them would be "
+                "used: make the ids unique, or list the original files separately "
+                "(--config.data.files.train=A,B), which does so"
             )
-    return list(known.values())
+    return list(by_id.values())

@@ -1,11 +1,12 @@
-"""The warm start: a tiny decoder learns its roles from a teacher, by supervised fine-tuning.
+"""Supervised warm-up of a tiny decoder on data of a scripted teacher.
 
-Two kinds of stages on one code path. *Skills*: the teacher's careful rollouts in many generated
-worlds, with few passages a search at first. *Rejection sampling* (Chen et al. 2025, section 5.2):
-the careless teacher's trees, of which only actions on the way to a right answer are kept.
+Two kinds of stages share one code path. *Skills*: the teacher's careful rollouts in many synthetic
+worlds, with few passages per search at first. *Rejection sampling* (Chen et al. 2025, section 5.2):
+the trees of a careless teacher, of which only actions on paths to a correct answer are retained.
 
-Beside the proxy's roles the decoder learns those of a frozen language model (`reader_rows.py`):
-to write a roadmap, to answer from documents, and the famous facts of one world by heart.
+Besides the roles of the system, the decoder learns the tasks of a frozen language model
+(`reader_rows.py`): to write a roadmap, to answer from documents, and to know the famous facts of
+one world by heart.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib
 import json
 import pathlib
+import pkgutil
 import random
 import shutil
 import time
@@ -33,7 +36,8 @@ from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import Example, Packed, pack, sft_step, token_losses
+from jax_ragrl.learner.gradients import TrainState, check_finite
+from jax_ragrl.learner.imitation import Example, PackedRows, pack, sft_step, token_losses
 from jax_ragrl.llm.executors import WorldExecutors, query_of
 from jax_ragrl.llm.reader import understand
 from jax_ragrl.models.config import DecoderConfig
@@ -44,101 +48,128 @@ from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.scann import ScannSearcher
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, Expander, Forced, once
+from jax_ragrl.rollout.expand import Branching, Expander, ForcedAction, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.components import load_policy
 from jax_ragrl.run.config import load_recipe
-from jax_ragrl.runtime.jsonl import append
+from jax_ragrl.runtime.jsonl import append_row
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER, render_router
+from jax_ragrl.systems.registry import system_module
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import train_tokenizer
-from jax_ragrl.warmstart.reader_rows import Listener, careful_reader, fact_rows, reading_rows
-from jax_ragrl.warmstart.teachers import c3po, coda, mao_arag, mmoa_rag, opera
-from jax_ragrl.warmstart.teachers.base import TeacherSampler, Writer
+from jax_ragrl.warmstart import teachers
+from jax_ragrl.warmstart.reader_rows import (
+    RecordingLLM,
+    careful_reader,
+    fact_examples,
+    reading_examples,
+)
+from jax_ragrl.warmstart.teachers.base import TeacherSampler, TeacherScript
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of the warm-up: how long, from which teacher, with how many passages a search.
+    """One stage of the warm-up.
 
-    `teacher` are settings of the system's teacher. `passages` are cycled through from world to
-    world. `only_correct` keeps the actions that lead to a right answer (rejection sampling).
-    `facts` are asked of the known world beside each world, and chains have as many `hops`.
+    Fields:
+      steps: optimizer steps.
+      teacher: settings of the teacher of the system.
+      passages_per_search: numbers of passages, used in turn from world to world.
+      first_world_seed: seed of the first world; the next worlds have the next seeds.
+      only_correct: retain only actions on paths to a correct answer (rejection sampling).
+      questions_per_world: training questions that the teacher plays per world.
+      known_facts_per_world: questions about the known world added to each world's examples.
+      hops: lengths of the chains of facts in questions.
     """
 
     steps: int
     teacher: Mapping[str, Any]
-    passages: tuple[int, ...]
-    worlds_from: int
+    passages_per_search: tuple[int, ...]
+    first_world_seed: int
     only_correct: bool = False
-    questions: int = 120
-    facts: int = 80
+    questions_per_world: int = 120
+    known_facts_per_world: int = 80
     hops: tuple[int, ...] = (1, 2, 3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """The whole warm-up. `tokens` a step are split over rows of the bucket lengths.
+    """The config of a warm-up, which starts from a new `model` or from `policy`.
 
-    It begins with a fresh `model`, or with the one in the folder `start`. `known_world` is the seed
-    of the world whose famous facts are learnt by heart.
+    Fields:
+      stages: the stages, in order.
+      learning_rate: peak learning rate.
+      model: sizes of a new decoder.
+      policy: directory of an initial policy.
+      seed: seed of a new decoder.
+      tokens_per_step: tokens per step, padding included.
+      row_lengths: allowed row lengths; a step has rows of one length.
+      prompt_loss_weight: loss weight of prompt tokens; targets have weight 1.
+      log_every: steps per line of the log.
+      known_world_seed: seed of the world whose famous facts are learned.
     """
 
     stages: tuple[Stage, ...]
     learning_rate: float
     model: DecoderConfig | None = None
-    start: str = ""
+    policy: str = ""
     seed: int = 0
-    tokens: int = 6144
-    buckets: tuple[int, ...] = (48, 80, 112, 144, 176, 224)
-    prompt_weight: float = 0.1
+    tokens_per_step: int = 6144
+    row_lengths: tuple[int, ...] = (48, 80, 112, 144, 176, 224)
+    prompt_loss_weight: float = 0.1
     log_every: int = 50
-    known_world: int = 0
+    known_world_seed: int = 0
 
 
-class Lesson(NamedTuple):
-    """What is taught: a system, whose settings make its teacher, and how its rollouts branch."""
+class WarmupTask(NamedTuple):
+    """A system, the builder of its teacher from settings, and the expander of its rollouts."""
 
     system: Any
-    teacher: Callable[[Mapping[str, Any]], Writer]
+    teacher: Callable[[Mapping[str, Any]], TeacherScript]
     expander: Expander
 
 
-TEACHERS: Mapping[str, type] = {
-    "c3po": c3po.Teacher,
-    "coda": coda.Teacher,
-    "jax_ragrl.systems.baselines.executor": coda.Teacher,
-    "mao_arag": mao_arag.Teacher,
-    "mmoa_rag": mmoa_rag.Teacher,
-    "opera": opera.Teacher,
-}
+# The teachers by the names of their systems: a new one is one file.
+TEACHERS = tuple(m.name for m in pkgutil.iter_modules(teachers.__path__) if m.name != "base")
 
 
-def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, Lesson]:
-    """A warm-up and its lesson from a config, whose `system` and `recipe` are as in training."""
+def teacher_of(system: str) -> type:
+    """Returns the teacher with the name of a system, or with the name in its `TEACHER`.
+
+    Raises:
+      UserError: the system has no teacher.
+    """
+    name = getattr(system_module(system), "TEACHER", system)
+    if name not in TEACHERS:
+        raise UserError(
+            f"config.system is {system!r}: it has no teacher, use {', '.join(TEACHERS)}"
+        )
+    return importlib.import_module(f"{teachers.__name__}.{name}").Teacher
+
+
+def load_warmup(values: Mapping[str, Any]) -> tuple[Warmup, WarmupTask]:
+    """Builds a warm-up and its task from a config; `system` and `recipe` are as in training."""
     values = dict(values)
     name = str(values.get("system"))
     recipe = load_recipe(values)
-    if name not in TEACHERS:
-        raise UserError(f"config.system is {name!r}: it has no teacher, use {', '.join(TEACHERS)}")
-    expander = three_strategies if name == "c3po" else once
-    teacher = functools.partial(build, TEACHERS[name], where="config.stages.teacher")
-    return build(Warmup, values), Lesson(recipe.system, teacher, expander)
+    expander = three_strategies if name == "c3po" else single_chain
+    teacher = functools.partial(build, teacher_of(name), where="config.stages.teacher")
+    return build(Warmup, values), WarmupTask(recipe.system, teacher, expander)
 
 
 def world_texts(seeds: range) -> Iterator[str]:
-    """Passages and questions to train the tokenizer on."""
+    """Yields passages and questions of some worlds, for the training of a tokenizer."""
     for seed in seeds:
         world = generate(seed, 400)
         yield from (f"{p.title}: {p.text}" for p in world.passages)
         yield from (q.text for q in world.questions["train"])
 
 
-def search_world(world: World) -> DenseRetriever:
-    """The lexical ScaNN index of a world, in memory."""
+def build_world_retriever(world: World) -> DenseRetriever:
+    """Builds the lexical ScaNN retriever of a world, in memory."""
     corpus = Corpus(world.passages)
     encoder = LexicalEncoder.fit(corpus.passages)
     searcher = ScannSearcher.from_vectors(encoder.encode_passages(corpus.passages))
@@ -146,41 +177,58 @@ def search_world(world: World) -> DenseRetriever:
 
 
 def three_strategies(effect: Generate, question: str) -> Branching:
-    """Every strategy at the router, one action elsewhere."""
+    """Forces every strategy at the router; other roles write one action."""
     plan = understand(question)
     if effect.role != ROUTER or plan is None:
         return Branching(1)
     actions = ((NO_RETRIEVAL, ""), (RETRIEVAL, query_of(plan)), (PLANNING, ""))
-    return Branching(0, tuple(Forced(render_router(*action)) for action in actions))
+    return Branching(0, tuple(ForcedAction(render_router(*action)) for action in actions))
 
 
-def teach(
-    lesson: Lesson, tokenizer: ChatTokenizer, stage: Stage, known: World, number: int
+def world_examples(
+    task: WarmupTask, tokenizer: ChatTokenizer, stage: Stage, known_world: World, number: int
 ) -> list[Example]:
-    """The rows of one world of a stage: a function of the stage and the world's number."""
-    seed = stage.worlds_from + number
+    """Generates the examples of one world, a pure function of its arguments.
+
+    Args:
+      task: system, teacher and expander.
+      tokenizer: the tokenizer of the decoder.
+      stage: the stage.
+      known_world: the world whose facts are learned.
+      number: number of the world within the stage.
+    """
+    seed = stage.first_world_seed + number
     world = generate(seed, 120 + 40 * (number % 5), hops=stage.hops)
+    # Everything is seeded by the world, so the result does not depend on Grain.
     rng = random.Random(seed)
-    questions = shuffled(rng, world.questions["train"])[: stage.questions]
-    shown = stage.passages[number % len(stage.passages)]
-    system = dataclasses.replace(lesson.system, top_k=shown)
-    llm = Listener(WorldExecutors(world, style=system.style))
-    sampler = TeacherSampler(lesson.teacher(stage.teacher), tokenizer)
-    environment = Environment(sampler, search_world(world), llm)
-    forest = collect(system, lesson.expander, questions, environment, seed=seed)
+    questions = shuffled(rng, world.questions["train"])[: stage.questions_per_world]
+    top_k = stage.passages_per_search[number % len(stage.passages_per_search)]
+    system = dataclasses.replace(task.system, top_k=top_k)
+    llm = RecordingLLM(WorldExecutors(world, style=system.style))
+    sampler = TeacherSampler(task.teacher(stage.teacher), tokenizer)
+    environment = Environment(sampler, build_world_retriever(world), llm)
+    forest = collect(system, task.expander, questions, environment, seed=seed)
     forest = forest._replace(reward_N=answer_rewards(forest, cover_match))
     reader = careful_reader(world, system.style)
-    taught = rows(forest, rng, stage.only_correct)
-    taught += reading_rows(llm.heard, reader, tokenizer, rng)
-    taught += fact_rows(known, system.style, tokenizer, rng, stage.facts)
-    return shuffled(rng, taught)
+    examples = action_examples(forest, rng, stage.only_correct)
+    examples += reading_examples(llm.requests, reader, tokenizer, rng)
+    examples += fact_examples(
+        known_world, system.style, tokenizer, rng, stage.known_facts_per_world
+    )
+    return shuffled(rng, examples)
 
 
-def rows(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example]:
-    """The actions of a forest as supervised rows; of the router's, the short ones are thinned."""
+def action_examples(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example]:
+    """Converts the actions of a forest to examples.
+
+    Args:
+      forest: rollouts of the teacher.
+      rng: drops 70 % of the router's short actions, which would otherwise dominate.
+      only_correct: retain only actions from which a correct answer is reachable, and all of them.
+    """
     useful_N = np.ones(len(forest.records), bool)
     if only_correct:
-        useful_N = reachable_leaves(forest, forest.reward_N)[0] > 0  # some leaf below was right
+        useful_N = reachable_leaves(forest, forest.reward_N)[0] > 0  # a correct leaf below
     examples = []
     for record, useful in zip(forest.records, useful_N, strict=True):
         if record.action is None or not useful:
@@ -191,42 +239,51 @@ def rows(forest: Forest, rng: random.Random, only_correct: bool) -> list[Example
     return examples
 
 
-def world_rows(
-    lesson: Lesson, tokenizer: ChatTokenizer, stage: Stage, known: World
+def example_stream(
+    task: WarmupTask, tokenizer: ChatTokenizer, stage: Stage, known_world: World
 ) -> Iterator[list[Example]]:
-    """Rows world by world, made ahead by Grain's threads."""
+    """Yields the examples of world after world, prefetched by a Grain thread.
+
+    Args:
+      task: system, teacher and expander.
+      tokenizer: the tokenizer of the decoder.
+      stage: the stage.
+      known_world: the world whose facts are learned.
+    """
     worlds = grain.MapDataset.range(1_000_000)
-    taught = worlds.map(functools.partial(teach, lesson, tokenizer, stage, known))
+    examples = worlds.map(functools.partial(world_examples, task, tokenizer, stage, known_world))
+    # One thread generates two worlds ahead, while the devices train.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    return iter(taught.to_iter_dataset(options))
+    return iter(examples.to_iter_dataset(options))
 
 
-def batches(taught: Iterator[list[Example]], config: Warmup) -> Iterator[Packed]:
-    """Batches of equal token count; a batch holds rows of one bucket length."""
-    pools: dict[int, list[Example]] = {length: [] for length in config.buckets}
-    for i, examples in enumerate(taught):
+def batches(stream: Iterator[list[Example]], config: Warmup) -> Iterator[PackedRows]:
+    """Yields batches of equal token count, each with rows of a single length."""
+    pools: dict[int, list[Example]] = {length: [] for length in config.row_lengths}
+    for i, examples in enumerate(stream):
+        # Examples wait in a pool per row length until they fill a batch.
         for example in examples:
             size = len(example.prompt) + len(example.target)
-            length = next((b for b in config.buckets if size <= b), None)
+            length = next((b for b in config.row_lengths if size <= b), None)
             if length is not None:
                 pools[length].append(example)
         yield from shuffled(random.Random(i), list(_full(pools, config)))
 
 
-def _full(pools: dict[int, list[Example]], config: Warmup) -> Iterator[Packed]:
+def _full(pools: dict[int, list[Example]], config: Warmup) -> Iterator[PackedRows]:
     for length, pool in pools.items():
-        count = config.tokens // length
+        count = config.tokens_per_step // length
         while len(pool) >= count:
-            batch, _ = pack(pool[:count], count, length, prompt_weight=config.prompt_weight)
+            batch, _ = pack(pool[:count], count, length, prompt_weight=config.prompt_loss_weight)
             del pool[:count]
             yield batch
 
 
 def optimizer(config: Warmup) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the matrices, Adam for the rest; warm-up and cosine."""
+    """Returns Muon (Jordan et al. 2024) for matrices and Adam for the rest, with cosine decay."""
     total = sum(stage.steps for stage in config.stages)
-    rise = min(100, total // 10)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, rise, total, 0.0)
+    warmup = min(100, total // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warmup, total, 0.0)
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.contrib.muon(
@@ -240,7 +297,7 @@ def optimizer(config: Warmup) -> optax.GradientTransformation:
 
 
 def _matrices(params: Any) -> Any:
-    """Which axes of the stacked layer weights are the rows and columns of a matrix."""
+    """Returns the row and column axes of the stacked layer weights that are matrices."""
     axes = {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ((1,), (2, 3))),
         "o_proj": ((1, 2), (3,)),
@@ -254,12 +311,14 @@ def _matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of, params)
 
 
-def first_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatTokenizer]:
-    """What a warm-up begins with; the tokenizer is saved in `out/tokenizer`."""
-    if (config.model is None) == (not config.start):
-        raise UserError("config: a warm-up needs one of model (sizes) and start (a folder)")
+def initial_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatTokenizer]:
+    """Returns the initial decoder and its tokenizer, which is saved in `out/tokenizer`."""
+    if (config.model is None) == (not config.policy):
+        raise UserError(
+            "config has both or neither of model (sizes) and policy (a directory): set one of them"
+        )
     if config.model is None:
-        model, tokenizer = load_policy(config.start)
+        model, tokenizer = load_policy(config.policy)
     else:
         texts = world_texts(range(900_000, 900_006))
         tokenizer = ChatTokenizer(train_tokenizer(texts, config.model.vocab_size))
@@ -269,62 +328,84 @@ def first_model(config: Warmup, out: pathlib.Path) -> tuple[Decoder, ChatTokeniz
 
 
 def fresh_model(config: DecoderConfig, seed: int) -> Decoder:
-    """A decoder whose keys begin as its queries: heads look for like tokens from the start.
+    """Returns a random decoder with equal query and key projections.
 
-    Trockman and Kolter 2023, "Mimetic initialization of self-attention layers", simplified.
+    Heads then attend to similar tokens from the start. Simplified from Trockman and Kolter 2023,
+    "Mimetic initialization of self-attention layers".
     """
     model = Decoder(config, rngs=nnx.Rngs(seed))
+    # With grouped-query attention the shapes differ.
     if config.num_heads == config.num_kv_heads:
         model.layers["k_proj"].set_value(jnp.array(model.layers["q_proj"][...]))
     return model
 
 
-def exact_share(graph: Any, params: Any, examples: list[Example], length: int) -> dict[str, float]:
-    """The share of held-out targets, by role, of which every token is the likeliest."""
+def exact_fraction(
+    graph: Any, params: Any, examples: list[Example], length: int
+) -> dict[str, float]:
+    """Returns, by role, the fraction of targets of which every token is the most likely one.
+
+    Args:
+      graph: structure of the decoder.
+      params: its parameters.
+      examples: held-out examples.
+      length: row length; longer examples are left out.
+    """
     hits: dict[str, list[bool]] = collections.defaultdict(list)
     fitting = [e for e in examples if len(e.prompt) + len(e.target) <= length]
     for start in range(0, len(fitting) - 31, 32):
         chunk = fitting[start : start + 32]
-        for example, right in zip(chunk, _all_right(graph, params, chunk, length), strict=True):
-            hits[example.role].append(right)
-    return {role: round(float(np.mean(right)), 3) for role, right in sorted(hits.items())}
+        correct = _all_correct(graph, params, chunk, length)
+        for example, is_correct in zip(chunk, correct, strict=True):
+            hits[example.role].append(is_correct)
+    return {role: round(float(np.mean(x)), 3) for role, x in sorted(hits.items())}
 
 
 @functools.partial(jax.jit, static_argnames="graph")
-def _right(graph: Any, params: Any, batch: Packed) -> jax.Array:
+def _token_correct(graph: Any, params: Any, batch: PackedRows) -> jax.Array:
     return token_losses(graph, params, batch)[1]
 
 
-def _all_right(graph: Any, params: Any, chunk: list[Example], length: int) -> list[bool]:
-    packed = [pack([example], 1, length)[0] for example in chunk]
-    batch = Packed(*(np.concatenate(arrays) for arrays in zip(*packed, strict=True)))
-    right_RL = jax.device_get(_right(graph, params, jax.device_put(batch)))
-    return list(np.all(right_RL | (batch.weight_RL[:, 1:] == 0), axis=1))
+def _all_correct(graph: Any, params: Any, chunk: list[Example], length: int) -> list[bool]:
+    rows = [pack([example], 1, length)[0] for example in chunk]
+    batch = PackedRows(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
+    correct_RL = jax.device_get(_token_correct(graph, params, jax.device_put(batch)))
+    return list(np.all(correct_RL | (batch.weight_RL[:, 1:] == 0), axis=1))
 
 
-def warm_up(config: Warmup, lesson: Lesson, out: pathlib.Path) -> dict[str, Any]:
-    """Trains a model: `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
+def warm_up(config: Warmup, task: WarmupTask, out: pathlib.Path) -> dict[str, Any]:
+    """Trains a decoder, and writes `out/checkpoint` (Hugging Face layout) and `out/warmup.jsonl`.
 
-    Returns the last line of the curve: step, tokens, seconds, loss, token accuracy, and the share
-    of held-out targets that come out whole, by role.
+    Args:
+      config: the config.
+      task: system, teacher and expander.
+      out: the output directory.
+
+    Returns:
+      The last line of the log: step, tokens, seconds, means of the metrics since the previous line,
+      and `exact`, the result of `exact_fraction` on held-out examples.
+
+    Raises:
+      UserError: parameters are no longer finite.
     """
     out.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = first_model(config, out)
+    model, tokenizer = initial_model(config, out)
     graph, params = nnx.split(model, nnx.Param)
     transform = optimizer(config)
-    state = transform.init(params)
-    step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=(0, 1))
+    state = TrainState(params, transform.init(params))
+    step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=0)
     log = _Log(config, out / "warmup.jsonl")
-    known = generate(config.known_world)
-    held_out = teach(lesson, tokenizer, config.stages[-1], known, 999_999)
+    known_world = generate(config.known_world_seed)
+    held_out = world_examples(task, tokenizer, config.stages[-1], known_world, 999_999)
     for stage in config.stages:
-        data = batches(world_rows(lesson, tokenizer, stage, known), config)
+        data = batches(example_stream(task, tokenizer, stage, known_world), config)
         for _, batch in zip(range(stage.steps), data, strict=False):
-            params, state, metrics = step(params, state, jax.device_put(batch))
+            state, metrics = step(state, jax.device_put(batch))
             log.step(batch, metrics)
             if log.due():
-                log.write(exact_share(graph, params, held_out, config.buckets[-1]))
-        _save(nnx.merge(graph, params), out)
+                log.write(exact_fraction(graph, state.params, held_out, config.row_lengths[-1]))
+        log.check()  # a diverged model must not replace the previous checkpoint
+        _save(nnx.merge(graph, state.params), out)
     return log.last
 
 
@@ -334,7 +415,7 @@ def _save(model: Decoder, out: pathlib.Path) -> None:
 
 
 class _Log:
-    """The curve: one JSON line every `log_every` steps, printed and kept."""
+    """The log: one JSON line every `log_every` steps, printed and written to a file."""
 
     def __init__(self, config: Warmup, file: pathlib.Path):
         self._every, self._file = config.log_every, file
@@ -343,7 +424,7 @@ class _Log:
         self.last: dict[str, Any] = {}
         file.write_text("", encoding="utf-8")
 
-    def step(self, batch: Packed, metrics: Any) -> None:
+    def step(self, batch: PackedRows, metrics: Any) -> None:
         self._steps += 1
         self._tokens += int(np.sum(batch.segments_RL > 0))
         self._recent.append(metrics)
@@ -351,11 +432,19 @@ class _Log:
     def due(self) -> bool:
         return self._steps % self._every == 0
 
+    def check(self) -> None:
+        """Raises `UserError` if parameters are not finite; once they are not, they remain so."""
+        if self._recent:
+            check_finite({"not_finite": float(self._recent[-1]["not_finite"])})
+
     def write(self, exact: dict[str, float]) -> None:
+        self.check()
         recent = jax.device_get(list(self._recent))
-        means = {k: round(float(np.mean([m[k] for m in recent])), 4) for k in recent[0]}
+        names = sorted(recent[0].keys() - {"skipped", "not_finite"})
+        means = {k: round(float(np.mean([m[k] for m in recent])), 4) for k in names}
+        means["skipped"] = float(sum(m["skipped"] for m in recent))
         seconds = round(time.perf_counter() - self._start, 1)
         self.last = {"step": self._steps, "tokens": self._tokens, "seconds": seconds, **means}
         self.last["exact"] = exact
         print(json.dumps(self.last), flush=True)
-        append(self._file, self.last)
+        append_row(self._file, self.last)

@@ -1,24 +1,30 @@
-"""Bad input is one clear line and exit code 2."""
+"""The command line: a user error is one line and exit code 2; options, help, dispatch."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
+import subprocess
+import sys
 import warnings
 
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli.main import _load_job, load_config, main
+from jax_ragrl import __version__
+from jax_ragrl.cli import data
+from jax_ragrl.cli.main import GROUPS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.train import loop
+from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.training import loop
 from tests.tiny import policy, tokenizer
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("ragrl: ") and "\n" not in line
@@ -38,7 +44,7 @@ def small_policy(tmp_path: pathlib.Path) -> str:
 
 
 def test_an_empty_corpus_names_its_file(tmp_path, capsys):
-    line = refused(
+    line = error_line(
         capsys, "index", "--corpus", write(tmp_path / "c.jsonl"), "--out", str(tmp_path / "i")
     )
     assert "c.jsonl" in line
@@ -49,7 +55,7 @@ def test_a_missing_field_names_file_line_and_field(tmp_path, capsys):
     rows = [{"id": "1", "question": "q", "golden_answers": ["a"]}, {"id": "2", "question": "r"}]
     questions = write(tmp_path / "q.jsonl", *rows)
     out = str(tmp_path / "i")
-    line = refused(capsys, "index", "--corpus", corpus, "--out", out, "--questions", questions)
+    line = error_line(capsys, "index", "--corpus", corpus, "--out", out, "--questions", questions)
     assert "q.jsonl" in line and "2" in line and "golden_answers" in line
 
 
@@ -60,75 +66,77 @@ def test_an_index_of_another_corpus_names_both_fingerprints(tmp_path, capsys):
     other = write(tmp_path / "b.jsonl", {"id": "1", "title": "a", "text": "c"})
     index = str(tmp_path / "i")
     assert main(["index", "--corpus", one, "--out", index, "--kind", "exact"]) == 0
-    asked = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
-    given = ("--corpus", other, "--index", index, "--questions", asked)
-    line = refused(capsys, "evaluate", *given)
+    questions = write(tmp_path / "q.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"]})
+    args = ("--corpus", other, "--index", index, "--questions", questions)
+    line = error_line(capsys, "evaluate", *args)
     assert load_corpus(one).fingerprint in line and load_corpus(other).fingerprint in line
 
 
 def test_an_unknown_config_key_is_named(tmp_path, capsys):
-    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
-    assert "polcy_lr" in refused(capsys, *given, "--config.optimizer.polcy_lr=1.0")
+    args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path / 'w'}")
+    assert "polcy_lr" in error_line(capsys, *args, "--config.optimizer.polcy_lr=1.0")
 
 
-def test_a_config_that_nothing_reads_is_an_error(tmp_path, capsys):
+def test_a_config_key_that_nothing_reads_is_an_error(tmp_path, capsys):
     file = tmp_path / "c.py"
     source = "from ml_collections import ConfigDict\ndef get_config():\n"
     file.write_text(source + "    return ConfigDict({'run': {'steps': 1, 'stepz': 2}})\n")
-    line = refused(capsys, "train", f"--config={file}", f"--workdir={tmp_path / 'w'}")
+    line = error_line(capsys, "train", f"--config={file}", f"--workdir={tmp_path / 'w'}")
     assert "stepz" in line or "system" in line
 
 
 def test_a_workdir_belongs_to_one_config(tmp_path, capsys, small_policy):
-    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
-    assert "nowhere" in refused(capsys, *given, "--config.policy=nowhere")  # put right by the next
-    assert main([*given, f"--config.policy={small_policy}"]) == 0
+    args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}", "--config.run.steps=0")
+    assert "nowhere" in error_line(
+        capsys, *args, "--config.policy=nowhere"
+    )  # the next call corrects it
+    assert main([*args, f"--config.policy={small_policy}"]) == 0
     capsys.readouterr()
     (tmp_path / "checkpoints" / "1").mkdir()
-    line = refused(capsys, *given, f"--config.policy={small_policy}", "--config.seed=5")
+    line = error_line(capsys, *args, f"--config.policy={small_policy}", "--config.seed=5")
     assert "seed" in line and str(tmp_path) in line
-    asked = ("ask", "Who?", f"--workdir={tmp_path}")
-    assert "--config=FILE" in refused(capsys, *asked, f"--config={CONFIG}")
-    assert "elsewhere" in refused(capsys, *asked, "--config.policy=elsewhere")
+    ask = ("ask", "Who?", f"--workdir={tmp_path}")
+    assert "--config=FILE" in error_line(capsys, *ask, f"--config={CONFIG}")
+    assert "elsewhere" in error_line(capsys, *ask, "--config.policy=elsewhere")
 
 
-def test_an_index_alone_holds_no_work_folder_to_its_config(tmp_path):
+def test_a_config_may_change_until_there_are_results(tmp_path):
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "index.json").touch()
     for name in ("mistake", "tiny"):
-        given = [f"--config={CONFIG}", f"--config.policy={name}"]
-        assert _load_job(load_config(None, given), tmp_path).policy == name
+        args = [f"--config={CONFIG}", f"--config.policy={name}"]
+        assert claim_workdir(load_config(None, args), tmp_path).policy == name
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     with pytest.raises(UserError, match=r"config\.policy differs"):
-        _load_job(load_config(None, [f"--config={CONFIG}", "--config.policy=other"]), tmp_path)
+        claim_workdir(load_config(None, [f"--config={CONFIG}", "--config.policy=other"]), tmp_path)
 
 
-def test_a_run_is_made_longer_where_its_rate_does_not_depend_on_its_length(tmp_path):
-    (tmp_path / "baselines.json").touch()  # it has begun
+def test_a_constant_learning_rate_permits_a_longer_run(tmp_path):
+    (tmp_path / "baselines.json").touch()  # there are results
     for schedule in ("constant", "cosine"):
-        given = (f"--config={CONFIG}", f"--config.optimizer.schedule={schedule}")
+        args = (f"--config={CONFIG}", f"--config.optimizer.schedule={schedule}")
         (tmp_path / "config.json").unlink(missing_ok=True)
-        _load_job(load_config(None, [*given, "--config.run.steps=3"]), tmp_path)
-        longer = load_config(None, [*given, "--config.run.steps=9"])
+        claim_workdir(load_config(None, [*args, "--config.run.steps=3"]), tmp_path)
+        longer = load_config(None, [*args, "--config.run.steps=9"])
         if schedule == "constant":
-            assert _load_job(longer, tmp_path).run.steps == 9
+            assert claim_workdir(longer, tmp_path).run.steps == 9
     with pytest.raises(UserError, match=r"config\.run\.steps differs"):
-        _load_job(longer, tmp_path)
+        claim_workdir(longer, tmp_path)
 
 
-def test_a_run_goes_on_with_a_server_that_has_moved(tmp_path):
-    from jax_ragrl.config.snapshot import settle, settled
+def test_a_run_resumes_with_another_server_address(tmp_path):
+    from jax_ragrl.config.snapshot import load_saved_config, save_config
 
     file, here = tmp_path / "config.json", {"kind": "openai", "base_url": "http://a/v1"}
     there = here | {"base_url": "http://b/v1"}
-    settle(file, {"llm": here, "judge": here, "seed": 0})
-    settle(file, {"llm": there, "judge": there, "seed": 0})
-    assert settled(file)["llm"] == settled(file)["judge"] == there
+    save_config(file, {"llm": here, "judge": here, "seed": 0})
+    save_config(file, {"llm": there, "judge": there, "seed": 0})
+    assert load_saved_config(file)["llm"] == load_saved_config(file)["judge"] == there
     with pytest.raises(UserError, match="config.seed differs"):
-        settle(file, {"llm": there, "judge": there, "seed": 1})
+        save_config(file, {"llm": there, "judge": there, "seed": 1})
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+def test_a_checkpoint_with_other_shapes_is_refused(tmp_path):
     import jax
     import numpy as np
 
@@ -146,33 +154,34 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("option", "message"),
     [
         ("--config.recipe.tree.widht=1", "ragrl: c3po: unknown config key config.recipe.tree.wid"),
         ("--config.seed=4", "--config.seed is not for trials: give --systems and --seeds"),
         (f"--config={CONFIG}", "give --systems"),
-        ("--against=nowhere", "nowhere/c3po-0 holds no finished trial"),
+        ("--baseline=nowhere", "nowhere/c3po-0 holds no finished trial"),
+        ("--against=nowhere", "nowhere/c3po-0 holds no finished trial"),  # former name
     ],
 )
-def test_trials_that_cannot_be_are_refused_before_a_warm_up(given, told, tmp_path, capsys):
+def test_invalid_trials_are_refused_before_a_warm_up(option, message, tmp_path, capsys):
     out = tmp_path / "out"
-    assert told in refused(capsys, "trials", "--systems=c3po", f"--out={out}", given)
+    assert message in error_line(capsys, "trials", "--systems=c3po", f"--out={out}", option)
     assert not list(out.glob("*-warm"))
 
 
-def test_a_trial_is_not_gone_on_with_under_other_overrides(tmp_path, capsys):
-    begun, given = tmp_path / "c3po-0", ("trials", "--systems=c3po", f"--out={tmp_path}")
-    begun.mkdir()
-    assert "nowhere" in refused(capsys, *given, "--against=nowhere", "--config.run.steps=1")
-    (begun / "baselines.json").touch()
-    assert "config.run.steps differs" in refused(capsys, *given, "--config.run.steps=2")
+def test_a_trial_resumes_only_with_equal_overrides(tmp_path, capsys):
+    folder, args = tmp_path / "c3po-0", ("trials", "--systems=c3po", f"--out={tmp_path}")
+    folder.mkdir()
+    assert "nowhere" in error_line(capsys, *args, "--baseline=nowhere", "--config.run.steps=1")
+    (folder / "baselines.json").touch()
+    assert "config.run.steps differs" in error_line(capsys, *args, "--config.run.steps=2")
 
 
 BUCKET = "gs://bucket/run"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "args",
     [
         ("train", f"--config={CONFIG}", f"--workdir={BUCKET}"),
         ("train", f"--config={CONFIG}", "--workdir=w", f"--config.index.folder={BUCKET}"),
@@ -187,104 +196,171 @@ BUCKET = "gs://bucket/run"
         ("report", BUCKET),
     ],
 )
-def test_a_bucket_is_no_folder_and_none_is_made_of_it(given, tmp_path, capsys, monkeypatch):
+def test_a_bucket_address_is_not_a_folder(args, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "mount the bucket" in refused(capsys, *given)
+    assert "mount the bucket" in error_line(capsys, *args)
     assert not (tmp_path / "gs:").exists()
 
 
-def test_an_empty_path_is_not_the_folder_one_is_in(tmp_path, capsys, monkeypatch):
+def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "empty" in refused(capsys, "world", "--out", "")
+    assert "empty" in error_line(capsys, "world", "--out", "")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_path_that_cannot_be_written_is_named(tmp_path, capsys):
+def test_a_path_without_write_access_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    assert str(file) in refused(capsys, "world", "--out", str(file / "below"))
+    assert str(file) in error_line(capsys, "world", "--out", str(file / "below"))
 
 
-def test_a_full_disk_is_said_and_another_error_is_not_hidden(monkeypatch, capsys):
-    from jax_ragrl.cli import main as cli
-
-    def fail(arguments):
+def test_only_a_full_disk_is_a_user_error(monkeypatch, capsys):
+    def fail(options):
         raise error
 
-    monkeypatch.setattr(cli, "_world", fail)
-    monkeypatch.setattr(fail, "__name__", "_world")
+    monkeypatch.setattr(data, "run_world", fail)
     error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
-    assert "disk is full" in refused(capsys, "world", "--out", "w")
+    assert "disk is full" in error_line(capsys, "world", "--out", "w")
     for error in (ValueError("bad"), TimeoutError("late")):
         with pytest.raises(type(error)):
             main(["world", "--out", "w"])
 
 
-def test_an_index_may_lie_above(tmp_path, capsys, monkeypatch):
+def test_an_index_may_be_in_a_parent_folder(tmp_path, capsys, monkeypatch):
     corpus = write(tmp_path / "c.jsonl", {"id": "1", "title": "a", "text": "b"})
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert main(["index", "--corpus", corpus, "--out", "../i", "--kind", "exact"]) == 0
 
 
-def test_a_limit_is_no_negative_number(capsys):
+def test_a_negative_limit_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", "--questions", "q", "--limit", "-1"])
     assert "--limit" in capsys.readouterr().err
 
 
-def test_a_key_that_a_config_leaves_out_can_be_given(tmp_path, capsys):
+def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
     from jax_ragrl.cli.main import load_config
     from jax_ragrl.run.config import load_job
 
     bounds = (("kl/mean", -1.0, 1.0),)
     url = {"index.kind": "remote", "index.url": "http://localhost:8000"}
-    given = url | {"guard.bounds": bounds, "objective.entropy": 0.1, "run.steps": 3}
-    job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in given.items()]))
+    overrides = url | {"guard.bounds": bounds, "objective.entropy_coefficient": 0.1, "run.steps": 3}
+    job = load_job(load_config(CONFIG, [f"--config.{k}={v}" for k, v in overrides.items()]))
     assert (job.index.url, job.guard.bounds) == ("http://localhost:8000", bounds)
-    assert job.run.steps == 3 and job.run.questions == 14 and job.objective.entropy == 0.1
-    given = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
-    assert "did you mean guard?" in refused(capsys, *given, "--config.gard.patience=2")
-    assert "no section" in refused(capsys, *given, "--config.run.trees.x=2")
+    assert (
+        job.run.steps == 3
+        and job.run.questions_per_step == 14
+        and job.objective.entropy_coefficient == 0.1
+    )
+    args = ("train", f"--config={CONFIG}", f"--workdir={tmp_path}")
+    assert "did you mean guard?" in error_line(capsys, *args, "--config.gard.patience=2")
+    assert "no section" in error_line(capsys, *args, "--config.run.trees.x=2")
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "option, message",
     [
         ("--config=nowhere.py", "nowhere.py does not exist"),
         ("--config=pyproject.toml", "pyproject.toml"),
         (f"--config={CONFIG}:preset", "preset"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_named(given, said, tmp_path, capsys):
-    assert said in refused(capsys, "train", given, f"--workdir={tmp_path}")
+def test_an_unreadable_config_is_named(option, message, tmp_path, capsys):
+    assert message in error_line(capsys, "train", option, f"--workdir={tmp_path}")
 
 
-def test_a_retrieval_server_that_stays_away_is_one_line(tmp_path, capsys, monkeypatch):
+def test_an_unreachable_retrieval_server_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jax_ragrl.retrieval.http.time.sleep", lambda seconds: None)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
-    asked = write(tmp_path / "q.jsonl", row)
-    given = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
-    assert "127.0.0.1:1" in refused(capsys, "evaluate", "--questions", asked, *given)
+    questions = write(tmp_path / "q.jsonl", row)
+    args = ("--retriever", "http://127.0.0.1:1", "--llm", "openai:m@http://127.0.0.1:1/v1")
+    assert "127.0.0.1:1" in error_line(capsys, "evaluate", "--questions", questions, *args)
 
 
-def test_a_measurement_of_nothing_is_refused(capsys):
+def test_a_measurement_of_nothing_is_error_line(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "train", "--shape", "tiny", "--prompts", "0"])
     assert "--prompts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "ask", "serve", "warmup", "demos", "plan"])
-def test_the_help_of_a_command_with_a_config_says_how_it_is_given(command, capsys):
+def test_the_help_explains_config_options(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert "--config=FILE" in capsys.readouterr().out.split("options:")[1]
 
 
-def test_a_warning_of_the_package_is_told_without_its_place_in_the_code(capsys):
-    refused(capsys, "report", "nowhere")  # any command
-    told = UserWarning("mind the gap")
-    assert warnings.formatwarning(told, UserWarning, loop.__file__, 3) == "ragrl: mind the gap\n"
-    assert "other.py:3" in warnings.formatwarning(told, UserWarning, "other.py", 3)
-    assert "loop.py:3" in warnings.formatwarning(told, DeprecationWarning, loop.__file__, 3)
+def test_warnings_of_the_package_omit_the_code_position(capsys):
+    error_line(capsys, "report", "nowhere")  # installs the format
+    warning = UserWarning("mind the gap")
+    assert warnings.formatwarning(warning, UserWarning, loop.__file__, 3) == "ragrl: mind the gap\n"
+    assert "other.py:3" in warnings.formatwarning(warning, UserWarning, "other.py", 3)
+    assert "loop.py:3" in warnings.formatwarning(warning, DeprecationWarning, loop.__file__, 3)
+
+
+def test_without_a_command_the_map_of_commands_is_printed(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    names = re.findall(r"^  (\w+)  ", text, re.MULTILINE)
+    commands = ["quickstart", "index", "sft", "plan", "train", "evaluate", "serve"]
+    assert [name for name in names if name in commands] == commands
+    assert all(f"\n{title}:\n" in text for title, _ in GROUPS)
+
+
+def test_a_mistyped_command_names_the_nearest_match(capsys):
+    assert "did you mean 'train'?" in error_line(capsys, "trian", "--workdir", "w")
+    line = error_line(capsys, "xyz")
+    assert "unknown command 'xyz': run 'ragrl'" in line and "did you mean" not in line
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ragrl {__version__}\n"
+
+
+def test_config_options_accept_a_space_before_the_value(tmp_path, capsys):
+    spaces = ("--config", str(CONFIG), "--config.optimizer.policy_lr", "-1e-3")
+    equals = (f"--config={CONFIG}", "--config.optimizer.policy_lr=-1e-3")
+    workdir = ("train", "--workdir", str(tmp_path / "w"))
+    lines = [error_line(capsys, *workdir, *options) for options in (spaces, equals)]
+    assert "policy_lr" in lines[0] and lines[0] == lines[1]
+    line = error_line(capsys, *workdir, "--config", str(CONFIG), "--config.run.steps")
+    assert "--config.run.steps has no value" in line
+
+
+def test_each_option_has_a_help_text(capsys):
+    for command in re.findall(r"^  (\w+)  ", help_of(capsys), re.MULTILINE):
+        options = help_of(capsys, command).partition("options:")[2]
+        lines = re.split(r"\n  (?=\S)", options)[1:]
+        assert lines and all(re.search(r"\s{2,}\S", line) for line in lines), (command, lines)
+
+
+def help_of(capsys, *args: str) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main([*args, "--help"])
+    return capsys.readouterr().out
+
+
+def test_help_shows_defaults_except_those_that_are_not_set(capsys):
+    text = " ".join(help_of(capsys, "evaluate").split())
+    assert "questions per set; 0 = all (default: 0)" in text
+    assert "(default: None)" not in text and "(default: False)" not in text
+
+
+def test_a_command_line_without_work_does_not_import_jax():
+    code = """
+import sys
+from jax_ragrl.cli.main import main
+assert main(["trian"]) == 2 and main([]) == 0
+assert "jax" not in sys.modules and "numpy" not in sys.modules, "imported too early"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_package_can_be_executed_as_a_module():
+    command = [sys.executable, "-m", "jax_ragrl", "--version"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert output == f"ragrl {__version__}\n"

@@ -9,7 +9,7 @@ import ml_collections
 import pytest
 
 from jax_ragrl.config.schema import build
-from jax_ragrl.config.snapshot import settle
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 
 
@@ -55,7 +55,7 @@ def test_a_nested_mapping_becomes_nested_dataclasses():
     assert hash(job.optimizer) and build(Job, {"optimizer": {"rate": 1.0}, "url": None}).url is None
 
 
-def test_the_mapping_of_a_config_dict_is_read():
+def test_a_config_dict_builds_a_dataclass():
     given = ml_collections.ConfigDict({"optimizer": {"rate": 0.1}, "lengths": (2, 3)})
     assert build(Job, given.to_dict()) == Job(Optimizer(0.1), (2, 3))
 
@@ -64,7 +64,7 @@ def test_the_mapping_of_a_config_dict_is_read():
     ("values", "message"),
     [
         ({"optimizer": {"rate": 1.0, "stpes": 1}}, r"config\.optimizer\.stpes: did you mean steps"),
-        ({"optimizer": {"rate": 1.0}, "zzz": 1}, r"config\.zzz: known keys are optimizer, lengths"),
+        ({"optimizer": {"rate": 1.0}, "zzz": 1}, r"config\.zzz: valid keys are optimizer, lengths"),
         ({"optimizer": {}}, r"missing config key config\.optimizer\.rate"),
         ({}, r"missing config key config\.optimizer"),
         ({"optimizer": {"rate": "fast"}}, r"config\.optimizer\.rate is 'fast'.*type float"),
@@ -79,19 +79,19 @@ def test_the_mapping_of_a_config_dict_is_read():
         ({"optimizer": {"rate": None}}, r"config\.optimizer\.rate is None.*type float"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_named_by_its_path(values, message):
+def test_an_invalid_key_is_named_by_its_path(values, message):
     with pytest.raises(UserError, match=message):
         build(Job, values)
 
 
 @pytest.mark.parametrize("value", [5, "abc", None, {"a": 1}])
-def test_a_value_that_is_no_sequence_is_refused_where_one_belongs(value):
+def test_a_sequence_is_required(value):
     with pytest.raises(UserError, match=r"config\.lengths"):
         build(Job, {"optimizer": {"rate": 1.0}, "lengths": value})
 
 
 @pytest.mark.parametrize("value", [5, None, "adam", [1]])
-def test_a_value_that_is_no_mapping_is_refused_where_one_belongs(value):
+def test_a_section_is_required(value):
     with pytest.raises(UserError, match=r"config\.optimizer"):
         build(Job, {"optimizer": value})
 
@@ -103,11 +103,11 @@ def test_a_tuple_of_another_length_is_refused():
 
 def test_a_folder_belongs_to_one_config(tmp_path):
     file = tmp_path / "run" / "config.json"
-    settle(file, {"a": {"b": 1}, "c": (1, 2)})
+    save_config(file, {"a": {"b": 1}, "c": (1, 2)})
     assert json.loads(file.read_text()) == {"a": {"b": 1}, "c": [1, 2]}
-    settle(file, {"c": [1, 2], "a": {"b": 1}})
+    save_config(file, {"c": [1, 2], "a": {"b": 1}})
     with pytest.raises(UserError, match=r"config\.a\.b differs"):
-        settle(file, {"a": {"b": 2}, "c": [1, 2]})
+        save_config(file, {"a": {"b": 2}, "c": [1, 2]})
 
 
 class Pair(NamedTuple):

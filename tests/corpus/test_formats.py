@@ -149,7 +149,7 @@ def test_a_missing_field_is_named_with_file_and_line(tmp_path, first, missing, n
         formats.load_questions(path)
 
 
-def test_a_missing_field_of_a_list_is_named_with_its_record(tmp_path):
+def test_a_missing_field_is_named_with_its_record(tmp_path):
     broken = {name: value for name, value in HOTPOT.items() if name != "answer"}
     path = write(tmp_path / "h.json", json.dumps([HOTPOT, broken], indent=1))
     with pytest.raises(UserError, match=r"h\.json, record 2: field 'answer' is missing"):
@@ -196,13 +196,13 @@ def test_malformed_json_is_named_with_file_and_line(tmp_path, text, line):
         ({"id": "0", "contents": "x"}, r"holds passages \(flashrag_passages\), not questions"),
     ],
 )
-def test_files_that_are_no_questions_are_refused_with_the_reason(tmp_path, content, why):
+def test_files_without_questions_are_refused(tmp_path, content, why):
     with pytest.raises(UserError, match=why):
         formats.load_questions(write(tmp_path / "x", content))
 
 
 @pytest.mark.parametrize("content", ["[{0}, {1}]", "{0}\n{1}\n", "[\n {0},\n {1}\n]"])
-def test_a_first_record_may_be_longer_than_what_is_looked_at(tmp_path, monkeypatch, content):
+def test_a_first_record_may_exceed_the_head(tmp_path, monkeypatch, content):
     monkeypatch.setattr(files, "HEAD_BYTES", 40)
     records = [{"id": str(n), "title": "T", "text": "\u00e9" * 99} for n in range(2)]
     for indent in (None, 1) if content[0] == "[" else (None,):
@@ -212,7 +212,7 @@ def test_a_first_record_may_be_longer_than_what_is_looked_at(tmp_path, monkeypat
         assert [p.id for p in found] == ["0", "1"] and len(found[0].text) == 99
 
 
-def test_half_a_surrogate_pair_is_replaced_and_a_whole_one_stays(tmp_path):
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
     line = r'{"id": "a\ud800", "title": "\ud83d\ude00", "text": "cut \uD83D"}'
     (passage,) = formats.iter_passages(write(tmp_path / "x", line + "\n"))
     assert passage == Passage("a\ufffd", "\U0001f600", "cut \ufffd")
@@ -252,7 +252,7 @@ def test_verls_parquet_is_read_and_a_damaged_file_named(tmp_path):
         formats.load_questions(path)
 
 
-def test_a_beir_folder_gives_its_queries_and_what_is_judged_by_passage_id(tmp_path):
+def test_a_beir_folder_has_queries_and_gold_ids(tmp_path):
     write(tmp_path / "corpus.jsonl", {"_id": "d1", "title": "T", "text": "x"})
     queries = [{"_id": "q1", "text": "one?"}, {"_id": "q2", "text": "two?"}]
     write(tmp_path / "queries.jsonl", "\n".join(map(json.dumps, queries)))
@@ -261,7 +261,7 @@ def test_a_beir_folder_gives_its_queries_and_what_is_judged_by_passage_id(tmp_pa
     questions = formats.load_questions(tmp_path)
     assert [(q.id, q.gold) for q in questions] == [("q1", ("d1",)), ("q2", ())]
     dev = write(tmp_path / "dev", "q2 0 d1 1\n")  # of another split
-    assert [(q.id, q.gold) for q in qrels.judged(questions, dev)] == [("q2", ("d1",))]
+    assert [(q.id, q.gold) for q in qrels.questions_with_gold(questions, dev)] == [("q2", ("d1",))]
     assert formats.load_passages(tmp_path) == [Passage("d1", "T", "x")]
     shutil.rmtree(tmp_path / "qrels")
     assert len(formats.load_questions(tmp_path)) == 2
@@ -274,20 +274,22 @@ def test_a_beir_folder_gives_its_queries_and_what_is_judged_by_passage_id(tmp_pa
         "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t2\nq2\td1\t0\n",
     ],
 )
-def test_what_is_judged_above_zero_is_gold_whatever_a_question_named_before(tmp_path, text):
+def test_positive_judgments_replace_the_gold_of_a_question(tmp_path, text):
     path = write(tmp_path / "qrels", text)
     questions = [Question(f"q{n}", "?", ("a",), gold=("other",)) for n in (1, 2, 4)]
-    assert qrels.judged(questions, path) == [Question("q1", "?", ("a",), gold=("d1", "d2"))]
+    assert qrels.questions_with_gold(questions, path) == [
+        Question("q1", "?", ("a",), gold=("d1", "d2"))
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("q1 0 d1 1\nq1 Q0 d1 3 0.5 tag\n", "line 2: 6 columns, not the four"),
-        ("q1 0 d1 yes\n", "line 1: score 'yes' is not a whole number"),
-        ("q1 0 d1 --1\n", "line 1: score '--1' is not a whole number"),
-        ("q1 0 d1 \u00b2\n", "line 1: score '\u00b2' is not a whole number"),
-        (f"q1 0 d1 {'9' * 5000}\n", "line 1: score '999.* is not a whole number"),
+        ("q1 0 d1 yes\n", "line 1: score 'yes' is not an integer"),
+        ("q1 0 d1 --1\n", "line 1: score '--1' is not an integer"),
+        ("q1 0 d1 \u00b2\n", "line 1: score '\u00b2' is not an integer"),
+        (f"q1 0 d1 {'9' * 5000}\n", "line 1: score '999.* is not an integer"),
         ("query-id\tcorpus-id\nq1\td1\n", "line 2: field 'score' is missing"),
         ("q1 0 d1 0\n", "judges no passage relevant"),
         ("q9 0 d1 1\n", "'q9', but no question .* first is 'q1'"),
@@ -297,7 +299,7 @@ def test_what_is_judged_above_zero_is_gold_whatever_a_question_named_before(tmp_
 def test_judgements_that_are_none_are_refused_with_their_place(tmp_path, text, why):
     path = write(tmp_path / "qrels", text)
     with pytest.raises(UserError, match=f"{path}.*{why}"):
-        qrels.judged([Question("q1", "?", ())], path)
+        qrels.questions_with_gold([Question("q1", "?", ())], path)
 
 
 QUESTIONS = [
@@ -357,12 +359,12 @@ def test_contents_split_into_title_and_text(contents, expected):
         ({"gold_titles": ["a", "b"]}, 0),
     ],
 )
-def test_hops_are_the_articles_of_the_supporting_facts_unless_they_are_told(metadata, hops):
+def test_hops_default_to_the_number_of_supporting_articles(metadata, hops):
     record = files.Record("x", {"question": "q?", "golden_answers": ["a"], "metadata": metadata})
     assert flashrag._question(record, 0).hops == hops
 
 
-def test_two_wiki_takes_a_hop_for_each_of_its_triples(shared_data):
+def test_two_wiki_has_a_hop_per_triple(shared_data):
     file = shared_data / "2wikimultihopqa/2wikimultihopqa_official_sample.json"
     questions = formats.load_questions(file)
     assert [q.hops for q in questions] == [len(q.metadata["evidences"]) for q in questions]
@@ -413,7 +415,7 @@ def test_real_files_are_detected_and_counted(shared_data, name, what, expected, 
         ),
     ],
 )
-def test_every_gold_title_of_real_questions_is_in_their_corpus(shared_data, questions, corpus):
+def test_real_gold_titles_are_in_their_corpus(shared_data, questions, corpus):
     titles = {passage.title for passage in formats.load_passages(shared_data / corpus)}
     for question in formats.load_questions(shared_data / questions):
         assert set(question.gold) <= titles

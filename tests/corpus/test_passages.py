@@ -6,17 +6,17 @@ import gzip
 import numpy as np
 import pytest
 
-from jax_ragrl.cli import main as cli
 from jax_ragrl.corpus import passages, store
 from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.workdir import has_results
 from jax_ragrl.types import Passage
 
 PASSAGES = (Passage("a", "T", "x"), Passage("b", "U", "y\u2028\U0001f600"), Passage("c", "", ""))
 
 
-def test_the_fingerprint_is_16_hex_digits_of_everything_in_order():
+def test_the_fingerprint_covers_every_field_in_order():
     fingerprints = {
         Corpus(passages).fingerprint
         for passages in (
@@ -73,7 +73,7 @@ def written(path, *passages):
     return path
 
 
-def test_stored_passages_are_those_of_the_file_and_have_its_fingerprint(tmp_path):
+def test_stored_passages_equal_the_file(tmp_path):
     path, memory = written(tmp_path / "c.jsonl", *PASSAGES), Corpus(PASSAGES)
     stored = load_corpus(path, folder=tmp_path / "kept")
     assert stored.fingerprint == memory.fingerprint and len(stored) == 3
@@ -92,7 +92,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_changed_file_is_read_again_and_what_is_open_stays(tmp_path, capsys):
+def test_a_changed_file_is_read_again(tmp_path, capsys):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     first = load_corpus(path, folder=folder)
     written(path, *PASSAGES[:2])
@@ -103,7 +103,7 @@ def test_a_changed_file_is_read_again_and_what_is_open_stays(tmp_path, capsys):
     assert sorted(p.name for p in folder.iterdir()) == ["corpus.json", "offsets.npy", "rows.jsonl"]
 
 
-def test_copies_of_a_file_on_two_hosts_are_each_read_once(tmp_path, monkeypatch):
+def test_copies_on_two_hosts_are_each_read_once(tmp_path, monkeypatch):
     paths = [written(tmp_path / name, *PASSAGES) for name in ("one.jsonl", "two.jsonl")]
     for path in paths:
         load_corpus(path, folder=tmp_path / "kept")
@@ -120,7 +120,7 @@ def test_a_store_that_was_cut_is_written_again(tmp_path, name):
     assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
 
 
-def test_a_store_that_was_being_replaced_when_a_process_died_is_none(tmp_path, monkeypatch):
+def test_a_half_replaced_store_is_not_opened(tmp_path, monkeypatch):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     load_corpus(path, folder=folder)
     source = store.source_of(path, None)
@@ -155,7 +155,7 @@ def test_a_folder_that_may_not_be_written_is_done_without(tmp_path, monkeypatch,
     path = written(tmp_path / "c.jsonl", *PASSAGES)
     monkeypatch.setattr(store, "write_passages", refused)
     assert load_corpus(path, folder=tmp_path / "kept").passages == PASSAGES
-    assert "holding" in capsys.readouterr().err
+    assert "keeping" in capsys.readouterr().err
 
 
 def test_ids_with_equal_hashes_are_not_repeated_ids():
@@ -173,7 +173,7 @@ def test_ids_with_equal_hashes_are_not_repeated_ids():
         ("beir_corpus", '{"_id": "1", "title": "T", "text": "x"}\n'),
     ],
 )
-def test_large_formats_are_read_as_far_as_they_are_asked(tmp_path, name, line):
+def test_large_formats_are_read_lazily(tmp_path, name, line):
     path = tmp_path / "c"
     path.write_text(line + '{"no": "passage"}\n' * 2)
     read = iter_passages(path, name)
@@ -182,10 +182,10 @@ def test_large_formats_are_read_as_far_as_they_are_asked(tmp_path, name, line):
         next(read)
 
 
-def test_a_run_whose_corpus_could_not_be_read_has_not_begun(tmp_path):
+def test_an_unreadable_corpus_leaves_the_work_folder_free(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(UserError):
         load_corpus(tmp_path / "bad.jsonl", folder=tmp_path / "index" / "passages")
-    assert not cli._begun(tmp_path)
+    assert not has_results(tmp_path)
     (tmp_path / "baselines.json").write_text("{}")
-    assert cli._begun(tmp_path)
+    assert has_results(tmp_path)

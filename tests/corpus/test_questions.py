@@ -48,11 +48,11 @@ def test_resuming_from_a_json_state_continues_exactly(done):
 
 @pytest.mark.parametrize(("questions", "batch_size"), [([], 1), (QUESTIONS, 0)])
 def test_nothing_to_batch_is_refused(questions, batch_size):
-    with pytest.raises(UserError, match="make no batch"):
+    with pytest.raises(UserError, match="a batch needs"):
         question_batches(questions, batch_size, seed=0)
 
 
-def test_a_question_without_an_answer_is_not_scored_as_wrong(tmp_path):
+def test_a_question_without_an_answer_is_refused(tmp_path):
     rows = [{"id": f"q{i}", "question": "?", "golden_answers": a} for i, a in enumerate(ANSWERS)]
     file = tmp_path / "q.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
@@ -73,13 +73,13 @@ def sets_of(folder, **counts):
     return ", ".join(str(folder / name / "train.jsonl") for name in counts)
 
 
-def test_several_sets_give_their_questions_in_turns_under_the_names_of_their_folders(tmp_path):
+def test_several_sets_are_interleaved_and_prefix_their_ids(tmp_path):
     mixed = [q.id for q in load_mixture(sets_of(tmp_path, nq=3, hotpotqa=1))]
     assert mixed == ["nq/train_0", "hotpotqa/train_0", "nq/train_1", "nq/train_2"]
     assert [q.id for q in load_mixture(str(tmp_path / "hotpotqa/train.jsonl"))] == ["train_0"]
 
 
-def test_of_a_large_set_some_are_drawn_and_of_a_small_one_all(tmp_path):
+def test_a_large_set_is_sampled_and_a_small_one_kept(tmp_path):
     paths = sets_of(tmp_path, nq=50, hotpotqa=2)
     ids = [q.id for q in load_mixture(paths, each=5)]
     drawn = [i for i in ids if i.startswith("nq/")]
@@ -89,5 +89,5 @@ def test_of_a_large_set_some_are_drawn_and_of_a_small_one_all(tmp_path):
 
 def test_two_sets_of_one_name_are_refused(tmp_path):
     paths = sets_of(tmp_path, nq=1)
-    with pytest.raises(UserError, match="called 'nq'"):
+    with pytest.raises(UserError, match="named 'nq'"):
         load_mixture(f"{paths},{paths}")

@@ -45,7 +45,7 @@ def everything(world: World) -> list[Question]:
     return [question for split in world.questions.values() for question in split]
 
 
-def test_chains_have_the_lengths_asked_for_and_comparisons_are_always_there():
+def test_chains_have_the_requested_lengths():
     asked = generate(0, 120, hops=(2, 3)).questions["train"]
     forms = collections.Counter((q.kind, q.hops) for q in asked)
     assert set(forms) == {("chain", 2), ("chain", 3), ("comparison", 2)}
@@ -118,7 +118,7 @@ def test_gold_passages_tell_the_facts_and_the_answer_follows(which):
         assert question.hops == len(question.steps) and len(question.gold) <= question.hops
 
 
-def test_every_fact_is_told_by_exactly_the_passage_it_is_said_to_be_in():
+def test_every_fact_is_in_exactly_its_source_passage():
     told: dict[tuple[str, str], list[str]] = {}
     for passage in world().passages:
         for pair, value in facts_of(passage.text).items():
@@ -197,7 +197,7 @@ def test_a_world_that_exhausts_the_names_is_refused():
         generate(0, 5000)
 
 
-def test_the_size_that_an_exhausted_world_is_told_to_stay_below_works():
+def test_the_largest_advertised_world_size_works():
     with pytest.raises(UserError) as error:
         generate(0, 5000)
     limit = int(str(error.value).split()[-1])

@@ -51,7 +51,10 @@ def without_own(others, own):
 
 
 def reference(formula, reward, group, counted):
-    """`formula` of the rewards of a node's counted group and its own; groups of one are 0."""
+    """Applies `formula` to the counted rewards of each node's group and the node's own reward.
+
+    Groups of one are 0.
+    """
     out = []
     for own, g in zip(reward, group, strict=True):
         others = [r for r, h, c in zip(reward, group, counted, strict=True) if c and h == g]
@@ -64,51 +67,51 @@ def reference(formula, reward, group, counted):
 )
 def test_the_group_advantages_equal_their_equations(rule, formula):
     reward = [*REWARD[:4], 0.5, -0.5, *REWARD[6:]]
-    found = advantages(rule, reward, GROUP, COUNTED)
+    actual = advantages(rule, reward, GROUP, COUNTED)
     expected = reference(formula, reward, GROUP, COUNTED)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_leave_one_out_compares_a_counted_node_with_the_others():
-    found = advantages(leave_one_out, REWARD, GROUP, COUNTED)
+def test_leave_one_out_equals_its_equation():
+    actual = advantages(leave_one_out, REWARD, GROUP, COUNTED)
     counted = np.array(COUNTED) & (np.array(GROUP) >= 0)
     reward, group = ([x[i] for i in np.flatnonzero(counted)] for x in (REWARD, GROUP))
     expected = reference(without_own, reward, group, [True] * len(reward))
-    np.testing.assert_allclose(found[counted], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual[counted], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_node_that_is_not_counted_gets_the_advantage_of_its_reward(rule):
-    found = advantages(rule, REWARD, GROUP, COUNTED)
-    assert not COUNTED[1] and REWARD[0] == REWARD[1] and found[0] == found[1] != 0
+def test_an_uncounted_node_gets_the_advantage_of_its_reward(rule):
+    actual = advantages(rule, REWARD, GROUP, COUNTED)
+    assert not COUNTED[1] and REWARD[0] == REWARD[1] and actual[0] == actual[1] != 0
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_group_of_one_has_advantage_zero(rule):
-    found = advantages(rule, REWARD, GROUP, COUNTED)
-    assert not found[[2, 6]].any()  # also that of its node with another reward, not counted
+    actual = advantages(rule, REWARD, GROUP, COUNTED)
+    assert not actual[[2, 6]].any()  # also for the uncounted node with another reward
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, 5.3, -2.7])
 def test_equal_rewards_have_exactly_no_advantage(rule, reward):
     for size in (2, 3, 7, 8):
-        found = advantages(rule, [reward] * size, [0] * size, [True] * size)
-        assert not found.any()
+        actual = advantages(rule, [reward] * size, [0] * size, [True] * size)
+        assert not actual.any()
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_in_no_group_has_no_advantage_and_moves_none(rule):
-    found = advantages(rule, REWARD, GROUP, COUNTED)
-    assert not found[10:].any()
+def test_nodes_without_a_group_have_no_effect(rule):
+    actual = advantages(rule, REWARD, GROUP, COUNTED)
+    assert not actual[10:].any()
     alone = advantages(rule, REWARD[:10], GROUP[:10], COUNTED[:10])
-    np.testing.assert_array_equal(found[:10], alone)
+    np.testing.assert_array_equal(actual[:10], alone)
     beyond = advantages(rule, REWARD, [*GROUP[:10], 3, 99], COUNTED)
-    np.testing.assert_array_equal(found, beyond)
+    np.testing.assert_array_equal(actual, beyond)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_more_executors_change_nobodys_advantage(rule):
+def test_more_executors_change_no_advantage(rule):
     before = advantages(rule, REWARD, GROUP, COUNTED)
     copies = [1, 1, 6, 7]
     longer = [[*x, *(x[i] for i in copies)] for x in (REWARD, GROUP, COUNTED)]
@@ -121,7 +124,7 @@ def test_more_executors_change_nobodys_advantage(rule):
 def test_permuting_questions_permutes_advantages(rule):
     before = advantages(rule, REWARD, GROUP, COUNTED)
     order = np.random.default_rng(0).permutation(len(GROUP))
-    name = np.array([2, 0, 1, -1])  # the last is padding's own
+    name = np.array([2, 0, 1, -1])  # the last number is for padding
     shuffled = advantages(
         rule, np.array(REWARD)[order], name[np.array(GROUP)][order], np.array(COUNTED)[order]
     )
@@ -130,27 +133,27 @@ def test_permuting_questions_permutes_advantages(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fractional_rewards_are_compared_unrounded(rule):
-    found = advantages(rule, [0.37, 0.36, 0.35], [0] * 3, [True] * 3)
+    actual = advantages(rule, [0.37, 0.36, 0.35], [0] * 3, [True] * 3)
     expected = {group_centred: 0.01, group_normalised: 1.0, leave_one_out: 0.015}[rule]
-    np.testing.assert_allclose(found, [expected, 0.0, -expected], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(actual, [expected, 0.0, -expected], rtol=1e-3, atol=1e-5)
 
 
-def test_rewards_that_differ_as_little_as_the_constants_are_held_back_by_them():
-    """1e-6 beside a deviation, 1e-8 beside a variance."""
-    found = advantages(group_normalised, [0.0, 1e-6], [0] * 2, [True] * 2)
-    np.testing.assert_allclose(found[1], 0.5 / (2**-0.5 + 1), rtol=1e-4)
+def test_the_constants_of_the_divisors_have_effect():
+    """1e-6 is added to the deviation, 1e-8 to the variance."""
+    actual = advantages(group_normalised, [0.0, 1e-6], [0] * 2, [True] * 2)
+    np.testing.assert_allclose(actual[1], 0.5 / (2**-0.5 + 1), rtol=1e-4)
     x = np.float32([0.0, 2e-4])
     white = jax.device_get(whiten(*jax.device_put((x, np.ones(2, bool)))))
     np.testing.assert_allclose(white[1], 2**-0.5, rtol=1e-4)
 
 
-def test_a_star_with_monte_carlo_credit_has_the_centred_rewards_of_its_group():
+def test_monte_carlo_on_a_star_equals_centred_rewards():
     rewards = np.array([1.0, 0.25, 0.0, 0.7], np.float32)
     parent_N = np.array([-1, 0, 0, 0, 0], np.int32)
     tree = (parent_N, parent_N == 0, np.insert(rewards, 0, 0.0), np.ones(5, np.float32))
     value_N, _ = jax.device_get(monte_carlo(*jax.device_put(tree)))
-    found = advantages(group_centred, rewards, [0] * 4, [True] * 4)
-    np.testing.assert_allclose(value_N[1:] - value_N[0], found, atol=1e-6)
+    actual = advantages(group_centred, rewards, [0] * 4, [True] * 4)
+    np.testing.assert_allclose(value_N[1:] - value_N[0], actual, atol=1e-6)
 
 
 # --- Trees ---------------------------------------------------------------------------------------
@@ -163,32 +166,32 @@ def test_the_tree_advantage_is_the_mean_of_question_and_tree():
     leaf = [r not in (0, 4, 7) for r in range(10)]
     question = [0] * 7 + [1] * 3
     arrays = (np.float32(reward), np.int32(question), tree, np.array(leaf))
-    found = jax.device_get(tree_group(*jax.device_put(arrays), 2, 10))
+    actual = jax.device_get(tree_group(*jax.device_put(arrays), 2, 10))
     among = reference(normalised, reward, question, leaf)
     within = reference(normalised, reward, tree.tolist(), leaf)
     expected = [(a + b) / 2 for a, b in zip(among, within, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found[8:], within[8:], rtol=1e-5)  # one tree: both levels agree
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual[8:], within[8:], rtol=1e-5)  # one tree: both levels agree
 
 
 def test_chains_have_half_the_advantage_of_their_question():
     reward, counted = np.float32([1.0, 0.0, 0.5]), np.ones(3, bool)
     arrays = jax.device_put((reward, np.zeros(3, np.int32), np.arange(3, dtype=np.int32), counted))
-    found = tree_group(*arrays, 1, 3)
+    actual = tree_group(*arrays, 1, 3)
     plain = advantages(group_normalised, reward, [0] * 3, counted)
-    np.testing.assert_allclose(found, plain / 2, rtol=1e-6)
+    np.testing.assert_allclose(actual, plain / 2, rtol=1e-6)
 
 
 # --- Whitening -----------------------------------------------------------------------------------
 
 
-def test_whitening_gives_mean_zero_and_deviation_one_over_the_mask():
+def test_whitening_gives_mean_zero_and_deviation_one():
     x = np.array([[1.0, 2.0, np.nan], [4.0, np.inf, -3.0]], np.float32)
     mask = np.isfinite(x)
-    found = jax.device_get(whiten(*jax.device_put((x, mask))))
-    kept = x[mask].astype(np.float64)
-    np.testing.assert_allclose(found[mask], (kept - kept.mean()) / kept.std(), rtol=1e-5)
-    assert not found[~mask].any()
+    actual = jax.device_get(whiten(*jax.device_put((x, mask))))
+    values = x[mask].astype(np.float64)
+    np.testing.assert_allclose(actual[mask], (values - values.mean()) / values.std(), rtol=1e-5)
+    assert not actual[~mask].any()
 
 
 def test_whitening_ignores_padding():
@@ -201,6 +204,6 @@ def test_whitening_ignores_padding():
 
 
 @pytest.mark.parametrize("mask", [[True, True], [False, False], [True, False]])
-def test_whitening_what_does_not_vary_gives_zero(mask):
-    found = whiten(*jax.device_put((np.array([0.7, 0.7], np.float32), np.array(mask))))
-    np.testing.assert_allclose(found, [0.0, 0.0], atol=1e-3)
+def test_whitening_equal_values_gives_zero(mask):
+    actual = whiten(*jax.device_put((np.array([0.7, 0.7], np.float32), np.array(mask))))
+    np.testing.assert_allclose(actual, [0.0, 0.0], atol=1e-3)

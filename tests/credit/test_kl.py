@@ -23,16 +23,16 @@ from jax_ragrl.credit.kl import adapt
         (0.01, 6.0, 500, 0.05),
     ],
 )
-def test_the_coefficient_has_its_hand_computed_successor(coefficient, kl, batch, expected):
+def test_the_next_coefficient_equals_the_hand_computed_one(coefficient, kl, batch, expected):
     assert adapt(coefficient, kl, batch) == pytest.approx(expected, rel=1e-12)
 
 
-def test_target_horizon_and_floor_are_those_given():
+def test_target_horizon_and_floor_are_respected():
     assert adapt(1.0, 0.11, 10, target=0.1, horizon=100, floor=0.0) == pytest.approx(1.01)
     assert adapt(1.0, 0.0, 100, target=0.1, horizon=100, floor=0.9) == 0.9
 
 
-def test_a_divergence_that_falls_with_the_coefficient_is_held_at_the_target():
+def test_the_coefficient_holds_the_divergence_at_the_target():
     coefficient = 0.2
     for _ in range(2000):
         coefficient = adapt(coefficient, 3.0 / coefficient, 200)

@@ -30,14 +30,14 @@ def reference(parents, leaf, reward, weight):
         deeper = [(weight[c] * w, own + r) for c in children[n] for w, r in below(c)]
         return [(1.0, own)] + deeper if leaf[n] else deeper
 
-    found = [below(n) for n in range(len(parents))]
-    weights = [sum(w for w, _ in leaves) for leaves in found]
-    totals = [sum(w * r for w, r in leaves) for leaves in found]
+    actual = [below(n) for n in range(len(parents))]
+    weights = [sum(w for w, _ in leaves) for leaves in actual]
+    totals = [sum(w * r for w, r in leaves) for leaves in actual]
     return [t / w if w else 0.0 for t, w in zip(totals, weights, strict=True)], weights
 
 
 def random_forest(rng: np.random.Generator, count: int):
-    """Parents before children; some ends are no leaves (dead, ignored); weights 0.5 to 1.5."""
+    """A random tree, parents before children; some end nodes are not leaves; weights 0.5 to 1.5."""
     parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
     ends = set(range(count)) - set(parents)
     leaf = [n in ends and rng.random() < 0.7 for n in range(count)]
@@ -56,15 +56,15 @@ def test_monte_carlo_equals_a_recursive_reference(seed):
     np.testing.assert_allclose(weight_N, weights, rtol=1e-5)
 
 
-def test_a_leaf_is_worth_its_own_reward_and_a_star_its_mean_and_what_it_earned_itself():
+def test_values_of_a_star_are_hand_computed():
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
     value_N, weight_N = values_of([-1] + [0] * 5, [False] + [True] * 5, [9.0, *rewards], [1.0] * 6)
     np.testing.assert_allclose(value_N, [9.6, *rewards], rtol=1e-6)
     assert weight_N.tolist() == [5, 1, 1, 1, 1, 1]
 
 
-def test_the_rewards_of_a_branch_are_earned_by_the_nodes_above_it_as_often_as_it_has_leaves():
-    """Below the root one branch of two leaves that costs 0.5, and one of one leaf that costs 2."""
+def test_rewards_of_a_branch_count_once_per_leaf():
+    """The root has a branch with two leaves that costs 0.5, and one with one leaf that costs 2."""
     parents, leaf = [-1, 0, 0, 1, 1, 2], [False] * 3 + [True] * 3
     value_N, _ = values_of(parents, leaf, [-0.25, -0.5, -2.0, 1.0, 0.0, 1.0], [1.0] * 6)
     np.testing.assert_allclose(value_N, [-0.25 - 1 / 3, 0.0, -1.0, 1.0, 0.0, 1.0], rtol=1e-6)
@@ -81,21 +81,21 @@ def test_a_chain_passes_its_reward_to_every_node():
     assert value_N.tolist() == [0.75] * 4
 
 
-def test_a_mean_counts_leaves_and_not_branches():
-    # A child with one leaf of 1, another with three of 0: 1/4, and not the mean of 1 and 0.
+def test_the_mean_weighs_leaves_not_branches():
+    # A child with one leaf of 1, another with three of 0: 1/4, not the mean of 1 and 0.
     parents = [-1, 0, 0, 1, 2, 2, 2]
     leaf = [False, False, False, True, True, True, True]
     value_N, _ = values_of(parents, leaf, [0, 0, 0, 1, 0, 0, 0], [1.0] * 7)
     np.testing.assert_allclose(value_N[:3], [0.25, 1.0, 0.0])
 
 
-def test_a_multiplicity_is_worth_as_many_copies():
+def test_a_multiplicity_equals_copies():
     merged, _ = values_of([-1, 0, 0], [False, True, True], [0, 1, 0], [1, 3, 1])
     copied, _ = values_of([-1] + [0] * 4, [False] + [True] * 4, [0, 1, 1, 1, 0], [1.0] * 5)
     assert merged[0] == copied[0] == 0.75
 
 
-def test_a_node_without_leaves_has_no_value_and_weighs_nothing():
+def test_a_node_without_leaves_has_value_and_weight_zero():
     value_N, weight_N = values_of([-1, 0, 0], [False, False, True], [0, 5, 1], [1.0] * 3)
     assert value_N.tolist() == [1.0, 0.0, 1.0] and weight_N.tolist() == [1.0, 0.0, 1.0]
 
@@ -138,19 +138,19 @@ def advantages(reward, value, mask, **options) -> np.ndarray:
 def test_gae_equals_a_recursive_reference(gamma, lam, length):
     rng = np.random.default_rng(length)
     reward, value = rng.normal(size=length), rng.normal(size=length)
-    found = advantages(reward, value, [True] * length, gamma=gamma, lam=lam)
+    actual = advantages(reward, value, [True] * length, gamma=gamma, lam=lam)
     expected = gae_reference(reward.tolist(), value.tolist(), gamma, lam)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
 
 
-def test_with_lambda_one_an_advantage_is_the_reward_to_go_minus_the_value():
+def test_lambda_one_gives_reward_to_go_minus_value():
     reward, value = [0.0, -0.5, 0.0, 2.0], [0.3, 0.1, -0.2, 1.0]
     to_go = np.cumsum(reward[::-1])[::-1]
-    found = advantages(reward, value, [True] * 4, lam=1.0)
-    np.testing.assert_allclose(found, to_go - value, rtol=1e-5, atol=1e-6)
+    actual = advantages(reward, value, [True] * 4, lam=1.0)
+    np.testing.assert_allclose(actual, to_go - value, rtol=1e-5, atol=1e-6)
 
 
-def test_unless_told_otherwise_nothing_is_discounted_and_lambda_is_95_hundredths():
+def test_the_defaults_are_gamma_1_and_lambda_95_hundredths():
     given = [0.5, 1.0, -2.0], [0.2, -0.4, 3.0], [True] * 3
     np.testing.assert_array_equal(advantages(*given), advantages(*given, gamma=1.0, lam=0.95))
 
@@ -178,7 +178,7 @@ def test_padding_after_an_action_is_never_read():
         [False, False],
     ],
 )
-def test_observations_between_turns_are_passed_over_unchanged(mask, gamma, lam):
+def test_gae_skips_observations_between_turns(mask, gamma, lam):
     rng = np.random.default_rng(len(mask))
     kept = np.array(mask)
     reward, value = rng.normal(size=(2, len(mask)))
@@ -186,8 +186,8 @@ def test_observations_between_turns_are_passed_over_unchanged(mask, gamma, lam):
     own = gae_reference(reward[kept].tolist(), value[kept].tolist(), gamma, lam)
     expected[kept] = own
     reward[~kept], value[~kept] = np.nan, np.inf
-    found = advantages(reward, value, mask, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+    actual = advantages(reward, value, mask, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
 
 
 def test_inserting_observations_changes_no_estimate():
@@ -201,8 +201,8 @@ def test_inserting_observations_changes_no_estimate():
     np.testing.assert_array_equal(longer, [plain[0], 0, 0, plain[1], plain[2], 0])
 
 
-def test_gae_over_a_tree_of_turns_is_the_mean_over_its_conversations():
-    """Turn 0 is continued by 1 and by 2, turn 3 stands alone, row 4 is padding; float64 loops."""
+def test_gae_over_turns_is_the_mean_over_conversations():
+    """Turns 1 and 2 continue turn 0, turn 3 is alone, row 4 is padding; reference in float64."""
     rng = np.random.default_rng(0)
     mask = np.arange(4)[None] < np.array([3, 4, 1, 2, 0])[:, None]
     reward, value = np.where(mask, rng.normal(size=(2, 5, 4)), np.nan)
@@ -216,8 +216,8 @@ def test_gae_over_a_tree_of_turns_is_the_mean_over_its_conversations():
         times[path] += 1
     expected /= np.maximum(times, 1)[:, None]
     arrays = (*np.float32((reward, value)), mask, paths)
-    found = jax.jit(lambda *a: gae_over_turns(*a, gamma=0.9, lam=0.7))(*jax.device_put(arrays))
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+    actual = jax.jit(lambda *a: gae_over_turns(*a, gamma=0.9, lam=0.7))(*jax.device_put(arrays))
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
 
 
 def test_padding_never_reaches_the_gradient_of_gae():
@@ -229,14 +229,14 @@ def test_padding_never_reaches_the_gradient_of_gae():
     np.testing.assert_array_equal(grads, [[1.0, 0.0, 0.5, 0.0], [-1.0, 0.0, 0.5, 0.0]])
 
 
-def test_past_the_end_of_a_conversation_nothing_comes_next_and_nothing_is_counted():
-    """Conversations of two turns and of one, of two tokens each: rewards to go, less the values."""
+def test_padding_of_conversations_changes_nothing():
+    """Conversations of two turns and of one, two tokens per turn: rewards to go minus values."""
     reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
     value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
     path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
     given = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
-    found = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*given))
-    np.testing.assert_allclose(found, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
+    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*given))
+    np.testing.assert_allclose(actual, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
     usual, named = (
         jax.device_get(jax.jit(lambda *x, k=k: gae_over_turns(*x, **k))(*given))
         for k in ({}, {"gamma": 1.0, "lam": 0.95})

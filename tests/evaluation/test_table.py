@@ -1,4 +1,4 @@
-"""The table of systems: every name is a system, bad names are refused, rows are split."""
+"""The results table: names of systems, runs, rows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
-from jax_ragrl.config.snapshot import settle
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, Bench
+from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
 from jax_ragrl.evaluation.table import (
     RUN,
-    TINY_STEPS,
-    Actors,
-    Setting,
-    chosen,
-    load_actors,
-    measured,
-    outage,
-    row,
-    trained,
-    untrained,
+    TINY_NEW_TOKENS,
+    TableModels,
+    TableSettings,
+    build_system,
+    evaluate_system,
+    load_models,
+    load_run_system,
+    outage_reason,
+    select_systems,
+    table_row,
 )
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.llm.base import NoLLM
@@ -44,131 +44,140 @@ from jax_ragrl.run.config import REPLY, load_job, parse_llm
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.serve.app import application
-from jax_ragrl.serve.replies import Served
+from jax_ragrl.serve.replies import ServedSystem
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.systems.mmoa_rag import render_selection
 from jax_ragrl.text.prompts import template
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.loop import prepare_policies, trained_state
+from jax_ragrl.training.loop import prepare_policies, trained_state
 from jax_ragrl.types import Question
 from tests.listening import listening
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape, passage
-from tests.tiny import policy, tokenizer
+from tests.tiny import policy, split_policy, tokenizer
 
 NOWHERE = pathlib.Path("nowhere")
 
 
-def setting(*systems: str, **changes) -> Setting:
-    given = Setting(NOWHERE, NOWHERE, NOWHERE, systems, "tiny", "tiny", "tiny", 2, 0)
-    return given._replace(**changes)
+def settings(*systems: str, **changes) -> TableSettings:
+    base = TableSettings(NOWHERE, NOWHERE, NOWHERE, systems, "tiny", "tiny", "tiny", 2, 0)
+    return base._replace(**changes)
 
 
 class Frozen(Tape):
-    """A tape that is asked for no more than a local model may write."""
+    """A tape whose requests never exceed the token limit of a local model."""
 
     def complete(self, requests):
         assert all(request.sampling.max_tokens <= REPLY for request in requests)
         return super().complete(requests)
 
 
-def bench(style: str = "tiny", train=(ANN, BOB)) -> Bench:
+def context(style: str = "tiny", train=(ANN, BOB)) -> BuildContext:
     corpus = Corpus(tuple(passage(i) for i in range(9)))
     encoder = LexicalEncoder.fit(corpus.passages)
     searcher = ExactSearcher(encoder.encode_passages(corpus.passages))
     retriever = DenseRetriever(corpus, encoder, searcher)
     tape = Frozen(lambda role, prompt, rng: {"classifier": "B"}.get(role, "[No Retrieval]"))
-    return Bench(style, 2, Environment(tape, retriever, tape), retriever, train)
+    return BuildContext(style, 2, Environment(tape, retriever, tape), retriever, train)
 
 
 @pytest.mark.parametrize("style", ["tiny", "full"])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_name_is_a_system_in_every_style(name, style):
-    table = bench(style)
-    system = SYSTEMS[name](table)
+def test_each_name_is_a_system_in_each_style(name, style):
+    inputs = context(style)
+    system = SYSTEMS[name](inputs)
     assert system.style.endswith("_tiny") == (style == "tiny") and system.top_k in (0, 2)
     assert template(system.style, "document").template
-    result = evaluate(system, [ANN, BOB], table.environment)
-    assert sum(result.ended.values()) == 2 and "failed" not in result.ended
+    result = evaluate(system, [ANN, BOB], inputs.environment)
+    assert sum(result.finish_reasons.values()) == 2 and "failed" not in result.finish_reasons
 
 
-def actors() -> Actors:
-    return Actors(NoLLM(), None, policy(), tokenizer())
+def table_models() -> TableModels:
+    return TableModels(NoLLM(), None, split_policy(), tokenizer())
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_no_action_is_cut(name):
-    """But those of the model in the package, which is trained to write no more."""
+def test_no_action_is_truncated(name):
+    """Except for the model in the package, which is trained to write no more."""
     for style in ("tiny", "full"):
-        system, sampler = untrained(name, bench(style), actors())
-        wanted = [role.sampling.max_tokens for role in system.roles.values()]
-        assert sampler.shapes.steps == (TINY_STEPS if style == "tiny" else max(wanted, default=1))
+        system, sampler = build_system(name, context(style), table_models())
+        limits = [role.sampling.max_tokens for role in system.roles.values()]
+        assert sampler.shapes.max_new_tokens == (
+            TINY_NEW_TOKENS if style == "tiny" else max(limits, default=1)
+        )
 
 
-def test_a_table_is_of_an_outage_where_no_system_has_answered():
-    lost = {"ended": {"failed": 2}, "failed_with": "away"}
-    assert outage({"questions": 2, "direct": lost, "standard_rag": lost}) == "away"
-    partly = lost | {"ended": {"failed": 1, "answered": 1}}
-    assert outage({"questions": 2, "direct": lost, "standard_rag": partly}) is None
-    assert outage({"questions": 0}) is None
+def test_an_outage_means_that_no_system_answered():
+    failed = {"ended": {"failed": 2}, "failed_with": "away"}
+    assert outage_reason({"questions": 2, "direct": failed, "standard_rag": failed}) == "away"
+    partial = failed | {"ended": {"failed": 1, "answered": 1}}
+    assert outage_reason({"questions": 2, "direct": failed, "standard_rag": partial}) is None
+    assert outage_reason({"questions": 0}) is None
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_tiny_policy_is_trained_within_the_tokens_that_a_table_gives_it(name):
+def test_a_table_allows_the_tokens_of_training(name):
     job = load_job(load_config(CONFIGS / "tiny" / f"{name}.py", []))
-    assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_STEPS
+    assert max(r.sampling.max_tokens for r in job.recipe.system.roles.values()) <= TINY_NEW_TOKENS
 
 
 @pytest.mark.parametrize("style", ["tiny", "full"])
 @pytest.mark.parametrize("name", PAPERS)
-def test_no_context_ends_sooner_in_a_table_than_in_training(monkeypatch, name, style):
+def test_a_table_allows_the_contexts_of_training(monkeypatch, name, style):
     file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
-    longest = max(load_config(file, [])["shapes"]["lengths"])
-    loaded = nnx.merge(*policy()), tokenizer()
+    longest = max(load_config(file, [])["shapes"]["prompt_lengths"])
+    model = nnx.merge(*policy()), tokenizer()
     for module in ("run.components", "evaluation.table"):
-        monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: loaded)
-    made = load_actors(setting(name, style=style))
-    _, sampler = untrained(name, bench(style), made)
-    assert min(sampler.shapes.lengths[-1], made.llm._shapes.lengths[-1]) >= longest
+        monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: model)
+    loaded_models = load_models(settings(name, style=style))
+    _, sampler = build_system(name, context(style), loaded_models)
+    assert (
+        min(sampler.shapes.prompt_lengths[-1], loaded_models.llm._shapes.prompt_lengths[-1])
+        >= longest
+    )
 
 
 @pytest.mark.parametrize("steps", [4, 2 * REPLY])
-def test_a_local_model_writes_as_much_as_systems_ask(monkeypatch, steps):
-    loaded = nnx.merge(*policy()), tokenizer()
-    monkeypatch.setattr(assemble, "load_policy", lambda *_: loaded)
-    llm = assemble.load_llm(parse_llm("tiny"), None, "", Shapes(steps=steps))
-    assert llm._shapes.steps == max(REPLY, steps)
+def test_a_local_model_writes_up_to_the_limit_of_systems(monkeypatch, steps):
+    model = nnx.merge(*policy()), tokenizer()
+    monkeypatch.setattr(assemble, "load_policy", lambda *_: model)
+    llm = assemble.load_llm(parse_llm("tiny"), None, "", Shapes(max_new_tokens=steps))
+    assert llm._shapes.max_new_tokens == max(REPLY, steps)
 
 
-def test_a_table_speaks_as_the_configs_train():
+def test_a_table_uses_the_prompt_format_of_training():
     for style, folder in (("tiny", CONFIGS / "tiny"), ("full", CONFIGS)):
         configs = [load_config(folder / f"{name}.py", []) for name in ("coda", "mmoa_rag")]
-        coda, mmoa_rag = configs[0]["recipe"], configs[1]["recipe"]["system"]
-        table = bench(style)
-        assert SYSTEMS["coda"](table).chat == coda["chat"]
-        assert SYSTEMS["autorefine"](table).chat == coda["chat"]
-        assert SYSTEMS["mmoa_rag"](table).word == mmoa_rag["word"]
+        coda, mmoa_rag = configs[0]["recipe"]["system"], configs[1]["recipe"]["system"]
+        inputs = context(style)
+        assert SYSTEMS["coda"](inputs).as_chat_turns == coda["as_chat_turns"]
+        assert SYSTEMS["autorefine"](inputs).as_chat_turns == coda["as_chat_turns"]
+        assert SYSTEMS["mmoa_rag"](inputs).document_word == mmoa_rag["document_word"]
 
 
-def test_the_mask_of_the_tiny_selector_lets_it_select():
+def test_the_token_mask_of_the_tiny_selector_allows_selections():
     chat = ChatTokenizer.load(policy_folder("tiny"))
-    system = SYSTEMS["mmoa_rag"](bench())
-    allowed_V = chat.allowed(system.roles["selector"].tokens)
-    assert allowed_V[list(chat.encode(render_selection((0, 4), system.word)))].all()
+    system = SYSTEMS["mmoa_rag"](context())
+    allowed_V = chat.allowed_tokens(system.roles["selector"].allowed_token_regex)
+    assert allowed_V[list(chat.encode(render_selection((0, 4), system.document_word)))].all()
 
 
-def leave_a_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
-    """What `ragrl train` would leave for OPERA's three policies, each with weights of its own."""
-    given = {"policy": folder, "recipe.shared": False, "recipe.max_steps": 2}
-    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+def write_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
+    """Writes a run of `ragrl train` with OPERA's three policies, which have different weights."""
+    changes = {
+        "policy": folder,
+        "recipe.system.shared_policy": False,
+        "recipe.system.max_plan_steps": 2,
+    }
+    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
     values = load_config(CONFIGS / "tiny" / "opera.py", overrides)
-    settle(workdir / "config.json", values)
+    save_config(workdir / "config.json", values)
     job = load_job(values)
     policies, chat = load_policies(job, None)
-    begun = prepare_policies(job, policies, chat)
+    prepared = prepare_policies(job, policies, chat)
     states = {
         name: jax.tree.map(lambda x, n=n: x * n, state)
-        for n, (name, state) in enumerate(trained_state(begun).items(), start=2)
+        for n, (name, state) in enumerate(trained_state(prepared).items(), start=2)
     }
     checkpoints = Checkpoints(workdir)
     checkpoints.save(1, states, {"data": {}})
@@ -176,106 +185,116 @@ def leave_a_run(workdir: pathlib.Path, folder: pathlib.Path) -> Any:
     return job
 
 
-def test_a_run_is_a_row_with_its_own_system_shapes_and_policies(tmp_path):
+def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
-    job = leave_a_run(tmp_path / "run", folder)
-    system, sampler = trained(tmp_path / "run")
-    assert system == job.recipe.system != SYSTEMS["opera"](bench())
+    job = write_run(tmp_path / "run", folder)
+    system, sampler = load_run_system(tmp_path / "run")
+    assert system == job.recipe.system != SYSTEMS["opera"](context())
     assert sampler.shapes == job.shapes and sampler.greedy
-    first = {n: jax.tree.leaves(params)[0] for n, (_, params) in sampler.models.items()}
-    start = jax.tree.leaves(policy()[1])[0]
+    first = {n: jax.tree.leaves(model.params)[0] for n, model in sampler.models.items()}
+    start = jax.tree.leaves(split_policy().params)[0]
     for n, name in enumerate(first, start=2):
         np.testing.assert_allclose(first[name], start * n, rtol=1e-6)
-    made = measured(f"{RUN}{tmp_path / 'run'}", bench(), actors(), [ANN, BOB])
-    assert sum(made["ended"].values()) == 2 and made["costs"]["policy_calls"] > 0
+    row = evaluate_system(f"{RUN}{tmp_path / 'run'}", context(), table_models(), [ANN, BOB])
+    assert sum(row["ended"].values()) == 2 and row["costs"]["policy_calls"] > 0
 
 
-def test_what_a_run_has_learnt_may_act_in_a_changed_system(tmp_path, capsys):
-    """As the paper's ablations of OPERA: roles are taken away, and nothing is trained again."""
+def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
+    """As in the paper's ablations of OPERA: roles are removed without further training."""
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     run = tmp_path / "run"
-    leave_a_run(run, folder)
-    changes = ("--config.recipe.max_steps=0", "--config.recipe.top_k=3", "--config.shapes.slots=64")
-    system, sampler = trained(run, changes)
+    write_run(run, folder)
+    changes = (
+        "--config.recipe.system.max_plan_steps=0",
+        "--config.recipe.system.top_k=3",
+        "--config.shapes.initial_cache_size=64",
+    )
+    system, sampler = load_run_system(run, changes)
     assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
-    assert sampler.shapes.slots == 64
-    models = trained(run)[1].models
+    assert sampler.shapes.initial_cache_size == 64
+    models = load_run_system(run)[1].models
     for name in system.roles:
-        assert jax.tree.all(jax.tree.map(np.array_equal, sampler.models[name][1], models[name][1]))
-    made = measured(f"{RUN}{run}", bench()._replace(changes=changes), actors(), [ANN, BOB])
-    assert sum(made["ended"].values()) == 2 and "failed" not in made["ended"]
+        modified, original = sampler.models[name].params, models[name].params
+        assert jax.tree.all(jax.tree.map(np.array_equal, modified, original))
+    row = evaluate_system(
+        f"{RUN}{run}", context()._replace(overrides=changes), table_models(), [ANN, BOB]
+    )
+    assert sum(row["ended"].values()) == 2 and "failed" not in row["ended"]
     with pytest.raises(UserError, match="has no policy 'policy'"):
-        trained(run, ("--config.recipe.shared=True",))
-    given = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
-    for more, told in (
-        (("--config.recipe.top_k=3",), "give --run"),
+        load_run_system(run, ("--config.recipe.system.shared_policy=True",))
+    args = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
+    for more, message in (
+        (("--config.recipe.system.top_k=3",), "give --run"),
         (("--run", str(run), "--config.run.steps=3"), "config.recipe and config.shapes alone"),
-        (("--run", str(run), "--config.recipe.max_step=3"), "did you mean max_steps"),
+        (
+            ("--run", str(run), "--config.recipe.system.max_plan_step=3"),
+            "did you mean max_plan_steps",
+        ),
     ):
-        assert main((*given, *more)) == 2 and told in capsys.readouterr().err
+        assert main((*args, *more)) == 2 and message in capsys.readouterr().err
 
 
-def test_an_export_needs_neither_data_nor_servers_nor_devices_of_its_run(tmp_path, capsys):
+def test_an_export_needs_only_the_run_folder(tmp_path, capsys):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
-    leave_a_run(tmp_path / "run", folder)
+    write_run(tmp_path / "run", folder)
     file = tmp_path / "run" / "config.json"
-    values, gone = json.loads(file.read_text()), str(tmp_path / "gone")
-    values["data"] = {"files": dict.fromkeys(("corpus", "train", "dev", "test"), gone)}
+    values, missing = json.loads(file.read_text()), str(tmp_path / "missing")
+    values["data"] = {"files": dict.fromkeys(("corpus", "train", "dev", "test"), missing)}
     values["mesh"] = (64, 4, 1)
     file.write_text(json.dumps(values))
-    given = ("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "float32")
-    assert main(given) == 2 and "--policy is None" in capsys.readouterr().err
-    assert main([*given, "--policy", "analysis"]) == 0
+    args = ("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "float32")
+    assert main(args) == 2 and "--policy is None" in capsys.readouterr().err
+    assert main([*args, "--policy", "analysis"]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_all_is_every_system_that_can_be_built():
-    assert chosen(setting("all", train=NOWHERE)) == tuple(SYSTEMS)
-    assert set(SYSTEMS) - set(chosen(setting("all"))) == LEARNERS
-    assert chosen(setting("ircot", "direct")) == ("ircot", "direct")
+def test_all_names_each_system_that_can_be_built():
+    assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
+    assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS
+    assert select_systems(settings("ircot", "direct")) == ("ircot", "direct")
 
 
 def test_unknown_names_and_styles_are_refused():
     with pytest.raises(UserError, match=r"'nope'.*direct.*ircot.*c3po"):
-        chosen(setting("direct", "nope"))
+        select_systems(settings("direct", "nope"))
     with pytest.raises(UserError, match="nowhere/config.json does not exist.*--workdir"):
-        chosen(setting("direct", f"{RUN}nowhere"))
+        select_systems(settings("direct", f"{RUN}nowhere"))
     with pytest.raises(UserError, match="style is 'c3po_tiny': use one of tiny, full"):
-        chosen(setting("direct", style="c3po_tiny"))
+        select_systems(settings("direct", style="c3po_tiny"))
 
 
-def test_what_learns_from_questions_asks_for_them():
+def test_systems_that_learn_need_training_questions():
     with pytest.raises(UserError, match="--train"):
-        SYSTEMS["skr_knn"](bench(train=()))
+        SYSTEMS["skr_knn"](context(train=()))
 
 
-def test_the_command_refuses_before_it_reads_anything(capsys):
-    given = ("--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct,nope")
-    assert main(("evaluate", *given)) == 2
+def test_unknown_systems_are_refused_before_files_are_read(capsys):
+    args = ("--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct,nope")
+    assert main(("evaluate", *args)) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("ragrl: unknown system 'nope'") and "\n" not in line
-    assert main(("evaluate", *given[:-2], "--run", "nowhere")) == 2
+    assert main(("evaluate", *args[:-2], "--run", "nowhere")) == 2
     assert "nowhere/config.json does not exist" in capsys.readouterr().err
 
 
-def test_rows_are_split_by_hops_and_kind_where_these_are_known():
-    table = bench()
+def test_rows_have_scores_per_hop_count_and_kind():
+    inputs = context()
     plain = [dataclasses.replace(q, hops=0) for q in (ANN, BOB)]
-    result = evaluate(SYSTEMS["direct"](table), plain, table.environment)
-    assert {"hops", "kinds"} & set(row(result, plain)) == set()
+    result = evaluate(SYSTEMS["direct"](inputs), plain, inputs.environment)
+    assert {"hops", "kinds"} & set(table_row(result, plain)) == set()
     mixed = [dataclasses.replace(ANN, kind="chain"), dataclasses.replace(BOB, hops=2)]
-    split = row(result, mixed)
+    split = table_row(result, mixed)
     assert set(split["hops"]) == {"1", "2"} and set(split["kinds"]) == {"chain", ""}
     assert split["hops"]["1"]["em"][0] == 100.0 and split["hops"]["2"]["em"][0] == 0.0
 
 
-def test_a_server_stands_for_the_corpus_and_index_of_one_set(tmp_path, capsys):
+def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
     file = tmp_path / "q.jsonl"
     save_questions([ANN, BOB], file)
-    for given, told in (
+    for args, message in (
         (["--questions", str(file), "--corpus", str(file)], "--retriever alone"),
         (
             ["--questions", str(file), "--systems", "skr_knn", "--train", str(file)],
@@ -283,20 +302,20 @@ def test_a_server_stands_for_the_corpus_and_index_of_one_set(tmp_path, capsys):
         ),
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
     ):
-        assert main(["evaluate", "--retriever", "http://localhost:1", *given]) == 2
-        assert told in capsys.readouterr().err
+        assert main(["evaluate", "--retriever", "http://localhost:1", *args]) == 2
+        assert message in capsys.readouterr().err
 
 
-def test_systems_are_compared_over_a_served_index(tmp_path, capsys, monkeypatch):
-    """A reader that repeats its prompt knows what is in the first five passages, and no more."""
+def test_a_served_index_is_a_retriever(tmp_path, capsys, monkeypatch):
+    """A reader that repeats its prompt knows the first five passages only."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    file, tape = tmp_path / "q.jsonl", Tape({}, told={"answer": "x"})
+    file, tape = tmp_path / "q.jsonl", Tape({}, replies={"answer": "x"})
     save_questions([Question(text, text, (text,)) for text in ("text 5", "text 6")], file)
-    made = StandardRAG("c3po_tiny", 2)
-    served = application(Served("tape", "a stub", made, tape.environment(), ANN.text))
+    system = StandardRAG("c3po_tiny", 2)
+    served = application(ServedSystem("tape", "a stub", system, tape.environment(), ANN.text))
     prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with listening(served) as index, prompt as (llm, _):
-        given = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
-        assert main(["evaluate", "--systems", "standard_rag", *given]) == 0
+        args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
+        assert main(["evaluate", "--systems", "standard_rag", *args]) == 0
     row = json.loads(capsys.readouterr().out)["standard_rag"]
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0

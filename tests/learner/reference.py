@@ -1,5 +1,6 @@
-"""An update in NumPy float64, from its equations, for a model small enough to differentiate by
-differences: a decoder without layers, whose logits after a token depend on that token alone.
+"""An update in NumPy float64 from its equations, with gradients by central differences.
+
+The model is a decoder without layers, whose logits after a token depend on that token alone:
 
   hidden(i) = embed[i] / rms(embed[i]) * gain,   logits(i) = lm_head hidden(i) / temperature
   value(i) = kernel . hidden(i) + bias
@@ -20,8 +21,10 @@ Params = dict[str, np.ndarray]
 
 
 class Tokens(NamedTuple):
-    """All written tokens in a row: what precedes each, the token, its turn; and bool `[T, V]`, what
-    its role's grammar lets be written there (None: everything)."""
+    """All trained tokens: the token before each, its id, its turn, and bool `[T, V]` allowed ids.
+
+    `allowed` None: everything is allowed.
+    """
 
     source: np.ndarray
     target: np.ndarray
@@ -44,7 +47,7 @@ def hidden(p: Params, source: np.ndarray) -> np.ndarray:
 
 
 def logps(p: Params, tokens: Tokens, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probability of each token and entropy before it."""
+    """Returns the log-probability of each token and the entropy before it."""
     logits = hidden(p, tokens.source) @ p["lm_head"].T / temperature
     if tokens.allowed is not None:
         logits = np.where(tokens.allowed, logits, -1e9)
@@ -68,27 +71,27 @@ def gae(reward: np.ndarray, value: np.ndarray, turn: np.ndarray, gamma: float, l
 
 
 def weights(o: Objective, tokens: Tokens, roles: np.ndarray) -> np.ndarray:
-    """What each token weighs in the policy's loss; `roles` are those of the tokens."""
+    """Returns the weight of each token in the policy loss; `roles` has one role per token."""
     if o.aggregation == "token_mean":
         return np.full(len(roles), 1 / len(roles))
     if o.aggregation == "sequence_mean":
         sizes = np.bincount(tokens.turn)
         return 1 / (len(sizes) * sizes[tokens.turn])
-    given = dict(o.role_weights)
-    return np.array([given.get(r, 1.0) / (roles == r).sum() for r in roles])
+    by_role = dict(o.role_weights)
+    return np.array([by_role.get(r, 1.0) / (roles == r).sum() for r in roles])
 
 
 def difference(loss: Callable[[Params], float], p: Params, step: float = 1e-5) -> Params:
-    """The gradient by central differences."""
+    """Returns the gradient by central differences."""
     grads = {name: np.zeros_like(x) for name, x in p.items()}
     for name, x in p.items():
         for at in np.ndindex(x.shape):
-            moved = []
+            losses = []
             for sign in (1, -1):
                 shifted = np.array(x)
                 shifted[at] += sign * step
-                moved.append(loss(p | {name: shifted}))
-            grads[name][at] = (moved[0] - moved[1]) / (2 * step)
+                losses.append(loss(p | {name: shifted}))
+            grads[name][at] = (losses[0] - losses[1]) / (2 * step)
     return grads
 
 
@@ -103,10 +106,10 @@ class Adam:
     def step(self, p: Params, grads: Params) -> Params:
         norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
         scale = min(1.0, self.o.max_grad_norm / norm)
-        share = 1.0
+        scale_lr = 1.0
         if self.o.schedule == "cosine":
             wave = 0.5 * (1 + np.cos(np.pi * self.count / self.total))
-            share = (1 - self.o.final) * wave + self.o.final
+            scale_lr = (1 - self.o.final_lr_fraction) * wave + self.o.final_lr_fraction
         self.count += 1
         out = {}
         for name, g in grads.items():
@@ -115,7 +118,7 @@ class Adam:
             self.v[name] = self.o.b2 * self.v.get(name, 0.0) + (1 - self.o.b2) * g**2
             m = self.m[name] / (1 - self.o.b1**self.count)
             v = self.v[name] / (1 - self.o.b2**self.count)
-            out[name] = p[name] - self.peak * share * m / (np.sqrt(v) + 1e-8)
+            out[name] = p[name] - self.peak * scale_lr * m / (np.sqrt(v) + 1e-8)
         return out
 
 
@@ -126,11 +129,10 @@ def update(
     critic: Params | None,
     reference: Params,
     turns: list[Turn],
-    number: np.ndarray,
     temperature: float,
     allowed: dict[str, np.ndarray] | None = None,
 ) -> tuple[Params, Params | None]:
-    """`epochs` steps on all turns at once; `number` is one a turn, `allowed` bool `[V]` a role."""
+    """Takes `epochs` steps on all turns at once; `allowed` is bool `[V]` per role."""
     tokens = Tokens.of(turns)
     roles = np.array([turns[i].role for i in tokens.turn])
     if allowed is not None:
@@ -138,7 +140,8 @@ def update(
     old, _ = logps(policy, tokens, temperature)
     ref, _ = logps(reference, tokens, temperature)
     last = np.append(tokens.turn[1:] != tokens.turn[:-1], True)
-    reward = np.where(last, number[tokens.turn], 0.0)
+    credit = np.array([turn.credit for turn in turns])
+    reward = np.where(last, credit[tokens.turn], 0.0)
     if o.kl.where == "reward":
         reward = reward - o.kl.coefficient * (old - ref)
     if critic is None:
@@ -158,10 +161,10 @@ def update(
         clipped = np.clip(ratio, 1 - o.eps_low, 1 + o.eps_high)
         gain = np.minimum(ratio * advantage, clipped * advantage)
         if o.ratio == "dual_clip":
-            gain = np.where(advantage < 0, np.maximum(gain, o.dual * advantage), gain)
+            gain = np.where(advantage < 0, np.maximum(gain, o.dual_clip * advantage), gain)
         if o.ratio == "none":
             gain = logp * advantage
-        loss = -gain - o.entropy * entropy
+        loss = -gain - o.entropy_coefficient * entropy
         if o.kl.where == "loss":
             loss = loss + o.kl.coefficient * (np.exp(ref - logp) - 1 - (ref - logp))
         return float((weight * loss).sum())

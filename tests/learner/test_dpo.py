@@ -1,13 +1,16 @@
+"""DPO: steps against their equation in float64, and pairs dealt to policies."""
+
 from __future__ import annotations
 
 import dataclasses
 import random
 
+import jax
 import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner import dpo as module
+from jax_ragrl.learner import dpo
 from jax_ragrl.learner.dpo import Pair, dpo_update, prefer_all
 from jax_ragrl.learner.objective import KL
 from jax_ragrl.learner.optimizer import Optimizer
@@ -20,15 +23,15 @@ BETA = 0.5
 
 
 def pairs() -> list[Pair]:
-    """Two pairs of one prompt and pairs of others: several share rows, and tokens."""
+    """Returns pairs of three prompts; some share rows and tokens."""
     draw = np.random.default_rng(5)
-    some = lambda n: tuple(draw.integers(0, 12, n).tolist())  # noqa: E731
-    prompts = [some(4), some(3), some(5)]
-    return [Pair(prompts[i % 3], some(2 + i % 2), some(1 + i), "planner") for i in range(4)]
+    ids = lambda n: tuple(draw.integers(0, 12, n).tolist())  # noqa: E731
+    prompts = [ids(4), ids(3), ids(5)]
+    return [Pair(prompts[i % 3], ids(2 + i % 2), ids(1 + i), "planner") for i in range(4)]
 
 
 def margins(params, ref) -> np.ndarray:
-    """beta times how much more each chosen answer gained, in float64."""
+    """Returns the float64 margins: beta times the difference of what both answers gained."""
     answers = [
         Turn(i, "planner", p.prompt, ids)
         for p in pairs()
@@ -40,71 +43,89 @@ def margins(params, ref) -> np.ndarray:
     return BETA * (sums[::2] - sums[1::2])
 
 
-@pytest.mark.parametrize("tokens", [LAYOUT.tokens, 1])
+@pytest.mark.parametrize("tokens", [LAYOUT.tokens_per_device, 1])
 def test_a_step_equals_its_equation_in_float64(tokens: int):
-    """All pairs in a batch, or a row in each."""
-    trainer, models = prepared(GRPO, ADAM)
-    trainer = trainer._replace(layout=dataclasses.replace(LAYOUT, tokens=tokens))
-    start = named(models.policy.params)
+    """All pairs in one batch, or each row in a batch of its own.
+
+    The policy differs from its reference: otherwise all margins would be exactly 0 at first, and
+    the sign of a margin in float32 would be that of a rounding error.
+    """
+    policy = prepared(GRPO, ADAM)
+    layout = dataclasses.replace(LAYOUT, tokens_per_device=tokens)
+    policy = policy._replace(spec=policy.spec._replace(layout=layout))
+    other = jax.tree.map(lambda x: jax.numpy.square(x) + x, policy.state.reference)
+    policy = policy.with_state(reference=other)
+    params, ref = named(policy.state.policy.params), named(other)
 
     def loss(params) -> float:
-        return float(np.log1p(np.exp(-margins(params, start))).mean())
+        return float(np.log1p(np.exp(-margins(params, ref))).mean())
 
-    params, adam = start, reference.Adam(ADAM, ADAM.policy_lr, 1)
+    first, adam, fractions = loss(params), reference.Adam(ADAM, ADAM.policy_lr, 1), []
     for _ in range(3):
-        expected = loss(params)
-        right = (margins(params, start) > 0).mean()
-        models, metrics = dpo_update(trainer, models, pairs(), beta=BETA)
+        expected, gained = loss(params), margins(params, ref)
+        assert np.abs(gained).min() > 1e-3  # no tie: `right` does not depend on rounding
+        fractions.append((gained > 0).mean())
+        policy, metrics = dpo_update(policy, pairs(), beta=BETA)
         np.testing.assert_allclose(metrics["loss/dpo"], expected, rtol=1e-4)
-        np.testing.assert_allclose(metrics["right"], right, rtol=1e-6)
+        np.testing.assert_allclose(metrics["right"], fractions[-1], rtol=1e-6)
         params = adam.step(params, reference.difference(loss, params))
-        for name, x in named(models.policy.params).items():
+        for name, x in named(policy.state.policy.params).items():
             np.testing.assert_allclose(x, params[name], atol=2e-4, err_msg=name)
-    assert loss(params) < np.log(2) - 0.2
+    assert loss(params) < first - 0.2 and 0 < fractions[0] < 1
 
 
-def test_each_policy_prefers_among_the_pairs_of_its_roles_epochs_times_minibatches(monkeypatch):
-    """Six pairs of two roles, one of them too long for a row, and a role that is not trained."""
-    asked = []
+def test_each_policy_is_updated_on_the_pairs_of_its_roles(monkeypatch):
+    """Pairs of two roles, one of them too long for a row, and a pair of a role without a policy."""
+    calls = []
 
-    def step(trainer, models, part, *, beta):
-        asked.append((trainer.temperature, len(part), beta))
-        return models, {"loss/dpo": float(len(asked)), "right": 0.5}
+    def step(policy, part, *, beta):
+        calls.append((policy.spec.temperature, len(part), beta))
+        return policy, {"loss/dpo": float(len(calls)), "right": 0.5, "skipped": len(calls) < 3.0}
 
-    monkeypatch.setattr(module, "dpo_update", step)
+    monkeypatch.setattr(dpo, "dpo_update", step)
     short, long = Pair((1, 2), (3,), (4,), "planner"), Pair((1,), (2,) * 9, (3,) * 9, "planner")
-    made = [short] * 3 + [long, short._replace(role="executor"), short._replace(role="frozen")]
+    samples = [short] * 3 + [long, short._replace(role="executor"), short._replace(role="frozen")]
     two = prepared(GRPO, Optimizer(0.1, epochs=2, minibatches=2))
-    policies = {"a": two, "b": (two[0]._replace(temperature=9.0), two[1])}
+    hot = two._replace(spec=two.spec._replace(temperature=9.0))
+    policies = {"a": two, "b": hot}
     policy_of = {"planner": "a", "executor": "b"}
-    _, metrics = prefer_all(policies, policy_of, made, 0.7, random.Random(0))
-    assert asked == [(HEAT, 2, 0.7), (HEAT, 1, 0.7)] * 2 + [(9.0, 1, 0.7)] * 2
-    assert (metrics["a/pairs"], metrics["a/left_out"], metrics["b/pairs"]) == (3, 1, 1)
-    assert (metrics["a/loss/dpo"], metrics["b/loss/dpo"]) == (2.5, 5.5)  # means of their steps
+    _, metrics = prefer_all(policies, policy_of, samples, 0.7, random.Random(0))
+    assert calls == [(HEAT, 2, 0.7), (HEAT, 1, 0.7)] * 2 + [(9.0, 1, 0.7)] * 2
+    assert (metrics["a/pairs"], metrics["a/dropped_too_long"], metrics["b/pairs"]) == (3, 1, 1)
+    assert (metrics["a/loss/dpo"], metrics["b/loss/dpo"]) == (2.5, 5.5)  # means over steps
+    assert (metrics["a/skipped"], metrics["b/skipped"]) == (2.0, 0.0)  # numbers of steps
 
 
-def test_a_preference_under_a_grammar_is_of_probabilities_over_what_it_allows():
+def test_pairs_without_any_step_warn(monkeypatch):
+    skip = lambda policy, part, *, beta: (policy, {"loss/dpo": 1.0, "skipped": 1.0})  # noqa: E731
+    monkeypatch.setattr(dpo, "dpo_update", skip)
+    policies, pair = {"a": prepared(GRPO, ADAM)}, Pair((1, 2), (3,), (4,), "planner")
+    with pytest.warns(UserWarning, match="every optimizer step of an update was skipped"):
+        prefer_all(policies, {"planner": "a"}, [pair], 0.7, random.Random(0))
+
+
+def test_under_a_grammar_probabilities_are_over_allowed_tokens():
     pair = Pair((1, 2), (3, 4), (4, 4, 3), "planner")
     allowed_ZV = np.zeros((2, CONFIG.vocab_size), bool)
     allowed_ZV[:, [3, 4]] = True
-    trainer, models = prepared(GRPO, ADAM, allowed_ZV=allowed_ZV)
+    policy = prepared(GRPO, ADAM, allowed_ZV=allowed_ZV)
     answers = [Turn(i, "planner", pair.prompt, ids) for i, ids in enumerate(pair[1:3])]
     tokens = reference.Tokens.of(answers)
     tokens = tokens._replace(allowed=allowed_ZV[:1].repeat(len(tokens.turn), axis=0))
-    first, expected = named(models.reference), []
+    first, expected = named(policy.state.reference), []
     for _ in range(2):
-        now = reference.logps(named(models.policy.params), tokens, HEAT)[0]
+        now = reference.logps(named(policy.state.policy.params), tokens, HEAT)[0]
         gained = np.bincount(tokens.turn, now - reference.logps(first, tokens, HEAT)[0])
         expected.append(np.log1p(np.exp(-BETA * (gained[0] - gained[1]))))
-        models, metrics = dpo_update(trainer, models, [pair], beta=BETA)
+        policy, metrics = dpo_update(policy, [pair], beta=BETA)
         np.testing.assert_allclose(metrics["loss/dpo"], expected[-1], rtol=1e-4)
     assert expected[1] < expected[0] - 0.01
 
 
-def test_a_pair_longer_than_a_row_and_a_missing_reference_are_refused():
-    trainer, models = prepared(GRPO, ADAM)
+def test_long_pairs_and_missing_references_are_refused():
+    policy = prepared(GRPO, ADAM)
     with pytest.raises(UserError, match="pair 0 has 21 tokens, more than a row of 16"):
-        dpo_update(trainer, models, [Pair((1,), (2,) * 10, (3,) * 10, "planner")])
-    trainer, models = prepared(dataclasses.replace(GRPO, kl=KL("none")), ADAM, bigram())
+        dpo_update(policy, [Pair((1,), (2,) * 10, (3,) * 10, "planner")])
+    policy = prepared(dataclasses.replace(GRPO, kl=KL("none")), ADAM, bigram())
     with pytest.raises(UserError, match="needs a reference"):
-        dpo_update(trainer, models, pairs())
+        dpo_update(policy, pairs())

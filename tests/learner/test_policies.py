@@ -1,4 +1,4 @@
-"""Schedules, and several policies updated each on its own turns."""
+"""Schedules, and several policies, each updated on its own turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.learner.bigram import ROLES, STEERED, deep, named, prepared
 
 TRIO = ("plan", "analysis", "rewrite")
 STAGED = Schedule(phases=(Phase(3, ("plan",)), Phase(2, ("analysis", "rewrite"))))
-EVERY = Schedule(every=(("plan", 3), ("rewrite", 2)), together=2)
+EVERY = Schedule(role_periods=(("plan", 3), ("rewrite", 2)), joint_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -38,52 +38,51 @@ EVERY = Schedule(every=(("plan", 3), ("rewrite", 2)), together=2)
         (EVERY, ["par", "par", "ar", "pa", "ar", "a", "par", "a"]),
     ],
 )
-def test_a_schedule_says_which_roles_train_at_a_step(schedule, expected):
-    found = ["".join(r[0] for r in schedule.roles(step, TRIO)) for step in range(8)]
-    assert found == expected
+def test_a_schedule_selects_the_roles_of_a_step(schedule, expected):
+    actual = ["".join(r[0] for r in schedule.roles(step, TRIO)) for step in range(8)]
+    assert actual == expected
     assert schedule.updates(8, TRIO, ("plan",)) == sum("p" in step for step in expected)
 
 
-def test_references_are_refreshed_where_another_phase_begins_and_nowhere_else():
+def test_references_are_refreshed_only_at_a_new_phase():
     assert [step for step in range(8) if STAGED.begins_phase(step)] == [3]
     assert not any(s.begins_phase(step) for s in (Schedule(), EVERY) for step in range(8))
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("build", "message"),
     [
-        (lambda: Schedule(STAGED.phases, EVERY.every), "give one of them"),
-        (lambda: Schedule(every=(("plan", 0),)), "below 1"),
-        (lambda: STAGED.roles(0, ("plan", "judge")), "names role 'analysis': use some of plan"),
+        (lambda: Schedule(STAGED.phases, EVERY.role_periods), "exclude each other"),
+        (lambda: Schedule(role_periods=(("plan", 0),)), "below 1"),
+        (lambda: STAGED.roles(0, ("plan", "judge")), "names role 'analysis', .* use some of plan"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(make, words):
-    with pytest.raises(UserError, match=words):
-        make()
+def test_an_impossible_schedule_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
 
 
 def two_policies():
-    """Two policies of different depth, each of one role."""
+    """Returns two policies of different depth, each with one role."""
     adam = Optimizer(0.1)
     return {"a": prepared(STEERED, adam), "b": prepared(STEERED, adam, deep())}
 
 
 def turns() -> list[Turn]:
-    return [Turn(i, ROLES[i % 2], (1, 2, 3), (4 + i, 5)) for i in range(4)]
+    credit = (1.0, 1.0, -1.0, -1.0)
+    return [Turn(i, ROLES[i % 2], (1, 2, 3), (4 + i, 5), credit=credit[i]) for i in range(4)]
 
 
 def test_each_policy_is_updated_on_the_turns_of_its_trained_roles():
-    number_N = np.array([1.0, 1.0, -1.0, -1.0], np.float32)
     policy_of = dict(zip(ROLES, "ab", strict=True))
 
     def after(roles):
-        arguments = (turns(), number_N, {}, random.Random(0))
-        return update_all(two_policies(), policy_of, roles, *arguments)
+        return update_all(two_policies(), policy_of, roles, turns(), random.Random(0))
 
-    before = {k: named(m.policy.params) for k, (_, m) in two_policies().items()}
+    before = {k: named(p.state.policy.params) for k, p in two_policies().items()}
 
     def moved(policies) -> set[str]:
-        now = {k: named(m.policy.params)["embed"] for k, (_, m) in policies.items()}
+        now = {k: named(p.state.policy.params)["embed"] for k, p in policies.items()}
         return {k for k in now if np.abs(now[k] - before[k]["embed"]).max() > 0}
 
     both, metrics = after(ROLES)
@@ -91,37 +90,35 @@ def test_each_policy_is_updated_on_the_turns_of_its_trained_roles():
     assert {name.split("/")[0] for name in metrics} == {"a", "b"}
     first, metrics = after(ROLES[:1])
     assert moved(first) == {"a"}
-    assert {name for name in metrics if name.startswith("b")} == {"b/left_out"}
-    alone = named(first["a"][1].policy.params)
-    for name, x in named(both["a"][1].policy.params).items():
+    assert {name for name in metrics if name.startswith("b")} == {"b/dropped_too_long"}
+    alone = named(first["a"].state.policy.params)
+    for name, x in named(both["a"].state.policy.params).items():
         np.testing.assert_array_equal(x, alone[name])
 
 
 def test_turns_too_long_for_a_row_are_counted():
-    long = [Turn(i, ROLES[0], tuple(range(12)), (i,) * (3 + 2 * i)) for i in range(3)]
+    long = [Turn(i, ROLES[0], tuple(range(12)), (i,) * (3 + 2 * i), credit=1.0) for i in range(3)]
     policies = {"a": prepared(STEERED, Optimizer(0.1))}
-    arguments = (long, np.ones(3, np.float32), {}, random.Random(0))
-    _, metrics = update_all(policies, {ROLES[0]: "a"}, ROLES, *arguments)
-    assert metrics["left_out"] == 2  # 17 and 19 tokens in rows of 16
+    _, metrics = update_all(policies, {ROLES[0]: "a"}, ROLES, long, random.Random(0))
+    assert metrics["dropped_too_long"] == 2  # 17 and 19 tokens in rows of 16
 
 
-def test_a_refreshed_reference_is_the_policy_in_buffers_of_its_own():
-    policies = two_policies()
-    arguments = (turns(), np.ones(4, np.float32), {}, random.Random(0))
-    policies, _ = update_all(policies, dict(zip(ROLES, "ab", strict=True)), ROLES, *arguments)
-    for _, models in with_new_references(policies).values():
+def test_a_refreshed_reference_is_a_copy_of_the_policy():
+    policy_of = dict(zip(ROLES, "ab", strict=True))
+    policies, _ = update_all(two_policies(), policy_of, ROLES, turns(), random.Random(0))
+    for _, state in with_new_references(policies).values():
         jax.tree.map(
             np.testing.assert_array_equal,
-            jax.device_get(models.reference),
-            jax.device_get(models.policy.params),
+            jax.device_get(state.reference),
+            jax.device_get(state.policy.params),
         )
-        leaves = (jax.tree.leaves(m) for m in (models.reference, models.policy.params))
+        leaves = (jax.tree.leaves(x) for x in (state.reference, state.policy.params))
         assert not any(a is b for a, b in zip(*leaves, strict=True))
 
 
-def test_a_refreshed_reference_is_kept_in_the_dtypes_of_the_one_before():
-    trainer, before = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
-    _, after = with_new_references({"a": (trainer, before)})["a"]
+def test_a_refreshed_reference_keeps_its_dtypes():
+    policy = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
+    before, after = policy.state, with_new_references({"a": policy})["a"].state
     for old, new, own in zip(
         *map(jax.tree.leaves, (before.reference, after.reference, before.policy.params)),
         strict=True,
@@ -130,37 +127,37 @@ def test_a_refreshed_reference_is_kept_in_the_dtypes_of_the_one_before():
         np.testing.assert_array_equal(*jax.device_get((new, own.astype(old.dtype))))
 
 
-def test_a_phase_trains_at_its_own_rate_and_without_one_at_the_runs():
+def test_a_phase_without_a_rate_uses_the_rate_of_the_run():
     adam = Optimizer(0.1, schedule="constant")
     updates = {"a": 4, "b": 4}
 
     def step(phase: Phase, name: str) -> float:
-        """How far Adam's first step goes on gradients of one."""
-        trainer, models = with_phase_rate(two_policies(), phase, adam, updates)[name]
-        before = named(models.policy.params)["embed"]
-        ones = jax.tree.map(jnp.ones_like, models.policy.params)
-        learner, _ = apply(trainer.policy.optimizer, models.policy, ones)
-        return float((before - named(learner.params)["embed"]).mean())
+        """Returns the size of Adam's first step on gradients of one."""
+        spec, state = with_phase_rate(two_policies(), phase, adam, updates)[name]
+        before = named(state.policy.params)["embed"]
+        ones = jax.tree.map(jnp.ones_like, state.policy.params)
+        stepped, _ = apply(spec.policy.optimizer, state.policy, ones)
+        return float((before - named(stepped.params)["embed"]).mean())
 
     assert step(Phase(1, ROLES), "a") == pytest.approx(0.1, rel=1e-3)
     assert step(Phase(1, ROLES, policy_lr=0.02), "a") == pytest.approx(0.02, rel=1e-3)
     assert step(Phase(1, ROLES, policy_lr=0.02), "b") == pytest.approx(0.02, rel=1e-3)
 
 
-def test_a_phases_rate_falls_over_all_updates_of_its_policy():
+def test_the_rate_of_a_phase_decays_over_the_whole_run():
     adam, updates = Optimizer(0.1), {"a": 4, "b": 7}
     phased = with_phase_rate(two_policies(), Phase(2, ROLES, policy_lr=0.02), adam, updates)
-    for name, (trainer, _) in phased.items():
-        assert trainer.policy.optimizer is adam.transform(0.02, updates[name])
+    for name, policy in phased.items():
+        assert policy.spec.policy.optimizer is adam.transform(0.02, updates[name])
 
 
-def test_a_policy_without_a_reference_gets_none_with_a_new_phase():
+def test_a_new_phase_adds_no_reference():
     free = dataclasses.replace(STEERED, kl=KL("none"))
     refreshed = with_new_references({"a": prepared(free, Optimizer(0.1))})
-    assert refreshed["a"][1].reference is None
+    assert refreshed["a"].state.reference is None
 
 
-def test_a_phase_has_its_own_kl_coefficient():
+def test_the_kl_coefficient_of_all_policies_is_set():
     policies = with_kl(two_policies(), 0.04)
-    found = [jax.device_get(models.kl_coefficient) for _, models in policies.values()]
-    np.testing.assert_allclose(found, 0.04, rtol=1e-6)
+    actual = [jax.device_get(policy.state.kl_coefficient) for policy in policies.values()]
+    np.testing.assert_allclose(actual, 0.04, rtol=1e-6)

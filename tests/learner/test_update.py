@@ -1,4 +1,4 @@
-"""An update as a whole: against float64, across devices, with adapters, saved and restored."""
+"""A complete update: against float64, over devices, with adapters, saved and restored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner import update as module
+from jax_ragrl.learner import update as update_module
 from jax_ragrl.learner.checkpoint import Checkpoints, by_path
 from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
-from jax_ragrl.learner.packing import Actions, Layout, Turn, grouped, lay_out
-from jax_ragrl.learner.state import Models, Trainer, acting, prepare, refresh, trained
-from jax_ragrl.learner.targets import Scored, credited
+from jax_ragrl.learner.packing import Actions, Layout, Minibatches, Turn, group_turns, lay_out
+from jax_ragrl.learner.state import (
+    Policy,
+    copy_arrays,
+    prepare,
+    sampling_model,
+    trained_decoder,
+)
+from jax_ragrl.learner.targets import ActionScores, compute_advantages
 from jax_ragrl.learner.update import update
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
@@ -39,39 +45,45 @@ from tests.learner.bigram import (
     STEERED,
     bigram,
     deep,
-    drawn,
     named,
     prepared,
+    random_decoder,
 )
-from tests.tiny import policy
+from tests.tiny import policy as tiny_policy
 
 
 def turns() -> list[Turn]:
-    """Two groups of siblings and a second turn after an observation."""
+    """Returns two groups of siblings and a second turn after an observation, with credit."""
     draw = np.random.default_rng(3)
 
-    def some(n: int) -> tuple[int, ...]:
+    def ids(n: int) -> tuple[int, ...]:
         return tuple(draw.integers(0, 12, n).tolist())
 
-    first, second = some(4), some(3)
-    made = [Turn(k, "planner", first, some(3 + k)) for k in range(3)]
-    made += [Turn(3 + k, "executor", second, some(4)) for k in range(2)]
-    return [*made, Turn(5, "planner", made[0].context() + some(3), some(2))]
+    first, second = ids(4), ids(3)
+    out = [Turn(k, "planner", first, ids(3 + k)) for k in range(3)]
+    out += [Turn(3 + k, "executor", second, ids(4)) for k in range(2)]
+    out.append(Turn(5, "planner", out[0].context() + ids(3), ids(2)))
+    credit = np.random.default_rng(4).normal(size=6).astype(np.float32).tolist()
+    return [turn._replace(credit=x) for turn, x in zip(out, credit, strict=True)]
 
 
-def number_of(nodes: int = 6) -> np.ndarray:
-    return np.random.default_rng(4).normal(size=nodes).astype(np.float32)
+def run(policy: Policy, samples: list[Turn] | None = None, layout: Layout = LAYOUT):
+    return update(policy, group_turns(samples or turns(), layout), random.Random(0))
 
 
-def run(trainer: Trainer, models: Models, made: list[Turn] | None = None, sampled=None):
-    groups = grouped(made or turns(), LAYOUT)
-    return update(trainer, models, groups, number_of(), sampled or {}, random.Random(0))
+def minibatches(policy: Policy, samples: list[Turn] | None = None, seed: int = 0) -> Minibatches:
+    groups = group_turns(samples or turns(), LAYOUT)
+    return Minibatches(update_module.split_minibatches(groups, policy.spec, random.Random(seed)))
 
 
-def written() -> dict[str, np.ndarray]:
-    """A grammar that lets each role write what it writes in `turns`, bool `[V]`."""
-    made = {z: [t for turn in turns() if turn.role == z for t in turn.ids] for z in ROLES}
-    return {z: np.isin(np.arange(CONFIG.vocab_size), ids) for z, ids in made.items()}
+def with_layout(policy: Policy, layout: Layout) -> Policy:
+    return policy._replace(spec=policy.spec._replace(layout=layout))
+
+
+def grammar() -> dict[str, np.ndarray]:
+    """Returns, by role, the tokens that it writes in `turns` as its only allowed ones, `[V]`."""
+    ids = {z: [t for turn in turns() if turn.role == z for t in turn.ids] for z in ROLES}
+    return {z: np.isin(np.arange(CONFIG.vocab_size), x) for z, x in ids.items()}
 
 
 @pytest.mark.parametrize("kind", ["PPO", "GRPO", "GRPO under a grammar", "policy gradient"])
@@ -85,107 +97,109 @@ def test_an_update_equals_its_equations_in_float64(kind):
             Optimizer(0.1),
         ),
     }[kind]
-    allowed = written() if "grammar" in kind else None
+    allowed = grammar() if "grammar" in kind else None
     allowed_ZV = None if allowed is None else np.stack([allowed[z] for z in ROLES])
-    trainer, models = prepared(objective, optimizer, allowed_ZV=allowed_ZV)
-    other = jax.jit(lambda tree: jax.tree.map(lambda x: 0.9 * x + 0.05, tree))(models.reference)
-    models = models._replace(reference=other)  # a KL that is not zero
-    before, critic = named(models.policy.params), None
-    if models.critic is not None:
-        head = models.critic.params["head"]["kernel"]
+    policy = prepared(objective, optimizer, allowed_ZV=allowed_ZV)
+    move = jax.jit(lambda tree: jax.tree.map(lambda x: 0.9 * x + 0.05, tree))
+    other = move(policy.state.reference)
+    policy = policy.with_state(reference=other)  # a KL that is not zero
+    before, critic = named(policy.state.policy.params), None
+    if policy.state.critic is not None:
+        head = policy.state.critic.params["head"]["kernel"]
         head.set_value(jax.device_put(np.linspace(-1, 1, 4, dtype=np.float32)))
-        critic = named(models.critic.params)
+        critic = named(policy.state.critic.params)
     expected, expected_critic = reference.update(
-        *(objective, optimizer, before, critic, named(other)), turns(), number_of(), HEAT, allowed
+        *(objective, optimizer, before, critic, named(other)), turns(), HEAT, allowed
     )
-    models, _ = run(trainer, models)
-    found = named(models.policy.params)
+    policy, _ = run(policy)
+    actual, atol = named(policy.state.policy.params), 1e-3 * optimizer.policy_lr
     for name, x in expected.items():
-        assert np.abs(x - before[name]).max() > optimizer.policy_lr / 2  # it went somewhere
-        np.testing.assert_allclose(found[name], x, atol=1e-3 * optimizer.policy_lr, err_msg=name)
+        assert np.abs(x - before[name]).max() > optimizer.policy_lr / 2  # the step is not trivial
+        np.testing.assert_allclose(actual[name], x, atol=atol, err_msg=name)
     if critic is not None:
-        found = named(models.critic.params)
+        actual, atol = named(policy.state.critic.params), 1e-3 * optimizer.value_lr
         for name, x in expected_critic.items():
-            np.testing.assert_allclose(found[name], x, atol=1e-3 * optimizer.value_lr, err_msg=name)
+            np.testing.assert_allclose(actual[name], x, atol=atol, err_msg=name)
 
 
-def test_rows_of_any_layout_give_one_update():
-    """Four short rows, or several batches of a longer one: the same sums, the same step."""
-    found = []
+def test_the_layout_of_rows_changes_no_update():
+    """Four short rows, or several batches of longer rows: the same sums, the same step."""
+    results = []
     for layout in (LAYOUT, Layout((32,), 32)):
-        trainer, models = prepared(GRPO, GRPO_ADAM)
-        models, metrics = run(trainer._replace(layout=layout), models)
-        found.append((named(models.policy.params), metrics["entropy"], metrics["loss/policy"]))
-    for params, *numbers in found[1:]:
-        np.testing.assert_allclose(numbers, found[0][1:], rtol=1e-5)
+        policy, metrics = run(with_layout(prepared(GRPO, GRPO_ADAM), layout))
+        params = named(policy.state.policy.params)
+        results.append((params, metrics["entropy"], metrics["loss/policy"]))
+    for params, *numbers in results[1:]:
+        np.testing.assert_allclose(numbers, results[0][1:], rtol=1e-5)
         for name, x in params.items():
-            np.testing.assert_allclose(x, found[0][0][name], atol=1e-5)
+            np.testing.assert_allclose(x, results[0][0][name], atol=1e-5)
 
 
 def test_an_observation_changes_no_loss():
-    """Another observation of any length between two turns, its last token kept, is not scored."""
-    trainer, models = prepared(GRPO, GRPO_ADAM)
-    results = []
-    for observed in ((5,), (1, 2, 3, 5), (9,) * 5 + (5,)):
-        first = Turn(0, "planner", (1, 2), (3, 4))
-        second = Turn(1, "planner", first.context() + observed, (6, 7))
-        fresh = prepared(GRPO, GRPO_ADAM)[1]
-        results.append(run(trainer, fresh, [first, second])[1])
+    """An observation between two turns is not scored, whatever its length; its last token stays."""
+    results, (one, other) = [], (turn.credit for turn in turns()[:2])
+    for observation in ((5,), (1, 2, 3, 5), (9,) * 5 + (5,)):
+        first = Turn(0, "planner", (1, 2), (3, 4), credit=one)
+        second = Turn(1, "planner", first.context() + observation, (6, 7), credit=other)
+        results.append(run(prepared(GRPO, GRPO_ADAM), [first, second])[1])
     for metrics in results[1:]:
         for name in ("loss/policy", "entropy", "kl/loss", "grad_norm", "response_length/mean"):
             np.testing.assert_allclose(metrics[name], results[0][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("ratio", ["none", "dual_clip"])
-def test_scoring_first_changes_nothing_where_there_is_one_step(ratio, monkeypatch):
-    """Neither the step nor what is told of it: the step says itself what the scores would say."""
-    layout, sampled = Layout((32,), 32), {0: [-1.0] * 3, 4: [-2.0] * 4}  # several batches
-    found = []
-    for scored in (False, True):
-        trainer, models = prepared(dataclasses.replace(GRPO, ratio=ratio), Optimizer(0.1))
-        models = models._replace(reference=jax.tree.map(lambda x: 0.9 * x, models.reference))
-        assert not module.needs_old(trainer)
+def test_a_scoring_pass_changes_nothing_in_a_single_step(ratio, monkeypatch):
+    """Neither the step nor its metrics: the first gradient pass yields the same outputs."""
+    logps = {0: (-1.0,) * 3, 4: (-2.0,) * 4}
+    samples = [t._replace(behaviour_logps=logps.get(t.node, ())) for t in turns()]
+    results = []
+    for separate in (False, True):
+        policy = prepared(dataclasses.replace(GRPO, ratio=ratio), Optimizer(0.1))
+        other = jax.tree.map(lambda x: 0.9 * x, policy.state.reference)
+        policy = with_layout(policy.with_state(reference=other), Layout((32,), 32))  # two batches
+        assert not update_module.needs_old_logps(policy.spec)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "needs_old", lambda trainer, scored=scored: scored)
-            models, metrics = run(trainer._replace(layout=layout), models, sampled=sampled)
-        found.append((named(models.policy.params), metrics))
-    (params, metrics), (after, told) = found
+            patch.setattr(update_module, "needs_old_logps", lambda _, separate=separate: separate)
+            policy, metrics = run(policy, samples)
+        results.append((named(policy.state.policy.params), metrics))
+    (params, metrics), (expected, expected_metrics) = results
     assert abs(metrics["kl/mean"]) > 1e-3 and metrics["sampler_gap/max"] > 0.1
-    assert metrics.keys() == told.keys() and "kl/planner" in told and "entropy/old/mean" in told
-    for name in set(told) - {"flops"}:
-        np.testing.assert_allclose(metrics[name], told[name], atol=1e-5, err_msg=name)
+    assert metrics.keys() == expected_metrics.keys()
+    assert {"kl/planner", "entropy/old/mean"} <= metrics.keys()
+    for name in metrics.keys() - {"flops"}:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], atol=1e-5, err_msg=name)
     for name, x in params.items():
-        np.testing.assert_allclose(after[name], x, atol=1e-6)
+        np.testing.assert_allclose(expected[name], x, atol=1e-6)
 
 
-def test_what_many_steps_say_of_actions_is_what_the_first_epoch_said():
-    """Without a ratio nothing is scored first, and each minibatch speaks as it is learnt from."""
-    gradient = dataclasses.replace(GRPO, ratio="none")
-    once, twice = (
-        run(*prepared(gradient, Optimizer(0.1, epochs=n, minibatches=2)))[1] for n in (1, 2)
+def test_action_metrics_come_from_the_first_epoch():
+    """Without a ratio there is no scoring pass: each minibatch is scored as it is trained on."""
+    objective = dataclasses.replace(GRPO, ratio="none")
+    one, two = (
+        run(prepared(objective, Optimizer(0.1, epochs=n, minibatches=2)))[1] for n in (1, 2)
     )
-    assert once["kl/mean"] == twice["kl/mean"] and once["kl/loss"] < twice["kl/loss"]
+    assert one["kl/mean"] == two["kl/mean"] and one["kl/loss"] < two["kl/loss"]
 
 
 def test_minibatches_are_disjoint_and_each_is_a_step():
-    trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=1, minibatches=2))
-    models, metrics = run(trainer, models)
-    assert int(models.policy.opt_state[1][0].count) == 2
-    parts = module._split(grouped(turns(), LAYOUT), trainer, random.Random(1))
-    nodes = [b.actions.node_A.tolist() for part in parts for b in part]
-    assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(parts) == 2
+    policy = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=1, minibatches=2))
+    policy, _ = run(policy)
+    assert int(policy.state.policy.opt_state[1][0].count) == 2
+    data = minibatches(policy, seed=1)
+    nodes = [b.actions.node_A.tolist() for part in data.parts for b in part]
+    assert sorted(sum(nodes, [])) == [0, 1, 2, 3, 4, 5] and len(data.parts) == 2
 
 
-def test_minibatches_are_drawn_and_an_equal_seed_draws_them_again():
-    groups = grouped([Turn(k, "planner", (k, k), (1,)) for k in range(9)], LAYOUT)
-    trainer, _ = prepared(GRPO, dataclasses.replace(GRPO_ADAM, minibatches=3))
+def test_minibatches_depend_on_the_seed_only():
+    samples = [Turn(k, "planner", (k, k), (1,)) for k in range(9)]
+    policy = prepared(GRPO, dataclasses.replace(GRPO_ADAM, minibatches=3))
 
-    def drawn_by(seed: int) -> list[set[int]]:
-        parts = module._split(groups, trainer, random.Random(seed))
+    def nodes(seed: int) -> list[set[int]]:
+        parts = minibatches(policy, samples, seed).parts
         return [{n for b in part for n in b.actions.node_A.tolist()} for part in parts]
 
-    assert drawn_by(0) == drawn_by(0) != drawn_by(1)
-    assert [len(part) for part in drawn_by(0)] == [3, 3, 3]
+    assert nodes(0) == nodes(0) != nodes(1)
+    assert [len(part) for part in nodes(0)] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -195,187 +209,186 @@ def test_minibatches_are_drawn_and_an_equal_seed_draws_them_again():
         ({}, 2, 1, True),
         ({}, 1, 2, True),
         ({"ratio": "none"}, 2, 1, False),
-        ({"stale_cap": 1.5}, 1, 1, True),
+        ({"importance_weight_cap": 1.5}, 1, 1, True),
         ({"kl": KL("reward")}, 1, 1, True),
         ({"kl": KL("terminal")}, 1, 1, True),
         ({"critic": "shared", "advantage": "gae"}, 1, 1, True),
     ],
 )
-def test_a_policy_is_scored_first_where_its_one_step_cannot_tell(
-    changes, epochs, minibatches, needed
-):
+def test_a_scoring_pass_is_run_only_if_needed(changes, epochs, minibatches, needed):
     optimizer = Optimizer(0.1, epochs=epochs, minibatches=minibatches)
-    trainer, _ = prepared(dataclasses.replace(GRPO, **changes), optimizer)
-    assert module.needs_old(trainer) == needed
+    policy = prepared(dataclasses.replace(GRPO, **changes), optimizer)
+    assert update_module.needs_old_logps(policy.spec) == needed
 
 
-def test_a_model_whose_gradient_is_not_finite_is_skipped_alone_and_counted():
-    """An advantage that is none stops the policy's step, a return that is none the critic's."""
-    for spoiled, moved in (("advantage", [False, True]), ("returns", [True, False])):
-        trainer, models = prepared(PPO, PPO_ADAM)
-        parts = module._split(grouped(turns(), LAYOUT), trainer, random.Random(0))
-        flat = [batch for part in parts for batch in part]
-        scored = module.scored_actions(trainer, models, flat, number_of(), {})
-        targets, _ = module.fix_targets(trainer, models, parts, scored)
+def test_only_the_model_with_a_non_finite_gradient_is_skipped():
+    """NaN advantages skip the step of the policy, NaN returns the step of the critic."""
+    for field, moved in (("advantage", [False, True]), ("returns", [True, False])):
+        policy = prepared(PPO, PPO_ADAM)
+        data = minibatches(policy)
+        scores = update_module.score_actions(policy, data)
+        targets, _ = update_module.compute_targets(policy, data, scores)
         nan = np.full_like(targets[0][0].advantage, np.nan)
-        before = [named(x.params) for x in (models.policy, models.critic)]
-        models, sums, _ = module.optimize(
-            trainer, models, flat, [t._replace(**{spoiled: nan}) for t in targets[0]]
+        before = [named(x.params) for x in (policy.state.policy, policy.state.critic)]
+        policy, sums, _ = update_module.optimize(
+            policy, data.parts[0], [t._replace(**{field: nan}) for t in targets[0]]
         )
-        after = [named(x.params) for x in (models.policy, models.critic)]
+        after = [named(x.params) for x in (policy.state.policy, policy.state.critic)]
         pairs = zip(after, before, strict=True)
-        found = [any((x != b[k]).any() for k, x in a.items()) for a, b in pairs]
-        assert found == moved and float(sums["skipped"]) == 1.0
+        changed = [any((x != b[k]).any() for k, x in a.items()) for a, b in pairs]
+        assert changed == moved and float(sums["skipped"]) == 1.0
 
 
 @pytest.mark.parametrize("model", ["policy", "critic"])
-def test_an_update_to_parameters_that_are_not_finite_is_refused(model: str):
-    """The gradient is finite: an infinite rate makes them, of one model alone."""
-    trainer, models = prepared(PPO, PPO_ADAM)
-    net = getattr(trainer, model)._replace(optimizer=optax.sgd(float("inf")))
-    learner = getattr(models, model)
-    learner = learner._replace(opt_state=net.optimizer.init(learner.params))
+def test_an_update_to_non_finite_parameters_is_refused(model: str):
+    """The gradient is finite; an infinite learning rate of one model makes them infinite."""
+    policy = prepared(PPO, PPO_ADAM)
+    spec = getattr(policy.spec, model)._replace(optimizer=optax.sgd(float("inf")))
+    state = getattr(policy.state, model)
+    state = state._replace(opt_state=spec.optimizer.init(state.params))
+    policy = policy._replace(spec=policy.spec._replace(**{model: spec}))
     with pytest.raises(UserError, match=f"parameters of the {model} are NaN or infinite"):
-        run(trainer._replace(**{model: net}), models._replace(**{model: learner}))
+        run(policy.with_state(**{model: state}))
 
 
-def test_an_update_of_which_every_step_was_skipped_is_warned_of(recwarn):
+def test_an_update_without_any_step_warns(recwarn):
     step = {"tokens": 4.0, "clipped": 1.0, "grad_norm": 1.0}
-    module._means([step | {"skipped": 1.0}, step | {"skipped": 0.0}])
+    update_module._step_metrics([step | {"skipped": 1.0}, step | {"skipped": 0.0}])
     critic = {"value/grad_norm": 1.0}
-    module._means([step | critic | {"skipped": 1.0}])
+    update_module._step_metrics([step | critic | {"skipped": 1.0}])
     assert not recwarn.list
     with pytest.warns(UserWarning, match="every optimizer step of an update was skipped"):
-        module._means([step | critic | {"skipped": 2.0}])
+        update_module._step_metrics([step | critic | {"skipped": 2.0}])
 
 
-def test_operations_are_six_a_parameter_token_and_epoch_of_policy_and_critic():
-    trainer, models = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3))
-    models, metrics = run(trainer, models)
-    weights = sum(x.size for x in named(models.policy.params).values())
-    weights += sum(x.size for x in named(models.critic.params).values())
-    tokens = sum(group.tokens for group in grouped(turns(), LAYOUT))
+def test_flops_are_six_per_parameter_token_and_epoch():
+    policy, metrics = run(prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3)))
+    weights = sum(x.size for x in named(policy.state.policy.params).values())
+    weights += sum(x.size for x in named(policy.state.critic.params).values())
+    tokens = sum(group.tokens for group in group_turns(turns(), LAYOUT))
     assert metrics["flops"] == 3 * 6 * weights * tokens
 
 
-def test_of_gradients_there_is_one_tree_to_which_every_batch_is_added(monkeypatch):
+def test_all_batches_are_added_to_one_gradient_tree(monkeypatch):
     sums = []
 
     def gradient(*args, total, **kwargs):
-        given = jax.tree.leaves(total)
-        assert not sums or all(a is b for a, b in zip(given, sums[-1], strict=True))
-        one = step_gradient(*args, total=total, **kwargs)
-        assert all(x.is_deleted() for x in given if x.size)
-        sums.append(jax.tree.leaves(one.grads))
-        return one
+        arrays = jax.tree.leaves(total)
+        assert not sums or all(a is b for a, b in zip(arrays, sums[-1], strict=True))
+        result = original(*args, total=total, **kwargs)
+        assert all(x.is_deleted() for x in arrays if x.size)
+        sums.append(jax.tree.leaves(result.grads))
+        return result
 
-    step_gradient = module.gradient
-    monkeypatch.setattr(module, "gradient", gradient)
-    trainer, models = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
-    run(trainer._replace(layout=Layout((16,), 16)), models)
+    original = update_module.gradient
+    monkeypatch.setattr(update_module, "gradient", gradient)
+    policy = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
+    run(with_layout(policy, Layout((16,), 16)))
     assert len(sums) > 2
 
 
-def test_hosts_compare_what_they_place_as_often_whatever_the_number_of_batches(monkeypatch):
-    """Each comparison waits for what the devices do, and for the other hosts."""
-    placed = []
-    place = module.place
-    monkeypatch.setattr(module, "place", lambda *args: placed.append(None) or place(*args))
-    trainer, models = prepared(GRPO, GRPO_ADAM)
+def test_hosts_compare_checksums_once_per_pass(monkeypatch):
+    """Independent of the number of batches: a comparison waits for devices and other hosts."""
+    calls = []
+    shard_batch = update_module.shard_batch
+    counted = lambda *args: calls.append(None) or shard_batch(*args)  # noqa: E731
+    monkeypatch.setattr(update_module, "shard_batch", counted)
+    policy = prepared(GRPO, GRPO_ADAM)
     for tokens in (64, 16):
-        run(
-            trainer._replace(layout=Layout((16,), tokens)),
-            models._replace(policy=refresh(models.policy)),
-        )
-        assert len(placed) == 2 + GRPO_ADAM.epochs  # two models' scores, and the steps
-        placed.clear()
+        fresh = policy.with_state(policy=copy_arrays(policy.state.policy))
+        run(with_layout(fresh, Layout((16,), tokens)))
+        assert len(calls) == 2 + GRPO_ADAM.epochs  # two scoring passes, and the steps
+        calls.clear()
 
 
 def test_without_groups_nothing_changes():
-    trainer, models = prepared(GRPO, GRPO_ADAM)
-    same, metrics = update(trainer, models, [], number_of(), {}, random.Random(0))
-    assert same is models and metrics == {}
+    policy = prepared(GRPO, GRPO_ADAM)
+    same, metrics = update(policy, [], random.Random(0))
+    assert same is policy and metrics == {}
 
 
-def test_what_another_policy_sampled_weighs_at_most_the_cap():
-    objective = dataclasses.replace(GRPO, stale_cap=3.0, kl=KL("none"), entropy=0.0)
-    trainer, models = prepared(objective, Optimizer(0.1))
-    _, fresh = run(trainer, models)
-    unlikely = {turn.node: (-50.0,) * len(turn.ids) for turn in turns()}
-    _, stale = run(trainer, prepared(objective, Optimizer(0.1))[1], sampled=unlikely)
+def test_importance_weights_are_capped():
+    objective = dataclasses.replace(
+        GRPO, importance_weight_cap=3.0, kl=KL("none"), entropy_coefficient=0.0
+    )
+    _, fresh = run(prepared(objective, Optimizer(0.1)))
+    unlikely = [t._replace(behaviour_logps=(-50.0,) * len(t.ids)) for t in turns()]
+    _, stale = run(prepared(objective, Optimizer(0.1)), unlikely)
     np.testing.assert_allclose(stale["loss/policy"], 3 * fresh["loss/policy"], rtol=1e-5)
     assert fresh["sampler_gap/max"] == 0 and stale["sampler_gap/max"] > 40
 
 
-# Where rewards come from.
+# --- Targets ---
 
 MASK = np.array([[True, True, False], [True, False, False]])
 LOGP = np.array([[-1.0, -2.0, np.nan], [-1.0, 9.0, 9.0]], np.float32)
 REF = np.array([[-1.5, -2.25, 0.0], [-1.0, 7.0, 7.0]], np.float32)
 
 
-def credit_of(objective: Objective, value: np.ndarray | None = None) -> list[np.ndarray]:
-    numbers = np.array([1.0, 0.5], np.float32)
-    alone = np.arange(2, dtype=np.int32)[:, None]
-    scored = Scored(MASK, numbers, alone, LOGP, REF, value)
+def targets_of(objective: Objective, value: np.ndarray | None = None) -> list[np.ndarray]:
+    """Returns advantages, returns and importance weights of two actions with credit 1 and 0.5."""
+    credit_A = np.array([1.0, 0.5], np.float32)
+    path_CS = np.arange(2, dtype=np.int32)[:, None]
+    scores = ActionScores(MASK, credit_A, path_CS, LOGP, REF, value)
     tenth = jax.device_put(np.float32(0.1))
-    return jax.device_get(credited(objective, jax.device_put(scored), tenth))
+    return jax.device_get(compute_advantages(objective, jax.device_put(scores), tenth))
 
 
-def test_the_credit_is_on_the_last_token_and_the_kl_on_each_or_on_the_last():
+def test_credit_is_on_the_last_token_and_kl_on_its_place():
     zero = np.zeros((2, 3), np.float32)
-    plain = {"advantage": "gae", "lam": 0.0}  # an advantage is then its token's own reward
-    each, _, _ = credit_of(Objective(**plain, kl=KL("reward")), zero)
+    plain = {"advantage": "gae", "lam": 0.0}  # the advantage is then the reward of the token
+    each, _, _ = targets_of(Objective(**plain, kl=KL("reward")), zero)
     np.testing.assert_allclose(each, [[-0.05, 1 - 0.025, 0], [0.5, 0, 0]], atol=1e-6)
-    last, _, _ = credit_of(Objective(**plain, kl=KL("terminal")), zero)
+    last, _, _ = targets_of(Objective(**plain, kl=KL("terminal")), zero)
     np.testing.assert_allclose(last, [[0, 1 - 0.075, 0], [0.5, 0, 0]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("estimator", "paid"), [("k1", 0.05), ("k2", 0.0125), ("k3", 0.0106531)])
-def test_the_reward_pays_for_the_estimate_that_is_named(estimator, paid):
-    """A tenth of the first token's: 0.5, 0.5^2 / 2 and exp(-0.5) - 1 + 0.5."""
+@pytest.mark.parametrize(
+    ("estimator", "penalty"), [("k1", 0.05), ("k2", 0.0125), ("k3", 0.0106531)]
+)
+def test_the_penalty_uses_the_selected_estimator(estimator, penalty):
+    """A tenth of the estimate of the first token: 0.5, 0.5^2 / 2 and exp(-0.5) - 1 + 0.5."""
     objective = Objective(advantage="gae", lam=0.0, kl=KL("reward", estimator))
-    advantage, _, _ = credit_of(objective, np.zeros((2, 3), np.float32))
-    np.testing.assert_allclose(advantage[0, 0], -paid, rtol=1e-5)
+    advantage, _, _ = targets_of(objective, np.zeros((2, 3), np.float32))
+    np.testing.assert_allclose(advantage[0, 0], -penalty, rtol=1e-5)
 
 
-def test_without_a_critic_a_nodes_number_is_the_advantage_of_its_tokens():
-    advantage, _, weight = credit_of(GRPO)
+def test_without_a_critic_credit_is_the_advantage():
+    advantage, _, weight = targets_of(GRPO)
     np.testing.assert_array_equal(advantage, [[1, 1, 0], [0.5, 0, 0]])
     np.testing.assert_array_equal(weight, MASK)
 
 
-def test_an_action_that_fills_its_row_has_its_credit_on_its_last_token():
-    whole = Scored(MASK[:, :2], np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32))
-    advantage, _, _ = credited(GRPO, jax.device_put(whole), jax.device_put(np.float32(0.1)))
+def test_a_full_row_has_its_credit_on_its_last_token():
+    credit_A, path_CS = np.array([1.0, 0.5], np.float32), np.array([[0], [1]], np.int32)
+    scores = jax.device_put(ActionScores(MASK[:, :2], credit_A, path_CS))
+    advantage, _, _ = compute_advantages(GRPO, scores, jax.device_put(np.float32(0.1)))
     np.testing.assert_array_equal(jax.device_get(advantage), [[1, 1], [0.5, 0]])
 
 
 def test_returns_are_of_advantages_before_whitening():
     value = np.array([[0.5, 0.25, 7.0], [1.0, 7.0, 7.0]], np.float32)
-    advantage, returns, _ = credit_of(Objective(lam=1.0, kl=KL("none")), value)
+    advantage, returns, _ = targets_of(Objective(lam=1.0, kl=KL("none")), value)
     np.testing.assert_allclose(returns, [[1, 1, 0], [0.5, 0, 0]], atol=1e-6)
     assert abs(advantage[MASK].mean()) < 1e-6 and abs(advantage[MASK].std() - 1) < 1e-5
 
 
-def test_over_conversations_a_turn_is_worth_what_the_turns_after_it_earn():
-    """One conversation of two turns and one of the first of them alone, in float64 by hand."""
-    first = Turn(0, "planner", (1, 2), (3, 4))
-    second = Turn(1, "planner", first.context() + (9, 9), (6, 7, 8), after=0)
-    other = Turn(2, "planner", (5,), (6,), after=7)  # what it follows is not trained
+def test_conversation_gae_equals_its_recursion_in_float64():
+    """A conversation of two turns, and a turn whose predecessor is not trained."""
+    first = Turn(0, "planner", (1, 2), (3, 4), credit=0.5)
+    second = Turn(1, "planner", first.context() + (9, 9), (6, 7, 8), previous=0, credit=-1.0)
+    other = Turn(2, "planner", (5,), (6,), previous=7, credit=2.0)
     objective = dataclasses.replace(
-        PPO, span="conversation", advantage="gae", kl=KL("none"), gamma=0.9, lam=0.8
+        PPO, gae_span="conversation", advantage="gae", kl=KL("none"), gamma=0.9, lam=0.8
     )
-    trainer, models = prepared(objective, PPO_ADAM)
-    parts = module._split(grouped([first, second, other], LAYOUT), trainer, random.Random(0))
-    flat = [batch for part in parts for batch in part]
-    numbers = np.array([0.5, -1.0, 2.0], np.float32)
-    scored = module.scored_actions(trainer, models, flat, numbers, {})
-    values = np.linspace(-1, 2, scored.mask_AT.size, dtype=np.float32)
-    scored = scored._replace(value_AT=values.reshape(scored.mask_AT.shape))
-    _, advantage_AT = module.fix_targets(trainer, models, parts, scored)
-    row = {node: a for a, node in enumerate(module.joined(flat).node_A.tolist())}
-    value = [*scored.value_AT[row[0], :2], *scored.value_AT[row[1], :3]]
+    policy = prepared(objective, PPO_ADAM)
+    data = minibatches(policy, [first, second, other])
+    scores = update_module.score_actions(policy, data)
+    values = np.linspace(-1, 2, scores.mask_AT.size, dtype=np.float32)
+    scores = scores._replace(value_AT=values.reshape(scores.mask_AT.shape))
+    _, advantage_AT = update_module.compute_targets(policy, data, scores)
+    row = {node: a for a, node in enumerate(data.actions.node_A.tolist())}
+    value = [*scores.value_AT[row[0], :2], *scores.value_AT[row[1], :3]]
     reward, expected, advantage = [0, 0.5, 0, 0, -1.0], [], 0.0
     for t in reversed(range(5)):
         after = float(value[t + 1]) if t < 4 else 0.0
@@ -383,219 +396,231 @@ def test_over_conversations_a_turn_is_worth_what_the_turns_after_it_earn():
         expected.insert(0, advantage)
     np.testing.assert_allclose(advantage_AT[row[0], :2], expected[:2], rtol=1e-5)
     np.testing.assert_allclose(advantage_AT[row[1], :3], expected[2:], rtol=1e-5)
-    alone = 2.0 - scored.value_AT[row[2], 0]
+    alone = 2.0 - scores.value_AT[row[2], 0]
     np.testing.assert_allclose(advantage_AT[row[2], :1], alone, rtol=1e-5)
 
 
-# What changes and what stays.
+# --- State ---
 
 
-def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(tmp_path):
-    trainer, models = prepared(STEERED, Optimizer(0.1), deep())
-    models, metrics = run(trainer, models)  # no KL yet: 6 actions of 60, a fifth of a step down
-    np.testing.assert_allclose(float(models.kl_coefficient), 0.1 * (1 - 0.2 * 6 / 60), rtol=1e-6)
+def test_an_adaptive_kl_coefficient_moves_and_is_saved(tmp_path):
+    # No KL yet: 6 actions of a horizon of 60, at the largest relative error of a fifth.
+    policy, metrics = run(prepared(STEERED, Optimizer(0.1), deep()))
+    np.testing.assert_allclose(
+        float(policy.state.kl_coefficient), 0.1 * (1 - 0.2 * 6 / 60), rtol=1e-6
+    )
     assert abs(metrics["kl/coefficient"] - 0.1) < 1e-6
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, models, {})
-    _, fresh = prepared(STEERED, Optimizer(0.1), deep())
-    restored, _ = checkpoints.restore(1, fresh)
+    checkpoints.save(1, policy.state, {})
+    restored, _ = checkpoints.restore(1, prepared(STEERED, Optimizer(0.1), deep()).state)
     checkpoints.close()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(models))
+    actual, expected = jax.device_get((restored, policy.state))
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize(
-    ("epochs", "seen", "batch", "expected"),
+    ("epochs", "metrics", "actions", "expected"),
     [
         (2, {"kl/mean": 1.0, "kl/loss": 9.0}, 6, 0.1 * (1 + (2.5 / 3 - 1) * 6 / 60)),
         (1, {"kl/mean": 9.0, "kl/loss": 1.4}, 6, 0.1 * (1 + (3.5 / 3 - 1) * 6 / 60)),
         (2, {"kl/mean": 0.0}, 600, 0.05),  # the floor
     ],
 )
-def test_a_coefficient_is_steered_by_the_nats_of_a_whole_action(epochs, seen, batch, expected):
-    """Of 2.5 tokens, against a target of 3; a KL of the scores goes before that of the steps."""
-    trainer, models = prepared(STEERED, Optimizer(0.1, epochs=epochs))
-    metrics = seen | {"response_length/mean": 2.5}
-    after = module._steered(trainer, models, metrics, batch)
-    np.testing.assert_allclose(jax.device_get(after.kl_coefficient), expected, rtol=1e-6)
+def test_a_kl_coefficient_adapts_to_nats_per_action(epochs, metrics, actions, expected):
+    """Actions have 2.5 tokens, the target is 3; scores before the update have priority."""
+    policy = prepared(STEERED, Optimizer(0.1, epochs=epochs))
+    metrics = metrics | {"response_length/mean": 2.5}
+    adapted = update_module._adapt_kl(policy, metrics, actions)
+    actual = jax.device_get(adapted.state.kl_coefficient)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-def test_metrics_are_means_over_the_tokens_of_all_steps_or_over_steps():
+def test_step_metrics_are_means_over_tokens_or_steps():
     step = {"tokens": 4.0, "clipped": 1.0, "entropy": 6.0, "kl": 2.0, "grad_norm": 1.0}
     other = {"tokens": 12.0, "clipped": 3.0, "entropy": 2.0, "kl": 6.0, "grad_norm": 2.0}
-    found = module._means([step | {"skipped": 1.0}, other | {"skipped": 0.0}])
+    actual = update_module._step_metrics([step | {"skipped": 1.0}, other | {"skipped": 0.0}])
     expected = {"clip_frac": 0.25, "entropy": 0.5, "kl/loss": 0.5, "grad_norm": 1.5, "skipped": 1.0}
-    assert found == expected
+    assert actual == expected
 
 
-def test_what_actions_were_like_is_told_of_all_of_them_and_by_role():
-    """By hand: an action of two tokens and one of one, of two roles."""
+def test_action_metrics_are_overall_and_per_role():
+    """An action of two tokens and one of a single token, of two roles."""
     zero = np.zeros(2, np.int32)
-    actions = Actions(zero, np.array([0, 1]), zero, zero, np.array([2, 1]), zero)
+    actions = Actions(zero, np.array([0, 1]), zero, zero, np.array([2, 1]), zero, zero)
     mask_AT = np.array([[True, True], [True, False]])
     logp_AT = np.array([[-1.0, -2.0], [-3.0, 9.0]], np.float32)
-    scored = Scored(mask_AT, zero, zero[:, None], logp_AT, ref_logp_AT=logp_AT - 1)
-    sampled = logp_AT + np.array([[0.5, -0.25], [0, 9]], np.float32)
-    found = module.describe(
-        ROLES, actions, scored._replace(behaviour_AT=sampled), np.array([[1.0, 2.0], [6.0, 9.0]])
+    scores = ActionScores(
+        *(mask_AT, zero, zero[:, None], logp_AT),
+        ref_logp_AT=logp_AT - 1,
+        behaviour_logp_AT=logp_AT + np.array([[0.5, -0.25], [0, 9]], np.float32),
     )
-    assert found["kl/mean"] == found["kl/planner"] == found["kl/executor"] == 1.0
-    assert found["sampler_gap/max"] == 0.5
-    assert (found["advantage/mean"], found["advantage/planner"]) == (3.0, 1.5)
-    assert (found["advantage/executor"], found["advantage/std/executor"]) == (6.0, 0.0)
-    assert found["advantage/std/planner"] == 0.5 and found["advantage/std"] == 14**0.5 / 3**0.5
-    assert found["response_length/mean"] == 1.5
-    assert (found["response_length/planner"], found["response_length/executor"]) == (2.0, 1.0)
+    advantage_AT = np.array([[1.0, 2.0], [6.0, 9.0]])
+    metrics = update_module.action_metrics(ROLES, actions, scores, advantage_AT)
+    assert metrics["kl/mean"] == metrics["kl/planner"] == metrics["kl/executor"] == 1.0
+    assert metrics["sampler_gap/max"] == 0.5
+    assert (metrics["advantage/mean"], metrics["advantage/planner"]) == (3.0, 1.5)
+    assert (metrics["advantage/executor"], metrics["advantage/std/executor"]) == (6.0, 0.0)
+    assert metrics["advantage/std/planner"] == 0.5 and metrics["advantage/std"] == 14**0.5 / 3**0.5
+    assert metrics["response_length/mean"] == 1.5
+    assert (metrics["response_length/planner"], metrics["response_length/executor"]) == (2.0, 1.0)
 
 
-def test_a_mesh_takes_the_step_that_one_device_takes_and_resumes(tmp_path):
+def test_a_mesh_takes_the_same_step_and_resumes(tmp_path):
     mesh, adam = make_mesh((1, 2, 1), jax.devices()[:2]), Optimizer(0.1)
-    decoder = drawn(DEEP, mesh=mesh)
-    trainer, models = prepared(STEERED, adam, decoder)
-    models, _ = run(trainer, models)
-    first_moment = models.policy.opt_state[1][0].mu["embed"][...]
+    decoder = random_decoder(DEEP, mesh=mesh)
+    policy, _ = run(prepared(STEERED, adam, decoder))
+    first_moment = policy.state.policy.opt_state[1][0].mu["embed"][...]
     assert first_moment.addressable_shards[0].data.shape == (12, 2)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, models, {})
-    restored, _ = checkpoints.restore(1, prepared(STEERED, adam, decoder)[1])
+    checkpoints.save(1, policy.state, {})
+    restored, _ = checkpoints.restore(1, prepared(STEERED, adam, decoder).state)
     checkpoints.close()
-    again, _ = run(trainer, restored)
-    single, one = prepared(STEERED, adam, deep())
-    expected, _ = run(single, run(single, one)[0])
-    found, wanted = (jax.tree.leaves(jax.device_get(m)) for m in (again, expected))
-    for a, b in zip(found, wanted, strict=True):
+    resumed, _ = run(policy._replace(state=restored))
+    single, _ = run(run(prepared(STEERED, adam, deep()))[0])
+    actual, expected = (jax.tree.leaves(jax.device_get(p.state)) for p in (resumed, single))
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_on_a_mesh_the_steps_of_a_run_share_one_gradient_program(caplog):
-    """What an optimizer step returns is laid out as it was, but spelled otherwise."""
+def test_on_a_mesh_all_steps_share_one_gradient_program(caplog):
+    """An optimizer step returns equal shardings with another spelling."""
     mesh = make_mesh((1, 2, 1), jax.devices()[:2])
-    objective = dataclasses.replace(STEERED, entropy=0.03)  # no other test's program
-    trainer, models = prepared(objective, Optimizer(0.1, epochs=2), drawn(DEEP, mesh=mesh))
-    assert compilations("gradient", caplog, lambda: run(trainer, models)) == 1
+    objective = dataclasses.replace(STEERED, entropy_coefficient=0.03)  # no other test's program
+    policy = prepared(objective, Optimizer(0.1, epochs=2), random_decoder(DEEP, mesh=mesh))
+    assert compilations("gradient", caplog, lambda: run(policy)) == 1
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_weights_put_on_a_device_are_compiled_for_once(adapted: bool, caplog):
-    """The weights of a folder are; what is made beside them (a value head, moments, an adapter) was
-    not, and became so with the first step: a second program of each kind, the gradient's too."""
+def test_committed_weights_are_compiled_for_once(adapted: bool, caplog):
+    """Weights of a folder are committed; a new value head, moments or adapter would become so with
+    the first step only, which would need a second program of each kind."""
     base = Decoder.from_params(DEEP, jax.device_put(deep().params(), jax.devices()[0]))
     lora = LoRAConfig(2, 4.0, ("q_proj",))
     decoder = add_lora(base, lora, rngs=nnx.Rngs(1)) if adapted else base
-    objective = dataclasses.replace(PPO, entropy=0.04)  # no other test's program
-    trainer, models = prepared(objective, Optimizer(0.1, 0.2), decoder)
-    models, _ = run(trainer, models)
+    objective = dataclasses.replace(PPO, entropy_coefficient=0.04)  # no other test's program
+    policy, _ = run(prepared(objective, Optimizer(0.1, 0.2), decoder))
     for name in ("score", "gradient", "apply"):
-        assert compilations(name, caplog, lambda: run(trainer, refresh(models))) == 0, name
+        again = policy._replace(state=copy_arrays(policy.state))
+        assert compilations(name, caplog, lambda again=again: run(again)) == 0, name
 
 
-def test_a_reference_is_the_policy_given_and_not_a_copy_of_it():
-    given = bigram(3)
+def test_a_reference_shares_the_initial_arrays():
+    decoder = bigram(3)
     for objective, optimizer in ((PPO, PPO_ADAM), (GRPO, GRPO_ADAM)):
-        _, models = prepared(objective, optimizer, given)
-        own, others = jax.tree.leaves(given.params()), jax.tree.leaves(models.reference)
+        state = prepared(objective, optimizer, decoder).state
+        own, others = jax.tree.leaves(decoder.params()), jax.tree.leaves(state.reference)
         assert {id(x) for x in own} == {id(x) for x in others}
-        assert not {id(x) for x in own} & {id(x) for x in jax.tree.leaves(models.policy)}
+        assert not {id(x) for x in own} & {id(x) for x in jax.tree.leaves(state.policy)}
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
 @pytest.mark.parametrize("adapted", [False, True])
-def test_a_reference_in_half_the_bytes_scores_to_the_last_bit_as_one_in_float32(critic, adapted):
+def test_a_bfloat16_reference_scores_like_float32(critic, adapted):
+    """The scores are bitwise equal."""
     config = dataclasses.replace(DEEP, hidden_size=64, head_dim=16, qkv_bias=True)
-    given, rng = drawn(config), np.random.default_rng(5)
-    for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):  # all ones, which any dtype holds
-        shape = given.layers[norm].shape
-        given.layers[norm] = nnx.Param(jax.device_put(rng.normal(1, 0.1, shape).astype(np.float32)))
+    decoder, rng = random_decoder(config), np.random.default_rng(5)
+    for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):  # all ones, exact in any dtype
+        shape = decoder.layers[norm].shape
+        decoder.layers[norm] = nnx.Param(
+            jax.device_put(rng.normal(1, 0.1, shape).astype(np.float32))
+        )
     if adapted:
-        given = add_lora(given, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
+        decoder = add_lora(decoder, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
     objective = dataclasses.replace(PPO, critic=critic)
-    trainer, models = prepared(objective, PPO_ADAM, given, compute="bfloat16")
-    kept, whole = models.reference, models.policy.params
-    half = {name for name, x in by_path(kept).items() if x.dtype == jax.numpy.bfloat16}
-    wide = {name for name in by_path(kept) if "_norm" in name or name.startswith("head/")}
-    assert half == by_path(whole).keys() - wide and len(half) >= 2
-    (batch,) = lay_out(grouped(turns(), LAYOUT), ROLES, LAYOUT)
+    policy = prepared(objective, PPO_ADAM, decoder, compute="bfloat16")
+    reference_params, params = policy.state.reference, policy.state.policy.params
+    flat = by_path(reference_params)
+    half = {name for name, x in flat.items() if x.dtype == jax.numpy.bfloat16}
+    wide = {name for name in flat if "_norm" in name or name.startswith("head/")}
+    assert half == by_path(params).keys() - wide and len(half) >= 2
+    (batch,) = lay_out(group_turns(turns(), LAYOUT), ROLES, LAYOUT)
     rows, heat = jax.device_put((batch.rows, np.float32(HEAT)))
     one, other = (
-        score(trainer.policy.graph, params, trainer.policy.frozen, rows, heat).logp_RM
-        for params in (kept, whole)
+        score(policy.spec.policy.with_params(x), rows, heat).logp_RM
+        for x in (reference_params, params)
     )
     assert np.abs(one).max() > 1
     np.testing.assert_array_equal(one, other)
 
 
-def test_a_checkpoint_with_a_float32_reference_goes_on_with_it_cast(tmp_path):
-    _, models = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16")
-    moved = jax.tree.map(lambda x: x * np.float32(1.1), models.policy.params)
+def test_a_restored_float32_reference_is_cast(tmp_path):
+    state = prepared(STEERED, Optimizer(0.1), deep(), compute="bfloat16").state
+    moved = jax.tree.map(lambda x: x * np.float32(1.1), state.policy.params)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, models._replace(reference=moved), {})
-    restored, _ = checkpoints.restore(1, models)
+    checkpoints.save(1, state._replace(reference=moved), {})
+    restored, _ = checkpoints.restore(1, state)
     checkpoints.close()
-    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), moved, models.reference)
-    for found, wanted in zip(*map(jax.tree.leaves, (restored.reference, expected)), strict=True):
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(*jax.device_get((found, wanted)))
+    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), moved, state.reference)
+    for x, y in zip(*map(jax.tree.leaves, (restored.reference, expected)), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(*jax.device_get((x, y)))
 
 
-def test_what_acts_is_cast_and_what_is_exported_is_what_was_trained():
-    trainer, models = prepared(GRPO, GRPO_ADAM, compute="bfloat16")
-    acts, kept = nnx.merge(*acting(trainer, models)), trained(trainer, models)
-    assert acts.embed[...].dtype == jax.numpy.bfloat16
-    assert kept.embed[...] is models.policy.params["embed"][...]
+def test_the_sampling_model_is_cast_and_the_trained_one_is_not():
+    policy = prepared(GRPO, GRPO_ADAM, compute="bfloat16")
+    sampling, decoder = sampling_model(policy).merge(), trained_decoder(policy)
+    assert sampling.embed[...].dtype == jax.numpy.bfloat16
+    assert decoder.embed[...] is policy.state.policy.params["embed"][...]
 
 
-def test_the_policy_given_stays_as_it_is():
+def test_the_initial_decoder_remains_unchanged():
     before = jax.device_get(bigram(3).params())
-    trainer, models = prepared(PPO, PPO_ADAM, bigram(3))
-    models, _ = run(trainer, models)
+    policy, _ = run(prepared(PPO, PPO_ADAM, bigram(3)))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(bigram(3).params()), before)
-    graph, params = acting(trainer, models)
-    assert isinstance(nnx.merge(graph, params), Decoder)
+    assert isinstance(sampling_model(policy).merge(), Decoder)
 
 
-def test_an_adapter_is_trained_and_saved_alone_over_a_base_that_stays():
-    base = nnx.merge(*policy())
+def test_only_the_adapter_is_trained_and_saved():
+    base = nnx.merge(*tiny_policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj", "down_proj")), rngs=nnx.Rngs(1))
-    objective = dataclasses.replace(GRPO, kl=KL("reward"), ratio="clip", entropy=0.0)
-    layout = Layout(lengths=(16,), tokens=64)
-    adam = Optimizer(0.01, epochs=2)
-    trainer, models = prepare(adapted, objective, adam, layout, ROLES, 1.0, 1)
-    saved = by_path(models)
+    objective = dataclasses.replace(GRPO, kl=KL("reward"), ratio="clip", entropy_coefficient=0.0)
+    policy = prepare(
+        adapted,
+        objective=objective,
+        optimizer=Optimizer(0.01, epochs=2),
+        layout=Layout(row_lengths=(16,), tokens_per_device=64),
+        roles=ROLES,
+        temperature=1.0,
+        updates=1,
+    )
+    saved = by_path(policy.state)
     assert all("lora" in name or "count" in name or "kl_coeff" in name for name in saved)
     assert sum(x.size for x in saved.values()) < 5 * sum(
-        x.size for x in jax.tree.leaves(models.policy.params)
+        x.size for x in jax.tree.leaves(policy.state.policy.params)
     )
-    before = jax.device_get((base.params(), models.policy.params))
-    models, metrics = run(trainer, models)
-    assert metrics["kl/mean"] == 0.0  # a fresh adapter computes what the reference computes
-    after = jax.device_get((base.params(), models.policy.params))
+    before = jax.device_get((base.params(), policy.state.policy.params))
+    policy, metrics = run(policy)
+    assert metrics["kl/mean"] == 0.0  # a new adapter changes no output
+    after = jax.device_get((base.params(), policy.state.policy.params))
     jax.tree.map(np.testing.assert_array_equal, after[0], before[0])
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after[1], before[1])
     assert max(jax.tree.leaves(moved)) > 1e-3
-    acted = nnx.merge(*acting(trainer, models))
-    assert acted.adapter is not None and acted.embed[...] is base.embed[...]
+    decoder = sampling_model(policy).merge()
+    assert decoder.adapter is not None and decoder.embed[...] is base.embed[...]
 
 
-def test_a_critic_beside_an_adapter_is_an_adapter_on_the_same_base():
-    base = nnx.merge(*policy())
+def test_with_an_adapter_the_critic_is_an_adapter_too():
+    base = nnx.merge(*tiny_policy())
     adapted = add_lora(base, LoRAConfig(2, 4.0, ("q_proj",)), rngs=nnx.Rngs(1))
-    trainer, models = prepared(PPO, PPO_ADAM, adapted)
-    names = {name.split("/")[-2] for name in by_path(models.critic.params)}
+    policy = prepared(PPO, PPO_ADAM, adapted)
+    params = policy.state.critic.params
+    names = {name.split("/")[-2] for name in by_path(params)}
     assert names == {"q_proj_lora_a", "q_proj_lora_b", "kernel", "bias"}
-    trunk = nnx.merge(trainer.critic.graph, models.critic.params, trainer.critic.frozen).trunk
+    trunk = policy.spec.critic.with_params(params).merge().trunk
     assert trunk.embed[...] is base.embed[...]
 
 
-def test_compute_is_in_the_given_dtype_over_float32_weights():
-    trainer, models = prepared(GRPO, GRPO_ADAM, compute="bfloat16", remat="full")
-    config = nnx.merge(*acting(trainer, models)).config
+def test_the_compute_dtype_leaves_weights_in_float32():
+    policy = prepared(GRPO, GRPO_ADAM, compute="bfloat16", remat="full")
+    config = sampling_model(policy).merge().config
     assert (config.dtype, config.remat) == ("bfloat16", "full")
-    models, _ = run(trainer, models)
-    dtypes = {x.dtype for x in jax.tree.leaves((models.policy.params, models.policy.opt_state))}
+    policy, _ = run(policy)
+    dtypes = {x.dtype for x in jax.tree.leaves(policy.state.policy)}
     assert dtypes == {np.dtype(np.float32), np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("build", "message"),
     [
         (lambda: Objective(ratio="tight"), "ratio is 'tight': use one of clip, dual_clip, none"),
         (lambda: Objective(critic="two"), "critic is 'two'"),
@@ -604,18 +629,24 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         (lambda: Objective(advantage="best"), "advantage is 'best': use one of gae"),
         (lambda: Objective(advantage="group_centred"), "'own': .* use gae or whitened_gae"),
         (lambda: Objective(critic="none"), "'none': .* use group_normalised or"),
-        (lambda: Objective(span="game"), "span is 'game'"),
-        (lambda: Objective(role_weights=(("planner", 2.0),)), "this is 'token_mean', which knows"),
-        (lambda: dataclasses.replace(GRPO, span="conversation"), "without a critic"),
+        (lambda: Objective(gae_span="game"), "span is 'game'"),
+        (
+            lambda: Objective(role_weights=(("planner", 2.0),)),
+            "this is 'token_mean', which ignores roles",
+        ),
+        (lambda: dataclasses.replace(GRPO, gae_span="conversation"), "without a critic"),
         (lambda: KL("everywhere"), "kl.where is 'everywhere'"),
         (lambda: KL(estimator="k4"), "kl.estimator is 'k4'"),
-        (lambda: KL("loss", "k1"), "pulls nowhere: use k2 or k3"),
+        (lambda: KL("loss", "k1"), "no effect: use k2 or k3"),
         (lambda: Optimizer(0.1, schedule="step"), "schedule is 'step'"),
-        (lambda: Optimizer(0.1, moments="half"), "moments is 'half': use one of float32"),
+        (lambda: Optimizer(0.1, moment_dtype="half"), "moment_dtype is 'half': use one of float32"),
         (lambda: Optimizer(0.1, minibatches=0), "minibatches is 0: nothing would be trained"),
         (lambda: Optimizer(0.1, epochs=0), "epochs is 0: nothing would be trained"),
-        (lambda: Optimizer(0.1, warmup=100.0), "warmup is 100: it is a share of all steps"),
-        (lambda: Layout((1024, 512)), r"lengths is \(1024, 512\) .* lengths ascend"),
+        (
+            lambda: Optimizer(0.1, warmup_fraction=100.0),
+            "warmup_fraction is 100: it is a fraction of all steps",
+        ),
+        (lambda: Layout((1024, 512)), r"lengths is \(1024, 512\) .* lengths must ascend"),
         (lambda: prepared(PPO, Optimizer(0.1)), "value_lr is 0"),
         (lambda: prepared(PPO, PPO_ADAM, remat="some"), "remat is 'some'"),
         (
@@ -624,11 +655,11 @@ def test_compute_is_in_the_given_dtype_over_float32_weights():
         ),
     ],
 )
-def test_a_choice_that_does_not_exist_is_refused_by_name(make, words):
-    with pytest.raises(UserError, match=words):
-        make()
+def test_an_unknown_choice_is_refused_by_name(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
 
 
-def test_every_group_rule_makes_advantages_without_a_critic():
+def test_every_group_rule_needs_no_critic():
     for rule in ("group_normalised", "group_centred", "leave_one_out", "tree_group"):
         assert Objective(critic="none", advantage=rule).advantage == rule

@@ -9,7 +9,7 @@ import pytest
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.llm.executors import EXECUTORS, WorldExecutors
 from jax_ragrl.llm.reader import UNKNOWN, WorldReader, understand
-from jax_ragrl.text.prompts import numbered, user_turn
+from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage
 
 STYLES = ("mao_arag_tiny", "mao_arag")
@@ -26,15 +26,15 @@ def ask(style: str, purpose: str, question: str, *shown: tuple[str, str]) -> str
     """An executor's reply; `shown` are (title, text) or (sub-question, answer) pairs."""
     passages = [Passage("", *pair) for pair in shown]
     values = {
-        "documents": numbered(style, passages),
-        "answers": numbered(style, passages, form="pair"),
+        "documents": format_passages(style, passages),
+        "answers": format_passages(style, passages, form="pair"),
     }
     messages = user_turn(style, purpose, question=question, **values)
     return WorldExecutors(world(), style=style).complete([LLMRequest(purpose, messages)])[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_serial_parts_of_a_chain_need_each_other_and_parallel_ones_do_not(style):
+def test_serial_steps_of_a_chain_depend_on_each_other(style):
     assert ask(style, "decompose_serial", CHAIN).split("\n") == [
         "1. Who is the spouse of Ann Lee?",
         "2. What is the employer of #1?",
@@ -75,7 +75,7 @@ def test_earlier_answers_stand_in_for_their_numbers(style):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_useful_documents_are_those_on_the_way_to_the_answer(style):
+def test_selected_documents_contain_needed_facts(style):
     documents = [
         ("Ann Lee", "Ann Lee was born in Ulm."),
         ("Ann Lee", "Ann Lee married Bob and works for Acme Inc."),
@@ -87,7 +87,7 @@ def test_useful_documents_are_those_on_the_way_to_the_answer(style):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_chains_answer_is_its_last_and_a_comparison_is_made(style):
+def test_summaries_answer_chains_and_comparisons(style):
     steps = [("Who is the spouse of Ann Lee?", "Bob"), ("Where does Bob work?", "Acme Inc")]
     assert ask(style, "summarise", CHAIN, *steps) == "Acme Inc"
     one = ("What is the country of Old Ulm?", "Norland")
@@ -103,9 +103,9 @@ def test_a_query_is_the_questions_noun_phrase(style):
 
 
 @pytest.mark.parametrize("style", ["baselines_tiny", "baselines"])
-def test_an_explanation_is_the_facts_in_order_and_what_a_comparison_yields(style):
+def test_an_explanation_lists_facts_and_the_comparison(style):
     def explained(question: str, *texts: str) -> str:
-        shown = numbered(style, [Passage("", "title", text) for text in texts])
+        shown = format_passages(style, [Passage("", "title", text) for text in texts])
         values = {"question": question, "documents": shown, "answer": "Zoe"}
         request = LLMRequest("explain", user_turn(style, "explain", **values))
         return WorldExecutors(world(), style=style).complete([request])[0]
@@ -137,7 +137,7 @@ def test_any_prompt_gets_a_reply(prompt):
 def test_other_purposes_are_answered_as_the_reader_does():
     style = "mao_arag_tiny"
     questions = [q.text for q in world().questions["train"][:40]]
-    shown = numbered(style, world().passages[:3])
+    shown = format_passages(style, world().passages[:3])
     requests = [
         LLMRequest("answer", user_turn(style, "answer", question=q, documents=shown))
         for q in questions

@@ -5,16 +5,16 @@ from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
-from tests.tiny import policy, tokenizer
+from tests.tiny import split_policy, tokenizer
 
 
 def asked(text: str, limit: int = 4) -> LLMRequest:
     return LLMRequest("answer", (Message("user", text),), Sampling(max_tokens=limit))
 
 
-def test_a_reply_costs_its_own_tokens_and_a_prompt_without_a_shape_fails_alone():
-    shapes = Shapes(lengths=(32,), batches=(2,), steps=4)
-    llm = LocalLLM(*policy(), tokenizer(), shapes)
+def test_replies_count_their_tokens_and_long_prompts_fail_alone():
+    shapes = Shapes(prompt_lengths=(32,), batch_sizes=(2,), max_new_tokens=4)
+    llm = LocalLLM(split_policy(), tokenizer(), shapes)
     requests = [asked("film"), asked("film " * 40), asked("film who", limit=2)]
     first, long, second = llm.complete(requests)
     assert isinstance(long, EffectError) and "tokens is longer than 32" in str(long)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from jax_ragrl.config.kinds import LLM, OpenAIConfig
 from jax_ragrl.config.overrides import override
-from jax_ragrl.config.schema import build
+from jax_ragrl.config.schema import convert
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.run.components import load_llm
-from jax_ragrl.run.config import LLM, parse_llm
+from jax_ragrl.run.config import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import completion, serving
@@ -44,10 +45,10 @@ def test_a_request_says_how_it_is_sampled():
     assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"]
 
 
-def test_what_else_a_request_holds_is_sent_and_none_leaves_out_what_would_be():
+def test_extra_fields_are_sent_and_none_omits_a_field():
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": None, "top_p": 0.5}
     with serving() as (address, seen):
-        assert load_llm(LLM("openai", "m", address, extra=extra), None, "", Shapes()).complete(
+        assert load_llm(OpenAIConfig("m", address, extra_body=extra), None, "", Shapes()).complete(
             [asked("q", sampling=Sampling(0.3, 0.9, 7))]
         ) == ["q"]
     assert seen[0]["chat_template_kwargs"] == {"enable_thinking": False}
@@ -55,18 +56,23 @@ def test_what_else_a_request_holds_is_sent_and_none_leaves_out_what_would_be():
     assert (seen[0]["top_p"], seen[0]["temperature"], seen[0]["seed"]) == (0.5, 0.3, 0)
 
 
-def test_what_else_it_holds_can_be_said_on_the_command_line_and_in_a_config():
+def test_extra_fields_come_from_command_line_or_config():
     named = parse_llm('openai:m@http://h:1/v1#{"top_k": 20}')
-    assert (named.model, named.base_url, named.extra) == ("m", "http://h:1/v1", {"top_k": 20})
-    assert parse_llm("openai:m").extra == {}
+    assert (named.model, named.base_url, named.extra_body) == ("m", "http://h:1/v1", {"top_k": 20})
+    assert parse_llm("openai:m").extra_body == {}
     for wrong in ("openai:m#{", "openai:m#[1]"):
-        with pytest.raises(UserError, match="give a JSON object"):
+        with pytest.raises(UserError, match="use a JSON object"):
             parse_llm(wrong)
     values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m"}}
-    override(values, ["--config.llm.extra.a.b=False", "--config.llm.extra.max_tokens=None"])
-    assert build(LLM, values["llm"]).extra == {"a": {"b": False}, "max_tokens": None}
-    with pytest.raises(UserError, match="config.extra is 3: it must be a section of keys"):
-        build(LLM, {"extra": 3})
+    override(
+        values, ["--config.llm.extra_body.a.b=False", "--config.llm.extra_body.max_tokens=None"]
+    )
+    assert convert(LLM, values["llm"], "config.llm").extra_body == {
+        "a": {"b": False},
+        "max_tokens": None,
+    }
+    with pytest.raises(UserError, match="config.llm.extra_body is 3: it must be a section of keys"):
+        convert(LLM, values["llm"] | {"extra_body": 3}, "config.llm")
 
 
 def test_a_reply_costs_what_its_server_says():
@@ -77,7 +83,7 @@ def test_a_reply_costs_what_its_server_says():
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 5}])
-def test_of_a_server_that_does_not_say_a_reply_is_its_text_alone(usage):
+def test_a_reply_without_usage_is_plain_text(usage):
     def said(body):
         return json.dumps({**completion(body, "Ulm"), "usage": usage}).encode()
 
@@ -92,7 +98,7 @@ def test_a_busy_server_is_asked_again():
         assert OpenAILLM("m", address).complete([asked("q")]) == ["late"] and len(seen) == 3
 
 
-def test_what_stays_refused_is_a_failure_and_not_an_answer():
+def test_a_permanent_refusal_is_a_failure():
     with serving(lambda body: 400 if "bad" in str(body) else "good") as (address, _):
         good, bad = OpenAILLM("m", address).complete([asked("q"), asked("bad")])
     assert good == "good" and isinstance(bad, EffectError) and "answer" in str(bad)
@@ -112,7 +118,7 @@ def test_what_stays_refused_is_a_failure_and_not_an_answer():
         b"[1]",
     ],
 )
-def test_a_reply_that_is_no_completion_is_a_failure_and_stops_nothing(body):
+def test_a_malformed_completion_fails_only_its_request(body):
     with serving(lambda sent: body if "bad" in str(sent) else "good") as (address, _):
         bad, good = OpenAILLM("m", address, retries=0).complete([asked("bad"), asked("q")])
     assert good == "good" and isinstance(bad, EffectError)
@@ -128,12 +134,12 @@ def test_a_server_of_ones_own_needs_no_key(monkeypatch):
 
 
 @pytest.mark.parametrize("model, address", [("m", "localhost:8000"), ("", "http://h:1/v1")])
-def test_what_can_be_no_server_is_refused_before_anything_is_asked(model, address):
+def test_an_invalid_server_is_refused_before_any_request(model, address):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         OpenAILLM(model, address)
 
 
-def test_a_config_says_how_many_requests_are_made_at_once_and_how_long_they_take():
+def test_concurrency_and_timeout_come_from_the_config():
     inside, most = [], []
 
     def reply(body) -> str:
@@ -144,7 +150,7 @@ def test_a_config_says_how_many_requests_are_made_at_once_and_how_long_they_take
         return "x"
 
     with serving(reply) as (address, _):
-        llm = LLM("openai", "m", address, concurrency=2, retries=0, timeout=9.0)
+        llm = OpenAIConfig("m", address, concurrency=2, retries=0, timeout=9.0)
         found = load_llm(llm, None, "", Shapes())
         assert found.complete([asked(f"q{i}") for i in range(8)]) == ["x"] * 8
     assert max(most) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.llm.reader import UNKNOWN, WorldReader, facts_of, understand, unnest
-from jax_ragrl.text.prompts import numbered, user_turn
+from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
 
 STYLES = ("c3po_tiny", "c3po")
@@ -24,7 +24,7 @@ def questions(count: int | None = None) -> list[Question]:
 def request(
     question: str, documents: list[Passage], purpose: str = "answer", style: str = "c3po_tiny"
 ) -> LLMRequest:
-    shown = numbered(style, documents)
+    shown = format_passages(style, documents)
     name = purpose if documents or purpose != "answer" else "answer_direct"
     return LLMRequest(purpose, user_turn(style, name, question=question, documents=shown))
 
@@ -52,7 +52,7 @@ def ignorant(**options) -> WorldReader:
     return WorldReader(blank, **calm)
 
 
-def test_every_passage_is_read_as_the_facts_of_the_world():
+def test_passages_parse_to_the_facts_of_the_world():
     read = {}
     for passage in world().passages:
         read |= facts_of(passage.text)
@@ -88,7 +88,7 @@ def test_gold_passages_alone_are_enough_in_every_style(style):
     assert all(ask(reader, q, gold(q), style) in q.answers for q in asked)
 
 
-def test_nothing_is_answered_without_documents_by_a_reader_who_knows_nothing():
+def test_a_reader_without_facts_answers_nothing():
     chains = [q for q in questions() if q.kind == "chain"]
     assert {ask(ignorant(), q, []) for q in chains} == {UNKNOWN}
 

@@ -30,12 +30,12 @@ def k3(logp, ref, clamp=10.0):
 def test_the_estimates_equal_their_equations(estimate, formula):
     logp, ref, mask = draws(0, 2)
     expected = by_token(formula, mask, 2 * logp, 2 * ref)
-    found = estimate(*put(2 * logp, 2 * ref, mask))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    actual = estimate(*put(2 * logp, 2 * ref, mask))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("clamp", [0.5, 3.0, 10.0])
-def test_k3_is_at_most_its_clamp_and_has_no_gradient_there(clamp):
+def test_k3_has_no_gradient_at_its_clamp(clamp):
     gap = np.array([-300.0, -20.0, -clamp - 0.5, -0.7, 0.0, 0.7, clamp + 0.5, 20.0, 300.0])
     logp, ref, mask = np.zeros_like(gap), gap, np.ones(gap.shape, bool)
     expected = by_token(lambda p, r: k3(p, min(r, 50.0), clamp), mask, logp, ref)
@@ -48,7 +48,7 @@ def test_k3_is_at_most_its_clamp_and_has_no_gradient_there(clamp):
     np.testing.assert_allclose(np.asarray(grad)[~bound], 1 - np.exp(gap[~bound]), rtol=1e-4)
 
 
-def test_k2_and_k3_are_never_negative_and_zero_where_the_policies_agree():
+def test_k2_and_k3_are_nonnegative_and_zero_at_equality():
     logp, ref, mask = put(*draws(3, 2))
     for estimate in (kl_k2, kl_k3):
         assert (np.asarray(estimate(logp, ref, mask)) >= 0).all()
@@ -64,7 +64,7 @@ def test_k1_and_k3_estimate_the_divergence_without_bias():
 
 
 def mean_gradient(estimate) -> np.ndarray:
-    """The mean gradient, by the logits, of the estimate as a loss on the policy's own tokens."""
+    """Returns the mean gradient by the logits of the estimate as a loss on sampled tokens."""
     logits, ref, mask = put(LOGITS, np.log(Q), [True] * 4)
 
     def loss(logits):
@@ -74,16 +74,16 @@ def mean_gradient(estimate) -> np.ndarray:
     return np.asarray(jax.grad(loss)(logits))
 
 
-def test_as_a_loss_k1_pulls_nowhere():
+def test_the_mean_gradient_of_k1_is_zero():
     np.testing.assert_allclose(mean_gradient(kl_k1), np.zeros(4), atol=1e-6)
 
 
-def test_as_a_loss_k2_has_the_gradient_of_the_divergence():
+def test_the_gradient_of_k2_is_that_of_the_divergence():
     p = np.exp(LOGITS) / np.exp(LOGITS).sum()
     ratio = np.log(p / Q)  # d KL(p | q) / d logits = p (log p/q - KL)
     np.testing.assert_allclose(mean_gradient(kl_k2), p * (ratio - p @ ratio), rtol=1e-4)
 
 
-def test_as_a_loss_k3_has_the_gradient_of_the_reversed_divergence():
+def test_the_gradient_of_k3_is_that_of_the_reversed_divergence():
     p = np.exp(LOGITS) / np.exp(LOGITS).sum()
     np.testing.assert_allclose(mean_gradient(kl_k3), p - Q, rtol=1e-4)  # d KL(q | p) / d logits

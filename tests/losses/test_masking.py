@@ -1,4 +1,4 @@
-"""What every loss owes its mask."""
+"""Laws of masks that every loss obeys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jax_ragrl.losses import (
 )
 from tests.losses.arrays import put
 
-# How many arrays stand before the mask.
+# Each loss with the number of arrays before the mask.
 LOSSES = [
     (clipped_policy_loss, 3),
     (dual_clipped_policy_loss, 3),
@@ -35,8 +35,8 @@ LOSSES = [
 
 @pytest.mark.parametrize(("loss", "count"), LOSSES)
 @pytest.mark.parametrize("padding", [np.nan, np.inf, -np.inf, 1e30])
-def test_what_is_masked_never_reaches_the_value_or_the_gradient(loss, count, padding):
-    """Each array in turn, and all together, may hold anything where the mask is False."""
+def test_masked_values_never_reach_loss_or_gradient(loss, count, padding):
+    """Each array, and all of them together, may hold any value outside the mask."""
     for spoiled in (*([i] for i in range(count)), range(count)):
         rows = [[-1.0 - i, padding if i in spoiled else 0.5 * i] for i in range(count)]
         *arrays, mask = put(*rows, [True, False])
@@ -50,14 +50,14 @@ def test_what_is_masked_never_reaches_the_value_or_the_gradient(loss, count, pad
 
 
 @pytest.mark.parametrize(("loss", "count"), LOSSES)
-def test_a_loss_is_one_float_a_token_of_any_shape(loss, count):
+def test_a_loss_is_one_float_per_token_of_any_shape(loss, count):
     x, mask = put(np.ones((2, 1, 3)), np.ones((2, 1, 3), bool))
-    found = loss(*[x] * count, mask)
-    assert found.shape == x.shape and found.dtype == np.float32
+    actual = loss(*[x] * count, mask)
+    assert actual.shape == x.shape and actual.dtype == np.float32
 
 
 @pytest.mark.parametrize(("loss", "count"), LOSSES)
-def test_shapes_that_differ_are_refused(loss, count):
+def test_different_shapes_are_refused(loss, count):
     a, b, mask = put([1.0], [1.0, 2.0], [True])
     with pytest.raises(AssertionError):
         loss(b, *[a] * (count - 1), mask)

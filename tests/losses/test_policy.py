@@ -14,7 +14,7 @@ from jax_ragrl.losses import (
 )
 from tests.losses.arrays import by_token, draws, put
 
-# What an update step sees: ratios on both sides of every bound, advantages of both signs.
+# As in an update: ratios on both sides of every bound, advantages of both signs.
 RATIOS = (0.1, 0.5, 0.75, 0.85, 1.0, 1.1, 1.25, 1.5, 2.5, 4.0, 9.0)
 PAIRS = [(r, a) for r in RATIOS for a in (-2.0, -0.3, 0.0, 0.3, 2.0)]
 CLIPS = [{}, {"eps_low": 0.1}, {"eps_high": 0.28}, {"eps_low": 0.3, "eps_high": 0.6}]
@@ -51,14 +51,14 @@ def test_the_policy_losses_equal_their_equations(loss, formula, clips):
 
 
 @pytest.mark.parametrize("dual", [1.5, 3.0, 100.0])
-def test_the_dual_bound_is_the_one_given(dual):
+def test_the_dual_bound_is_respected(dual):
     *arrays, mask = pairs()
     expected = by_token(lambda *x: dual_clipped(*x, dual=dual), mask, *arrays)
-    found = dual_clipped_policy_loss(*put(*arrays, mask), dual=dual)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = dual_clipped_policy_loss(*put(*arrays, mask), dual=dual)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_the_dual_clip_only_matters_for_negative_advantages_of_large_ratios():
+def test_the_dual_clip_affects_only_large_negative_terms():
     logp, old, advantage, mask = pairs()
     plain, dual = (
         np.asarray(loss(*put(logp, old, advantage, mask)))
@@ -88,16 +88,16 @@ def test_a_token_past_the_dual_bound_has_no_gradient():
         (0.9, -2.0, 1.8, 1.8),
     ],
 )
-def test_the_policy_loss_has_its_hand_computed_value_and_slope(ratio, advantage, loss, slope):
+def test_the_policy_loss_equals_hand_computed_values(ratio, advantage, loss, slope):
     arrays = put([np.log(ratio) - 1.5], [-1.5], [advantage], [True])
-    found, grad = jax.value_and_grad(lambda logp: clipped_policy_loss(logp, *arrays[1:]).sum())(
+    actual, grad = jax.value_and_grad(lambda logp: clipped_policy_loss(logp, *arrays[1:]).sum())(
         arrays[0]
     )
-    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    np.testing.assert_allclose(actual, loss, rtol=1e-5)
     np.testing.assert_allclose(grad, [slope], rtol=1e-5, atol=1e-6)
 
 
-def test_a_higher_upper_bound_lets_unlikely_good_tokens_grow_and_nothing_else():
+def test_clip_higher_affects_only_large_positive_terms():
     logp, old, advantage, mask = pairs()
     plain, higher = (
         np.asarray(clipped_policy_loss(*put(logp, old, advantage, mask), eps_high=eps))
@@ -107,7 +107,7 @@ def test_a_higher_upper_bound_lets_unlikely_good_tokens_grow_and_nothing_else():
     np.testing.assert_array_equal(plain != higher, differs)
 
 
-def test_on_policy_the_gradient_of_every_policy_loss_is_minus_the_advantage():
+def test_the_on_policy_gradient_is_minus_the_advantage():
     logp, advantage, mask = put([[-1.0, -2.0]], [[0.5, -3.0]], [[True, True]])
     losses = (
         lambda x: clipped_policy_loss(x, logp, advantage, mask).sum(),
@@ -118,30 +118,30 @@ def test_on_policy_the_gradient_of_every_policy_loss_is_minus_the_advantage():
         np.testing.assert_allclose(jax.grad(loss)(logp), [[-0.5, 3.0]])
 
 
-def test_the_policy_gradient_loss_is_the_log_probability_times_the_advantage():
+def test_the_policy_gradient_loss_equals_its_equation():
     logp, advantage, mask = draws(0, 2)
     expected = by_token(lambda logp, advantage: -advantage * logp, mask, logp, advantage)
-    found = policy_gradient_loss(*put(logp, advantage, mask))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = policy_gradient_loss(*put(logp, advantage, mask))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_without_a_ratio_the_gradient_does_not_depend_on_how_far_the_policy_moved():
+def test_without_a_ratio_the_gradient_is_the_advantage():
     logp, advantage, mask = put([-9.0, -0.1], [2.0, 2.0], [True, True])
     grad = jax.grad(lambda x: policy_gradient_loss(x, advantage, mask).sum())(logp)
     np.testing.assert_array_equal(grad, [-2.0, -2.0])
 
 
 @pytest.mark.parametrize("options", [{}, {"cap": 0.5}, {"cap": 1.5}])
-def test_an_importance_weight_is_the_ratio_of_learner_to_sampler_up_to_its_cap(options):
+def test_an_importance_weight_is_the_capped_ratio(options):
     behaviour, old, mask = draws(1, 2)
     cap = options.get("cap", 2.0)
     expected = by_token(lambda b, o: min(math.exp(o - b), cap), mask, behaviour, old)
     assert expected.max() == cap
-    found = truncated_importance_weight(*put(behaviour, old, mask), **options)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = truncated_importance_weight(*put(behaviour, old, mask), **options)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_an_importance_weight_carries_no_gradient():
+def test_an_importance_weight_has_no_gradient():
     behaviour, old, mask = put(*draws(1, 2))
     for at in (0, 1):
         grad = jax.grad(lambda *x: truncated_importance_weight(*x, mask).sum(), at)(behaviour, old)

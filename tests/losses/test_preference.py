@@ -18,11 +18,11 @@ def test_the_preference_loss_equals_its_equation(options):
     for c, r, rc, rr in zip(chosen, rejected, ref_chosen, ref_rejected, strict=True):
         reward_c, reward_r = beta * (c - rc), beta * (r - rr)
         expected.append(-math.log(1 / (1 + math.exp(-(reward_c - reward_r)))))
-    found = dpo_loss(*put(chosen, rejected, ref_chosen, ref_rejected), **options)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = dpo_loss(*put(chosen, rejected, ref_chosen, ref_rejected), **options)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_at_the_reference_no_pair_is_preferred():
+def test_at_the_reference_the_dpo_loss_is_log_two():
     chosen, rejected = put([-20.0, -3.0], [-5.0, -40.0])
     loss, slope = jax.value_and_grad(lambda x: dpo_loss(x, rejected, chosen, rejected).sum())(
         chosen
@@ -31,7 +31,7 @@ def test_at_the_reference_no_pair_is_preferred():
     np.testing.assert_allclose(slope, [-0.05, -0.05], rtol=1e-6)
 
 
-def test_a_pair_far_on_the_wrong_side_has_a_finite_loss_and_the_full_slope():
+def test_a_badly_ordered_pair_has_finite_loss_and_full_slope():
     chosen, rejected = put([-5000.0], [5000.0])
     zero = chosen * 0
     loss, slope = jax.value_and_grad(lambda x: dpo_loss(x, rejected, zero, zero).sum())(chosen)

@@ -17,8 +17,8 @@ def clipped(value, old, target, clip=0.2):
 def test_the_clipped_value_loss_equals_its_equation(clips):
     *arrays, mask = draws(0, 3)
     expected = by_token(lambda *x: clipped(*x, **clips), mask, *arrays)
-    found = clipped_value_loss(*put(*arrays, mask), **clips)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual = clipped_value_loss(*put(*arrays, mask), **clips)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_value_loss_is_half_the_squared_error():
@@ -27,7 +27,7 @@ def test_the_value_loss_is_half_the_squared_error():
     np.testing.assert_allclose(value_loss(*put(value, target, mask)), expected, rtol=1e-5)
 
 
-def test_a_value_that_did_not_move_has_the_plain_loss():
+def test_an_unchanged_value_has_the_plain_loss():
     value, target, mask = put(*draws(2, 2))
     plain = value_loss(value, target, mask)
     np.testing.assert_array_equal(clipped_value_loss(value, value, target, mask), plain)
@@ -42,8 +42,8 @@ def test_a_value_that_did_not_move_has_the_plain_loss():
         (1.1, 1.0, 1.0, 0.005, 0.1),
     ],
 )
-def test_the_value_loss_has_its_hand_computed_value_and_slope(value, old, target, loss, slope):
+def test_the_value_loss_equals_hand_computed_values(value, old, target, loss, slope):
     arrays = put([value], [old], [target], [True])
-    found, grad = jax.value_and_grad(lambda v: clipped_value_loss(v, *arrays[1:]).sum())(arrays[0])
-    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    actual, grad = jax.value_and_grad(lambda v: clipped_value_loss(v, *arrays[1:]).sum())(arrays[0])
+    np.testing.assert_allclose(actual, loss, rtol=1e-5)
     np.testing.assert_allclose(grad, [slope], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tests of models compile much and run little: they ask XLA for no optimization."""
+"""Tests of models compile more than they run, so XLA does not optimize their programs."""
 
 import jax
 import pytest

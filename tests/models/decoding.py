@@ -1,4 +1,4 @@
-"""Whole-decoder computations that several tests need, jitted once a shape."""
+"""Computations with a decoder that several tests need, compiled once per shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax_ragrl.models.hf import stored_tensors
 
 
 def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
-    """A decoder whose every parameter matters, drawn on the host: nothing to compile."""
+    """A decoder whose parameters all matter, initialized on the host: nothing to compile."""
     rng, dtype = np.random.default_rng(seed), np.dtype(config.param_dtype)
 
     def draw(weight: Weight) -> np.ndarray:
@@ -34,7 +34,7 @@ def _call(graphdef, state, *args):
 
 
 def call(module: nnx.Module, *args):
-    """`module(*args)`, compiled."""
+    """Returns `module(*args)`, compiled."""
     return _call(*nnx.split(module), *args)
 
 
@@ -48,7 +48,7 @@ _logits = jax.jit(_forward, static_argnums=0)
 
 
 def logits(decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray | None = None) -> np.ndarray:
-    """Logits `[B, L, V]` of one uncached forward."""
+    """Returns the logits `[B, L, V]` of one forward pass without a cache."""
     mask_BL = np.ones(ids_BL.shape, bool) if mask_BL is None else mask_BL
     graphdef, state = nnx.split(decoder)
     return jax.device_get(_logits(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL)))
@@ -56,7 +56,7 @@ def logits(decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray | None = No
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _greedy(graphdef, state, ids_BL: Array, mask_BL: Array, num_tokens: int) -> Array:
-    """Prefill left-padded prompts, then decode with the cache; slot and position differ."""
+    """Prefills prompts padded on the left, then decodes; slot and position of a token differ."""
     decoder = nnx.merge(graphdef, state)
     batch, length = ids_BL.shape
     size = length + num_tokens
@@ -99,9 +99,9 @@ def _evaluate(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Arra
     def mean_logp(state):
         logits_BLV = _forward(graphdef, state, ids_BL, mask_BL, positions_BL)
         logp_BLV = jax.nn.log_softmax(logits_BLV[:, :-1])
-        chosen_BL = jnp.take_along_axis(logp_BLV, ids_BL[:, 1:, None], axis=-1)[..., 0]
+        token_BL = jnp.take_along_axis(logp_BLV, ids_BL[:, 1:, None], axis=-1)[..., 0]
         real_BL = mask_BL[:, 1:] & mask_BL[:, :-1]
-        return jnp.sum(chosen_BL, where=real_BL) / jnp.sum(real_BL, dtype=jnp.float32), logits_BLV
+        return jnp.sum(token_BL, where=real_BL) / jnp.sum(real_BL, dtype=jnp.float32), logits_BLV
 
     return jax.grad(mean_logp, has_aux=True)(state)
 
@@ -109,12 +109,12 @@ def _evaluate(graphdef, state, ids_BL: Array, mask_BL: Array, positions_BL: Arra
 def evaluate(
     decoder: Decoder, ids_BL: np.ndarray, mask_BL: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Gradient of the mean log-probability of the next real token, by checkpoint name; logits."""
+    """Returns the gradient of the mean log-probability by checkpoint name, and the logits."""
     graphdef, state = nnx.split(decoder)
     grads, logits_BLV = _evaluate(graphdef, state, ids_BL, mask_BL, positions_of(mask_BL))
     params = jax.device_get(nnx.merge(graphdef, grads).params())
-    named = {
+    by_name = {
         stored: layout.to_stored(params[n] if layer is None else params["layers"][n][layer])
         for stored, n, layer, layout in stored_tensors(decoder.config)
     }
-    return named, jax.device_get(logits_BLV)
+    return by_name, jax.device_get(logits_BLV)

@@ -1,4 +1,4 @@
-"""Tiny models of every family in Transformers, and the answers that tests compare with."""
+"""Tiny Transformers models of every family, and the references that tests compare with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 SLIDING = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
-# Name: class, and what differs from `BASE`. Widths that do not divide heads, tied and untied, one
-# key-value head to as many as there are heads, every rope scaling, one sliding window.
+# Name: class, and the differences from `BASE`. They cover widths that heads do not divide, tied and
+# untied embeddings, from one key-value head to one per query head, every rope scaling and a sliding
+# window.
 CASES = {
     "qwen2": ("Qwen2", {}),
     "qwen2_tied_mha": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -48,17 +49,20 @@ BASE = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-# The live comparison and the golden files use one shape, so that each is compiled once.
+# The comparison with PyTorch and the golden files share one shape, which is compiled once.
 LENGTH, NEW_TOKENS = 40, 64
 
 
 def make_model(name: str, seed: int = 0):
-    """A model whose every parameter matters: at its own initialisation biases are zero, norms one
-    and logits so small that any implementation is within tolerance."""
+    """Returns a model whose parameters all matter.
+
+    With its default initialization biases are zero, norms are one, and logits are so small that
+    any implementation is within the tolerance.
+    """
     import torch
     import transformers
 
-    torch.set_num_threads(1)  # more threads than cores only wait for one another
+    torch.set_num_threads(1)  # tests run in parallel, one process per core
     kind, changes = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**(BASE | changes))
     config._attn_implementation = "eager"
@@ -72,7 +76,7 @@ def make_model(name: str, seed: int = 0):
 
 
 def padded_batch(length: int, vocab: int = 96) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask `[3, length]`: a full row, one padded on the left, one on the right."""
+    """Returns ids and mask `[3, length]`: a full row, one padded on the left, one on the right."""
     ids_BL = np.random.default_rng(length).integers(1, vocab, (3, length), np.int32)
     mask_BL = np.ones((3, length), bool)
     mask_BL[1, : length // 3] = False
@@ -81,7 +85,7 @@ def padded_batch(length: int, vocab: int = 96) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ragged_batch(lengths: tuple[int, ...], vocab: int = 96) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask `[2 * len(lengths), max]`: each length padded on the right, then on the left."""
+    """Returns ids and mask: each length padded on the right, then each padded on the left."""
     size = max(lengths)
     slots = np.arange(size)
     right = np.stack([slots < n for n in lengths])
@@ -112,7 +116,7 @@ def logits(model, ids_BL: np.ndarray, mask_BL: np.ndarray) -> np.ndarray:
 
 
 def greedy(model, ids_BL: np.ndarray, mask_BL: np.ndarray, num_tokens: int) -> np.ndarray:
-    """Generated ids `[B, num_tokens]` after left-padded prompts, by Transformers' own loop."""
+    """Returns ids `[B, num_tokens]` that Transformers generates after left-padded prompts."""
     inputs = _inputs(ids_BL, mask_BL)
     del inputs["position_ids"]
     out = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
@@ -120,7 +124,7 @@ def greedy(model, ids_BL: np.ndarray, mask_BL: np.ndarray, num_tokens: int) -> n
 
 
 def gradients(model, ids_BL: np.ndarray, mask_BL: np.ndarray) -> dict[str, np.ndarray]:
-    """Gradient of the mean log-probability of the next real token, by parameter name."""
+    """Returns the gradient of the mean log-probability of real tokens, by parameter name."""
     import torch
 
     model.zero_grad()
@@ -139,7 +143,7 @@ def save(model, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def quiet():
-    """Without Transformers' progress bars."""
+    """Switches off Transformers' progress bars."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -1,7 +1,7 @@
 """Makes `tiny_bert/`: a random BERT of 2 layers as a sentence-transformers folder, and its vectors.
 
 Run once with torch installed: `python tests/models/make_tiny_bert.py`. The vectors in
-`expected.json` are those of `transformers.BertModel` with mean pooling and normalisation.
+`expected.json` come from `transformers.BertModel` with mean pooling and normalization.
 """
 
 import json

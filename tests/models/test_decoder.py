@@ -1,4 +1,4 @@
-"""Laws of the decoder that need no other implementation."""
+"""Properties of the decoder that do not involve another implementation."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from jax_ragrl.models.attention import attention
 from jax_ragrl.models.config import DecoderConfig, abstract_params, logical_axes, param_count
 from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.lora import LoRAConfig, add_lora
-from jax_ragrl.models.published import SHAPES, shape
+from jax_ragrl.models.published import MODEL_CONFIGS, published_config
 from jax_ragrl.models.rope import RopeScaling
 
 TINY = DecoderConfig(
@@ -42,8 +42,8 @@ def random_ids(batch: int, length: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _chunked(graphdef, state, ids_BL, starts_B):
-    """Logits from a cache filled in chunks of 4, each row at an offset of its own."""
+def _logits_by_chunk(graphdef, state, ids_BL, starts_B):
+    """Returns logits from a cache that is filled in chunks of 4, each row at its own offset."""
     decoder = nnx.merge(graphdef, state)
     batch, length = ids_BL.shape
     size = length + 8
@@ -53,26 +53,26 @@ def _chunked(graphdef, state, ids_BL, starts_B):
         chunk = ids_BL[:, start : start + 4]
         positions_BT = start + jnp.broadcast_to(jnp.arange(chunk.shape[1])[None], chunk.shape)
         queries_BT1 = (positions_BT + starts_B[:, None])[:, :, None]
-        seen = (slots_1S[:, None] <= queries_BT1) & (slots_1S >= starts_B[:, None])[:, None]
+        mask = (slots_1S[:, None] <= queries_BT1) & (slots_1S >= starts_B[:, None])[:, None]
         keys_BS = slots_1S - starts_B[:, None]
         write_B = starts_B + start
-        hidden, cache = decoder(chunk, positions_BT, seen, cache, write_B, keys_BS)
+        hidden, cache = decoder(chunk, positions_BT, mask, cache, write_B, keys_BS)
         out.append(decoder.logits(hidden))
     return jnp.concatenate(out, axis=1)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_decoding_from_a_cache_in_chunks_equals_one_full_forward(window):
+def test_decoding_in_chunks_equals_one_forward_pass(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
     decoder, ids_BL = decoding.random_decoder(config), random_ids(3, 8)
-    cached = _chunked(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
-    np.testing.assert_allclose(cached, decoding.logits(decoder, ids_BL), atol=1e-5)
+    actual = _logits_by_chunk(*nnx.split(decoder), ids_BL, np.array([0, 3, 8], np.int32))
+    np.testing.assert_allclose(actual, decoding.logits(decoder, ids_BL), atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_without_a_mask_each_token_sees_itself_and_all_before_it(window):
+def test_without_a_mask_attention_is_plain_causal(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
@@ -84,59 +84,61 @@ def test_without_a_mask_each_token_sees_itself_and_all_before_it(window):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
-def _after_a_prefix(graphdef, state, prompts_PL, ids_BT, length_P, join=False):
-    """Logits of continuations, two a prompt, whose prompts are prefilled once and padded."""
+def _logits_after_prefix(graphdef, state, prompts_PL, ids_BT, length_P, fuse=False):
+    """Returns logits of two continuations per prompt; prompts are padded and prefilled once."""
     decoder, (count, length), (batch, steps) = (
         nnx.merge(graphdef, state),
         prompts_PL.shape,
         ids_BT.shape,
     )
     at_PL = jnp.broadcast_to(jnp.arange(length)[None], (count, length))
-    _, prefix = decoder(prompts_PL, at_PL, None, keep=True)
+    _, prefix = decoder(prompts_PL, at_PL, None, return_cache=True)
     cache = init_cache(decoder.config, batch, steps, prefix)
     length_B1 = jnp.repeat(length_P, batch // count)[:, None]
-    before_BL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    prompt_BL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     at_BT = length_B1 + jnp.arange(steps)[None]
-    seen_BTL = jnp.broadcast_to((before_BL < length_B1)[:, None], (batch, steps, length))
-    earlier_BTT = jnp.broadcast_to(jnp.tril(jnp.ones((steps, steps), bool)), (batch, steps, steps))
-    seen_BTS = jnp.concatenate([seen_BTL, earlier_BTT], axis=2)
-    keys_BS = jnp.concatenate([before_BL, at_BT], axis=1)
+    prompt_BTL = jnp.broadcast_to((prompt_BL < length_B1)[:, None], (batch, steps, length))
+    own_BTT = jnp.broadcast_to(jnp.tril(jnp.ones((steps, steps), bool)), (batch, steps, steps))
+    mask_BTS = jnp.concatenate([prompt_BTL, own_BTT], axis=2)
+    keys_BS = jnp.concatenate([prompt_BL, at_BT], axis=1)
     zeros_B = jnp.zeros(batch, jnp.int32)
-    layers = decoder.layers_apart(join)
+    layers = decoder.unstacked_layers(fuse)
     return decoder.logits(
-        decoder(ids_BT, at_BT, seen_BTS, cache, zeros_B, keys_BS, layers=layers)[0]
+        decoder(ids_BT, at_BT, mask_BTS, cache, zeros_B, keys_BS, layers=layers)[0]
     )
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_siblings_after_a_shared_prefix_equal_full_forwards_of_each(window):
+def test_siblings_after_a_prefix_equal_separate_forward_passes(window):
     config = dataclasses.replace(
         TINY, sliding_window=window, sliding_layers=(0, 2) if window else ()
     )
     decoder, ids = decoding.random_decoder(config), random_ids(4, 9)
     prompts_PL, lengths = np.stack([ids[0, :5], ids[2, :5]]), np.array([5, 3], np.int32)
-    found = jax.device_get(_after_a_prefix(*nnx.split(decoder), prompts_PL, ids[:, 5:], lengths))
+    actual = jax.device_get(
+        _logits_after_prefix(*nnx.split(decoder), prompts_PL, ids[:, 5:], lengths)
+    )
     for b, row in enumerate(ids):
         length = lengths[b // 2]
-        whole = np.concatenate([prompts_PL[b // 2, :length], row[5:]])[None]
-        expected = decoding.logits(decoder, np.pad(whole, ((0, 0), (0, 9 - whole.shape[1]))))
-        np.testing.assert_allclose(found[b], expected[0, length : length + 4], atol=1e-5)
+        text = np.concatenate([prompts_PL[b // 2, :length], row[5:]])[None]
+        expected = decoding.logits(decoder, np.pad(text, ((0, 0), (0, 9 - text.shape[1]))))
+        np.testing.assert_allclose(actual[b], expected[0, length : length + 4], atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("adapter", [False, True])
-def test_joined_weights_compute_what_they_compute_apart(bias, adapter):
+def test_fused_projections_compute_the_same(bias, adapter):
     decoder = decoding.random_decoder(dataclasses.replace(TINY, qkv_bias=bias))
     if adapter:
         decoder = add_lora(decoder, LoRAConfig(rank=2), rngs=nnx.Rngs(0))
         for name, value in decoder.adapter.items():
             value[...] = 0.1 * jax.random.normal(jax.random.key(len(name)), value.shape)
     ids, lengths = random_ids(4, 9), np.array([5, 3], np.int32)
-    given = *nnx.split(decoder), ids[::2, :5], ids[:, 5:], lengths
+    args = *nnx.split(decoder), ids[::2, :5], ids[:, 5:], lengths
     np.testing.assert_allclose(
-        _after_a_prefix(*given, True), _after_a_prefix(*given, False), atol=1e-5
+        _logits_after_prefix(*args, True), _logits_after_prefix(*args, False), atol=1e-5
     )
-    names = decoder.layers_apart(join=True)[0].keys()
+    names = decoder.unstacked_layers(fuse=True)[0].keys()
     assert {"qkv_proj", "gate_up_proj"} <= names and not {"q_proj", "gate_proj"} & names
 
 
@@ -145,7 +147,7 @@ def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
     positions_BL = np.arange(4, dtype=np.int32)[None]
 
     def keys_after(size: int) -> np.ndarray:
-        # Each query sees its own slot alone, where it has one: what is dropped changes no other.
+        # Each query attends to its own slot only, so a write that is dropped changes no other.
         mask = (np.arange(size) == 4 + np.arange(4)[:, None])[None]
         cache = init_cache(TINY, 1, size)
         k = decoding.call(tiny, ids_BL, positions_BL, mask, cache, write_B)[1].k
@@ -155,10 +157,10 @@ def test_writes_past_the_end_of_the_cache_are_dropped(tiny):
     assert np.any(keys_after(6)[..., 5, :]) and not np.any(keys_after(6)[..., :4, :])
 
 
-def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
+def test_no_gradient_flows_through_masked_pairs(tiny):
     segments_BL = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
     positions_BL = np.array([[0, 1, 2, 0, 1, 0]], np.int32)
-    ids_BL = np.arange(6, dtype=np.int32)[None]  # one row of the table is one position
+    ids_BL = np.arange(6, dtype=np.int32)[None]  # each row of the table is one position
     params = tiny.params()
 
     def hidden(table_VD, query):
@@ -168,11 +170,11 @@ def test_no_gradient_flows_from_a_query_to_what_its_mask_hides(tiny):
 
     each_query = jax.vmap(jax.grad(hidden), (None, 0))
     grads = jax.jit(each_query)(params["embed"], np.arange(6))
-    reached = np.any(jax.device_get(grads) != 0, axis=-1)[:, :6]
+    has_gradient = np.any(jax.device_get(grads) != 0, axis=-1)[:, :6]
     expected = np.zeros((6, 6), bool)
     expected[:3, :3], expected[3:5, 3:5] = np.tri(3, dtype=bool), np.tri(2, dtype=bool)
     expected[5, 5] = True
-    np.testing.assert_array_equal(reached, expected)
+    np.testing.assert_array_equal(has_gradient, expected)
 
 
 def test_a_packed_row_equals_its_parts_alone(tiny):
@@ -210,7 +212,7 @@ def test_remat_and_unrolling_change_no_logit(tiny, changes):
     ("impl", "kernel"),
     [("splash", "pallas_call["), ("cudnn", "dot_product_attention_fwd_wrapper[")],
 )
-def test_where_products_are_kept_an_attention_kernel_runs_forward_once(monkeypatch, impl, kernel):
+def test_saving_matmuls_saves_attention_kernels(monkeypatch, impl, kernel):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     ids_BL = jnp.zeros((1, 1024), jnp.int32)
 
@@ -229,7 +231,7 @@ def test_where_products_are_kept_an_attention_kernel_runs_forward_once(monkeypat
     assert calls("dots") == calls("full") - 1
 
 
-def test_bfloat16_compute_stays_near_float32_and_logits_stay_float32(tiny):
+def test_bfloat16_logits_are_float32_and_accurate(tiny):
     ids_BL = random_ids(2, 7)
     half = Decoder.from_params(dataclasses.replace(TINY, dtype="bfloat16"), tiny.params())
     logits = decoding.logits(half, ids_BL)
@@ -237,7 +239,7 @@ def test_bfloat16_compute_stays_near_float32_and_logits_stay_float32(tiny):
     np.testing.assert_allclose(logits, decoding.logits(tiny, ids_BL), atol=0.1)
 
 
-def test_attention_with_shared_key_value_heads_equals_repeating_them():
+def test_grouped_query_attention_equals_repeated_heads():
     rng = np.random.default_rng(0)
     q = rng.normal(size=(2, 3, 6, 8)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, 5, 2, 8)).astype(np.float32)
@@ -266,15 +268,15 @@ def test_attention_with_shared_key_value_heads_equals_repeating_them():
         ("tiny", 1_116_160),
     ],
 )
-def test_parameter_counts_are_the_published_ones_and_shapes_build_abstractly(name, count):
-    assert param_count(SHAPES[name]) == count
-    abstract = nnx.eval_shape(lambda: Decoder(SHAPES[name], rngs=nnx.Rngs(0)))
+def test_parameter_counts_are_the_published_ones(name, count):
+    assert param_count(MODEL_CONFIGS[name]) == count
+    abstract = nnx.eval_shape(lambda: Decoder(MODEL_CONFIGS[name], rngs=nnx.Rngs(0)))
     leaves = jax.tree.leaves(nnx.state(abstract, nnx.Param))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == count
 
 
-def test_every_parameter_names_one_logical_axis_a_dimension():
-    for config in SHAPES.values():
+def test_every_dimension_has_a_logical_axis():
+    for config in MODEL_CONFIGS.values():
         axes = jax.tree.leaves(logical_axes(config), is_leaf=lambda x: isinstance(x, tuple))
         shapes = jax.tree.leaves(abstract_params(config))
         assert [len(a) for a in axes] == [len(s.shape) for s in shapes]
@@ -292,10 +294,10 @@ def test_every_parameter_names_one_logical_axis_a_dimension():
         ),
         (lambda: RopeScaling("dynamic", 2.0), "'dynamic': use one of linear"),
         (lambda: RopeScaling("linear", 0.5), "factor 0.5 is below 1"),
-        (lambda: shape("qwen9"), "no shape named 'qwen9'"),
+        (lambda: published_config("qwen9"), "no model size named 'qwen9'"),
     ],
 )
-def test_impossible_shapes_are_refused_by_name(make, words):
+def test_impossible_configs_are_refused(make, words):
     with pytest.raises(UserError, match=words):
         make()
 
@@ -307,8 +309,8 @@ def test_a_cache_without_its_offsets_is_refused(tiny):
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_no_gradient_is_a_sum_over_tokens_in_half_precision(qkv_bias):
-    """In bfloat16 thousands of like numbers stop adding up, and no TPU is told to widen them."""
+def test_no_gradient_sums_tokens_in_half_precision(qkv_bias):
+    """In bfloat16 a sum of thousands of similar numbers stops growing, on a TPU too."""
     config = dataclasses.replace(TINY, dtype="bfloat16", qkv_bias=qkv_bias, qk_norm=not qkv_bias)
     graphdef, state = nnx.split(jax.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     ids_BL = jax.ShapeDtypeStruct((2, 64), jnp.int32)

@@ -1,4 +1,4 @@
-"""The encoder against transformers and committed vectors; what a folder's files say is done."""
+"""The encoder equals transformers and committed vectors, and follows the files of its folder."""
 
 import json
 import pathlib
@@ -42,15 +42,15 @@ def test_vectors_equal_the_committed_ones(tiny):
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 17, 70])
-def test_neither_batch_nor_order_reaches_a_vector(tiny, count):
+def test_batch_and_order_change_no_vector(tiny, count):
     texts = (EXPECTED["texts"] * 14)[:count]
     expected = (EXPECTED["vectors"] * 14)[:count]
     np.testing.assert_allclose(tiny.encode(texts), expected, atol=2e-6)
     np.testing.assert_allclose(tiny.encode(texts[::-1]), expected[::-1], atol=2e-6)
 
 
-def test_what_padding_holds_never_reaches_a_vector(tiny):
-    ids, mask = encoder.padded([[2, 5, 6, 3]], 0, 24)
+def test_padding_never_reaches_a_vector(tiny):
+    ids, mask = encoder.pad_rows([[2, 5, 6, 3]], 0, 24)
     other = np.where(mask, ids, 7).astype(np.int32)
     graph, state = tiny._graph, tiny._state
     left, right = (
@@ -63,17 +63,17 @@ def test_what_padding_holds_never_reaches_a_vector(tiny):
 def test_encoding_copies_nothing_silently(tiny, no_transfers):
     expected = tiny.encode(["film"])
     with no_transfers():
-        found = tiny.encode(["film"])
-    np.testing.assert_array_equal(found, expected)
+        actual = tiny.encode(["film"])
+    np.testing.assert_array_equal(actual, expected)
 
 
-def test_lengths_and_rows_come_in_few_shapes():
+def test_batches_have_few_shapes():
     shapes = {
-        encoder.padded([[1] * length] * rows, 0, 200)[0].shape
+        encoder.pad_rows([[1] * length] * rows, 0, 200)[0].shape
         for length in range(1, 201)
         for rows in (1, 3, 4, 5, 16, 17, 64)
     }
-    assert shapes == {(r, n) for r in encoder.ROWS for n in (16, 32, 64, 96, 128, 192, 200)}
+    assert shapes == {(r, n) for r in encoder.ROW_BUCKETS for n in (16, 32, 64, 96, 128, 192, 200)}
 
 
 def reference(model, ids, mask):
@@ -104,13 +104,13 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     model.save_pretrained(tmp_path)
     ours = bert.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     assert ours.max_length == (20 if family == "bert" else 18)
-    ids, mask = encoder.padded([[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length)
+    ids, mask = encoder.pad_rows([[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length)
     theirs = reference(model, ids, mask)[mask]
     hidden = decoding.call(bert.load_bert(tmp_path, ours), ids, mask)
     np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
 
 
-def test_a_padding_id_left_unsaid_is_the_familys():
+def test_the_family_supplies_a_missing_padding_id():
     fields = json.loads((TINY / "config.json").read_text())
     del fields["pad_token_id"]
     starts = {
@@ -120,7 +120,7 @@ def test_a_padding_id_left_unsaid_is_the_familys():
     assert starts == {"bert": 0, "roberta": 2, "xlm-roberta": 2}
 
 
-def test_pooling_and_normalisation_are_those_of_the_folder(copy, tiny):
+def test_the_folder_sets_pooling_and_normalization(copy, tiny):
     change(
         copy / "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True
     )
@@ -128,13 +128,13 @@ def test_pooling_and_normalisation_are_those_of_the_folder(copy, tiny):
     (copy / "modules.json").write_text(json.dumps(modules[:2]))
     cls = encoder.load_encoder(copy)
     assert (cls.settings.pooling, cls.settings.normalise) == ("cls", False)
-    ids, mask = encoder.padded(cls.tokenize(["film"]), 0, 24)
+    ids, mask = encoder.pad_rows(cls.tokenize(["film"]), 0, 24)
     hidden = decoding.call(bert.load_bert(copy, cls.config), ids, mask)
     np.testing.assert_allclose(cls.encode(["film"])[0], np.asarray(hidden)[0, 0], atol=1e-5)
     assert not np.allclose(cls.encode(["film"]), tiny.encode(["film"]), atol=1e-2)
 
 
-def test_the_newer_pooling_file_and_a_plain_folder_are_read(copy):
+def test_newer_pooling_files_and_plain_folders_load(copy):
     (copy / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
     assert encoder.read_settings(copy).pooling == "cls"
     for name in ("modules.json", "sentence_bert_config.json"):
@@ -147,16 +147,16 @@ def test_the_newer_pooling_file_and_a_plain_folder_are_read(copy):
     assert encoder.load_encoder(copy).settings == encoder.Settings("mean", True, 30, "", "")
 
 
-def test_long_rows_come_in_small_batches():
+def test_long_texts_are_encoded_in_small_batches():
     lengths = [8192, 700, *[512] * 70, *[16] * 3]
-    chosen = [[lengths[n] for n in batch] for batch in encoder.batches(lengths)]
-    assert sorted(sum(chosen, [])) == sorted(lengths)
-    assert [len(batch) for batch in chosen] == [1, 16, 58]
-    pairs = [encoder.at_least(b[0], encoder.LENGTHS) ** 2 * len(b) for b in chosen[1:]]
-    assert max(pairs) <= encoder.PAIRS
+    batches = [[lengths[n] for n in batch] for batch in encoder.length_batches(lengths)]
+    assert sorted(sum(batches, [])) == sorted(lengths)
+    assert [len(batch) for batch in batches] == [1, 16, 58]
+    pairs = [encoder.bucket_size(b[0], encoder.LENGTH_BUCKETS) ** 2 * len(b) for b in batches[1:]]
+    assert max(pairs) <= encoder.MAX_TOKEN_PAIRS
 
 
-def test_prefixes_come_from_the_folder_unless_given(copy, tiny):
+def test_prefixes_default_to_those_of_the_folder(copy, tiny):
     prompts = {"query": "who ", "document": "the "}
     change(copy / "config_sentence_transformers.json", prompts=prompts)
     prefixed, passage = encoder.load_encoder(copy), [Passage("1", "film", "rome")]
@@ -166,31 +166,31 @@ def test_prefixes_come_from_the_folder_unless_given(copy, tiny):
     np.testing.assert_allclose(
         prefixed.encode_passages(passage), tiny.encode(["the film\nrome"]), atol=1e-6
     )
-    given = encoder.load_encoder(copy, query_prefix="", passage_prefix="a ")
-    np.testing.assert_allclose(given.encode_queries(["film"]), tiny.encode(["film"]), atol=1e-6)
-    assert given.describe() != prefixed.describe()
-    again = encoder.from_description(given.describe())
-    assert again.describe() == given.describe()
+    other = encoder.load_encoder(copy, query_prefix="", passage_prefix="a ")
+    np.testing.assert_allclose(other.encode_queries(["film"]), tiny.encode(["film"]), atol=1e-6)
+    assert other.describe() != prefixed.describe()
+    again = encoder.from_description(other.describe())
+    assert again.describe() == other.describe()
 
 
-def test_an_index_remembers_the_prefixes_it_was_made_with(tmp_path):
+def test_an_index_remembers_its_prefixes(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "1", "title": "film", "text": "rome"}) + "\n")
     run_index(corpus, tmp_path / "index", str(TINY), "exact", None, query_prefix="who ")
     opened = open_index(tmp_path / "index", load_corpus(corpus))
     assert opened.encoder.settings.query_prefix == "who "
-    with pytest.raises(UserError, match="no use for a prefix"):
+    with pytest.raises(UserError, match="lexical encoder has none"):
         run_index(corpus, tmp_path / "other", "lexical", "exact", None, query_prefix="who ")
 
 
-def test_old_names_and_prefixes_of_weights_are_known():
+def test_old_names_of_weights_are_translated():
     assert bert._canonical("bert.encoder.layer.0.output.LayerNorm.gamma") == (
         "encoder.layer.0.output.LayerNorm.weight"
     )
 
 
 @pytest.mark.parametrize(
-    ("damage", "why"),
+    ("damage", "reason"),
     [
         (lambda f: change(f / "config.json", model_type="t5"), "model_type='t5'"),
         (lambda f: change(f / "config.json", hidden_size=18), "config.json and model.safetensors"),
@@ -208,13 +208,13 @@ def test_old_names_and_prefixes_of_weights_are_known():
         ),
     ],
 )
-def test_a_folder_that_cannot_be_loaded_says_why(copy, damage, why):
+def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
     damage(copy)
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=reason):
         encoder.load_encoder(copy)
 
 
-def test_a_missing_folder_says_what_can_be_given(tmp_path, monkeypatch):
+def test_a_missing_folder_error_lists_the_choices(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'minilm' or 'lexical'"):
         encoder.load_encoder(tmp_path / "absent")
     monkeypatch.setattr(encoder, "MINILM_PACKAGE", "not_installed_at_all")

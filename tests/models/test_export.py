@@ -1,4 +1,4 @@
-"""Export, verified by reading back."""
+"""An export is verified: it is loaded again and compared."""
 
 from pathlib import Path
 
@@ -27,15 +27,15 @@ from jax_ragrl.runtime.sharding import make_mesh
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def trained(fresh: Decoder) -> Decoder:
-    """The adapter moved away from where it began."""
-    moved = {name: jax.device_get(x) + 0.1 for name, x in adapter_arrays(fresh).items()}
+def with_changed_adapter(fresh: Decoder) -> Decoder:
+    """Returns the decoder with a nonzero adapter."""
+    arrays = {name: jax.device_get(x) + 0.1 for name, x in adapter_arrays(fresh).items()}
     layout = {name: x.sharding for name, x in adapter_arrays(fresh).items()}
-    return with_adapter(fresh, jax.device_put(moved, layout), fresh.adapter_scale)
+    return with_adapter(fresh, jax.device_put(arrays, layout), fresh.adapter_scale)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_exported_reads_back_with_the_same_logits(dtype, tmp_path):
+def test_an_export_loads_with_the_same_logits(dtype, tmp_path):
     decoder = load_decoder(GOLDEN / "qwen2")
     result = export(decoder, tmp_path / "out", dtype=dtype)
     assert result.max_difference == 0.0
@@ -48,7 +48,7 @@ def test_a_sharded_decoder_with_an_adapter_is_exported_merged(tmp_path):
     mesh = make_mesh((1, 4, 2))
     base = load_decoder(GOLDEN / "qwen3", mesh)
     fresh = add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0))
-    adapted = trained(fresh)
+    adapted = with_changed_adapter(fresh)
     result = export(adapted, tmp_path / "out", dtype="float32")
     assert result.max_difference < 1e-4
     back = load_decoder(result.folder, mesh)
@@ -56,9 +56,9 @@ def test_a_sharded_decoder_with_an_adapter_is_exported_merged(tmp_path):
     assert max_logit_difference(base, back) > 0.1
 
 
-def test_an_exported_adapter_reads_back_on_the_same_base(tmp_path):
+def test_an_adapter_export_loads_on_the_same_base(tmp_path):
     base = load_decoder(GOLDEN / "qwen2")
-    adapted = trained(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))
+    adapted = with_changed_adapter(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))
     result = export_adapter(adapted, tmp_path / "out", "somewhere/base")
     assert result.max_difference == 0.0
     files = {f.name: f.stat().st_size for f in result.folder.iterdir()}
@@ -67,23 +67,23 @@ def test_an_exported_adapter_reads_back_on_the_same_base(tmp_path):
         export_adapter(base, tmp_path / "again")
 
 
-def test_exporting_a_folder_that_is_no_run_says_so(tmp_path, capsys):
+def test_only_a_run_can_be_exported(tmp_path, capsys):
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "give the --workdir of a run" in capsys.readouterr().err
 
 
-def test_an_export_that_reads_back_differently_is_reported(tmp_path, monkeypatch):
-    def corrupting(folder, *args, **kwargs):
+def test_an_export_with_other_logits_is_reported(tmp_path, monkeypatch):
+    def load_corrupted(folder, *args, **kwargs):
         decoder = load_decoder(folder, *args, **kwargs)
         decoder.final_norm[...] = 2 * decoder.final_norm[...]
         return decoder
 
-    monkeypatch.setattr(export_module, "load_decoder", corrupting)
+    monkeypatch.setattr(export_module, "load_decoder", load_corrupted)
     with pytest.raises(UserError, match="reads back with logits off by"):
         export(load_decoder(GOLDEN / "llama"), tmp_path / "out")
 
 
-def test_probing_needs_no_tokenizer_and_repeats_itself():
+def test_comparing_logits_needs_no_tokenizer_and_is_deterministic():
     decoder = load_decoder(GOLDEN / "llama")
     assert max_logit_difference(decoder, decoder) == 0.0
     assert np.isfinite(max_logit_difference(decoder, load_decoder(GOLDEN / "qwen2")))

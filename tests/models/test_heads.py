@@ -31,33 +31,33 @@ def test_a_value_is_the_inner_product_with_the_hidden_state():
     assert values.dtype == jnp.float32
 
 
-def test_no_device_rounds_the_factors_of_a_value():
-    """A TPU would take them in bfloat16, where nothing is said."""
+def test_values_are_computed_in_full_precision():
+    """The default precision of a TPU is bfloat16."""
     lowered = jax.jit(lambda hidden: ValueHead(3)(hidden)).lower(jnp.ones((2, 3), jnp.bfloat16))
     assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
 
 
-def test_an_untrained_critic_says_zero(policy):
+def test_an_untrained_critic_predicts_zero(policy):
     critic = Critic(policy)
     values = decoding.call(critic, IDS_BL, POSITIONS_BL, causal_mask(np.ones_like(IDS_BL)))
     np.testing.assert_array_equal(values, np.zeros((2, 6)))
 
 
-def test_a_critic_carries_no_head_for_tokens():
-    """Neither its weights nor their moments: an untied one is a tenth of a model."""
+def test_a_critic_has_no_language_model_head():
+    """A critic saves the weights and the moments of an untied head, a tenth of a model."""
     policy = load_decoder(GOLDEN / "qwen2")
     critic = Critic(policy)
-    own, trunk = (nnx.state(x, nnx.Param) for x in (policy, critic.trunk))
-    assert set(own) - set(trunk) == {"lm_head"}
+    policy_state, trunk = (nnx.state(x, nnx.Param) for x in (policy, critic.trunk))
+    assert set(policy_state) - set(trunk) == {"lm_head"}
     assert critic.trunk.embed[...] is policy.embed[...]
     mask = causal_mask(np.ones_like(IDS_BL))
     expected, _ = decoding.call(policy, IDS_BL, POSITIONS_BL, mask)
-    found, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
-    np.testing.assert_array_equal(found, expected)
+    actual, _ = decoding.call(critic.trunk, IDS_BL, POSITIONS_BL, mask)
+    np.testing.assert_array_equal(actual, expected)
     assert policy.lm_head is not None
 
 
-def test_a_shared_trunk_gives_the_policys_hidden_states_and_values_from_them(policy):
+def test_an_actor_critic_shares_the_hidden_states(policy):
     both = ActorCritic(policy)
     both.head.kernel[...] = jnp.ones((32,))
     mask = causal_mask(np.ones_like(IDS_BL))

@@ -14,7 +14,7 @@ from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
-from jax_ragrl.models.published import SHAPES
+from jax_ragrl.models.published import MODEL_CONFIGS
 from jax_ragrl.runtime.sharding import make_mesh
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,19 +72,19 @@ def test_a_sharded_load_holds_the_same_numbers_and_only_its_slices(shape, tmp_pa
 
 
 def test_published_shapes_survive_config_json():
-    for config in SHAPES.values():
+    for config in MODEL_CONFIGS.values():
         assert hf_config.from_hf(hf_config.to_hf(config, "float32")) == config
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
 def test_a_published_shape_has_as_many_parameters_in_transformers(name):
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    raw = hf_config.to_hf(SHAPES[name], "float32")
+    raw = hf_config.to_hf(MODEL_CONFIGS[name], "float32")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw))
-    assert model.num_parameters() == param_count(SHAPES[name])
+    assert model.num_parameters() == param_count(MODEL_CONFIGS[name])
 
 
 # As their authors publish them; what is left out here is the same in all.
@@ -164,7 +164,7 @@ EVERYWHERE = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_json_is_the_shape_of_its_name(name):
-    assert hf_config.from_hf(PUBLISHED[name] | EVERYWHERE) == SHAPES[name]
+    assert hf_config.from_hf(PUBLISHED[name] | EVERYWHERE) == MODEL_CONFIGS[name]
 
 
 @pytest.mark.parametrize(("name", "head_dim"), [("qwen3-0.6b", 128), ("qwen2.5-0.5b", 896 // 14)])

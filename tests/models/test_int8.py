@@ -1,4 +1,4 @@
-"""Eight-bit weights: smaller, and nearly the same model."""
+"""Eight-bit weights are smaller and give nearly the same logits."""
 
 import dataclasses
 import sys
@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jax_ragrl.config.kinds import LocalLLMConfig
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.run.components import load_llm
-from jax_ragrl.run.config import LLM
+from jax_ragrl.run.config import parse_llm
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import tokenizer
@@ -36,7 +38,7 @@ WIDE = DecoderConfig(
 )
 
 
-def test_logits_stay_near_those_of_the_weights_it_was_made_from():
+def test_int8_logits_are_near_the_original_ones():
     pytest.importorskip("qwix")
     base = load_decoder(GOLDEN / "qwen2")
     expected = decoding.logits(base, IDS_BL, MASK_BL)[MASK_BL]
@@ -45,7 +47,7 @@ def test_logits_stay_near_those_of_the_weights_it_was_made_from():
     np.testing.assert_array_equal(decoding.logits(base, IDS_BL, MASK_BL)[MASK_BL], expected)
 
 
-def test_projections_take_a_byte_a_parameter():
+def test_projections_take_one_byte_per_parameter():
     pytest.importorskip("qwix")
     config = dataclasses.replace(WIDE, param_dtype="bfloat16")
     small = quantize_decoder(decoding.random_decoder(config))
@@ -54,33 +56,33 @@ def test_projections_take_a_byte_a_parameter():
     assert size < 1.1 * (param_count(config) - table) + 2 * table
 
 
-def test_it_answers_as_a_local_language_model():
+def test_an_int8_decoder_works_as_local_llm():
     pytest.importorskip("qwix")
     config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
-    graph, params = nnx.split(quantize_decoder(decoding.random_decoder(config)), nnx.Param)
-    shapes = Shapes(lengths=(32,), batches=(1,), steps=4)
-    llm = LocalLLM(graph, params, tokenizer(), shapes)
+    model = SplitModel.from_model(quantize_decoder(decoding.random_decoder(config)))
+    shapes = Shapes(prompt_lengths=(32,), batch_sizes=(1,), max_new_tokens=4)
+    llm = LocalLLM(model, tokenizer(), shapes)
     request = LLMRequest("answer", (Message("user", "film"),), Sampling(max_tokens=4))
     assert isinstance(llm.complete([request])[0], str)
 
 
-def test_the_config_key_gives_a_local_model_smaller_weights(tmp_path):
+def test_the_config_key_int8_shrinks_a_local_llm(tmp_path):
     pytest.importorskip("qwix")
     tokenizer().save(tmp_path / "tokenizer")
     config = dataclasses.replace(WIDE, vocab_size=len(tokenizer()))
     base = decoding.random_decoder(config)
     folder = str(save_decoder(base, tmp_path / "model", tmp_path / "tokenizer"))
-    shapes = Shapes(lengths=(32,), batches=(1,), steps=4)
+    shapes = Shapes(prompt_lengths=(32,), batch_sizes=(1,), max_new_tokens=4)
     small, plain = (
-        load_llm(LLM("local", folder, int8=int8), None, "", shapes) for int8 in (True, False)
+        load_llm(LocalLLMConfig(folder, int8=int8), None, "", shapes) for int8 in (True, False)
     )
-    sizes = [sum(x.nbytes for x in jax.tree.leaves(llm._params)) for llm in (small, plain)]
+    sizes = [sum(x.nbytes for x in jax.tree.leaves(llm._model)) for llm in (small, plain)]
     assert sizes[0] < 0.6 * sizes[1]
-    with pytest.raises(UserError, match="int8 is for llm.kind local.*'openai'"):
-        LLM("openai", "m", int8=True)
+    with pytest.raises(UserError, match="use int8 with a local model only"):
+        parse_llm("openai:m", int8=True)
 
 
-def test_what_int8_weights_cannot_do_is_refused(tmp_path, monkeypatch):
+def test_adapters_and_saving_are_refused_for_int8(tmp_path, monkeypatch):
     base = load_decoder(GOLDEN / "qwen2")
     with pytest.raises(UserError, match="merge_lora it before"):
         quantize_decoder(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))

@@ -1,5 +1,6 @@
-"""Adapters: what they leave alone, and PEFT's folder."""
+"""Adapters change the base only through their term, and PEFT loads and saves the same folders."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from jax_ragrl.models.lora import (
     save_lora,
     with_adapter,
 )
+from jax_ragrl.models.split import SplitModel
 from jax_ragrl.run.components import load_policies
 from jax_ragrl.run.config import load_job
 from jax_ragrl.runtime.sharding import make_mesh
@@ -40,8 +42,8 @@ def base() -> Decoder:
     return load_decoder(GOLDEN / "qwen3")
 
 
-def trained(base: Decoder, seed: int = 0, lora: LoRAConfig = LORA) -> Decoder:
-    """An adapter whose B is no longer zero."""
+def adapted_decoder(base: Decoder, seed: int = 0, lora: LoRAConfig = LORA) -> Decoder:
+    """Returns the base with an adapter whose B is not zero."""
     fresh = add_lora(base, lora, rngs=nnx.Rngs(seed))
     rng = np.random.default_rng(seed)
     arrays = {
@@ -59,20 +61,20 @@ def test_a_fresh_adapter_changes_nothing_and_shares_the_base(base):
 
 
 def test_only_the_adapter_has_a_gradient(base):
-    graphdef, adapter, rest = nnx.split(trained(base), nnx.LoRAParam, ...)
+    split = SplitModel.from_model(adapted_decoder(base), nnx.LoRAParam)
 
     def loss(adapter):
-        decoder = nnx.merge(graphdef, adapter, rest)
+        decoder = dataclasses.replace(split, params=adapter).merge()
         return jnp.mean(decoding._forward(*nnx.split(decoder), IDS_BL, MASK_BL, IDS_BL) ** 2)
 
-    grads = jax.jit(jax.grad(loss))(adapter)
+    grads = jax.jit(jax.grad(loss))(split.params)
     leaves = jax.tree.leaves(grads)
     assert len(leaves) == 2 * len(LORA.targets)
     assert all(bool(jnp.any(g != 0)) for g in leaves)
 
 
-def test_merging_computes_the_same_and_leaves_the_base_alone(base):
-    adapted = trained(base)
+def test_a_merged_decoder_computes_the_same(base):
+    adapted = adapted_decoder(base)
     expected = decoding.logits(adapted, IDS_BL)
     assert np.max(np.abs(expected - decoding.logits(base, IDS_BL))) > 0.1
     merged = merge_lora(adapted)
@@ -80,16 +82,16 @@ def test_merging_computes_the_same_and_leaves_the_base_alone(base):
     np.testing.assert_allclose(decoding.logits(merged, IDS_BL), expected, atol=1e-4)
 
 
-def test_an_adapter_survives_its_folder(base, tmp_path):
-    adapted = trained(base, lora=LoRAConfig(2, 5.0, ("o_proj", "gate_proj")))
+def test_an_adapter_loads_as_it_was_saved(base, tmp_path):
+    adapted = adapted_decoder(base, lora=LoRAConfig(2, 5.0, ("o_proj", "gate_proj")))
     back = load_lora(base, save_lora(adapted, tmp_path / "adapter"))
     assert lora_config(back) == lora_config(adapted)
     jax.tree.map(np.testing.assert_array_equal, adapter_arrays(back), adapter_arrays(adapted))
 
 
-def test_an_adapter_on_a_mesh_computes_what_it_computes_on_one_device(base, tmp_path):
+def test_an_adapter_on_a_mesh_computes_the_same(base, tmp_path):
     mesh = make_mesh((2, 2, 2))
-    adapted = trained(base)
+    adapted = adapted_decoder(base)
     folder = save_lora(adapted, tmp_path / "adapter")
     sharded = load_lora(load_decoder(GOLDEN / "qwen3", mesh), folder, mesh)
     a = adapter_arrays(sharded)["q_proj_lora_a"]
@@ -103,13 +105,13 @@ def test_an_adapter_on_a_mesh_computes_what_it_computes_on_one_device(base, tmp_
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama"])
-def test_an_adapter_loads_in_peft_and_merged_in_transformers_with_equal_logits(name, tmp_path):
+def test_adapters_load_in_peft_with_equal_logits(name, tmp_path):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
     base = load_decoder(GOLDEN / name)
-    adapted = trained(base)
+    adapted = adapted_decoder(base)
     save_decoder(base, tmp_path / "base")
     save_lora(adapted, tmp_path / "adapter", base_model=str(tmp_path / "base"))
     model = AutoModelForCausalLM.from_pretrained(
@@ -127,7 +129,7 @@ def test_an_adapter_loads_in_peft_and_merged_in_transformers_with_equal_logits(n
     np.testing.assert_allclose(alone[MASK_BL], logits[MASK_BL], atol=2e-4)
 
 
-def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):
+def test_peft_adapters_load_here_with_equal_logits(base, tmp_path):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
@@ -159,29 +161,29 @@ def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):
         ({"target_modules": ["q_proj"]}, "the base has no place"),
     ],
 )
-def test_an_adapter_that_cannot_be_used_is_refused_by_name(base, changes, words, tmp_path):
-    folder = save_lora(trained(base), tmp_path / "adapter")
+def test_an_unsupported_adapter_is_refused(base, changes, words, tmp_path):
+    folder = save_lora(adapted_decoder(base), tmp_path / "adapter")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UserError, match=words):
         load_lora(base, folder)
 
 
-def test_a_decoder_with_an_adapter_is_not_saved_as_if_it_had_none(base, tmp_path):
+def test_a_decoder_with_an_adapter_is_not_saved(base, tmp_path):
     with pytest.raises(UserError, match="merge_lora it"):
-        save_decoder(trained(base), tmp_path / "out")
+        save_decoder(adapted_decoder(base), tmp_path / "out")
     with pytest.raises(UserError, match="carries no adapter"):
         save_lora(base, tmp_path / "out")
 
 
-def test_below_adapters_a_run_keeps_weights_in_the_dtype_of_its_passes():
-    """They are not trained: a sampler then shares them, where it would need a copy of float32."""
-    values = load_config(CONFIGS / "tiny" / "c3po.py", ["--config.compute=bfloat16"])
-    adapted = load_job(values | {"lora": {"rank": 2}})
-    ((name, one),) = load_policies(adapted, None)[0].items()
-    ((_, whole),) = load_policies(load_job(values), None)[0].items()
-    dtypes = [{x.dtype.name for x in jax.tree.leaves(d.params())} for d in (one, whole)]
+def test_a_base_below_adapters_is_in_the_compute_dtype():
+    """The base is not trained, so a sampler shares it instead of casting a float32 copy."""
+    values = load_config(CONFIGS / "tiny" / "c3po.py", ["--config.compute_dtype=bfloat16"])
+    lora_job = load_job(values | {"lora": {"rank": 2}})
+    ((name, one),) = load_policies(lora_job, None)[0].items()
+    ((_, full),) = load_policies(load_job(values), None)[0].items()
+    dtypes = [{x.dtype.name for x in jax.tree.leaves(d.params())} for d in (one, full)]
     assert dtypes == [{"bfloat16"}, {"float32"}]
     assert {x.dtype.name for x in adapter_arrays(one).values()} == {"float32"}
-    acting = nnx.merge(*for_sampling({name: one})[name])
-    assert acting.embed[...] is one.embed[...]
+    sampler_model = for_sampling({name: one})[name].merge()
+    assert sampler_model.embed[...] is one.embed[...]

@@ -1,4 +1,4 @@
-"""The decoder against Transformers, family by family; golden files stand in where torch is not."""
+"""The decoder equals Transformers for every family; golden files replace a missing PyTorch."""
 
 from pathlib import Path
 
@@ -16,23 +16,23 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture(scope="module", params=hf_reference.CASES)
 def pair(request, tmp_path_factory):
-    """A Transformers model with float32 weights and our decoder loaded from its folder."""
+    """A Transformers model with float32 weights, and a decoder loaded from its folder."""
     pytest.importorskip("torch")
     model = hf_reference.make_model(request.param, seed=1)
     folder = hf_reference.save(model, tmp_path_factory.mktemp(request.param))
     return model, load_decoder(folder)
 
 
-def test_logits_equal_transformers_at_every_length_and_padding(pair):
+def test_logits_equal_transformers(pair):
     model, decoder = pair
     ids_BL, mask_BL = hf_reference.ragged_batch((600, 399, 37, 2, 1))
     expected = hf_reference.logits(model, ids_BL, mask_BL)
-    assert np.std(expected) > 0.5  # flat logits would agree with anything
+    assert np.std(expected) > 0.5  # nearly equal logits would pass for any model
     actual = decoding.logits(decoder, ids_BL, mask_BL)
     np.testing.assert_allclose(actual[mask_BL], expected[mask_BL], atol=2e-4)
 
 
-def test_greedy_decoding_writes_the_same_64_tokens_as_transformers(pair):
+def test_greedy_decoding_equals_transformers(pair):
     model, decoder = pair
     ids_BL, mask_BL = (x[:2] for x in hf_reference.padded_batch(hf_reference.LENGTH))
     expected = hf_reference.greedy(model, ids_BL, mask_BL, hf_reference.NEW_TOKENS)
@@ -40,14 +40,14 @@ def test_greedy_decoding_writes_the_same_64_tokens_as_transformers(pair):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_gradients_of_the_mean_log_probability_equal_transformers(pair):
+def test_gradients_equal_transformers(pair):
     model, decoder = pair
     ids_BL, mask_BL = hf_reference.padded_batch(hf_reference.LENGTH)
     expected = hf_reference.gradients(model, ids_BL, mask_BL)
     actual, _ = decoding.evaluate(decoder, ids_BL, mask_BL)
     assert set(actual) == set(expected)
     for name, grad in expected.items():
-        # A key bias moves all scores of a query alike: its gradient is zero but for rotation.
+        # A key bias shifts all scores of a query, so without rotation its gradient is zero.
         scale = max(np.linalg.norm(grad), 1e-3)
         assert np.linalg.norm(actual[name] - grad) < 1e-3 * scale, name
 
@@ -55,7 +55,7 @@ def test_gradients_of_the_mean_log_probability_equal_transformers(pair):
 @pytest.mark.parametrize(
     ("theta", "positions", "rope"),
     [
-        # Llama 3.1 and 3.2, Qwen2.5's advice for long inputs, and YaRN's other fields.
+        # Llama 3.1 and 3.2, the setting of Qwen2.5 for long inputs, and other fields of YaRN.
         (5e5, 131072, hf_reference.LLAMA3 | {"original_max_position_embeddings": 8192}),
         (5e5, 131072, hf_reference.LLAMA3 | {"factor": 32.0}),
         (1e6, 32768, {"rope_type": "yarn", "factor": 4.0}),
@@ -64,7 +64,7 @@ def test_gradients_of_the_mean_log_probability_equal_transformers(pair):
         (1e4, 4096, {"rope_type": "linear", "factor": 3.0}),
     ],
 )
-def test_rotary_frequencies_of_real_sizes_equal_transformers(theta, positions, rope):
+def test_rotary_frequencies_equal_transformers(theta, positions, rope):
     pytest.importorskip("torch")
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -79,7 +79,7 @@ def test_rotary_frequencies_of_real_sizes_equal_transformers(theta, positions, r
 
 
 @pytest.mark.parametrize("name", hf_reference.CASES)
-def test_golden_logits_gradients_and_greedy_tokens_are_reproduced(name):
+def test_golden_logits_gradients_and_tokens_are_reproduced(name):
     decoder = load_decoder(GOLDEN / name)
     golden = dict(np.load(GOLDEN / name / "reference.npz"))
     ids_BL, mask_BL = golden["ids"], golden["mask"]

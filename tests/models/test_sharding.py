@@ -1,4 +1,4 @@
-"""The mesh rules, and that a sharded model is the same model."""
+"""The sharding rules; sharded and unsharded models compute the same."""
 
 import dataclasses
 import itertools
@@ -55,27 +55,29 @@ def mesh_of(*shape: int):
 )
 def test_a_sharded_forward_equals_the_unsharded_one(shape, changes):
     config, mesh = dataclasses.replace(TINY, **changes), mesh_of(*shape)
-    whole = decoding.random_decoder(config)
+    unsharded = decoding.random_decoder(config)
     layout = tree_shardings(logical_axes(config), abstract_params(config), mesh)
-    sharded = Decoder.from_params(config, jax.device_put(jax.device_get(whole.params()), layout))
+    sharded = Decoder.from_params(
+        config, jax.device_put(jax.device_get(unsharded.params()), layout)
+    )
     ids_BL = np.random.default_rng(0).integers(0, 64, (8, 9), np.int32)
-    expected = decoding.logits(whole, ids_BL)
+    expected = decoding.logits(unsharded, ids_BL)
     with jax.set_mesh(mesh):
         actual = decoding.logits(sharded, shard_batch(ids_BL, mesh))
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_sharded_initialisation_draws_the_same_numbers_and_no_full_copy():
+def test_sharded_initialization_makes_no_full_copy():
     mesh = mesh_of(1, 4, 2)
-    whole = Decoder(TINY, rngs=nnx.Rngs(3)).params()
+    unsharded = Decoder(TINY, rngs=nnx.Rngs(3)).params()
     sharded = init_sharded(TINY, mesh, nnx.Rngs(3)).params()
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(sharded), strict=True):
+    for a, b in zip(jax.tree.leaves(unsharded), jax.tree.leaves(sharded), strict=True):
         np.testing.assert_allclose(a, jax.device_get(b), rtol=1e-6)
     gate = sharded["layers"]["gate_proj"]
     assert gate.addressable_shards[0].data.shape == (2, 32 // 4, 48 // 2)
 
 
-def test_key_value_heads_that_do_not_divide_are_replicated_and_others_refused():
+def test_only_key_value_heads_may_be_uneven():
     mesh = mesh_of(1, 1, 8)
     spec = to_spec(("layers", "embed", "kv", None), (2, 32, 2, 8), mesh)
     assert spec == PartitionSpec(None, "fsdp", None, None)
@@ -85,7 +87,7 @@ def test_key_value_heads_that_do_not_divide_are_replicated_and_others_refused():
     assert to_spec(("heads", None), (14, 64), mesh, relaxed) == PartitionSpec(None, None)
 
 
-def test_a_rule_that_uses_one_mesh_axis_twice_is_an_error():
+def test_two_axes_on_one_mesh_axis_are_an_error():
     mesh = mesh_of(1, 4, 2)
     with pytest.raises(UserError, match="heads and mlp both map to mesh axis 'tensor'"):
         to_spec(("heads", "mlp"), (4, 48), mesh)
@@ -101,12 +103,12 @@ def test_a_rule_that_uses_one_mesh_axis_twice_is_an_error():
         (("embed", "mlp"), Rules(), "name 2 dimensions of 1"),
     ],
 )
-def test_rules_that_cannot_work_are_refused_by_name(axes, rules, words):
+def test_impossible_rules_are_refused(axes, rules, words):
     with pytest.raises(UserError, match=words):
         to_spec(axes, (32,), mesh_of(1, 4, 2), rules)
 
 
-def test_a_mesh_needs_as_many_devices_as_there_are():
+def test_a_mesh_uses_all_devices():
     with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
         make_mesh((1, 3, 2))
     assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
@@ -114,7 +116,7 @@ def test_a_mesh_needs_as_many_devices_as_there_are():
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a mesh is arranged by, of a device of a TPU."""
+    """The attributes of a TPU device that determine its place in a mesh."""
 
     id: int
     coords: tuple[int, int, int]
@@ -126,37 +128,37 @@ class Chip:
 
 
 def torus(*sides: int, slices: int = 1) -> list:
-    """The chips of some TPU slices, four of a slice to a process."""
+    """Returns the chips of TPU slices, four chips per process."""
     places = list(np.ndindex(*sides))
     chips = itertools.product(range(slices), enumerate(places))
     return [Chip(s * len(places) + i, at, s, (s * len(places) + i) // 4) for s, (i, at) in chips]
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 1), (4, 16, 1), (1, 64, 1), (64, 1, 1)])
-def test_an_axis_of_a_mesh_may_take_a_part_of_one_of_a_torus(shape):
-    """JAX refuses 2 x 32 on 8 x 8 chips unless it is told that it may."""
+def test_a_mesh_axis_may_be_part_of_a_torus_axis(shape):
+    """By default JAX refuses 2 x 32 on 8 x 8 chips."""
     chips = torus(8, 8, 1)
-    found = sharding.arranged(shape, chips)
-    assert found.shape == shape and set(found.flat) == set(chips)
+    devices = sharding.device_array(shape, chips)
+    assert devices.shape == shape and set(devices.flat) == set(chips)
 
 
 @pytest.mark.parametrize(
     ("shape", "slices"), [((2, 16, 1), 2), ((4, 8, 1), 2), ((2, 32, 1), 4), ((1, 32, 1), 2)]
 )
-def test_slices_are_crossed_by_the_data_axis_first_and_by_the_tensor_axis_never(shape, slices):
-    found = sharding.arranged(shape, torus(4, 4, 1, slices=slices))
-    slice_of = np.vectorize(lambda chip: chip.slice_index)(found)
+def test_the_data_axis_crosses_slices_first(shape, slices):
+    devices = sharding.device_array(shape, torus(4, 4, 1, slices=slices))
+    slice_of = np.vectorize(lambda chip: chip.slice_index)(devices)
     data = math.gcd(shape[0], slices)
     parts = slice_of.reshape(data, shape[0] // data, slices // data, -1).swapaxes(1, 2)
     assert all(len(np.unique(part)) == 1 for part in parts.reshape(slices, -1))
     assert len(np.unique(slice_of)) == slices
 
 
-def test_constrain_is_a_hint_that_leaves_values_and_odd_sizes_alone():
+def test_constrain_changes_no_value_and_skips_odd_sizes():
     mesh, x = mesh_of(2, 2, 2), np.arange(12.0, dtype=np.float32).reshape(3, 4)
-    pinned = jax.jit(lambda x: constrain(x, ("batch", "mlp")))
-    np.testing.assert_array_equal(pinned(x), x)
+    constrained = jax.jit(lambda x: constrain(x, ("batch", "mlp")))
+    np.testing.assert_array_equal(constrained(x), x)
     with jax.set_mesh(mesh):
-        np.testing.assert_array_equal(jax.device_get(pinned(x)), x)
-        even = pinned(jnp.zeros((8, 4)))
+        np.testing.assert_array_equal(jax.device_get(constrained(x)), x)
+        even = constrained(jnp.zeros((8, 4)))
     assert even.sharding.spec == PartitionSpec(("data", "fsdp"), "tensor")

@@ -1,3 +1,5 @@
+"""The report: headline numbers, inert text, no external resources, damaged files."""
+
 from __future__ import annotations
 
 import html.parser
@@ -12,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.report import build_report
 from jax_ragrl.report.charts import smooth
 from jax_ragrl.report.load import by_step, curve
-from jax_ragrl.report.sketch import Scale, grow, scale_of
+from jax_ragrl.report.sketch import Scale, build_tree, credit_scale
 from jax_ragrl.report.svg import Frame, element, ticks
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -37,8 +39,8 @@ def metrics(step: int) -> dict[str, Any]:
         "kl/mean": 0.01 * step,
         "entropy": 0.5,
         "valid_frac/router": 0.97,
-        "strategy/Planning": 0.6,
-        "strategy/Retrieval": 0.4,
+        "strategy_frac/Planning": 0.6,
+        "strategy_frac/Retrieval": 0.4,
         "time/rollout_s": 2.0,
         "time/train_s": 1.0,
         "time/compile_s": 1.5,
@@ -46,9 +48,9 @@ def metrics(step: int) -> dict[str, Any]:
 
 
 def node(number: int, parent: int | None, role: str = "filter", **values: Any) -> dict[str, Any]:
-    empty = {"text": "", "prompt": "", "forced": False, "multiplicity": 1, "credit": 0.5}
-    rest = {"reward": None, "answer": None, "why": "", "passages": [], "depth": 1}
-    return {"id": number, "parent": parent, "role": role, **empty, **rest, **values}
+    defaults = {"text": "", "prompt": "", "forced": False, "multiplicity": 1, "credit": 0.5}
+    defaults |= {"reward": None, "answer": None, "why": "", "passages": [], "depth": 1}
+    return {"id": number, "parent": parent, "role": role, **defaults, **values}
 
 
 def tree(nodes: list[dict[str, Any]], question: str = "Who?") -> dict[str, Any]:
@@ -57,7 +59,7 @@ def tree(nodes: list[dict[str, Any]], question: str = "Who?") -> dict[str, Any]:
 
 NODES = [
     node(0, None, "router", text="[Planning]", forced=True, multiplicity=3, credit=0.25),
-    node(1, 0, passages=[{"title": "T", "text": "told", "kept": True}], credit=None),
+    node(1, 0, passages=[{"title": "T", "text": "text", "kept": True}], credit=None),
     node(2, 1, "leaf", answer="Ann", reward=1.0, credit=1.0, why="answered"),
     node(3, 0, "leaf", reward=0.0, credit=0.0, why="Max Depth"),
 ]
@@ -126,11 +128,11 @@ def test_text_from_documents_and_models_is_inert(tmp_path):
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "img", "iframe", "object", "link", "form"}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    # It is shown as text in each of its places, not dropped.
+    # Each place shows it as text instead of dropping it.
     assert page.text.count("<script>alert(1)</script>") >= 12
 
 
-def test_the_page_fetches_nothing(tmp_path):
+def test_the_page_has_no_external_resources(tmp_path):
     source = build_report(write_run(tmp_path, trees=[tree(NODES)])).read_text()
     addresses = {
         value
@@ -143,10 +145,10 @@ def test_the_page_fetches_nothing(tmp_path):
     assert "url(" not in source and "default-src 'none'" in source
 
 
-def test_headline_numbers_are_those_of_the_summary(tmp_path):
+def test_the_page_shows_the_numbers_of_the_summary(tmp_path):
     text = read(write_run(tmp_path)).text
-    for shown in ("20.0 %", "40.0 %", "45.0 %", "61.5 %", "+16.5", "+11.0 to +22.0", "warm start"):
-        assert shown in text
+    for number in ("20.0 %", "40.0 %", "45.0 %", "61.5 %", "+16.5", "+11.0 to +22.0", "warm start"):
+        assert number in text
 
 
 def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
@@ -155,27 +157,27 @@ def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
     assert "61.5 %" in text and "+11.0 to +22.0" in text
 
 
-def test_compiling_is_no_part_of_the_sum_of_times(tmp_path):
+def test_compile_time_is_excluded_from_the_sum(tmp_path):
     text = read(write_run(tmp_path)).text
     assert "Rollout 2.00 s 6 s 67 %" in text and "Train 1.00 s 3 s 33 %" in text
-    assert "Compile (within the others) 1.50 s 4.5 s 50 %" in text
+    assert "Compile (included in the others) 1.50 s 4.5 s 50 %" in text
 
 
-def test_trees_show_credit_forcing_passages_and_ends(tmp_path):
+def test_trees_show_credit_forcing_passages_and_leaves(tmp_path):
     text = read(write_run(tmp_path, trees=[tree(NODES)])).text
-    for shown in (
+    for words in (
         "0.25",
         "not trained",
         "forced",
         "× 3",
-        "dead: Max Depth",
-        "1 of 1 passages kept",
+        "no answer: Max Depth",
+        "1 of 1 passages selected",
     ):
-        assert shown in text
+        assert words in text
     assert "✓ reward 1" in text and "✗ reward 0" in text
 
 
-def test_every_link_of_a_drawing_leads_to_a_node(tmp_path):
+def test_each_link_of_a_drawing_targets_a_node(tmp_path):
     page = read(write_run(tmp_path, trees=[tree(NODES), tree(NODES)]))
     links = [a["href"] for tag, a in page.tags if tag == "a"]
     ids = [a["id"] for _, a in page.tags if "id" in a]
@@ -188,46 +190,57 @@ def test_a_run_without_trees_has_a_report(tmp_path):
 
 
 @pytest.mark.parametrize("summary", [{}, {"accuracy": {}, "gain": {"mean": None, "ci95": [1]}}])
-def test_what_a_summary_does_not_hold_is_left_out(tmp_path, summary):
+def test_missing_parts_of_a_summary_are_omitted(tmp_path, summary):
     assert "Gain" not in read(write_run(tmp_path, summary=summary)).text
 
 
-def test_a_run_of_no_or_one_step_has_a_report(tmp_path):
+def test_a_run_with_fewer_than_two_steps_has_a_report(tmp_path):
     write_run(tmp_path)
     for rows in ("", json.dumps(metrics(0)) + "\n"):
         (tmp_path / "metrics.jsonl").write_text(rows)
         assert "Gain" in read(tmp_path).text
 
 
-def test_missing_metrics_are_named_with_the_command_that_makes_them(tmp_path):
+def test_missing_metrics_name_the_command_that_creates_them(tmp_path):
     (write_run(tmp_path) / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics.jsonl is missing: .*'ragrl .*--workdir="):
         build_report(tmp_path)
 
 
-def test_a_training_run_without_a_summary_has_a_report(tmp_path):
+def test_a_run_without_a_summary_has_a_report(tmp_path):
     (write_run(tmp_path) / "summary.json").unlink()
     assert "Mean reward" in build_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_a_report_names_what_tells_a_run_from_another(tmp_path):
+def test_a_report_names_the_choices_of_a_run(tmp_path):
     config = {"system": "opera", "objective": {"advantage": "group_centred"}, "credit": EVIL}
     (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
     text = read(tmp_path).text
     assert "System opera" in text and "Advantage group_centred" in text and EVIL in text
 
 
-def test_a_tree_shows_the_mean_of_what_its_leaves_earned(tmp_path):
+def test_a_tree_shows_the_mean_reward_of_its_leaves(tmp_path):
     leaves = [node(1, 0, "leaf", reward=-3.0), node(2, 0, "leaf", reward=-2.0)]
     text = read(write_run(tmp_path, trees=[tree([node(0, None), *leaves])])).text
     assert "2 leaves, mean reward -2.5" in text
 
 
-def test_what_a_role_earns_itself_is_an_indicator(tmp_path):
-    rows = [{"step": s, "earned/plan": 0.5, "zero_variance_frac/plan": 0.1} for s in range(2)]
+def test_an_old_run_shows_its_renamed_metrics(tmp_path):
+    old = {"earned/plan": 0.5, "malformed/No JSON": 5.0, "strategy/Planning": 1.0}
+    rows = [metrics(step) | old | {"reward/Planning": 0.25} for step in range(2)]
     (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     text = read(tmp_path).text
-    assert "Reward of its own: plan 0.5000" in text
+    assert "Role reward: plan 0.5000" in text and "No JSON 5 5 10" in text
+    assert "Reward by strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_reward_of_a_role_is_an_indicator(tmp_path):
+    rows = [
+        {"step": s, "role_reward/plan": 0.5, "frac_reward_zero_std/plan": 0.1} for s in range(2)
+    ]
+    (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = read(tmp_path).text
+    assert "Role reward: plan 0.5000" in text
     assert "Groups with equal rewards: plan 0.1000" in text
 
 
@@ -247,25 +260,25 @@ def test_a_damaged_file_is_named(tmp_path, name, text):
         build_report(tmp_path)
 
 
-def test_a_last_line_cut_off_by_a_killed_run_is_left_out(tmp_path):
-    whole = read(write_run(tmp_path)).text
+def test_a_truncated_last_line_is_ignored(tmp_path):
+    text = read(write_run(tmp_path)).text
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
-    assert read(tmp_path).text == whole
+    assert read(tmp_path).text == text
 
 
-def test_a_step_that_a_resumed_run_repeats_counts_once():
+def test_a_repeated_step_counts_once():
     rows = by_step([{"step": 0, "x": 1.0}, {"step": 1, "x": 2.0}, {"step": 1, "x": 3.0}])
     assert curve(rows, "x") == ((0.0, 1.0), (1.0, 3.0))
 
 
-def test_curves_hold_finite_numbers_only():
+def test_curves_have_finite_values_only():
     values = (1.0, float("nan"), None, "2", True, float("inf"), 7)
     rows = by_step([{"step": i, "x": x} for i, x in enumerate(values)])
     assert curve(rows, "x") == ((0.0, 6.0), (1.0, 7.0))
 
 
-def test_smoothing_keeps_a_constant_and_one_step_is_the_value_itself():
+def test_a_moving_average_preserves_constants():
     assert smooth([0.3] * 5, 4) == pytest.approx([0.3] * 5)
     assert smooth([1.0, 5.0, 2.0], 1) == (1.0, 5.0, 2.0)
     # Weights 1, 1/2: (0 + 3) / (1/2 + 1).
@@ -273,15 +286,17 @@ def test_smoothing_keeps_a_constant_and_one_step_is_the_value_itself():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.3, 0.02), (0, 119), (3, 3.5), (1e-6, 3e-6)])
-def test_ticks_are_few_equally_spaced_and_inside(low, high):
+def test_ticks_are_few_equidistant_and_inside(low, high):
     marks = ticks(low, high, 5)
     gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
     assert 2 <= len(marks) <= 7 and gaps == pytest.approx([gaps[0]] * len(gaps))
     assert low - 1e-9 <= marks[0] and marks[-1] <= high + 1e-9
 
 
-def test_a_frame_puts_its_corners_at_its_corners():
-    frame = Frame(100, 50, 0, 10, -1, 1, left=10, right=20, top=5, bottom=15)
+def test_a_frame_maps_corners_to_corners():
+    frame = Frame(
+        100, 50, 0, 10, -1, 1, margin_left=10, margin_right=20, margin_top=5, margin_bottom=15
+    )
     assert (frame.x(0), frame.x(10), frame.y(-1), frame.y(1)) == (10, 80, 35, 5)
 
 
@@ -291,7 +306,7 @@ def test_attributes_and_contents_are_escaped():
     )
 
 
-def test_credit_is_coloured_by_its_distance_from_the_middle():
+def test_credit_is_colored_by_its_distance_from_the_middle():
     scale = Scale(0.0, 1.0)
     assert [scale.tint(c) for c in (0.0, 0.25, 0.5, 1.0)] == [
         ("bad", 100),
@@ -302,28 +317,31 @@ def test_credit_is_coloured_by_its_distance_from_the_middle():
     assert scale.tint(None) == scale.tint(float("nan")) == ("none", 0)
 
 
-def test_the_scale_holds_every_credit():
-    assert scale_of([tree([node(0, None, credit=2.0), node(1, 0, credit=None)])]) == (0.0, 2.0)
+def test_the_scale_includes_all_credit():
+    assert credit_scale([tree([node(0, None, credit=2.0), node(1, 0, credit=None)])]) == (0.0, 2.0)
 
 
-def test_where_credit_may_be_negative_the_middle_is_zero():
-    assert scale_of([tree([node(0, None, credit=-3.0), node(1, 0, credit=1.0)])]) == (-3.0, 3.0)
-    assert scale_of([tree([node(0, None, credit=-0.2)])]) == (-1.0, 1.0)
+def test_the_scale_of_negative_credit_is_symmetric():
+    assert credit_scale([tree([node(0, None, credit=-3.0), node(1, 0, credit=1.0)])]) == (-3.0, 3.0)
+    assert credit_scale([tree([node(0, None, credit=-0.2)])]) == (-1.0, 1.0)
 
 
-def test_a_parent_is_drawn_at_the_middle_of_its_children():
-    (root,) = grow(NODES)
+def test_a_parent_is_centered_on_its_children():
+    (root,) = build_tree(NODES)
     filter_, leaf = root.children
-    assert [(t.node["id"], t.level) for t in root.walk()] == [(0, 1), (1, 2), (2, 3), (3, 2)]
+    assert [(t.record["id"], t.level) for t in root.walk()] == [(0, 1), (1, 2), (2, 3), (3, 2)]
     assert (filter_.row, leaf.row, root.row) == (0, 1, 0.5)
 
 
-def test_a_node_without_its_parent_becomes_a_root():
-    assert [t.node["id"] for t in grow([node(5, 99), node(6, 5), node(7, 7)])] == [5, 7]
+def test_a_node_with_an_unknown_parent_is_a_root():
+    assert [t.record["id"] for t in build_tree([node(5, 99), node(6, 5), node(7, 7)])] == [5, 7]
 
 
-def test_a_strategy_has_one_colour_in_every_picture(tmp_path):
-    rows = [{**metrics(i), "strategy/None": 0.1, "reward/Retrieval": 0.5} for i in range(3)]
+def test_a_strategy_has_one_color_in_all_pictures(tmp_path):
+    rows = [
+        {**metrics(i), "strategy_frac/None": 0.1, "strategy_reward/Retrieval": 0.5}
+        for i in range(3)
+    ]
     write_run(tmp_path, summary={**SUMMARY, "strategy_share": {"Retrieval": 1.0, "New": 0.0}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = read(tmp_path)
@@ -333,42 +351,47 @@ def test_a_strategy_has_one_colour_in_every_picture(tmp_path):
     assert "line c1" in {attributes.get("class") for _, attributes in page.tags}
 
 
-def shown(folder: pathlib.Path, **values: float) -> Page:
-    """The page of a run of three steps with more metrics."""
+def page_with(folder: pathlib.Path, **values: float) -> Page:
+    """The page of a run with three steps and additional metrics."""
     rows = [{**metrics(step), **values} for step in range(3)]
     write_run(folder)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return read(folder)
 
 
-def test_a_strategy_that_only_training_saw_is_among_the_rewards(tmp_path):
-    tried = {f"reward/kind {i}": 0.5 for i in range(9)}
-    page = shown(tmp_path, **{"reward/Direct": 0.2}, **tried)
+def test_strategies_of_rollouts_have_rewards(tmp_path):
+    rewards = {f"strategy_reward/kind {i}": 0.5 for i in range(9)}
+    page = page_with(tmp_path, **{"strategy_reward/Direct": 0.2}, **rewards)
     assert {"Planning", "Direct", "kind 0"} <= set(page.words) and "mean" not in page.words
-    assert "kind 3" not in page.words  # with Planning and Retrieval these are the six colours
+    assert "kind 3" not in page.words  # with Planning and Retrieval, six colors are used
 
 
-def test_what_went_wrong_is_counted(tmp_path):
-    rows = [metrics(0) | {"malformed/No JSON": 5.0}, metrics(1), metrics(2) | {"dead/Max Depth": 1}]
+def test_failures_are_counted(tmp_path):
+    rows = [
+        metrics(0) | {"invalid_action/No JSON": 5.0},
+        metrics(1),
+        metrics(2) | {"unanswered/Max Depth": 1},
+    ]
     write_run(tmp_path, summary={**SUMMARY, "ended": {"Max Depth": 2, "answered": 9}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = read(tmp_path).text
-    assert "Malformed: No JSON 5 0 5" in text
+    assert "Invalid action: No JSON 5 0 5" in text
     assert "Ended without an answer: Max Depth 0 1 1" in text
-    assert "ended: answered 9, Max Depth 2." in text
+    assert "Outcomes of the trained system: answered 9, Max Depth 2." in text
 
 
-def test_indicators_of_roles_and_of_several_policies_are_named(tmp_path):
+def test_indicators_name_their_role_and_policy(tmp_path):
     values = {"kl/plan": 0.1, "entropy/old/plan": 0.2, "entropy/old/mean": 0.3, "one/kl/plan": 0.4}
-    words = shown(tmp_path, **values).words
+    words = page_with(tmp_path, **values).words
     assert {"KL: plan", "Entropy: plan", "KL: plan (one)"} <= set(words)
     assert "entropy/old/mean" not in words
 
 
-def test_a_tree_shows_what_was_found_and_the_calls_on_the_way(tmp_path):
+def test_a_tree_shows_passages_and_calls(tmp_path):
     nodes = [
-        node(0, None, "executor", passages=[{"title": "T", "text": "told"}]),
+        node(0, None, "executor", passages=[{"title": "T", "text": "text"}]),
         node(1, 0, "leaf", answer="Ann", calls=[["search", "q -> T"], ["answer", "Ann"]]),
     ]
     text = read(write_run(tmp_path, trees=[tree(nodes)])).text
-    assert "1 passage found" in text and "2 calls on the way" in text and "q -> T" in text
+    assert "1 passage retrieved" in text and "2 calls to the environment" in text
+    assert "q -> T" in text

@@ -54,9 +54,7 @@ def as_memmap(path, vectors):
 @pytest.mark.parametrize(
     ("name", "save"), [("x.index", as_faiss), ("x.bin", as_numpy), ("x.memmap", as_memmap)]
 )
-def test_the_command_takes_vectors_and_encodes_nothing_but_a_few(
-    name, save, tmp_path, capsys, monkeypatch
-):
+def test_imported_vectors_are_probed_not_encoded(name, save, tmp_path, capsys, monkeypatch):
     (tmp_path / "corpus.jsonl").write_text(
         "".join(
             json.dumps({"id": i, "contents": f'"t{i}"\nword{i} here'}) + "\n" for i in range(40)
@@ -104,7 +102,7 @@ def test_a_file_of_numpy_that_holds_no_vectors_is_refused(tmp_path):
     path = tmp_path / "x.npy"
     for array in (np.ones((2, 3), np.int64), np.ones(6, np.float32)):
         np.save(path, array)
-        with pytest.raises(UserError, match="give a vector of floats a row"):
+        with pytest.raises(UserError, match="give one vector of floats per row"):
             open_vectors(path)
     np.save(path, np.ones((2, 3), np.float32))
     path.write_bytes(path.read_bytes()[:-5])

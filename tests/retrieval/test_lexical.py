@@ -94,7 +94,7 @@ def test_the_description_tells_fits_apart(fitted):
 
 
 def test_what_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(UserError, match="dimension 0"):
+    with pytest.raises(UserError, match="dimension is 0"):
         LexicalEncoder.fit(PASSAGES, dimension=0)
     with pytest.raises(UserError, match="ragrl index"):
         LexicalEncoder.load(tmp_path)

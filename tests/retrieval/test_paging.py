@@ -52,5 +52,5 @@ def test_no_requests_ask_nothing():
 
 @pytest.mark.parametrize("request_", [("q", 0, 0), ("q", 1, -1)])
 def test_impossible_pages_are_refused(request_):
-    with pytest.raises(UserError, match="has no page"):
+    with pytest.raises(UserError, match="is not a page"):
         search_pages(Counting(), [request_])

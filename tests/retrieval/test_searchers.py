@@ -55,13 +55,13 @@ def test_equal_passages_come_in_their_order(make):
 
 
 @pytest.mark.parametrize("make", SEARCHERS)
-def test_scores_lie_on_the_grid_that_hides_the_last_bits(make):
+def test_scores_are_multiples_of_the_grid(make):
     scores, _ = make(VECTORS).search(QUERIES, 10)
     steps = scores.astype(np.float64) * exact.GRID
     np.testing.assert_array_equal(steps, np.round(steps))
 
 
-def test_scores_are_rounded_to_the_nearest_and_what_lies_between_decides_nothing():
+def test_rounded_scores_ignore_the_last_bits():
     vectors = np.float32([[0.5 + step * 2.0**-20] for step in (0, 1 / 8, -1 / 4, 3 / 4)])
     scores, index = ExactSearcher(vectors).search(np.ones((1, 1), np.float32), 4)
     np.testing.assert_array_equal(scores[0], np.float32([0.5 + 2.0**-20, 0.5, 0.5, 0.5]))
@@ -70,11 +70,28 @@ def test_scores_are_rounded_to_the_nearest_and_what_lies_between_decides_nothing
 
 def test_inner_products_are_asked_for_in_full_precision():
     """On a TPU the default is bfloat16."""
-    shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 32), (500, 32)))
-    assert "HIGHEST" in exact.nearest.lower(*shapes, 8).as_text()
+    assert "HIGHEST" in exact.nearest.lower(*arguments(500), 8).as_text()
 
 
-def test_what_scann_did_not_find_comes_last_and_is_marked():
+def arguments(passages):
+    """The shapes of a call of `nearest` with 8 queries."""
+    shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 32), (passages, 32)))
+    return *shapes, jax.ShapeDtypeStruct((), np.int32)
+
+
+def test_vectors_in_whole_blocks_are_never_copied():
+    """A pad of the vectors would be a copy of all of them in every call."""
+
+    def pads(passages):
+        text = exact.nearest.lower(*arguments(passages), 8).as_text()
+        return [line for line in text.splitlines() if "stablehlo.pad" in line]
+
+    blocks = 5 * exact.BLOCK * 8
+    assert pads(blocks) == [] and pads(blocks + 1)
+    assert len(exact.pad_to_blocks(VECTORS)) % exact.BLOCK == 0
+
+
+def test_missing_scann_hits_come_last():
     class Short:
         def search_batched_parallel(self, queries, **limits):
             del queries, limits
@@ -110,7 +127,7 @@ def test_corpora_smaller_than_a_bucket_are_searched_whole(make, count):
     assert (np.sort(index, axis=1) == np.arange(count)).all()
 
 
-def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
+def test_oversized_batches_are_split(monkeypatch):
     _, whole = ExactSearcher(VECTORS).search(QUERIES, 7)
     monkeypatch.setattr(exact, "SCORE_BYTES", 4 * 500 * 3)
     _, split = ExactSearcher(VECTORS).search(QUERIES, 7)
@@ -121,13 +138,13 @@ def test_batches_that_do_not_fit_are_split_without_a_trace(monkeypatch):
     ("room", "part", "rows"),
     [(3, 500, 2), (1, 500, 1), (0.5, 500, 1), (1000, 500, 256), (4, 250, 8)],
 )
-def test_a_call_makes_no_more_scores_than_there_is_room_for(monkeypatch, room, part, rows):
+def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     """Room in queries of all vectors; where two devices hold them a query takes half of it."""
     asked = set()
 
-    def nearest(queries, passages, k):
+    def nearest(queries, passages, count, k):
         asked.add(len(queries))
-        return exact_nearest(queries, passages, k)
+        return exact_nearest(queries, passages, count, k)
 
     exact_nearest = exact.nearest
     monkeypatch.setattr(exact, "nearest", nearest)
@@ -137,7 +154,7 @@ def test_a_call_makes_no_more_scores_than_there_is_room_for(monkeypatch, room, p
     assert asked == {rows}
 
 
-def test_a_bucket_is_the_next_power_of_two_within_its_bounds():
+def test_a_bucket_is_the_next_power_of_two():
     sizes = [exact.bucket(n, 8, 256) for n in (1, 8, 9, 16, 17, 256, 300)]
     assert sizes == [8, 8, 16, 16, 32, 256, 256]
 
@@ -148,14 +165,14 @@ def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
     expected = ExactSearcher(repeated).search(QUERIES, k)
     monkeypatch.setattr(exact, "PART", 150)
     searcher = ExactSearcher(repeated)
-    assert [len(x) for x in searcher._parts] == [167, 167, 167, 167, 166, 166]
+    assert [int(n) for n in searcher._counts] == [167, 167, 167, 167, 166, 166]
     assert len({x.device for x in searcher._parts}) == 6
     for found, x in zip(searcher.search(QUERIES, k), expected, strict=True):
         np.testing.assert_array_equal(found, x)
 
 
 @pytest.mark.parametrize("size", [3000, 3072])
-def test_the_best_of_blocks_are_the_best_of_all_and_equal_ones_in_order(size):
+def test_block_top_k_equals_top_k_with_ties_in_order(size):
     """Few distinct scores: most are equal to many others."""
     scores_QX = np.random.default_rng(0).integers(0, 40, (20, size)).astype(np.float32)
     scores_QX[0], scores_QX[1] = 0.0, -np.arange(size)

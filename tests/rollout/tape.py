@@ -14,7 +14,7 @@ import numpy as np
 from jax_ragrl.credit.returns import monte_carlo
 from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
-from jax_ragrl.rollout.expand import Expander, Forced, Tree, once
+from jax_ragrl.rollout.expand import Expander, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.systems.c3po import C3PO
@@ -25,11 +25,11 @@ BOB = Question("q-bob", "Where was Bob born?", ("Rom",), hops=1)
 
 # The paper's tree: three forced strategies, then two samples down to depth 4.
 PAPER = Tree(
-    forced={
+    forced_actions={
         "router": (
-            Forced("[No Retrieval]"),
-            Forced("[Retrieval] $question"),
-            Forced("[Planning]"),
+            ForcedAction("[No Retrieval]"),
+            ForcedAction("[Retrieval] $question"),
+            ForcedAction("[Planning]"),
         )
     }
 )
@@ -51,16 +51,21 @@ def action(text: str, prompt: str, *, sampled: bool = True) -> Action:
 
 @dataclasses.dataclass
 class Tape:
-    """An environment that plays recorded replies and logs what it was asked, in order.
+    """An environment that plays recorded replies and logs its requests, in order.
 
-    `texts` holds each role's actions in the order in which they are asked for; a function writes
-    them instead from (role, prompt, random generator of the state). `found` maps a query to ranked
-    passages (any other query finds numbers 1 to 9), `told` a purpose to a reply.
+    Fields:
+      texts: each role's actions in the order of the requests for them; or a function from (role,
+        prompt, random generator of the state) to an action.
+      hits: from a query to ranked passages. Any other query returns the passages 1 to 9.
+      replies: from a purpose to the reply of the language model, or to a function of the request.
+      log: the effects.
+      prompts: the prompts of actions and of calls to the language model.
+      seeds: the seeds of action requests.
     """
 
     texts: Mapping[str, list[str]] | Callable[[str, str, random.Random], str]
-    found: Mapping[str, Sequence[Passage]] = dataclasses.field(default_factory=dict)
-    told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    hits: Mapping[str, Sequence[Passage]] = dataclasses.field(default_factory=dict)
+    replies: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     log: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
     prompts: list[str] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)
@@ -78,20 +83,21 @@ class Tape:
         self.log.append((request.role.name,))
         self.prompts.append(prompt)
         self.seeds.append(request.seed)
-        forced = [action(f.text, prompt, sampled=False) for f in request.branching.forced]
+        branching = request.branching
+        forced = [action(f.text, prompt, sampled=False) for f in branching.forced_actions]
         rng, name = random.Random(request.seed), request.role.name
-        written = [self._write(name, prompt, rng) for _ in range(request.branching.samples)]
-        return forced + [action(text, prompt) for text in written]
+        texts = [self._write(name, prompt, rng) for _ in range(branching.samples)]
+        return forced + [action(text, prompt) for text in texts]
 
     def _write(self, role: str, prompt: str, rng: random.Random) -> str:
         return self.texts(role, prompt, rng) if callable(self.texts) else self.texts[role].pop(0)
 
     def search(self, queries: Sequence[str], k: int) -> list[Any]:
         self.log += [("search", query, k) for query in queries]
-        return [self._found(query, k) for query in queries]
+        return [self._search(query, k) for query in queries]
 
-    def _found(self, query: str, k: int) -> Hits | EffectError:
-        ranked = self.found.get(query, [passage(i) for i in range(1, 10)])
+    def _search(self, query: str, k: int) -> Hits | EffectError:
+        ranked = self.hits.get(query, [passage(i) for i in range(1, 10)])
         if isinstance(ranked, EffectError):
             return ranked
         return Hits(tuple(ranked[:k]), (1.0,) * len(ranked[:k]))
@@ -99,31 +105,33 @@ class Tape:
     def complete(self, requests: Sequence[LLMRequest]) -> list[Any]:
         self.log += [(request.purpose,) for request in requests]
         self.prompts += [request.messages[-1].content for request in requests]
-        return [self._tell(request) for request in requests]
+        return [self._reply(request) for request in requests]
 
-    def _tell(self, request: LLMRequest) -> Any:
-        reply = self.told.get(request.purpose, "Ulm")
+    def _reply(self, request: LLMRequest) -> Any:
+        reply = self.replies.get(request.purpose, "Ulm")
         return reply(request) if callable(reply) else reply
 
 
-def play(tape: Tape, *questions: Question, expander: Expander = once, **changes: Any) -> Forest:
-    """The forest of a recorded rollout; a leaf's reward is whether its answer is a gold one."""
+def play(
+    tape: Tape, *questions: Question, expander: Expander = single_chain, **changes: Any
+) -> Forest:
+    """Returns the forest of a recorded rollout; a leaf's reward is 1 if its answer is gold."""
     seed = changes.pop("seed", 0)
     forest = collect(
         system(**changes), expander, questions or (ANN,), tape.environment(), seed=seed
     )
-    assert_told(forest)
+    assert_picklable(forest)
     reward_N = answer_rewards(forest, lambda answer, gold: float(answer in gold))
     return forest._replace(reward_N=reward_N)
 
 
-def assert_told(forest: Forest) -> None:
-    """Hosts tell each other their rollouts: every system's records pickle."""
+def assert_picklable(forest: Forest) -> None:
+    """Hosts exchange their rollouts, so the records of every system must pickle."""
     assert pickle.loads(pickle.dumps(forest.records)) == forest.records
 
 
 def improvise(role: str, prompt: str, rng: random.Random) -> str:
-    """A random action, often malformed or repeated, from the state's own chance alone."""
+    """Returns a random action, often invalid or repeated, from the state's own generator alone."""
     word = rng.choice("abcdef")
     choices = {
         "router": ["[No Retrieval]", f"[Retrieval] {word}", "[Planning]", "no bracket"],
@@ -138,13 +146,13 @@ def improvise(role: str, prompt: str, rng: random.Random) -> str:
 
 
 def leaves_of(forest: Forest) -> list[tuple[str | None, str]]:
-    """What each leaf answered and why it ended."""
-    ends = [r for r in forest.records if r.role == "leaf"]
-    return [(record.answer, record.why) for record in ends]
+    """Returns the answer and the finish reason of each leaf."""
+    leaves = [r for r in forest.records if r.role == "leaf"]
+    return [(record.answer, record.finish_reason) for record in leaves]
 
 
 def credit_of(forest: Forest) -> np.ndarray:
-    """Monte Carlo credit, unweighted, dead leaves counting 0."""
+    """Returns unweighted Monte Carlo credit; leaves without an answer count 0."""
     ones_N = np.ones(len(forest.records), np.float32)
     arrays = (forest.parent_N, forest.leaf_N, forest.reward_N, ones_N)
     return jax.device_get(jax.jit(monte_carlo)(*jax.device_put(arrays))[0])

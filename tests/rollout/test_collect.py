@@ -10,9 +10,9 @@ import pytest
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.collect import Branch, collect
-from jax_ragrl.rollout.expand import Branching, Forced, once
+from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
-from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record, decisions
+from jax_ragrl.rollout.tree import NO_PARENT, Action, Forest, Record, sibling_groups
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import (
     ANN,
@@ -42,7 +42,7 @@ def twice(effect: object, question: str) -> Branching:
 # --- The order of effects ----------------------------------------------------------------------
 
 
-def test_no_retrieval_asks_the_language_model_at_once():
+def test_no_retrieval_calls_the_language_model_directly():
     tape = Tape({"router": ["[No Retrieval]"]})
     forest = play(tape)
     assert tape.log == [("router",), ("answer_direct",)]
@@ -74,7 +74,7 @@ def test_planning_repeats_decision_search_and_filter():
         *[("router",), ("roadmap",), ("decision",)],
         *[("search", "Ann", 2), *hop, ("search", "Bob", 2), *hop, ("answer",)],
     ]
-    # The k-th filter stands at depth 2k + 2, and every decision sees roadmap and documents so far.
+    # The k-th filter has depth 2k + 2; every decision sees the roadmap and all documents so far.
     assert [r.depth for r in forest.records] == [1, 3, 4, 5, 6, 7, 9]
     _, _, first, chosen, second, _, third, answered = tape.prompts
     assert "1. one\n2. two" in first and "title" not in first
@@ -84,7 +84,7 @@ def test_planning_repeats_decision_search_and_filter():
         assert "1 title 1: text 1\n2 title 20: text 20\n" in last
 
 
-def test_an_empty_selection_leaves_a_note_that_a_later_success_removes():
+def test_a_later_success_removes_the_note_of_an_empty_selection():
     texts = {
         "router": ["[Planning]"],
         "decision": [look_up("Ann"), look_up("Ann"), HAND_OVER],
@@ -92,9 +92,9 @@ def test_an_empty_selection_leaves_a_note_that_a_later_success_removes():
     }
     tape = Tape(texts)
     play(tape)
-    decisions = [p for p in tape.prompts if p.startswith("decide")]
-    assert [f"1 Ann: {NOTE}" in p for p in decisions] == [False, True, False]
-    assert "1 title 3: text 3" in decisions[2]
+    sibling_groups = [p for p in tape.prompts if p.startswith("decide")]
+    assert [f"1 Ann: {NOTE}" in p for p in sibling_groups] == [False, True, False]
+    assert "1 title 3: text 3" in sibling_groups[2]
 
 
 def test_the_note_of_another_query_stays():
@@ -122,7 +122,7 @@ def test_a_repeated_query_turns_the_page():
         assert f"1 title {2 * i + 1}: text" in page and f"2 title {2 * i + 2}: text" in page
 
 
-def test_a_page_behind_the_last_passage_is_empty():
+def test_a_page_after_the_last_passage_is_empty():
     texts = {
         "router": ["[Planning]"],
         "decision": [look_up("Ann"), look_up("Ann"), HAND_OVER],
@@ -146,7 +146,7 @@ def test_a_document_chosen_twice_is_shown_once():
 # --- What ends a branch ------------------------------------------------------------------------
 
 
-def test_llm_only_mode_overwrites_a_retrieval_and_keeps_what_was_written():
+def test_llm_only_mode_overwrites_a_retrieval_and_keeps_its_text():
     texts = {
         "router": ["[Planning]"],
         "decision": [look_up("Ann"), look_up("more")],
@@ -174,11 +174,11 @@ def test_llm_only_mode_overwrites_every_action_and_counts_it(action):
     assert forest.records[-1].state.faults == wrong
 
 
-def test_llm_only_mode_still_wants_a_thought_and_an_action():
-    decisions = [look_up("Ann"), "[Retrieval] Bob"]
+def test_llm_only_mode_still_requires_thought_and_action():
+    sibling_groups = [look_up("Ann"), "[Retrieval] Bob"]
     texts = {
         "router": ["[Planning]"],
-        "decision": decisions,
+        "decision": sibling_groups,
         "filter": ["Thought: t\nAction: [1, 2]"],
     }
     assert leaves_of(play(Tape(texts), max_documents=1)) == [(None, "Invalid Format")]
@@ -197,11 +197,11 @@ def test_llm_only_mode_bounds_the_rounds_of_search(max_depth, rounds):
 
 
 @pytest.mark.parametrize(("text", "max_depth"), [("[No Retrieval]", 2), ("[Retrieval] Ann", 3)])
-def test_a_branch_below_max_depth_dies_without_an_answer(text, max_depth):
+def test_a_branch_below_max_depth_ends_unanswered(text, max_depth):
     tape = Tape({"router": [text], "filter": [KEEP_1]})
     forest = play(tape, max_depth=max_depth)
     assert leaves_of(forest) == [(None, "Max Depth")]
-    assert forest.dead_N.tolist()[-1] and forest.reward_N.sum() == 0
+    assert forest.unanswered_N.tolist()[-1] and forest.reward_N.sum() == 0
     assert not any(e[0].startswith("answer") for e in tape.log)
 
 
@@ -212,12 +212,12 @@ def test_max_depth_itself_is_still_answered():
 
 
 @pytest.mark.parametrize("numbers", ["1, 3", "0", "-1", "999999999"])
-def test_an_index_out_of_range_kills_the_branch_while_training(numbers):
+def test_in_training_an_index_out_of_range_ends_the_branch(numbers):
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": [f"Thought: t\nAction: [{numbers}]"]})
     assert leaves_of(play(tape)) == [(None, "Hallucinate Document Idx")]
 
 
-def test_an_index_out_of_range_is_skipped_at_test():
+def test_in_evaluation_an_index_out_of_range_is_skipped():
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7, 2, 0]"]})
     forest = play(tape, strict=False)
     assert leaves_of(forest) == [("Ulm", "answered")]
@@ -225,7 +225,7 @@ def test_an_index_out_of_range_is_skipped_at_test():
     assert "1 title 2: text 2" in tape.prompts[-1] and "title 1:" not in tape.prompts[-1]
 
 
-def test_a_selection_with_nothing_in_range_counts_as_empty_at_test():
+def test_in_evaluation_a_selection_out_of_range_is_empty():
     tape = Tape({"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [7]"]})
     play(tape, strict=False)
     assert f"1 Ann: {NOTE}" in tape.prompts[-1]
@@ -246,14 +246,14 @@ def test_a_selection_with_nothing_in_range_counts_as_empty_at_test():
         ({"router": ["[Planning]"], "decision": ["t\nAction: [Retrieval]"]}, "Invalid Action"),
     ],
 )
-def test_a_malformed_text_is_a_dead_leaf_below_its_node(texts, why):
+def test_an_invalid_text_ends_in_an_unanswered_leaf(texts, why):
     forest = play(Tape({role: list(lines) for role, lines in texts.items()}))
     assert leaves_of(forest) == [(None, why)]
     assert forest.parent_N[-1] == len(forest.records) - 2
-    assert forest.dead_N.tolist() == [False] * (len(forest.records) - 1) + [True]
+    assert forest.unanswered_N.tolist() == [False] * (len(forest.records) - 1) + [True]
 
 
-def test_what_no_sampler_could_write_is_a_dead_leaf_with_its_reason():
+def test_a_failed_action_ends_in_a_leaf_with_its_error():
     class Full(Tape):
         def sample(self, requests):
             return [[Action((), (), "", (), "Prompt Too Long")] for _ in requests]
@@ -274,31 +274,31 @@ def retrieve_bob(role: str, prompt: str, rng: random.Random) -> str:
 def test_a_failed_search_excludes_and_counts_its_question():
     tape = Tape(retrieve_bob, {"Bob": EffectError("timeout")})  # type: ignore[dict-item]
     forest = play(tape, BOB, ANN)
-    assert forest.failed == (0,) and len(forest.questions) == 2
+    assert forest.failed_questions == (0,) and len(forest.questions) == 2
     assert forest.question_N.tolist() == [1, 1] and forest.parent_N.tolist() == [NO_PARENT, 0]
     assert forest.reward_N.tolist() == [0.0, 1.0]
 
 
-def test_a_failed_search_excludes_no_other_that_searched_beside_it():
+def test_a_failed_search_excludes_no_concurrent_search():
     def search(role: str, prompt: str, rng: random.Random) -> str:
         asked = "Bob" if "Bob" in prompt else "Ann"
         return KEEP_1 if role == "filter" else f"[Retrieval] {asked}"
 
     forest = play(Tape(search, {"Bob": EffectError("timeout")}), ANN, BOB)  # type: ignore[dict-item]
-    assert forest.failed == (1,) and forest.failures == ("timeout",)
+    assert forest.failed_questions == (1,) and forest.failures == ("timeout",)
     assert set(forest.question_N.tolist()) == {0} and forest.reward_N.max() == 1.0
 
 
-def test_a_failed_question_costs_nothing_more():
+def test_a_failed_question_makes_no_further_calls():
     tape = Tape({"router": ["[Retrieval] Bob", "[Planning]"]}, {"Bob": EffectError("timeout")})  # type: ignore[dict-item]
     forest = play(tape, expander=twice)
-    assert forest.failed == (0,)
-    # The other branch had its roadmap by then: no decision follows.
+    assert forest.failed_questions == (0,)
+    # The other branch has already received its roadmap, but no decision follows.
     assert sorted(tape.log) == [("roadmap",), ("router",), ("search", "Bob", 2)]
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_failed_reply_excludes_its_question_alone(samples):
+def test_a_failed_reply_excludes_only_its_question(samples):
     calls = []
 
     def reply(request):
@@ -308,36 +308,40 @@ def test_a_failed_reply_excludes_its_question_alone(samples):
 
     tape = Tape(
         lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER,
-        told={"roadmap": reply},
+        replies={"roadmap": reply},
     )
     forest = play(tape, ANN, BOB, roadmaps=samples)
-    assert forest.failed == (1,) and set(forest.question_N.tolist()) == {0}
+    assert forest.failed_questions == (1,) and set(forest.question_N.tolist()) == {0}
 
 
 @pytest.mark.parametrize("route", ["[No Retrieval]", "[Planning]"])
-def test_a_language_model_that_raises_excludes_all_that_asked(route):
-    """For an answer, or for two roadmaps each."""
+def test_a_raising_language_model_excludes_all_of_its_questions(route):
+    """The questions request an answer, or two roadmaps each."""
 
     class Down(Tape):
         def complete(self, requests):
             raise EffectError("down")
 
     forest = play(Down(lambda role, prompt, rng: route), ANN, BOB, roadmaps=2)
-    assert forest.failed == (0, 1) and len(forest.records) == 0 and forest.failures == ("down",) * 2
+    assert (
+        forest.failed_questions == (0, 1)
+        and len(forest.records) == 0
+        and forest.failures == ("down",) * 2
+    )
     assert forest.parent_N.shape == (0,) and forest.parent_N.dtype == np.int32
 
 
-def test_a_retriever_that_raises_excludes_all_that_searched():
+def test_a_raising_retriever_excludes_all_of_its_questions():
     class Down(Tape):
         def search(self, queries, k):
             raise EffectError("down")
 
     route = lambda role, prompt, rng: f"[Retrieval] {prompt.split()[-2]}"  # noqa: E731
     forest = play(Down(route), ANN, BOB)
-    assert forest.failed == (0, 1) and forest.failures == ("down",) * 2
+    assert forest.failed_questions == (0, 1) and forest.failures == ("down",) * 2
 
 
-def test_what_nothing_is_asked_of_is_not_called():
+def test_components_without_requests_are_not_called():
     class Called(Tape):
         def complete(self, requests):
             assert requests, "the language model"
@@ -352,7 +356,7 @@ def test_what_nothing_is_asked_of_is_not_called():
 
 
 class Threads(Tape):
-    """A tape that logs which thread asked: the sampler and the language model together."""
+    """A tape that logs the threads that call the sampler and the language model."""
 
     threads: list[tuple[str, int]]
 
@@ -366,7 +370,7 @@ class Threads(Tape):
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_a_language_model_on_the_devices_is_asked_from_the_samplers_thread(on_device):
+def test_a_language_model_on_devices_runs_in_the_sampler_thread(on_device):
     tape = Threads(lambda role, prompt, rng: "[No Retrieval]" if "Bob" in prompt else "[Planning]")
     tape.on_device, tape.threads = on_device, []
     play(tape, ANN, BOB)
@@ -380,14 +384,14 @@ def test_a_language_model_on_the_devices_is_asked_from_the_samplers_thread(on_de
 # --- Branches ----------------------------------------------------------------------------------
 
 
-def test_identical_siblings_are_one_node_with_their_number():
+def test_identical_siblings_are_one_node_with_a_multiplicity():
     tape = Tape({"router": ["[No Retrieval]"] * 3})
     forest = play(tape, expander=lambda effect, question: Branching(3))
     assert forest.multiplicity_N.tolist() == [3, 1]
     assert tape.log == [("router",), ("answer_direct",)]
 
 
-def test_siblings_that_differ_are_branches_of_their_own():
+def test_different_siblings_are_separate_branches():
     forest = play(Tape({"router": ["[No Retrieval]", "[Retrieval] a"], "filter": [KEEP_1] * 2}),
                   expander=twice)  # fmt: skip
     assert [r.role for r in forest.records] == ["router", "router", "leaf", "filter", "leaf"]
@@ -395,35 +399,37 @@ def test_siblings_that_differ_are_branches_of_their_own():
     assert forest.multiplicity_N.tolist() == [1, 1, 1, 2, 1]
 
 
-def test_equal_roadmaps_are_one_branch_and_different_ones_two():
+def test_equal_roadmaps_are_one_branch_different_ones_two():
     def rollout(reply):
         texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-        return play(Tape(texts, told={"roadmap": reply}), roadmaps=2)
+        return play(Tape(texts, replies={"roadmap": reply}), roadmaps=2)
 
     assert sum(rollout("same").leaf_N) == 1
     assert sum(rollout(lambda request: str(request.seed)).leaf_N) == 2
 
 
-def test_decisions_after_different_roadmaps_are_drawn_and_compared_apart():
-    """And those after the first are drawn alike, whether or not the second says the same."""
+def test_different_roadmaps_have_separate_seeds_and_groups():
+    """The seeds after the first roadmap do not depend on the text of the second one."""
     texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-    same, apart = (Tape(texts, told={"roadmap": x}) for x in ("one", lambda r: str(r.seed)))
+    same, apart = (Tape(texts, replies={"roadmap": x}) for x in ("one", lambda r: str(r.seed)))
     play(same, roadmaps=2)
     forest = play(apart, roadmaps=2)
     assert len(set(apart.seeds)) == 3 and same.seeds == apart.seeds[:2]
-    assert [len(nodes) for nodes in decisions(forest)] == [1, 1, 1]
+    assert [len(nodes) for nodes in sibling_groups(forest)] == [1, 1, 1]
 
 
-def test_every_sample_of_the_language_model_is_paid_for_on_each_branch():
+def test_each_branch_counts_every_language_model_sample():
     texts = lambda role, prompt, rng: "[Planning]" if role == "router" else HAND_OVER  # noqa: E731
-    forest = play(Tape(texts, told={"roadmap": lambda r: str(r.seed)}), roadmaps=2)
+    forest = play(Tape(texts, replies={"roadmap": lambda r: str(r.seed)}), roadmaps=2)
     leaves = [r for r in forest.records if r.role == "leaf"]
     assert [[c.purpose for c in r.calls].count("roadmap") for r in leaves] == [2, 2]
 
 
-def test_only_what_was_not_sampled_is_forced():
+def test_only_actions_that_were_not_sampled_are_forced():
     def expander(effect, question):
-        return Branching(1, (Forced("[Planning]"),)) if effect.role == "router" else Branching(1)
+        return (
+            Branching(1, (ForcedAction("[Planning]"),)) if effect.role == "router" else Branching(1)
+        )
 
     forest = play(Tape({"router": ["[No Retrieval]"], "decision": [HAND_OVER]}), expander=expander)
     forced = {r.action.text: f for r, f in zip(forest.records, forest.forced_N, strict=True)
@@ -440,13 +446,13 @@ QUESTIONS = tuple(
 
 
 def canonical(forest, question: Question):
-    """A question's tree without node numbers: paths, texts, parents' paths, ends, rewards."""
+    """Returns the tree of a question without node numbers: paths, texts, answers, rewards."""
     rows = []
     for n in forest.nodes_of(forest.questions.index(question)):
         record = forest.records[n]
         parent = () if record.parent == NO_PARENT else forest.records[record.parent].path
         rows.append(
-            (record.path, record.role, parent, record.action, record.answer, record.why,
+            (record.path, record.role, parent, record.action, record.answer, record.finish_reason,
              record.multiplicity, float(forest.reward_N[n]))
         )  # fmt: skip
     return rows
@@ -461,13 +467,13 @@ def test_permuting_questions_permutes_results():
 
 
 @pytest.mark.parametrize("question", QUESTIONS[:3])
-def test_a_question_rolled_out_alone_gets_what_it_gets_among_others(question):
+def test_a_rollout_does_not_depend_on_other_questions(question):
     forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
     alone = play(Tape(improvise), question, expander=PAPER)
     assert canonical(alone, question) == canonical(forest, question)
 
 
-def test_every_state_has_a_seed_of_its_own_and_a_run_repeats_it():
+def test_states_have_distinct_reproducible_seeds():
     first, again, other = (Tape(improvise) for _ in range(3))
     play(first, *QUESTIONS, expander=twice)
     play(again, *QUESTIONS, expander=twice)
@@ -477,7 +483,7 @@ def test_every_state_has_a_seed_of_its_own_and_a_run_repeats_it():
     assert all(0 <= seed < 2**32 for seed in first.seeds)
 
 
-def test_a_question_that_is_there_twice_is_rolled_out_twice():
+def test_a_repeated_question_is_rolled_out_again():
     tape = Tape(improvise)
     forest = play(tape, ANN, ANN, expander=twice)
     assert len(set(tape.seeds)) == len(tape.seeds) > 2
@@ -492,11 +498,11 @@ def test_a_seed_names_run_question_and_path():
         for path in ((1, 0), (10,), (1,))
     }
     assert len(names) == 12
-    # Neither its place in the batch nor its node number counts: both depend on other questions.
+    # The seed reads neither batch position nor node number: both depend on other questions.
     assert Branch(None, 5, 7, (1,)).seed(0, ANN) == Branch(None, 0, 0, (1,)).seed(0, ANN)
 
 
-def test_replaying_a_record_reaches_the_same_states():
+def test_a_repeated_rollout_reaches_the_same_states():
     forest = play(Tape(improvise), *QUESTIONS, expander=twice)
     again = play(Tape(improvise), *QUESTIONS, expander=twice)
     assert [r.state for r in forest.records] == [r.state for r in again.records]
@@ -508,7 +514,7 @@ def test_one_round_searches_each_distinct_query_once():
     assert [e for e in tape.log if e[0] == "search"] == [("search", "same", 2)]
 
 
-def test_a_call_is_paid_by_the_last_action_before_it():
+def test_the_last_action_before_a_call_pays_for_it():
     texts = {"router": ["[Planning]"], "decision": [look_up("Ann"), HAND_OVER], "filter": [KEEP_1]}
     leaf = play(Tape(texts)).records[-1]
     paid = [(call.purpose, call.turn) for call in leaf.calls]
@@ -525,35 +531,37 @@ def test_hits_reach_the_branch_that_searched():
 
 
 def judged_forest(told: dict) -> tuple[Forest, Tape]:
-    """The paper's tree of two questions in an environment with a judge."""
+    """Returns the paper's tree of two questions in an environment with a judge."""
     texts = {"filter": "Thought: t\nAction: [1]", "decision": "Thought: t\nAction: [LLM]"}
-    tape = Tape(lambda role, *_: texts[role], told=told)
+    tape = Tape(lambda role, *_: texts[role], replies=told)
     environment = tape.environment()._replace(judge=tape)
     return collect(system(), PAPER, (ANN, BOB), environment), tape
 
 
-def test_a_judges_verdict_on_each_distinct_answer_is_the_reward():
+def test_the_reward_is_the_verdict_of_the_judge():
     def verdict(request: LLMRequest) -> str:
         return str("Answer: in Ulm" in request.messages[-1].content)
 
     forest, tape = judged_forest({"answer": "in Ulm", "answer_direct": "Wien", "judge": verdict})
-    reward_N = answer_rewards(forest, lambda *_: pytest.fail("the judge stands in its place"))
+    reward_N = answer_rewards(forest, lambda *_: pytest.fail("the judge replaces the metric"))
     ends = [(r.answer, reward) for r, reward in zip(forest.records, reward_N, strict=True)]
     assert {end for end in ends if end[0]} == {("in Ulm", 1.0), ("Wien", 0.0)}
     assert tape.log.count(("judge",)) == 4 < int(forest.leaf_N.sum())
 
 
-def test_a_question_whose_judge_failed_has_failed():
+def test_a_failed_judge_makes_its_question_fail():
     def verdict(request: LLMRequest) -> str | EffectError:
         return EffectError("down") if "Ann" in request.messages[-1].content else "True"
 
     forest, _ = judged_forest({"judge": verdict})
-    assert forest.failed == (0,) and forest.failures == ("tape failed to judge an answer",)
+    assert forest.failed_questions == (0,) and forest.failures == (
+        "tape failed to judge an answer",
+    )
     assert set(forest.question_N.tolist()) == {1}
 
 
-def test_a_judge_is_not_asked_about_a_question_that_failed():
-    """Its first answer was there when a later one failed."""
+def test_a_judge_never_grades_a_failed_question():
+    """The first answer of the question succeeded, a later one failed."""
     asked = []
 
     def answer(request: LLMRequest) -> str | EffectError:
@@ -564,11 +572,11 @@ def test_a_judge_is_not_asked_about_a_question_that_failed():
         return "True"
 
     forest, tape = judged_forest({"answer": answer, "judge": verdict})
-    assert forest.failed == (0,) and ("answer_direct",) in tape.log
+    assert forest.failed_questions == (0,) and ("answer_direct",) in tape.log
     assert asked and not any("Ann" in text for text in asked)
 
 
-def test_a_text_is_counted_once_and_not_where_a_model_tells():
+def test_texts_without_metered_tokens_are_counted_once():
     counted = []
 
     def count(text: str) -> int:
@@ -576,13 +584,13 @@ def test_a_text_is_counted_once_and_not_where_a_model_tells():
         return len(text.split())
 
     def leaves(reply: str) -> list[Record]:
-        tape = Tape({"router": ["[No Retrieval]"] * 4}, told={"answer_direct": reply})
+        tape = Tape({"router": ["[No Retrieval]"] * 4}, replies={"answer_direct": reply})
         environment = tape.environment()._replace(count=count)
-        forest = collect(system(), once, [ANN], environment, rollouts=4)
+        forest = collect(system(), single_chain, [ANN], environment, rollouts=4)
         return [record for record in forest.records if record.answer]
 
     assert {leaf.calls[0].completion_tokens for leaf in leaves(MeteredReply("Ulm", 5, 2))} == {2}
     assert counted == []
     assert {leaf.calls[0].completion_tokens for leaf in leaves("Ulm")} == {1}
-    # The four ask for the same.
+    # All four rollouts make the same request.
     assert len(counted) == len(set(counted)) == 2

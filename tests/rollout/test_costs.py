@@ -1,4 +1,4 @@
-"""What rollouts cost: by question, by role, of a step."""
+"""Costs of rollouts, per question, per role and per step."""
 
 import pickle
 
@@ -15,45 +15,45 @@ ULM = MeteredReply("Ulm", 700, 30)
 
 
 def single(answer: str = "Ulm") -> Tape:
-    """One search and one reply."""
+    """A tape of one search and one reply."""
     texts = {"router": ["[Retrieval] Ann"], "filter": ["Thought: t\nAction: [1]"]}
-    return Tape(texts, told={"answer": answer})
+    return Tape(texts, replies={"answer": answer})
 
 
-def test_the_peak_is_the_longest_prompt_with_its_action():
+def test_peak_context_is_the_longest_prompt_with_its_action():
     forest = play(single())
     sizes = [len(r.action.prompt_ids + r.action.ids) for r in forest.records if r.action]
     (cost,) = costs_of(forest)
     assert len(sizes) == 2 and cost["peak_context"] == max(sizes)
 
 
-def test_a_policys_tokens_are_those_that_it_wrote():
+def test_policy_tokens_count_the_tokens_of_actions():
     forest = play(single())
     (cost,) = costs_of(forest)
     written = [len(r.action.ids) for r in forest.records if r.action]
     assert (cost["policy_calls"], cost["policy_tokens"]) == (2, sum(written))
 
 
-def test_a_step_says_nothing_of_what_it_never_asked():
-    tape = Tape({"router": ["[No Retrieval]"]}, told={"answer_direct": ULM})
+def test_step_costs_leave_out_calls_that_were_not_made():
+    tape = Tape({"router": ["[No Retrieval]"]}, replies={"answer_direct": ULM})
     costs = step_costs(play(tape))
     assert costs == {"llm_calls": 1, "llm_prompt_tokens": 700, "llm_completion_tokens": 30}
 
 
-def test_what_a_model_says_it_read_and_wrote_is_what_it_cost():
+def test_metered_token_counts_are_the_cost():
     (cost,) = costs_of(play(single(ULM)))
     assert (cost["llm_prompt_tokens"], cost["llm_completion_tokens"]) == (700, 30)
     (cost,) = costs_of(play(single(str(ULM))))
     assert 0 < cost["llm_prompt_tokens"] < 700 and cost["llm_completion_tokens"] == 1
 
 
-def test_a_metered_reply_is_its_text_also_where_it_travelled():
+def test_a_metered_reply_equals_its_text_after_pickling():
     for reply in (ULM, pickle.loads(pickle.dumps(ULM))):
         assert reply == "Ulm" and hash(reply) == hash("Ulm")
         assert (reply.prompt_tokens, reply.completion_tokens) == (700, 30)
 
 
-def test_roles_cost_what_a_question_makes_of_them():
+def test_role_costs_are_means_per_question():
     forest = play(single(ULM))
     costs = role_costs([forest, forest])
     assert costs["llm"] == {"answer": {"calls": 1, "prompt_tokens": 700, "completion_tokens": 30}}
@@ -66,24 +66,24 @@ def test_roles_cost_what_a_question_makes_of_them():
     assert set(costs["policy"]) == {"router", "filter"}
 
 
-def test_roles_of_questions_that_failed_cost_nothing():
+def test_role_costs_leave_out_failed_questions():
     down = EffectError("down")
-    tape = Tape({}, told={"answer": lambda r: ULM if "Bob" in r.messages[-1].content else down})
+    tape = Tape({}, replies={"answer": lambda r: ULM if "Bob" in r.messages[-1].content else down})
     result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment())
     assert result.roles["llm"]["answer"] == pytest.approx(
         {"calls": 1, "prompt_tokens": 700, "completion_tokens": 30}
     )
 
 
-def test_a_call_that_several_leaves_go_back_to_is_made_once():
-    """Three routes; of the third, two decisions stand on the same roadmap, and ask alike."""
+def test_a_call_above_several_leaves_counts_once():
+    """Three routes; in the third, two decisions share a roadmap and make equal requests."""
     texts = iter("ab" * 9)
     written = {
         "filter": lambda: "Thought: t\nAction: [1]",
         "decision": lambda: f"Thought: {next(texts)}\nAction: [LLM]",
     }
     told = {"roadmap": MeteredReply("1. one step", 100, 10), "answer": ULM, "answer_direct": ULM}
-    tape = Tape(lambda role, prompt, rng: written[role](), told=told)
+    tape = Tape(lambda role, prompt, rng: written[role](), replies=told)
     forest = play(tape, expander=PAPER)
     assert len(forest.leaf_N.nonzero()[0]) == 4
     assert step_costs(forest) == {

@@ -1,10 +1,10 @@
-"""What a passage says cannot change how a turn is parsed or which tokens are trained."""
+"""The text of a passage cannot change how a turn is parsed or which tokens are tokens_by_node."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from jax_ragrl.learner.packing import Layout, grouped, lay_out, turns_of
+from jax_ragrl.learner.packing import Layout, group_turns, lay_out, turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import LEAF, Action
@@ -17,7 +17,7 @@ WRITTEN = {"router": "[Retrieval] q", "filter": "Thought: two.\nAction: [2]"}
 
 
 class Tape:
-    """Writes the same actions whatever the prompt."""
+    """A sampler that writes the same actions for every prompt."""
 
     def sample(self, requests):
         def write(request):
@@ -52,16 +52,17 @@ def roll_out(text: str):
     return collect(system, lambda e, q: Branching(1), [question], environment)
 
 
-def test_control_text_in_a_passage_changes_neither_states_nor_trained_tokens():
+def test_control_text_in_passages_changes_no_state_or_token():
     evil, plain = roll_out(EVIL), roll_out("nothing")
     stops = set(tokenizer().stop_ids)
-    layout = Layout(lengths=(512,), tokens=512)
-    trained = []
+    layout = Layout(row_lengths=(512,), tokens_per_device=512)
+    tokens_by_node = []
     for forest in (evil, plain):
         filtered = next(r for r in forest.records if r.role == "filter")
         assert [p.id for p in filtered.state.documents] == ["2"]
         assert [r.role for r in forest.records] == ["router", "filter", LEAF]
-        groups = grouped(turns_of(forest, np.ones(3, np.float32)), layout)
+        turns = turns_of(forest, np.zeros(3, np.float32), np.ones(3, np.float32))
+        groups = group_turns(turns, layout)
         batches = lay_out(groups, ["router", "filter", "decision"], layout)
         tokens = {}
         for batch in batches:
@@ -71,8 +72,8 @@ def test_control_text_in_a_passage_changes_neither_states_nor_trained_tokens():
                 batch.actions.node_A, target_AT, mask_AT, strict=True
             ):
                 tokens[int(node)] = target_T[mask_T].tolist()
-        trained.append(tokens)
-    assert trained[0] == trained[1] and min(map(len, trained[0].values())) > 3
+        tokens_by_node.append(tokens)
+    assert tokens_by_node[0] == tokens_by_node[1] and min(map(len, tokens_by_node[0].values())) > 3
     for dangerous, harmless in zip(evil.records[:2], plain.records[:2], strict=True):
         count = [sum(i in stops for i in r.action.prompt_ids) for r in (dangerous, harmless)]
-        assert count[0] == count[1] == 1  # the template closes the user's turn, nothing else does
+        assert count[0] == count[1] == 1  # only the template closes the user's turn

@@ -1,4 +1,4 @@
-"""Cohorts give the forest of one batch, and one is sampled for while another is answered."""
+"""Pipelined groups give the forest of one batch and overlap sampling with other calls."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.pipelining import in_cohorts
-from jax_ragrl.rollout.tree import Forest, plant
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.pipelining import pipelined_rollout
+from jax_ragrl.rollout.tree import Forest, build_forest
 from jax_ragrl.run.config import Run
 from jax_ragrl.types import LLMRequest, Question
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, system
 from tests.rollout.test_data_parallel import BATCH, assert_equal, reply
 
-TREE = dataclasses.replace(PAPER, free=1)
+TREE = dataclasses.replace(PAPER, free_samples=1)
 
 
-def rolled(questions: Sequence[Question], environment: Environment) -> Forest:
+def roll_out(questions: Sequence[Question], environment: Environment) -> Forest:
     return collect(system(), TREE, questions, environment, seed=7)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_cohorts_are_the_forest_of_the_whole_batch_node_for_node(count: int):
-    tape = Tape(improvise, told=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
-    whole = rolled(BATCH, tape.environment())
-    assert len(whole.records) > 60 and whole.failed
-    assert_equal(in_cohorts(BATCH, tape.environment(), count, rolled), whole)
-    assert_equal(in_cohorts((), tape.environment(), count, rolled), rolled((), tape.environment()))
+def test_pipelined_groups_equal_the_forest_of_the_whole_batch(count: int):
+    tape = Tape(improvise, replies=dict.fromkeys(("answer_direct", "answer", "roadmap"), reply))
+    expected = roll_out(BATCH, tape.environment())
+    assert len(expected.records) > 60 and expected.failed_questions
+    assert_equal(pipelined_rollout(BATCH, tape.environment(), count, roll_out), expected)
+    assert_equal(
+        pipelined_rollout((), tape.environment(), count, roll_out), roll_out((), tape.environment())
+    )
 
 
 class Waiting(Tape):
-    """A language model that answers only once another cohort is sampled for."""
+    """A language model that answers only after another group has been sampled."""
 
     sampled, inside, most = 0, 0, 0
     again = threading.Condition()
@@ -47,7 +49,7 @@ class Waiting(Tape):
         actions = super().sample(requests)
         self.inside -= 1
         with self.again:
-            self.sampled += bool(requests)  # a round in which nobody acts samples nothing
+            self.sampled += bool(requests)  # a round without actions has no requests
             self.again.notify_all()
         return actions
 
@@ -57,32 +59,32 @@ class Waiting(Tape):
         return ["Ulm" if met else "alone"] * len(requests)
 
 
-def test_one_cohort_is_sampled_for_while_another_waits():
+def test_one_group_is_sampled_while_another_waits():
     tape = Waiting({"router": ["[No Retrieval]"] * 2})
 
     def chains(questions: Sequence[Question], environment: Environment) -> Forest:
-        return collect(system(), once, questions, environment)
+        return collect(system(), single_chain, questions, environment)
 
-    forest = in_cohorts((ANN, BOB), tape.environment(), 2, chains)
+    forest = pipelined_rollout((ANN, BOB), tape.environment(), 2, chains)
     assert [r.answer for r in forest.records if r.role == "leaf"] == ["Ulm", "Ulm"]
     assert tape.most == 1
 
 
 class Crowd:
-    """All parts of an environment: each call stays until a second one comes, or for some time."""
+    """All components of an environment; a call returns after a second one starts, or times out."""
 
     name = fingerprint = "crowd"
 
     def __init__(self, on_device: bool, seconds: float) -> None:
         self.on_device, self.seconds, self.inside, self.most = on_device, seconds, 0, 0
-        self.came = threading.Condition()
+        self.arrival = threading.Condition()
 
     def enter(self, *_: Any) -> None:
-        with self.came:
+        with self.arrival:
             self.inside += 1
             self.most = max(self.most, self.inside)
-            self.came.notify_all()
-            self.came.wait_for(lambda: self.most > 1, self.seconds)
+            self.arrival.notify_all()
+            self.arrival.wait_for(lambda: self.most > 1, self.seconds)
             self.inside -= 1
 
     sample = search = complete = enter
@@ -100,7 +102,7 @@ class Crowd:
         ("judge.complete", "llm.complete", False, 2),
     ],
 )
-def test_cohorts_take_turns_at_the_devices_and_at_the_search_and_at_nothing_else(
+def test_only_device_and_search_calls_exclude_each_other(
     one: str, other: str, on_device: bool, most: int
 ):
     crowd = Crowd(on_device, 0.2 if most == 1 else 20)
@@ -110,19 +112,21 @@ def test_cohorts_take_turns_at_the_devices_and_at_the_search_and_at_nothing_else
         shared = getattr(environment, part)
         assert (shared.name, shared.on_device) == ("crowd", on_device)
         getattr(shared, call)([])
-        return plant(questions, [], {})
+        return build_forest(questions, [], {})
 
     environment = Environment(crowd, crowd, crowd, judge=crowd)
-    in_cohorts((ANN, BOB), environment, 2, ask)
+    pipelined_rollout((ANN, BOB), environment, 2, ask)
     assert crowd.most == most
 
 
-def test_what_breaks_in_a_cohort_breaks_the_batch():
-    tape = Tape({"router": ["[No Retrieval]"] * 2}, told={"answer_direct": lambda request: 1 / 0})
+def test_an_exception_in_a_group_reaches_the_caller():
+    tape = Tape(
+        {"router": ["[No Retrieval]"] * 2}, replies={"answer_direct": lambda request: 1 / 0}
+    )
     with pytest.raises(ZeroDivisionError):
-        in_cohorts((ANN, BOB), tape.environment(), 2, rolled)
+        pipelined_rollout((ANN, BOB), tape.environment(), 2, roll_out)
 
 
-def test_no_cohort_is_no_batch():
-    with pytest.raises(UserError, match="cohorts is 0"):
-        Run(1, cohorts=0)
+def test_fewer_than_one_group_is_refused():
+    with pytest.raises(UserError, match="pipeline_groups is 0"):
+        Run(1, pipeline_groups=0)

@@ -1,4 +1,4 @@
-"""States that wait for several effects at once, contexts of several turns, whole copies."""
+"""States that wait for several effects, contexts of several turns, and copies of rollouts."""
 
 from __future__ import annotations
 
@@ -8,47 +8,56 @@ import threading
 import pytest
 
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
-from jax_ragrl.rollout.context import context_ids, told, written_ids
-from jax_ragrl.rollout.effects import Ask, Done, Generate, Said, Search, Told
-from jax_ragrl.rollout.expand import Branching, Forced, once
+from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
+from jax_ragrl.rollout.effects import CallLLM, Done, Generate, ModelOutput, Observation, Search
+from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.system import State
 from jax_ragrl.rollout.tree import NO_PARENT
 from jax_ragrl.run.components import policy_folder
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, BOB, Tape, action, passage
 
-ASKED = (Message("user", "go"),)
+PROMPT = (Message("user", "go"),)
+
+
+class Values(State, tuple):
+    """A state that is a tuple of values, such as the replies so far."""
+
+
+class Count(State, int):
+    """A state that is a number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fan:
-    """Two actions, a search and an answer at once; then the end."""
+    """Two actions, a search and an answer concurrently; then the end."""
 
     @property
     def roles(self):
-        return {"left": Role("left", Parsed), "right": Role("right", Parsed)}
+        return {"left": Role("left", ParsedAction), "right": Role("right", ParsedAction)}
 
     def start(self, question: Question):
-        return ()
+        return Values()
 
-    def wants(self, state):
+    def next_effects(self, state):
         if state:
             return Done(state[0].text + state[1].text + state[3])
-        request = LLMRequest("answer", (Message("system", "be brief"), *ASKED))
-        return Generate("left", ASKED), Generate("right", ASKED), Search("q", 2), Ask(request)
+        request = LLMRequest("answer", (Message("system", "be brief"), *PROMPT))
+        return Generate("left", PROMPT), Generate("right", PROMPT), Search("q", 2), CallLLM(request)
 
     def advance(self, state, replies):
-        return replies
+        return Values(replies)
 
 
-def fan(expander=once, **options):
-    tape = Tape(lambda role, prompt, rng: role[0].upper(), told={"answer": "three words here"})
+def fan(expander=single_chain, **options):
+    tape = Tape(lambda role, prompt, rng: role[0].upper(), replies={"answer": "three words here"})
     return collect(Fan(), expander, [ANN], Environment(tape, tape, tape), **options)
 
 
-def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line():
+def test_concurrent_actions_form_a_chain_in_one_round():
     forest = fan()
     assert [r.role for r in forest.records] == ["left", "right", "leaf"]
     assert forest.parent_N.tolist() == [NO_PARENT, 0, 1]
@@ -59,75 +68,75 @@ def test_effects_of_one_state_run_in_one_round_and_their_actions_stand_in_line()
     assert left.parsed.text == "L" and right.parsed.ids == right.action.ids
 
 
-def test_what_one_round_asks_is_asked_side_by_side():
-    met = threading.Barrier(3, timeout=10)
+def test_the_calls_of_one_round_run_concurrently():
+    barrier = threading.Barrier(3, timeout=10)
 
     class Waits(Tape):
         def sample(self, requests):
-            return (met.wait() if requests else 0, super().sample(requests))[1]
+            return (barrier.wait() if requests else 0, super().sample(requests))[1]
 
         def search(self, queries, k):
-            return (met.wait(), super().search(queries, k))[1]
+            return (barrier.wait(), super().search(queries, k))[1]
 
         def complete(self, requests):
-            return (met.wait(), super().complete(requests))[1]
+            return (barrier.wait(), super().complete(requests))[1]
 
     tape = Waits(lambda role, prompt, rng: "x")
-    assert collect(Fan(), once, [ANN], Environment(tape, tape, tape)).leaf_N.sum() == 1
+    assert collect(Fan(), single_chain, [ANN], Environment(tape, tape, tape)).leaf_N.sum() == 1
 
 
-def test_calls_are_metered_where_they_are_made():
+def test_calls_record_requests_replies_and_tokens():
     search, answer = fan().records[-1].calls
-    assert (search.purpose, search.asked, search.prompt_tokens) == ("search", "q", 0)
-    assert [passage.id for passage in search.found] == ["p1", "p2"]
+    assert (search.purpose, search.request, search.prompt_tokens) == ("search", "q", 0)
+    assert [passage.id for passage in search.passages] == ["p1", "p2"]
     assert (answer.purpose, answer.prompt_tokens, answer.completion_tokens) == ("answer", 3, 3)
-    assert (answer.asked, answer.told) == ("go", "three words here")
-    assert {search.turn, answer.turn} == {-1}  # no action was there to pay
+    assert (answer.request, answer.reply) == ("go", "three words here")
+    assert {search.turn, answer.turn} == {-1}  # there is no action that could pay
 
 
-def test_one_of_several_effects_cannot_branch():
+def test_concurrent_effects_cannot_branch():
     with pytest.raises(ValueError, match="2 replies to one of several effects"):
         fan(lambda effect, question: Branching(2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Two actions at once, twice."""
+    """Two concurrent actions, twice."""
 
     @property
     def roles(self):
-        return {"a": Role("a", Parsed)}
+        return {"a": Role("a", ParsedAction)}
 
     def start(self, question: Question):
-        return 0
+        return Count()
 
-    def wants(self, state):
-        return Done("end") if state == 2 else (Generate("a", ASKED), Generate("a", ASKED))
+    def next_effects(self, state):
+        return Done("end") if state == 2 else (Generate("a", PROMPT), Generate("a", PROMPT))
 
     def advance(self, state, replies):
-        return state + 1
+        return Count(state + 1)
 
 
-def test_every_action_of_a_rollout_is_sampled_with_a_seed_of_its_own():
+def test_every_action_of_a_rollout_has_its_own_seed():
     tape = Tape(lambda role, prompt, rng: "x")
-    collect(Again(), once, [ANN], Environment(tape, tape, tape))
+    collect(Again(), single_chain, [ANN], Environment(tape, tape, tape))
     assert len(set(tape.seeds)) == 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Again):
-    """An action, then two searches at once."""
+    """An action, then two concurrent searches."""
 
-    def wants(self, state):
+    def next_effects(self, state):
         if state == 0:
-            return Generate("a", ASKED)
+            return Generate("a", PROMPT)
         return Done("end") if state == 2 else (Search("q", 2), Search("r", 1))
 
 
-def test_an_action_is_told_all_that_was_searched_right_after_it():
+def test_an_action_stores_the_passages_of_its_searches():
     tape = Tape(lambda role, prompt, rng: "x", {"r": [passage(5)]})
-    forest = collect(Lookup(), once, [ANN], Environment(tape, tape, tape))
-    assert [p.id for p in forest.records[0].found] == ["p1", "p2", "p5"]
+    forest = collect(Lookup(), single_chain, [ANN], Environment(tape, tape, tape))
+    assert [p.id for p in forest.records[0].passages] == ["p1", "p2", "p5"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,40 +145,40 @@ class Line:
 
     @property
     def roles(self):
-        return {"a": Role("a", Parsed)}
+        return {"a": Role("a", ParsedAction)}
 
     def start(self, question: Question):
-        return ()
+        return Values()
 
-    def wants(self, state):
-        return Done("".join(state)) if len(state) == 2 else Generate("a", ASKED)
+    def next_effects(self, state):
+        return Done("".join(state)) if len(state) == 2 else Generate("a", PROMPT)
 
     def advance(self, state, parsed):
-        return (*state, parsed.text)
+        return Values((*state, parsed.text))
 
 
 class Late(Line):
-    """And then a search and an answer that the first of them pays."""
+    """Then a search and an answer; the first action pays for both."""
 
-    def wants(self, state):
-        request = LLMRequest("answer", ASKED)
-        asked = Search("q", 2, turn=0), Ask(request, turn=0)
-        return asked if len(state) == 2 else Done("") if len(state) > 2 else Generate("a", ASKED)
+    def next_effects(self, state):
+        request = LLMRequest("answer", PROMPT)
+        asked = Search("q", 2, turn=0), CallLLM(request, turn=0)
+        return asked if len(state) == 2 else Done("") if len(state) > 2 else Generate("a", PROMPT)
 
     def advance(self, state, reply):
-        return (*state, reply)
+        return Values((*state, reply))
 
 
-def test_a_call_is_paid_by_the_action_that_is_named():
+def test_the_named_action_pays_for_a_call():
     tape = Tape({"a": ["x", "y"]})
-    forest = collect(Late(), once, [ANN], Environment(tape, tape, tape))
+    forest = collect(Late(), single_chain, [ANN], Environment(tape, tape, tape))
     assert [(call.purpose, call.turn) for call in forest.records[-1].calls] == [
         ("search", 0), ("answer", 0),
     ]  # fmt: skip
 
 
 class Seeded:
-    """Writes the seed of the state: equal states write equal texts."""
+    """A sampler that writes the seed of the state: equal states write equal texts."""
 
     def sample(self, requests):
         return [[action(f"{r.seed} {i}", "p") for i in range(r.branching.samples)]
@@ -178,14 +187,14 @@ class Seeded:
 
 def test_copies_of_a_rollout_differ_and_are_never_merged():
     tape = Tape({"a": ["x"] * 12})
-    forest = collect(Line(), once, [ANN, BOB], Environment(tape, tape, tape), rollouts=3)
+    forest = collect(Line(), single_chain, [ANN, BOB], Environment(tape, tape, tape), rollouts=3)
     assert forest.leaf_N.sum() == 6 and (forest.multiplicity_N == 1).all()
     assert len(set(forest.roots().tolist())) == 6
-    seeded = collect(Line(), once, [ANN], Environment(Seeded(), tape, tape), rollouts=3)
+    seeded = collect(Line(), single_chain, [ANN], Environment(Seeded(), tape, tape), rollouts=3)
     assert len({r.answer for r in seeded.records if r.answer}) == 3
 
 
-def test_a_rollout_goes_on_from_those_that_are_followed():
+def test_a_rollout_continues_only_with_followed_actions():
     tape = Tape({})
     first = lambda effect, question: Branching(3, follow=1)  # noqa: E731
     forest = collect(Line(), first, [ANN], Environment(Seeded(), tape, tape))
@@ -198,7 +207,7 @@ def test_a_rollout_goes_on_from_those_that_are_followed():
     ("follow", "skip", "parents"),
     [(1, 1, [1]), (2, 1, [1, 2]), (2, 0, [0, 1]), (None, 1, [0, 1, 2])],
 )
-def test_actions_that_are_skipped_are_recorded_and_not_carried_on(follow, skip, parents):
+def test_skipped_actions_are_recorded_and_not_continued(follow, skip, parents):
     some = lambda effect, question: Branching(3, follow=follow, skip=skip)  # noqa: E731
     forest = collect(Line(), some, [ANN], Environment(Seeded(), Tape({}), Tape({})))
     assert forest.parent_N[:3].tolist() == [NO_PARENT] * 3
@@ -208,27 +217,28 @@ def test_actions_that_are_skipped_are_recorded_and_not_carried_on(follow, skip, 
 
 @dataclasses.dataclass(frozen=True)
 class Looks:
-    """A query, its search, a word on what was found, and the end."""
+    """A query, its search, a comment on the passages, and the end."""
 
     @property
     def roles(self):
-        return {"a": Role("a", Parsed)}
+        return {"a": Role("a", ParsedAction)}
 
     def start(self, question: Question):
-        return ()
+        return Values()
 
-    def wants(self, state):
+    def next_effects(self, state):
         if len(state) == 1 and state[0] != "silent":
             return Search(state[0], 2)
         depth = 1 + len(state)
-        return Done("".join(state[::2])) if depth == 4 else Generate("a", ASKED, depth)
+        return Done("".join(state[::2])) if depth == 4 else Generate("a", PROMPT, depth)
 
     def advance(self, state, reply):
-        return (*state, reply.text if isinstance(reply, Parsed) else "found")
+        text = reply.text if isinstance(reply, ParsedAction) else "found"
+        return Values((*state, text))
 
 
 @pytest.mark.parametrize("peek", [False, True])
-def test_a_query_that_is_not_followed_is_searched_for_its_reward_alone(peek):
+def test_peeking_makes_the_searches_of_other_actions(peek):
     found = {"one": [passage(1)], "two": [passage(2), passage(3)]}
     tape = Tape({"a": ["one", "silent", "two", "end"]}, found)
     first = Branching(3, follow=1, peek=peek)
@@ -237,22 +247,22 @@ def test_a_query_that_is_not_followed_is_searched_for_its_reward_alone(peek):
     searched = [("search", "one", 2)] + [("search", "two", 2)] * peek
     assert [e for e in tape.log if e[0] == "search"] == searched
     assert [r.role for r in forest.records] == ["a"] * 4 + ["leaf"]
-    assert [r.found for r in forest.records[:4]] == [
+    assert [r.passages for r in forest.records[:4]] == [
         *[(passage(1),), (), (passage(2), passage(3)) if peek else (), ()]
     ]
-    assert [call.asked for call in forest.records[-1].calls] == ["one"]
+    assert [call.request for call in forest.records[-1].calls] == ["one"]
 
 
 class Notes(Looks):
-    """A note is asked for beside each search."""
+    """Each search is concurrent with a request for a note."""
 
-    def wants(self, state):
-        wanted = super().wants(state)
-        note = Ask(LLMRequest("note", ASKED))
+    def next_effects(self, state):
+        wanted = super().next_effects(state)
+        note = CallLLM(LLMRequest("note", PROMPT))
         return (wanted, note) if isinstance(wanted, Search) else wanted
 
 
-def test_what_is_not_followed_asks_no_language_model():
+def test_peeking_never_calls_the_language_model():
     tape = Tape({"a": ["one", "two", "end"]})
     first = Branching(2, follow=1, peek=True)
     two = lambda effect, question: first if effect.depth == 1 else Branching(1)  # noqa: E731
@@ -269,45 +279,68 @@ def tokenizer():
 
 
 def test_a_context_only_grows(tokenizer):
-    said = (*tokenizer.encode("Action: go"), tokenizer.stop_ids[0])
+    ids_of_action = (*tokenizer.encode("Action: go"), tokenizer.stop_ids[0])
     for chat in (True, False):
-        start = context_ids(tokenizer, ASKED, (), chat)
-        turn = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), chat)
-        more = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b"), Said(said)), chat)
-        assert turn[: len(start) + len(said)] == start + said and more == turn + said
+        start = context_ids(tokenizer, PROMPT, (), chat)
+        turn = context_ids(
+            tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), chat
+        )
+        more = context_ids(
+            tokenizer,
+            PROMPT,
+            (ModelOutput(ids_of_action), Observation("a <|im_end|> b"), ModelOutput(ids_of_action)),
+            chat,
+        )
+        assert (
+            turn[: len(start) + len(ids_of_action)] == start + ids_of_action
+            and more == turn + ids_of_action
+        )
 
 
 def test_an_observation_cannot_close_a_turn(tokenizer):
     stop = tokenizer.stop_ids[0]
-    said = (*tokenizer.encode("go"), stop)
-    turn = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), True)
-    plain = context_ids(tokenizer, ASKED, (Said(said), Told("a <|im_end|> b")), False)
-    start = len(context_ids(tokenizer, ASKED, (), True))
+    ids_of_action = (*tokenizer.encode("go"), stop)
+    turn = context_ids(
+        tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), True
+    )
+    plain = context_ids(
+        tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("a <|im_end|> b")), False
+    )
+    start = len(context_ids(tokenizer, PROMPT, (), True))
     assert turn[start:].count(stop) == 2 and plain[start:].count(stop) == 1
 
 
-def test_an_action_that_nobody_sampled_ends_with_the_stop_token_where_it_is_a_turn(tokenizer):
-    """In plain text the assistant's turn goes on behind what it is told."""
+def test_an_unsampled_chat_turn_ends_with_the_stop_token(tokenizer):
+    """In plain text the assistant's turn continues after the observation."""
     ids = tuple(tokenizer.encode("go"))
-    assert written_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
-    assert written_ids(tokenizer, "go", False) == ids
+    assert action_ids(tokenizer, "go", True) == (*ids, tokenizer.stop_ids[0])
+    assert action_ids(tokenizer, "go", False) == ids
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_so_does_an_action_that_a_tree_forces(tokenizer, chat):
-    role, forced = Role("left", Parsed, chat=chat), Branching(0, (Forced("go"),))
-    ((made,),) = PolicySampler({}, tokenizer).sample([ActionRequest(role, ASKED, forced, 0)])
-    assert made.ids == written_ids(tokenizer, "go", chat) and made.logps is None
+def test_a_forced_chat_turn_ends_with_the_stop_token(tokenizer, chat):
+    role, forced = (
+        Role("left", ParsedAction, as_chat_turns=chat),
+        Branching(0, (ForcedAction("go"),)),
+    )
+    ((made,),) = PolicySampler({}, tokenizer).sample([ActionRequest(role, PROMPT, forced, 0)])
+    assert made.ids == action_ids(tokenizer, "go", chat) and made.logps is None
 
 
-def test_what_was_sampled_is_no_text_to_encode():
-    assert told(ASKED, (Said((1, 2)), Told("seen"))) == ["go", "seen"]
+def test_model_outputs_are_never_encoded_again():
+    assert context_texts(PROMPT, (ModelOutput((1, 2)), Observation("text"))) == ["go", "text"]
 
 
-def test_a_conversation_in_turns_is_the_templates_own(tokenizer):
+def test_a_conversation_equals_the_chat_template(tokenizer):
     turns = [Message("user", "go"), Message("assistant", "one"), Message("user", "two")]
-    said = (*tokenizer.encode("one"), tokenizer.stop_ids[0])
-    whole = tuple(tokenizer.chat(turns))
-    assert context_ids(tokenizer, ASKED, (Said(said), Told("two")), True) == whole
-    # An action that was cut before its stop token is closed by what is told.
-    assert context_ids(tokenizer, ASKED, (Said(said[:-1]), Told("two")), True) == whole
+    ids_of_action = (*tokenizer.encode("one"), tokenizer.stop_ids[0])
+    template_ids = tuple(tokenizer.chat(turns))
+    assert (
+        context_ids(tokenizer, PROMPT, (ModelOutput(ids_of_action), Observation("two")), True)
+        == template_ids
+    )
+    # The observation closes an action that was cut before its stop token.
+    assert (
+        context_ids(tokenizer, PROMPT, (ModelOutput(ids_of_action[:-1]), Observation("two")), True)
+        == template_ids
+    )

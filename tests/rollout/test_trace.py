@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.expand import once
+from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.trace import transcript, trees
-from jax_ragrl.rollout.tree import Action, Record, plant
+from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from tests.rollout.tape import ANN, PAPER, Tape, credit_of, improvise, play
 from tests.rollout.test_collect import QUESTIONS
@@ -20,7 +20,7 @@ TEXTS = {
 }
 
 
-def test_a_trace_survives_json_and_holds_every_node_of_its_questions():
+def test_traces_are_json_and_hold_every_node():
     forest = play(Tape(improvise), *QUESTIONS, expander=PAPER)
     drawn = trees(forest, credit_of(forest), 4)
     assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
@@ -29,7 +29,7 @@ def test_a_trace_survives_json_and_holds_every_node_of_its_questions():
     assert ids == [forest.nodes_of(i).tolist() for i in range(4)]
 
 
-def test_a_tree_tells_texts_parents_rewards_and_ends():
+def test_a_tree_holds_texts_parents_rewards_and_answers():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     (tree,) = trees(forest, credit_of(forest), 5)
     assert tree | {"nodes": 0} == {
@@ -67,20 +67,20 @@ def test_credit_without_a_leaf_is_null():
 
 
 def test_a_failed_question_is_skipped_and_not_counted():
-    forest = play(Tape(improvise), *QUESTIONS)._replace(failed=(0, 2))
+    forest = play(Tape(improvise), *QUESTIONS)._replace(failed_questions=(0, 2))
     drawn = trees(forest, credit_of(forest), 2)
     assert [tree["question"] for tree in drawn] == [QUESTIONS[1].text, QUESTIONS[3].text]
 
 
-def test_tokens_carry_the_log_probabilities_they_were_sampled_with():
+def test_tokens_have_their_sampling_log_probabilities():
     ids = tuple(tokenizer().encode("[Planning]"))
     prompt = tuple(tokenizer().encode("route"))
     logps = tuple(-0.25 * i for i in range(len(ids)))
     rows = [
         Record(-1, 0, "router", 1, (0,), Action(prompt, ids, "[Planning]", logps)),
-        Record(-1, 0, "router", 1, (1,), Action(prompt, ids, "[Planning]"), forced=True),
+        Record(-1, 0, "router", 1, (1,), Action(prompt, ids, "[Planning]"), is_forced=True),
     ]
-    (tree,) = trees(plant((ANN,), rows), np.zeros(2), 1, tokenizer=tokenizer())
+    (tree,) = trees(build_forest((ANN,), rows), np.zeros(2), 1, tokenizer=tokenizer())
     sampled, forced = tree["nodes"]
     assert "".join(text for text, _ in sampled["tokens"]) == "[Planning]"
     assert [logp for _, logp in sampled["tokens"]] == pytest.approx(logps)
@@ -89,11 +89,11 @@ def test_tokens_carry_the_log_probabilities_they_were_sampled_with():
 
 def test_credit_of_another_forest_is_refused():
     forest = play(Tape({"router": ["[No Retrieval]"]}))
-    with pytest.raises(ValueError, match="one number a node"):
+    with pytest.raises(ValueError, match="one number per node"):
         trees(forest, np.zeros(3), 1)
 
 
-def test_a_transcript_tells_every_step_in_order():
+def test_a_transcript_holds_every_step_in_order():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     head, *steps = transcript(forest, 0).split("\n")
     assert head == ANN.text
@@ -103,7 +103,7 @@ def test_a_transcript_tells_every_step_in_order():
     assert "Ann -> title 1, title 2" in steps[1] and steps[-1].endswith("Ulm (answered)")
 
 
-def test_a_leaf_tells_the_calls_on_its_way():
+def test_a_leaf_holds_the_calls_on_its_path():
     forest = play(Tape({role: list(texts) for role, texts in TEXTS.items()}))
     (tree,) = trees(forest, credit_of(forest), 1)
     assert [node.get("calls") for node in tree["nodes"]] == [
@@ -113,10 +113,10 @@ def test_a_leaf_tells_the_calls_on_its_way():
     ]
 
 
-def test_without_a_role_that_chooses_nodes_show_what_was_found():
-    agent = SearchAgent("search", "coda_tiny", 2, chat=True)
+def test_without_readers_nodes_show_the_passages_found():
+    agent = SearchAgent("search_r1", "coda_tiny", 2, as_chat_turns=True)
     texts = {"agent": ["<search>Ann</search>", "<answer>Ulm</answer>"]}
-    forest = collect(agent, once, [ANN], Tape(texts).environment())
+    forest = collect(agent, single_chain, [ANN], Tape(texts).environment())
     (tree,) = trees(forest, np.zeros(3), 1)
     found = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
     assert [node["passages"] for node in tree["nodes"]] == [found, [], []]

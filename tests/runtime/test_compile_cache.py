@@ -1,4 +1,4 @@
-"""What is compiled is kept in the folder of the run, or where the user wants it."""
+"""Compiled programs are cached in the folder of the run, or in the folder of the user."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli import main as cli
-from jax_ragrl.runtime.compile_cache import compile_seconds, keep_programs
+from jax_ragrl.runtime.compile_cache import compile_seconds, enable_compile_cache
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A machine with a GPU and no choice of the user's; whatever is set is forgotten."""
-    before = kept()
+def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine with a GPU and without a cache of the user; settings are undone afterwards."""
+    before = cache_folder()
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -24,45 +24,45 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def kept() -> str | None:
-    """Where JAX keeps its programs."""
+def cache_folder() -> str | None:
+    """The folder of JAX's compilation cache."""
     return jax.config.jax_compilation_cache_dir
 
 
-def test_programs_are_kept_with_the_run(chosen, tmp_path: pathlib.Path):
-    keep_programs(tmp_path / "run")
-    assert kept() == str(tmp_path / "run" / "compiled")
+def test_programs_are_cached_in_the_run(gpu_machine, tmp_path: pathlib.Path):
+    enable_compile_cache(tmp_path / "run")
+    assert cache_folder() == str(tmp_path / "run" / "compiled")
     assert not (tmp_path / "run").exists()  # until there is one
 
 
-def test_where_the_user_keeps_them_they_stay(chosen, tmp_path: pathlib.Path):
-    chosen.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))  # as JAX has read it
-    keep_programs(tmp_path / "run")
-    assert kept() is None
+def test_a_cache_of_the_user_takes_precedence(gpu_machine, tmp_path: pathlib.Path):
+    gpu_machine.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))  # as JAX has read it
+    enable_compile_cache(tmp_path / "run")
+    assert cache_folder() is None
 
 
-def test_a_cpu_keeps_them_where_that_is_asked_for(chosen, tmp_path: pathlib.Path):
-    chosen.setattr(jax, "default_backend", lambda: "cpu")
-    keep_programs(tmp_path / "run")
-    assert kept() is None
-    keep_programs(tmp_path / "run", also_cpu=True)
-    assert kept() == str(tmp_path / "run" / "compiled")
+def test_a_cpu_caches_programs_only_on_request(gpu_machine, tmp_path: pathlib.Path):
+    gpu_machine.setattr(jax, "default_backend", lambda: "cpu")
+    enable_compile_cache(tmp_path / "run")
+    assert cache_folder() is None
+    enable_compile_cache(tmp_path / "run", also_cpu=True)
+    assert cache_folder() == str(tmp_path / "run" / "compiled")
 
 
 class ReachedError(Exception):
-    """Raised where a command would begin its work."""
+    """Raised in place of the work of a command."""
 
 
 @pytest.mark.parametrize("command", ["train", "quickstart"])
-def test_a_run_keeps_its_programs_before_it_compiles_any(
-    command: str, chosen, tmp_path: pathlib.Path
+def test_a_run_enables_its_cache_before_compiling(
+    command: str, gpu_machine, tmp_path: pathlib.Path
 ):
     def work(*_: object) -> None:
-        assert kept() == str(tmp_path / "run" / "compiled")
+        assert cache_folder() == str(tmp_path / "run" / "compiled")
         raise ReachedError
 
-    chosen.setattr("jax_ragrl.run.components.assemble", work)
-    chosen.setattr("jax_ragrl.experiments.experiment.quickstart", work)
+    gpu_machine.setattr("jax_ragrl.run.components.build_components", work)
+    gpu_machine.setattr("jax_ragrl.experiments.experiment.quickstart", work)
     config = [f"--config={cli.CONFIGS / 'tiny' / 'c3po.py'}"] if command == "train" else []
     with pytest.raises(ReachedError):
         cli.main([command, *config, f"--workdir={tmp_path / 'run'}"])

@@ -1,4 +1,4 @@
-"""Which processes belong to a run, what they tell each other, and which devices are whose."""
+"""Processes join a run, exchange objects, and own parts of its mesh."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ import pytest
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime import multihost as hosts
-from jax_ragrl.runtime.multihost import by_first, check_shared, gathered, in_turn, launched, named
-from jax_ragrl.runtime.sharding import make_mesh, own_mesh, own_part, share
+from jax_ragrl.runtime.multihost import (
+    all_gather_object,
+    check_shared_folder,
+    explicit_settings,
+    launched_processes,
+    on_process_zero,
+    process_zero_first,
+)
+from jax_ragrl.runtime.sharding import local_mesh, local_part, make_mesh, replicate
 from tests.flags import flags
 
 REPO = pathlib.Path(__file__).parents[2]
@@ -49,22 +56,22 @@ def free_address() -> str:
         ({"GCE_METADATA_IP": "127.0.0.1:9"}, 1),  # a TPU without a metadata server
     ],
 )
-def test_a_launcher_tells_how_many_processes_it_started(environ: dict[str, str], count: int):
-    assert launched(environ) == count
+def test_the_number_of_launched_processes(environ: dict[str, str], count: int):
+    assert launched_processes(environ) == count
 
 
-def test_a_cloud_tpu_is_asked_for_its_workers(monkeypatch: pytest.MonkeyPatch):
+def test_a_cloud_tpu_reports_its_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosts, "_tpu_workers", lambda _: "a:0:10.0.0.1,b:1:10.0.0.2")
-    assert launched({}) == 2
+    assert launched_processes({}) == 2
 
 
-def test_explicit_variables_are_taken_whole():
-    assert named(NO_TPU) == {}
-    given = named(ALL)
+def test_explicit_variables_are_used_entirely():
+    assert explicit_settings(NO_TPU) == {}
+    given = explicit_settings(ALL)
     assert given["coordinator_address"] == "10.0.0.1:8476"
     assert (given["num_processes"], given["process_id"]) == (4, 3)
-    # An address alone belongs to what a launcher says.
-    assert named(SLURM | {"JAX_COORDINATOR_ADDRESS": "a:1"}) == {}
+    # An address alone complements a launcher.
+    assert explicit_settings(SLURM | {"JAX_COORDINATOR_ADDRESS": "a:1"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -78,12 +85,12 @@ def test_explicit_variables_are_taken_whole():
         ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, "HOST:N"),
     ],
 )
-def test_variables_that_cannot_be_meant_are_refused(changes: dict[str, str], message: str):
+def test_impossible_variables_are_refused(changes: dict[str, str], message: str):
     with pytest.raises(UserError, match=message):
-        named(NO_TPU | ALL | changes)
+        explicit_settings(NO_TPU | ALL | changes)
 
 
-def test_a_half_set_environment_is_one_line_of_ragrl_train(
+def test_an_incomplete_environment_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
@@ -93,7 +100,7 @@ def test_a_half_set_environment_is_one_line_of_ragrl_train(
     assert not (tmp_path / "run").exists()
 
 
-def test_one_process_joins_nobody(monkeypatch: pytest.MonkeyPatch):
+def test_one_process_joins_no_other(monkeypatch: pytest.MonkeyPatch):
     joined = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **known: joined.append(known))
     for name, value in zip(hosts.NAMES, ("localhost:1", "1", "0"), strict=True):
@@ -103,20 +110,20 @@ def test_one_process_joins_nobody(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_process_that_nobody_joins_says_what_to_see_to(number: int):
+def test_a_process_without_others_gives_up_with_advice(number: int):
     address = free_address()
     told = dict(zip(hosts.NAMES, (address, "2", str(number)), strict=True))
     program = [sys.executable, "-c", "from jax_ragrl.runtime.multihost import join; join(2)"]
     run = subprocess.run(
         program, cwd=REPO, env=os.environ | told, capture_output=True, text=True, timeout=300
     )
-    assert run.returncode == hosts.LATE
+    assert run.returncode == hosts.EXIT_TIMEOUT
     assert f"not all of 2 processes joined at {address} within 2 s" in run.stderr
     assert "open port" in run.stderr
 
 
-def test_a_process_that_waits_says_so_until_the_others_are_there(monkeypatch, capfd):
-    monkeypatch.setattr(hosts, "WORD", 0.02)
+def test_a_waiting_process_prints_messages(monkeypatch, capfd):
+    monkeypatch.setattr(hosts, "WAIT_MESSAGE_EVERY", 0.02)
     with hosts._waiting():
         time.sleep(0.2)
     said = capfd.readouterr().err
@@ -125,10 +132,10 @@ def test_a_process_that_waits_says_so_until_the_others_are_there(monkeypatch, ca
     assert "waited" not in capfd.readouterr().err
 
 
-def test_a_process_that_hangs_prints_where_it_stands_when_it_is_asked():
+def test_a_signal_prints_the_stack_of_a_process():
     program = """
 import os, signal
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 def stands_here():
     os.kill(os.getpid(), signal.SIGUSR1)
 try:
@@ -140,20 +147,20 @@ except SystemExit:
     assert run.returncode == 0 and "in stands_here" in run.stderr
 
 
-# --- Telling each other ---------------------------------------------------------------------------
+# --- Exchanging objects ---------------------------------------------------------------------------
 
 
-def test_one_process_only_calls(tmp_path: pathlib.Path):
-    """Nothing is pickled or waited for: what is given comes back itself."""
+def test_collectives_of_one_process_are_plain_calls(tmp_path: pathlib.Path):
+    """Nothing is pickled and no process waits: the same object is returned."""
     thing = lambda: None  # noqa: E731
-    assert gathered(lambda: thing) == [thing]
-    assert by_first(lambda: thing) is thing and in_turn(lambda: thing) is thing
-    check_shared(tmp_path / "new")
+    assert all_gather_object(lambda: thing) == [thing]
+    assert on_process_zero(lambda: thing) is thing and process_zero_first(lambda: thing) is thing
+    check_shared_folder(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
-def test_processes_tell_each_other_what_they_made_and_what_went_wrong(tmp_path: pathlib.Path):
+def test_two_processes_exchange_results_and_errors(tmp_path: pathlib.Path):
     told = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
     given = told | {"XLA_FLAGS": flags(2)}
     running = [
@@ -180,7 +187,7 @@ def device(host: int, number: int) -> types.SimpleNamespace:
 
 
 def grid(shape: tuple[int, ...], devices: list) -> types.SimpleNamespace:
-    """What `own_mesh` reads of a mesh."""
+    """The attributes of a mesh that `local_mesh` reads."""
     names = ("data", "fsdp", "tensor")
     return types.SimpleNamespace(
         devices=np.array(devices, object).reshape(shape),
@@ -193,13 +200,13 @@ def grid(shape: tuple[int, ...], devices: list) -> types.SimpleNamespace:
 def test_a_tensor_axis_across_hosts_is_refused():
     four = [device(i // 2, i) for i in range(4)]
     with pytest.raises(UserError, match="divides"):
-        own_mesh(grid((1, 1, 4), four))
+        local_mesh(grid((1, 1, 4), four))
     with pytest.raises(UserError, match="divides"):
-        own_mesh(grid((1, 2, 2), [four[i] for i in (0, 2, 1, 3)]))
+        local_mesh(grid((1, 2, 2), [four[i] for i in (0, 2, 1, 3)]))
 
 
-def test_the_mesh_of_one_process_and_what_lies_on_it_are_its_own():
+def test_the_mesh_of_one_process_is_local():
     mesh = make_mesh((2, 2, 2))
-    x = share(np.arange(4), mesh)
-    assert own_mesh(mesh) is mesh and own_mesh(None) is None
-    assert own_part(x) is x
+    x = replicate(np.arange(4), mesh)
+    assert local_mesh(mesh) is mesh and local_mesh(None) is None
+    assert local_part(x) is x

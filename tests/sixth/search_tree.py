@@ -1,7 +1,7 @@
 """A sixth system, in none of the papers: an agent that searches, in trees, with Monte Carlo credit.
 
-CoDA's executor works on the question itself; its first turns are tried `width` times, as C-3PO's
-are, and a turn earns what the leaves below it earn.
+CoDA's executor answers the question itself. Its first turns are tried `width` times, as in C-3PO,
+and the credit of a turn is the mean reward of the leaves below it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from jax_ragrl.text.metrics import f1
 class Settings:
     """The config section `recipe`: the agent, and its tree."""
 
-    agent: SearchAgent = SearchAgent()
+    system: SearchAgent = SearchAgent()
     width: int = 2
-    until: int = 2
+    branching_depth: int = 2
 
 
 def recipe(settings: Settings) -> Recipe:
-    """Trees of turns, F1 at the leaves, the mean over reachable leaves as credit."""
+    """Builds the recipe: trees of turns, F1 at the leaves, mean over reachable leaves as credit."""
     return Recipe(
-        system=settings.agent,
+        system=settings.system,
         reward=functools.partial(answer_rewards, metric=f1),
         credit=reachable_leaves,
-        expander=lambda roles: Tree(settings.width, settings.until),
+        expander=lambda roles: Tree(settings.width, settings.branching_depth),
     )

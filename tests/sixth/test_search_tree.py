@@ -16,15 +16,17 @@ CONFIG = pathlib.Path(__file__).with_name("config.py")
 LOOK = "<think>a</think><search>Ann</search>"
 
 
-def said(answer: str) -> str:
+def final(answer: str) -> str:
     return f"<refine>Ann was born in {answer}</refine><answer>{answer}</answer>"
 
 
-def test_a_turn_earns_what_the_leaves_below_it_earn():
+def test_a_turn_has_the_mean_reward_of_its_leaves():
     job = load_job(load_config(CONFIG, []))
     recipe = job.recipe
     assert job.temperature == 1.0 and recipe.system.roles["agent"].sampling.max_tokens == 24
-    tape = Tape({"agent": [LOOK, LOOK + " ", said("Ulm"), said("Rom"), said("Ulm"), said("Bonn")]})
+    tape = Tape(
+        {"agent": [LOOK, LOOK + " ", final("Ulm"), final("Rom"), final("Ulm"), final("Bonn")]}
+    )
     expander = recipe.expander(frozenset(recipe.system.roles))
     forest = collect(recipe.system, expander, [ANN], tape.environment())
     credit_N, weight_N = recipe.credit(forest, recipe.reward(forest))

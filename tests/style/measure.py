@@ -242,7 +242,7 @@ def long_functions(file: pathlib.Path) -> list[Offence]:
 
 
 def loose_modules(file: pathlib.Path) -> list[Offence]:
-    is_loose = len(file.parts) == 2 and file.stem != "__init__"
+    is_loose = len(file.parts) == 2 and not file.stem.startswith("__")
     return [Offence(file, 1, "module outside a folder")] if is_loose else []
 
 

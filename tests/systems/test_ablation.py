@@ -1,4 +1,4 @@
-"""Systems are crossed by config: the credit is what the objective asks for, or it is an error."""
+"""Ablations by config: the credit matches the objective, or the config is an error."""
 
 import dataclasses
 import re
@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, load_config
-from jax_ragrl.credit.assign import earned
+from jax_ragrl.credit.assign import immediate_credit
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.tree import Forest, sibling_groups
 from jax_ragrl.run.components import load_policies
 from jax_ragrl.run.config import Job, load_job
-from jax_ragrl.systems.ablation import crossed
+from jax_ragrl.systems import ablation
+from jax_ragrl.systems.ablation import with_credit
 from tests.conftest import REPO
 from tests.rollout.tape import ANN, Tape
 
@@ -27,13 +28,13 @@ GRPO = {
 PPO = {"objective.critic": "own", "objective.advantage": "whitened_gae"}
 
 
-def job(system: str, given: dict[str, object]) -> Job:
-    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+def job(system: str, changes: dict[str, object]) -> Job:
+    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
     return load_job(load_config(CONFIGS / "tiny" / f"{system}.py", overrides))
 
 
 @pytest.mark.parametrize(
-    ("system", "given"),
+    ("system", "changes"),
     [
         ("c3po", GRPO),
         ("mao_arag", GRPO),
@@ -43,63 +44,65 @@ def job(system: str, given: dict[str, object]) -> Job:
         ("tree_grpo", {"objective.advantage": "group_normalised"}),
     ],
 )
-def test_an_objective_that_the_credit_was_not_made_for_is_refused(system, given):
-    with pytest.raises(UserError, match="the credit of this system cannot be made"):
-        job(system, given)
+def test_an_incompatible_objective_is_rejected(system, changes):
+    with pytest.raises(UserError, match="the credit of this system is not made for"):
+        job(system, changes)
 
 
 @pytest.mark.parametrize(
-    ("system", "given"),
+    ("system", "changes"),
     [
         ("c3po", GRPO | {"credit": "siblings"}),
         ("mmoa_rag", GRPO | {"credit": "rollouts", "rollouts": 4}),
         ("mao_arag", GRPO | {"credit": "rollouts", "rollouts": 4}),
         ("coda", PPO | {"credit": "reachable_leaves"}),
         ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
-        ("opera", PPO | {"credit": "earned", "objective.span": "conversation"}),
+        ("opera", PPO | {"credit": "earned", "objective.gae_span": "conversation"}),
     ],
 )
-def test_credit_and_rollouts_are_chosen_by_config(system, given):
-    made = job(system, given)
-    assert made.recipe.rollouts == given.get("rollouts", job(system, {}).recipe.rollouts)
-    assert made.credit != job(system, {}).credit
+def test_the_config_selects_credit_and_rollouts(system, changes):
+    result = job(system, changes)
+    assert result.recipe.rollouts == changes.get("rollouts", job(system, {}).recipe.rollouts)
+    assert result.credit != job(system, {}).credit
 
 
 @pytest.mark.parametrize("credit", ["rollouts", "siblings"])
-def test_a_comparison_is_by_the_rule_that_is_named_and_knows_no_turns(credit):
-    own = dataclasses.replace(job("mmoa_rag", {}).recipe, rollouts=4, width=4, turns=earned)
-    made = crossed(own, credit, 0)
-    assert made.turns is None
-    assert {name: rule.keywords["rule"].__name__ for name, rule in made.advantages.items()} == {
+def test_a_comparison_uses_the_named_rule(credit):
+    own = dataclasses.replace(
+        job("mmoa_rag", {}).recipe, rollouts=4, width=4, turn_credit=immediate_credit
+    )
+    result = with_credit(own, credit, 0)
+    assert result.turn_credit is None
+    assert {name: rule.keywords["rule"].__name__ for name, rule in result.advantages.items()} == {
         name: name for name in ("group_centred", "group_normalised", "leave_one_out")
     }
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({"credit": "luck"}, "use one of own"),
         ({"credit": "siblings"}, "use group_centred or group_normalised"),
         (GRPO | {"credit": "rollouts"}, "rollouts 1"),
-        (PPO | {"credit": "shared", "objective.span": "conversation"}, "use span 'turn'"),
+        (PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
         ({"rollouts": -1}, "config.rollouts is -1"),
     ],
 )
-def test_what_cannot_be_crossed_is_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        job("c3po", given)
+def test_invalid_combinations_are_rejected(changes, message):
+    with pytest.raises(UserError, match=message):
+        job("c3po", changes)
 
 
-def test_the_strategies_of_c3po_are_compared_with_each_other():
-    """One of the router's three forced routes answers right: the groups' advantages sum to 0."""
-    crossed = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})
-    recipe = crossed.recipe
-    told = {"answer_direct": "Ulm", "answer": "Rom", "roadmap": "1. one step"}
-    tape = Tape(lambda role, prompt, rng: "Thought: t\nAction: [LLM]", told=told)
+def test_c3po_strategies_are_compared_as_siblings():
+    """One of three forced routes answers right: the advantages of the group sum to 0."""
+    with_credit = job("c3po", GRPO | {"credit": "siblings", "objective.advantage": "group_centred"})
+    recipe = with_credit.recipe
+    summary_text = {"answer_direct": "Ulm", "answer": "Rom", "roadmap": "1. one step"}
+    tape = Tape(lambda role, prompt, rng: "Thought: t\nAction: [LLM]", replies=summary_text)
     roles = frozenset(recipe.system.roles)
     forest = collect(recipe.system, recipe.expander(roles), [ANN], tape.environment())
-    credit_N, weight_N = crossed.credit(forest, recipe.reward(forest))
-    groups = [nodes for nodes in decisions(forest) if weight_N[nodes].any()]
+    credit_N, weight_N = with_credit.credit(forest, recipe.reward(forest))
+    groups = [nodes for nodes in sibling_groups(forest) if weight_N[nodes].any()]
     assert groups and any(np.abs(credit_N[nodes]).sum() > 0 for nodes in groups)
     for nodes in groups:
         assert abs(credit_N[nodes].sum()) < 1e-6
@@ -109,63 +112,67 @@ CENTRED = GRPO | {"objective.advantage": "group_centred"}
 PRICE = {"recipe.costs.alpha": 1.0, "recipe.costs.dollars_unit": 1e-3}
 
 
-def rolled_out(made: Job, summary: str) -> Forest:
+def rolled_out(result: Job, summary: str) -> Forest:
     """Two rollouts of a question, with and without sub-questions; `summary` ends the first."""
     texts = {"planner": ["QDS", "AG"], "sub_planner": ["AG"]}
-    told = {"decompose_serial": "Who?", "summarise": summary}
-    tape = Tape(texts, told=told)
-    return collect(made.recipe.system, once, [ANN], tape.environment(), rollouts=2)
+    summary_text = {"decompose_serial": "Who?", "summarise": summary}
+    tape = Tape(texts, replies=summary_text)
+    return collect(result.recipe.system, single_chain, [ANN], tape.environment(), rollouts=2)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "changes",
     [
         PPO | {"credit": "reachable_leaves"},
         CENTRED | {"credit": "rollouts", "rollouts": 2},
     ],
     ids=["reachable_leaves", "rollouts"],
 )
-def test_a_crossed_credit_does_not_ignore_the_price(given):
-    """The scores of answers and the workflows are equal, the price alone is not."""
-    made = job("mao_arag", given | PRICE)
-    cheap, dear = (rolled_out(made, summary) for summary in ("Ulm", "The Ulm"))
+def test_a_combined_credit_includes_costs(changes):
+    """The scores of answers and the workflows are equal; only the price differs."""
+    result = job("mao_arag", changes | PRICE)
+    cheap, dear = (rolled_out(result, summary) for summary in ("Ulm", "The Ulm"))
     assert [r.role for r in cheap.records] == [r.role for r in dear.records]
-    free = job("mao_arag", given | {"recipe.costs.alpha": 0.0})
+    free = job("mao_arag", changes | {"recipe.costs.alpha": 0.0})
     np.testing.assert_array_equal(*(free.recipe.reward(forest) for forest in (cheap, dear)))
     np.testing.assert_array_equal(
         *(free.credit(forest, free.recipe.reward(forest))[0] for forest in (cheap, dear))
     )
-    paid = [node for node, record in enumerate(cheap.records) if record.path == (0, 0)]
-    rewards = ((forest, made.recipe.reward(forest)) for forest in (cheap, dear))
-    low, high = (made.credit(*both)[0][paid] for both in rewards)
-    assert len(paid) == 1 and low > high + 4e-4
+    costly = [node for node, record in enumerate(cheap.records) if record.path == (0, 0)]
+    rewards = ((forest, result.recipe.reward(forest)) for forest in (cheap, dear))
+    low, high = (result.credit(*both)[0][costly] for both in rewards)
+    assert len(costly) == 1 and low > high + 4e-4
 
 
-def test_the_crossing_of_the_readme_is_a_job():
-    text = (REPO / "README.md").read_text(encoding="utf-8")
-    [command] = re.findall(r"`(--config\.credit=siblings[^`]*)`", text)
-    assert load_job(load_config(CONFIGS / "tiny" / "c3po.py", command.split())).credit
+def test_the_documented_combinations_are_valid():
+    pages = [REPO / "README.md", *(REPO / "docs").rglob("*.md")]
+    text = "\n".join([ablation.__doc__, *(page.read_text(encoding="utf-8") for page in pages)])
+    commands = re.findall(r"--config\.credit=siblings(?:[\s\\]+--config\.[^\s`]+)+", text)
+    assert commands
+    for command in commands:
+        overrides = command.replace("\\", " ").split()
+        assert load_job(load_config(CONFIGS / "tiny" / "c3po.py", overrides)).credit
 
 
 @pytest.mark.parametrize("system", ["c3po", "mmoa_rag", "coda", "mao_arag", "opera"])
-def test_a_role_that_policies_name_has_one_of_its_own(system):
+def test_a_named_role_has_its_own_policy(system):
     roles = tuple(job(system, {}).policy_of)
-    named = "(" + ",".join(f"('{role}','tiny')," for role in roles[:1]) + ")"
-    first, *others = job(system, {"policies": named}).policy_of.items()
+    pairs = "(" + ",".join(f"('{role}','tiny')," for role in roles[:1]) + ")"
+    first, *others = job(system, {"policies": pairs}).policy_of.items()
     assert first == (roles[0], roles[0])
     assert {policy for _, policy in others} == {"policy"}
-    apart = job(system, {"policies": named}).recipe
-    assert apart.evaluated.roles[roles[0]].policy == roles[0]
-    assert apart.system.wants(apart.system.start(ANN)) == job(system, {}).recipe.system.wants(
-        job(system, {}).recipe.system.start(ANN)
-    )
+    apart = job(system, {"policies": pairs}).recipe
+    assert apart.evaluation_system.roles[roles[0]].policy == roles[0]
+    assert apart.system.next_effects(apart.system.start(ANN)) == job(
+        system, {}
+    ).recipe.system.next_effects(job(system, {}).recipe.system.start(ANN))
 
 
-def test_every_policy_attends_as_the_config_says():
+def test_every_policy_uses_the_configured_attention():
     policies, _ = load_policies(job("mmoa_rag", {"attention": "xla"}), None)
     assert {policy.config.attention_impl for policy in policies.values()} == {"xla"}
 
 
-def test_a_policy_that_no_role_can_have_is_refused():
+def test_a_policy_without_a_role_is_rejected():
     with pytest.raises(UserError, match="'judge': this system has policy, rewriter, selector"):
         load_policies(job("mmoa_rag", {"policies": "(('judge','tiny'),)"}), None)

@@ -1,4 +1,4 @@
-"""The replies of frozen roles: what each parser reads, and that none ever raises."""
+"""Parsers for the replies of frozen roles; no parser raises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.baselines.adaptive import parse_class
 from jax_ragrl.systems.baselines.agents import (
     BEGIN,
@@ -19,7 +19,7 @@ from jax_ragrl.systems.baselines.agents import (
 from jax_ragrl.systems.baselines.instruct_rag import parse_rationale
 from jax_ragrl.systems.baselines.iterative import parse_thought
 from jax_ragrl.systems.baselines.rerank import TOP_GRADE, parse_grade
-from jax_ragrl.systems.baselines.rewrite import dealt, parse_queries
+from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
 from jax_ragrl.systems.baselines.selection import parse_selection
 from jax_ragrl.systems.baselines.self_rag import critique, parse_verdict
 from jax_ragrl.systems.baselines.slim_plm import parse_draft, parse_gate
@@ -52,39 +52,39 @@ PIECES = st.lists(
 
 @pytest.mark.parametrize("parse", PARSERS)
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
-    parsed = parse(text)
-    assert parsed.valid == (not parsed.error) and parsed.error in PARSERS[parse] | {""}
-    assert parsed.valid or (not parsed.action and not parsed.args)
+def test_a_parser_never_raises_and_names_errors(parse, text):
+    result = parse(text)
+    assert result.valid == (not result.error) and result.error in PARSERS[parse] | {""}
+    assert result.valid or (not result.action and not result.args)
 
 
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_what_is_searched_or_answered_is_never_empty(text):
+def test_queries_and_answers_are_never_empty(text):
     for parse in (parse_draft, parse_marked, parse_queries, parse_rationale, parse_react,
                   parse_thought):  # fmt: skip
-        assert all(isinstance(said, str) and said.strip() for said in parse(text).args)
+        assert all(isinstance(argument, str) and argument.strip() for argument in parse(text).args)
     grade = parse_grade(text)
     assert not grade.valid or 0 <= grade.args[0] <= TOP_GRADE
 
 
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_selection_is_of_distinct_documents_that_are_there(text):
-    parsed = parse_selection(text, 10)
-    assert set(parsed.args) <= set(range(1, 11)) and len(set(parsed.args)) == len(parsed.args)
-    assert parsed.valid or parsed.error in ("Invalid Selection", "Invalid Document Idx")
+def test_a_selection_has_distinct_existing_documents(text):
+    result = parse_selection(text, 10)
+    assert set(result.args) <= set(range(1, 11)) and len(set(result.args)) == len(result.args)
+    assert result.valid or result.error in ("Invalid Selection", "Invalid Document Idx")
 
 
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_cut_turn_is_the_beginning_of_the_turn(text):
+def test_a_thought_is_a_prefix_of_the_turn(text):
     react = parse_react(text)
     assert not react.valid or text.startswith(react.thought)
-    marked = parse_marked(text)
-    # The end mark may be missing, as where a server takes it for a stop string and leaves it out.
-    assert not marked.valid or (text + END).startswith(marked.thought)
+    text_marked = parse_marked(text)
+    # The end mark may be missing: a server that stops at it leaves it out.
+    assert not text_marked.valid or (text + END).startswith(text_marked.thought)
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "said"),
+    ("text", "action", "argument"),
     [
         ("I look.\nSearch[Ann Lee]\nFinish[x]", SEARCH, "Ann Lee"),
         ("Finish[ Ulm, Germany ]", FINISH, "Ulm, Germany"),
@@ -94,13 +94,13 @@ def test_a_cut_turn_is_the_beginning_of_the_turn(text):
         ("search[x]", "", ""),
     ],
 )
-def test_react_reads_the_first_action(text, action, said):
-    parsed = parse_react(text)
-    assert parsed.action == action and "".join(parsed.args) == said
+def test_react_parses_the_first_action(text, action, argument):
+    result = parse_react(text)
+    assert result.action == action and "".join(result.args) == argument
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "said"),
+    ("text", "action", "argument"),
     [
         (f"so {BEGIN} Ann\nLee {END} and {BEGIN}Bob{END}", SEARCH, "Ann Lee"),
         (f"so {BEGIN}Ann", SEARCH, "Ann"),
@@ -118,13 +118,13 @@ def test_react_reads_the_first_action(text, action, said):
         ("Answer:", "", ""),
     ],
 )
-def test_search_o1_reads_the_first_query_or_else_the_answer(text, action, said):
-    parsed = parse_marked(text)
-    assert parsed.action == action and "".join(parsed.args) == said
+def test_search_o1_parses_the_query_or_the_answer(text, action, argument):
+    result = parse_marked(text)
+    assert result.action == action and "".join(result.args) == argument
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "said"),
+    ("text", "action", "argument"),
     [
         ("Ann is a duck. Ducks swim.", "Thought", "Ann is a duck."),
         ("\n  It fell 3.5 m! So the answer is 2.", "Thought", "It fell 3.5 m!"),
@@ -139,35 +139,43 @@ def test_search_o1_reads_the_first_query_or_else_the_answer(text, action, said):
         ("The answer is:", "", ""),
     ],
 )
-def test_a_thought_is_the_first_sentence(text, action, said):
-    parsed = parse_thought(text)
-    assert parsed.action == action and "".join(parsed.args) == said
+def test_a_thought_is_the_first_sentence(text, action, argument):
+    result = parse_thought(text)
+    assert result.action == action and "".join(result.args) == argument
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "argument"),
     [
         ("Facts.\nSo the answer is: Ulm.", "Ulm"),
         ("The answer is unclear, but the answer is the U.S. Army.\nmore", "the U.S. Army"),
         ("the answer is:\nUlm", "Ulm"),
     ],
 )
-def test_a_rationale_holds_its_last_answer(text, said):
-    assert parse_rationale(text) == Parsed("Answer", (said,), text)
+def test_a_rationale_yields_its_last_answer(text, argument):
+    assert parse_rationale(text) == ParsedAction("Answer", (argument,), text)
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (parse_grade, "Grade: 7/10", Parsed("Grade", (7,))),
-        (parse_grade, "0", Parsed("Grade", (0,))),
-        (parse_verdict, " Yes, it does", Parsed("yes")),
-        (parse_verdict, '"No."\nbecause', Parsed("no")),
-        (parse_class, " B\n", Parsed("B")),
-        (parse_gate, "A ", Parsed("A")),
-        (parse_draft, " Ulm.\n", Parsed("Draft", ("Ulm.",))),
-        (parse_queries, "1. a b\n2) c\n* d\n- e\na  b", Parsed("Search", ("a b", "c", "d", "e"))),
-        (parse_queries, "1984 film\n-40 degrees", Parsed("Search", ("1984 film", "-40 degrees"))),
+        (parse_grade, "Grade: 7/10", ParsedAction("Grade", (7,))),
+        (parse_grade, "0", ParsedAction("Grade", (0,))),
+        (parse_verdict, " Yes, it does", ParsedAction("yes")),
+        (parse_verdict, '"No."\nbecause', ParsedAction("no")),
+        (parse_class, " B\n", ParsedAction("B")),
+        (parse_gate, "A ", ParsedAction("A")),
+        (parse_draft, " Ulm.\n", ParsedAction("Draft", ("Ulm.",))),
+        (
+            parse_queries,
+            "1. a b\n2) c\n* d\n- e\na  b",
+            ParsedAction("Search", ("a b", "c", "d", "e")),
+        ),
+        (
+            parse_queries,
+            "1984 film\n-40 degrees",
+            ParsedAction("Search", ("1984 film", "-40 degrees")),
+        ),
     ],
 )
 def test_legal_replies(parse, text, expected):
@@ -189,12 +197,12 @@ def test_malformed_replies(parse, text):
     assert not parse(text).valid
 
 
-def test_passages_are_dealt_in_turn_each_once():
+def test_interleaving_has_no_duplicates():
     one, two, three, four = (passage(i) for i in range(4))
-    assert dealt([[one, two, three], [two], [], [four, one]], 3) == (one, two, four)
-    assert dealt([[one], [two]], 9) == (one, two) and dealt([], 3) == ()
+    assert interleave([[one, two, three], [two], [], [four, one]], 3) == (one, two, four)
+    assert interleave([[one], [two]], 9) == (one, two) and interleave([], 3) == ()
 
 
-def test_a_critique_is_the_weighted_sum_of_its_verdicts():
+def test_a_critique_is_the_weighted_verdict_sum():
     assert critique((True, False, True), (1.0, 1.0, 0.5)) == 1.5
     assert critique((False, False, False), (1.0, 1.0, 0.5)) == 0.0

@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.systems.c3po import (
     LLM,
     MAX_QUERY_WORDS,
@@ -27,7 +27,7 @@ LEGAL = {
 }
 FAULTS = {"Invalid Format", "Invalid Action", "Invalid Document Idx"}
 
-# Any code point, lone surrogates among them, and pieces that come close to the grammars.
+# Any code point, including lone surrogates, and pieces that resemble the grammars.
 ANYTHING = st.text(st.characters(exclude_categories=()))
 PIECES = st.lists(
     st.sampled_from(
@@ -42,29 +42,29 @@ PIECES = st.lists(
 
 @pytest.mark.parametrize("parse", PARSERS)
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
-    parsed = parse(text)
-    if parsed.valid:
-        assert parsed.action in LEGAL[parse] and not parsed.error
+def test_a_parser_never_raises_and_names_errors(parse, text):
+    result = parse(text)
+    if result.valid:
+        assert result.action in LEGAL[parse] and not result.error
     else:
-        assert parsed.error in FAULTS and not parsed.action and not parsed.args
+        assert result.error in FAULTS and not result.action and not result.args
 
 
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_valid_action_holds_what_its_state_needs(text):
+def test_a_valid_action_has_complete_arguments(text):
     for parse in (parse_router, parse_decision):
-        parsed = parse(text)
-        if parsed.action == RETRIEVAL:
-            (query,) = parsed.args
+        result = parse(text)
+        if result.action == RETRIEVAL:
+            (query,) = result.args
             assert query == " ".join(query.split()) and 1 <= len(query.split()) <= MAX_QUERY_WORDS
         else:
-            assert parsed.args == ()
-    chosen = parse_filter(text)
-    assert len(set(chosen.args)) == len(chosen.args)
-    assert all(isinstance(i, int) for i in chosen.args)
+            assert result.args == ()
+    selection = parse_filter(text)
+    assert len(set(selection.args)) == len(selection.args)
+    assert all(isinstance(i, int) for i in selection.args)
 
 
-# --- What is written is what is read -----------------------------------------------------------
+# --- Rendered actions parse back ---------------------------------------------------------------
 
 WORDS = st.lists(
     st.text(st.characters(exclude_categories=("Z", "C"), exclude_characters="[]"), min_size=1),
@@ -80,23 +80,23 @@ THOUGHTS = (
 
 
 @hypothesis.given(query=QUERIES)
-def test_a_rendered_route_is_read_back(query):
+def test_a_rendered_route_parses_back(query):
     assert parse_router(render_router(RETRIEVAL, query)).args == (query,)
     for action in (NO_RETRIEVAL, PLANNING):
         assert parse_router(render_router(action)).action == action
 
 
 @hypothesis.given(thought=THOUGHTS, numbers=st.lists(st.integers(0, 999_999_999), unique=True))
-def test_a_rendered_selection_is_read_back(thought, numbers):
-    parsed = parse_filter(render_filter(thought, tuple(numbers)))
-    assert parsed == Parsed("Select", tuple(numbers), thought)
+def test_a_rendered_selection_parses_back(thought, numbers):
+    result = parse_filter(render_filter(thought, tuple(numbers)))
+    assert result == ParsedAction("Select", tuple(numbers), thought)
 
 
 @hypothesis.given(thought=THOUGHTS, query=QUERIES)
-def test_a_rendered_decision_is_read_back(thought, query):
-    parsed = parse_decision(render_decision(thought, RETRIEVAL, query))
-    assert parsed == Parsed(RETRIEVAL, (query,), thought)
-    assert parse_decision(render_decision(thought, LLM)) == Parsed(LLM, (), thought)
+def test_a_rendered_decision_parses_back(thought, query):
+    result = parse_decision(render_decision(thought, RETRIEVAL, query))
+    assert result == ParsedAction(RETRIEVAL, (query,), thought)
+    assert parse_decision(render_decision(thought, LLM)) == ParsedAction(LLM, (), thought)
 
 
 # --- Case by case -------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_rendered_decision_is_read_back(thought, query):
         ("[Planning]", PLANNING, ()),
         ("[Retrieval] who directed Jaws", RETRIEVAL, ("who directed Jaws",)),
         ("[Retrieval]   spaces \n and lines ", RETRIEVAL, ("spaces and lines",)),
-        # The first bracket anywhere is the action, what stands around it the query.
+        # The first bracket is the action, the text around it the query.
         ("I choose [Planning].", PLANNING, ()),
         ("please [Retrieval] who", RETRIEVAL, ("please who",)),
         ("[Planning] [Retrieval] who", PLANNING, ()),
@@ -117,8 +117,8 @@ def test_a_rendered_decision_is_read_back(thought, query):
         ("[No Retrieval] because I know", NO_RETRIEVAL, ()),
     ],
 )
-def test_the_router_reads(text, action, args):
-    assert parse_router(text) == Parsed(action, args)
+def test_the_router_parses(text, action, args):
+    assert parse_router(text) == ParsedAction(action, args)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_the_router_reads(text, action, args):
         ("[1] [Retrieval] who", "Invalid Action"),
     ],
 )
-def test_the_router_refuses(text, error):
-    assert parse_router(text) == malformed(error)
+def test_the_router_rejects(text, error):
+    assert parse_router(text) == invalid_action(error)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_a_query_is_cut_to_a_hundred_words(parse):
         ("Thought: t Action: keep [1", None, None),
     ],
 )
-def test_the_filter_reads(text, numbers, thought):
-    parsed = parse_filter(text)
+def test_the_filter_parses(text, numbers, thought):
+    result = parse_filter(text)
     if numbers is None:
-        assert parsed.error == "Invalid Format"
+        assert result.error == "Invalid Format"
     else:
-        assert parsed == Parsed("Select", numbers, thought)
+        assert result == ParsedAction("Select", numbers, thought)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_the_filter_reads(text, numbers, thought):
         (f"Thought: t\nAction: [{'9' * 5000}]", "Invalid Document Idx"),
     ],
 )
-def test_the_filter_refuses(text, error):
-    assert parse_filter(text) == malformed(error)
+def test_the_filter_rejects(text, error):
+    assert parse_filter(text) == invalid_action(error)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_the_filter_refuses(text, error):
         ("Thought: t\nAction: [LLM]\nAction: [Retrieval] who", LLM, (), "t"),
     ],
 )
-def test_the_decision_maker_reads(text, action, args, thought):
-    assert parse_decision(text) == Parsed(action, args, thought)
+def test_the_decision_maker_parses(text, action, args, thought):
+    assert parse_decision(text) == ParsedAction(action, args, thought)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,6 @@ def test_the_decision_maker_reads(text, action, args, thought):
         ("Thought: t\nAction: [Retrieval]", "Invalid Action"),
     ],
 )
-def test_the_decision_maker_refuses(text, error):
-    parsed = parse_decision(text)
-    assert (parsed.valid, parsed.error, parsed.action, parsed.args) == (False, error, "", ())
+def test_the_decision_maker_rejects(text, error):
+    result = parse_decision(text)
+    assert (result.valid, result.error, result.action, result.args) == (False, error, "", ())

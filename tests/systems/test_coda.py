@@ -10,10 +10,10 @@ import pytest
 
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.rollout.tree import plant
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.systems import coda
-from jax_ragrl.systems.base import path_to
+from jax_ragrl.systems.base import records_from_root
 from jax_ragrl.systems.coda import (
     EXECUTOR,
     PLANNER,
@@ -25,57 +25,57 @@ from jax_ragrl.systems.coda import (
     refine_reward,
     rollout_advantages,
 )
-from jax_ragrl.systems.tags import contents, render_turn, well_formed
+from jax_ragrl.systems.tags import render_turn, tag_contents, tags_match
 from jax_ragrl.text.prompts import user_turn
 from tests.conftest import REPO
 from tests.rollout.tape import ANN, BOB, passage
 from tests.systems.talk import ends, talk
 
-SYSTEM = CoDA("coda_tiny", top_k=2, chat=True)
+SYSTEM = CoDA("coda_tiny", top_k=2, as_chat_turns=True)
 PAPER, CODE = coda.paper(), coda.code()
 
 TASK = render_turn(think="1", task="birthplace of Ann")
 SEARCH = render_turn(think="born", search="Ann born")
 REFINED = render_turn(refine="Ann was born in Ulm", answer="Ulm")
 FINAL = render_turn(think="done", answer="Ulm")
-SHOWN = "told 1 title 1: text 1\n2 title 2: text 2"
+DOCUMENTS = "told 1 title 1: text 1\n2 title 2: text 2"
 
 
 # --- Grammar ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "parsed"),
+    ("parse", "text", "action"),
     [
-        (parse_planner, TASK, Parsed("task", ("birthplace of Ann",), "1")),
-        (parse_planner, FINAL, Parsed("answer", ("Ulm",), "done")),
-        (parse_executor, SEARCH, Parsed("search", ("Ann born",), "born")),
-        (parse_executor, REFINED, Parsed("answer", ("Ulm",), "")),
-        (parse_planner, "<answer> two\nlines </answer>", Parsed("answer", ("two\nlines",))),
-        (parse_planner, "<task>a</task><answer>b</answer>", Parsed("task", ("a",))),
-        (parse_planner, "<task>a<task>b</task>", Parsed("task", ("a<task>b",))),
-        (parse_planner, "</task><answer>b</answer>", Parsed("answer", ("b",))),
-        (parse_planner, "<task>a</answer><answer>b</answer>", Parsed("answer", ("b",))),
-        (parse_planner, "<search>a</search>", malformed("No Action")),
-        (parse_executor, "<task>a</task>", malformed("No Action")),
-        (parse_planner, "", malformed("No Action")),
-        (parse_planner, "<task>a", malformed("No Action")),
-        (parse_planner, "<Task>a</Task>", malformed("No Action")),
-        (parse_planner, "<task> \n</task><answer>b</answer>", malformed("Empty Action")),
+        (parse_planner, TASK, ParsedAction("task", ("birthplace of Ann",), "1")),
+        (parse_planner, FINAL, ParsedAction("answer", ("Ulm",), "done")),
+        (parse_executor, SEARCH, ParsedAction("search", ("Ann born",), "born")),
+        (parse_executor, REFINED, ParsedAction("answer", ("Ulm",), "")),
+        (parse_planner, "<answer> two\nlines </answer>", ParsedAction("answer", ("two\nlines",))),
+        (parse_planner, "<task>a</task><answer>b</answer>", ParsedAction("task", ("a",))),
+        (parse_planner, "<task>a<task>b</task>", ParsedAction("task", ("a<task>b",))),
+        (parse_planner, "</task><answer>b</answer>", ParsedAction("answer", ("b",))),
+        (parse_planner, "<task>a</answer><answer>b</answer>", ParsedAction("answer", ("b",))),
+        (parse_planner, "<search>a</search>", invalid_action("No Action")),
+        (parse_executor, "<task>a</task>", invalid_action("No Action")),
+        (parse_planner, "", invalid_action("No Action")),
+        (parse_planner, "<task>a", invalid_action("No Action")),
+        (parse_planner, "<Task>a</Task>", invalid_action("No Action")),
+        (parse_planner, "<task> \n</task><answer>b</answer>", invalid_action("Empty Action")),
     ],
 )
-def test_a_turn_reads_as_its_first_action(parse, text, parsed):
-    assert parse(text) == parsed
+def test_a_turn_parses_as_its_first_action(parse, text, action):
+    assert parse(text) == action
 
 
 @hypothesis.given(st.lists(st.sampled_from(["<task>", "</task>", "</answer>", "<answer>", "a"])))
-def test_any_turn_has_a_parse(pieces):
-    parsed = parse_planner("".join(pieces))
-    assert parsed.valid == bool(parsed.args and parsed.args[0].strip()) == (not parsed.error)
+def test_any_turn_parses(pieces):
+    action = parse_planner("".join(pieces))
+    assert action.valid == bool(action.args and action.args[0].strip()) == (not action.error)
 
 
 @hypothesis.given(st.text())
-def test_any_text_has_a_parse(text):
+def test_any_text_parses(text):
     assert parse_planner(text).error in ("", "No Action", "Empty Action")
 
 
@@ -90,18 +90,18 @@ def test_any_text_has_a_parse(text):
         ("", False),
     ],
 )
-def test_a_tag_is_well_formed_if_it_closes_as_often_as_it_opens(text, right):
-    assert well_formed(text, ("think",)) is right
+def test_tags_match_with_equal_counts(text, right):
+    assert tags_match(text, ("think",)) is right
 
 
 def test_all_contents_of_a_tag_are_joined():
-    assert contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
+    assert tag_contents("<refine> a\n</refine>x<refine>b</refine><refine>c", "refine") == "a b"
 
 
 # --- The state machine --------------------------------------------------------------------------
 
 
-def test_a_task_is_searched_refined_and_answered_in_a_context_of_its_own():
+def test_a_task_has_its_own_context():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(SYSTEM, texts)
     assert forest.records[-1].state.faults == ()
@@ -112,14 +112,14 @@ def test_a_task_is_searched_refined_and_answered_in_a_context_of_its_own():
     assert tape.contexts == [
         (PLANNER, planner, ()),
         (EXECUTOR, executor, ()),
-        (EXECUTOR, executor, (SEARCH, SHOWN)),
+        (EXECUTOR, executor, (SEARCH, DOCUMENTS)),
         (PLANNER, planner, (TASK, "told Result: Ulm")),
     ]
     assert ends(forest) == [("Ulm", "answered")]
     assert [r.depth for r in forest.records] == [1, 2, 3, 4, 5]
 
 
-def test_every_task_starts_a_new_executor_and_every_context_only_grows():
+def test_contexts_only_grow_and_tasks_start_new_ones():
     texts = {PLANNER: [TASK, TASK, FINAL], EXECUTOR: [SEARCH, SEARCH, REFINED] + [SEARCH, REFINED]}
     _, tape = talk(SYSTEM, texts)
     for role, turns in ((PLANNER, [0, 2, 4]), (EXECUTOR, [0, 2, 4, 0, 2])):
@@ -128,9 +128,9 @@ def test_every_task_starts_a_new_executor_and_every_context_only_grows():
         assert all(b[: len(a)] == a for a, b in zip(afters, afters[1:], strict=False) if b)
 
 
-def test_an_invalid_turn_is_told_so_and_used_up():
+def test_an_invalid_turn_gets_a_message_and_counts():
     texts = {PLANNER: ["hm", TASK, "hm", "hm"], EXECUTOR: ["<task>a</task>", SEARCH, "hm"]}
-    system = dataclasses.replace(SYSTEM, max_turns=4, executor_turns=3)
+    system = dataclasses.replace(SYSTEM, max_turns=4, max_executor_turns=3)
     forest, tape = talk(system, texts)
     assert tape.contexts[1][2] == ("hm", "told again")
     assert tape.contexts[3][2] == ("<task>a</task>", "told again")
@@ -142,56 +142,56 @@ def test_an_invalid_turn_is_told_so_and_used_up():
 @pytest.mark.parametrize("last", [SEARCH, "hm"])
 def test_an_executor_that_never_answers_returns_nothing(last):
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, SEARCH, last]}
-    system = dataclasses.replace(SYSTEM, executor_turns=3)
+    system = dataclasses.replace(SYSTEM, max_executor_turns=3)
     forest, tape = talk(system, texts)
     assert tape.contexts[-1][2] == (TASK, "told Result: ")
     assert forest.records[-1].state.faults == ("Executor Out of Turns",)
-    assert tape.log.count(("search", "Ann born", 2)) == 2  # nobody would read a third
+    assert tape.log.count(("search", "Ann born", 2)) == 2  # a third could not be read
 
 
 @pytest.mark.parametrize("last", [TASK, "hm"])
-def test_a_planner_out_of_turns_is_not_made_to_answer(last):
+def test_a_planner_out_of_turns_has_no_answer(last):
     texts = {PLANNER: [TASK, last], EXECUTOR: [SEARCH, REFINED]}
     forest, tape = talk(dataclasses.replace(SYSTEM, max_turns=2), texts)
-    assert ends(forest) == [(None, "Out of Turns")] and forest.dead_N.tolist()[-1]
+    assert ends(forest) == [(None, "Out of Turns")] and forest.unanswered_N.tolist()[-1]
     assert tape.log[-1] == ("planner",)
-    faults = [r.fault for r in forest.records[-2:]]
+    faults = [r.parse_error for r in forest.records[-2:]]
     assert faults == (["", ""] if last == TASK else ["No Action", ""])
 
 
 def test_an_answer_in_the_last_turn_counts():
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]}
-    system = dataclasses.replace(SYSTEM, max_turns=2, executor_turns=2)
+    system = dataclasses.replace(SYSTEM, max_turns=2, max_executor_turns=2)
     assert ends(talk(system, texts)[0]) == [("Ulm", "answered")]
 
 
 @pytest.mark.parametrize(
-    ("full", "ended"), [(PLANNER, (None, "Prompt Too Long")), (EXECUTOR, ("Ulm", "answered"))]
+    ("full", "end"), [(PLANNER, (None, "Prompt Too Long")), (EXECUTOR, ("Ulm", "answered"))]
 )
-def test_a_context_that_is_full_ends_its_agent(full, ended):
+def test_a_full_context_ends_its_agent(full, end):
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED], full: [""]}
     forest, tape = talk(SYSTEM, texts)
-    assert ends(forest) == [ended]
+    assert ends(forest) == [end]
     assert tape.contexts[-1][2] == ((TASK, "told Result: ") if full == EXECUTOR else ())
 
 
-def test_plain_text_goes_on_in_lines_and_stops_at_closing_tags():
-    system = dataclasses.replace(SYSTEM, style="coda", chat=False)
+def test_plain_text_continues_and_stops_at_tags():
+    system = dataclasses.replace(SYSTEM, style="coda", as_chat_turns=False)
     _, tape = talk(system, {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, REFINED]})
-    told = tape.contexts[2][2][1], tape.contexts[3][2][1]
-    shown = "Doc 1 (Title: title 1) text 1\n\nDoc 2 (Title: title 2) text 2"
-    assert told[0] == f"told \n<documents>\n{shown}\n</documents>\n"
-    assert told[1] == "told \n<result>Ulm</result>\n"
-    assert {r.stops for r in system.roles.values()} == {
+    observation = tape.contexts[2][2][1], tape.contexts[3][2][1]
+    documents = "Doc 1 (Title: title 1) text 1\n\nDoc 2 (Title: title 2) text 2"
+    assert observation[0] == f"told \n<documents>\n{documents}\n</documents>\n"
+    assert observation[1] == "told \n<result>Ulm</result>\n"
+    assert {r.stop_strings for r in system.roles.values()} == {
         *[("</task>", "</answer>"), ("</search>", "</answer>")]
     }
-    assert not any(role.chat for role in system.roles.values())
+    assert not any(role.as_chat_turns for role in system.roles.values())
 
 
 # --- Reward -------------------------------------------------------------------------------------
 
 
-def test_the_answer_is_worth_six_times_its_f1_less_three():
+def test_the_answer_reward_is_six_f1_minus_three():
     assert answer_reward("Ulm", ("Ulm",)) == 3.0
     assert answer_reward("Rom", ("Ulm",)) == answer_reward(None, ("Ulm",)) == -3.0
     assert answer_reward("old Ulm", ("Ulm",)) == pytest.approx(6 * 2 / 3 - 3)
@@ -208,7 +208,7 @@ GOOD, BAD = SEARCH + REFINED, SEARCH + render_turn(answer="Ulm")
         (TASK + FINAL, [BAD], 1.0, 1.0),
         (FINAL, [], 0.0, 0.0),  # an answer without a task
         (TASK, [GOOD], 1.0, 1.0),  # no answer
-        (render_turn(task="a") + render_turn(answer="b"), [GOOD], 1.0, 1.0),  # not a thought
+        (render_turn(task="a") + render_turn(answer="b"), [GOOD], 1.0, 1.0),  # without a thought
     ],
 )
 def test_format_points(planner, executors, together, apart):
@@ -216,30 +216,30 @@ def test_format_points(planner, executors, together, apart):
     assert format_reward(planner, executors, False) == apart
 
 
-def test_a_refined_gold_answer_is_found_once_or_across_executors():
+def test_refinement_is_judged_jointly_or_separately():
     halves = [render_turn(refine="in New"), render_turn(refine="York it is")]
     assert refine_reward(halves, ("New York",), True) == 1.0
     assert refine_reward(halves, ("New York",), False) == 0.0
     assert refine_reward([*halves, render_turn(refine="new york")], ("New York",), False) == 1.0
-    assert refine_reward(["New York"], ("New York",), True) == 0.0  # said, but not refined
+    assert refine_reward(["New York"], ("New York",), True) == 0.0  # written, but not refined
     assert refine_reward([], ("New York",), True) == refine_reward([""], ("",), True) == 0.0
 
 
-def test_executors_that_do_not_refine_are_not_asked_to_and_lose_and_earn_nothing_by_it():
-    settings = dataclasses.replace(PAPER, style="coda_tiny", chat=True, refining=False)
+def test_executors_without_refinement_earn_none():
+    settings = dataclasses.replace(PAPER, system=dataclasses.replace(SYSTEM, refinement=False))
     system = coda.recipe(settings).system
-    answered = render_turn(think="so", answer="Ulm")
-    for told, refined in ((answered, False), (REFINED, True)):
-        texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, told]}
-        forest, played = talk(system, texts)
+    answer_turn = render_turn(think="so", answer="Ulm")
+    for observation, is_refined in ((answer_turn, False), (REFINED, True)):
+        texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, observation]}
+        forest, log = talk(system, texts)
         assert coda.reward(forest, settings)[-1] == 5.0
-        assert coda.reward(forest, PAPER)[-1] == (5.5 if refined else 4.0)
-        prompts = {prompt for role, prompt, _ in played.contexts if role == EXECUTOR}
+        assert coda.reward(forest, PAPER)[-1] == (5.5 if is_refined else 4.0)
+        prompts = {prompt for role, prompt, _ in log.contexts if role == EXECUTOR}
         assert prompts == {user_turn("coda_tiny", "search", task="birthplace of Ann")[-1].content}
 
 
 def test_one_reward_for_the_whole_rollout():
-    """By hand: F1 1, planner's point, two executors of which one lacks its search, refined."""
+    """By hand: F1 1, the planner's point, two refining executors, one without its search."""
     texts = {PLANNER: [TASK, TASK, FINAL], EXECUTOR: [SEARCH, REFINED, REFINED]}
     forest, _ = talk(SYSTEM, texts)
     for settings, expected in ((PAPER, 3 + 1 + 0 + 0.5), (CODE, 3 + 1 + 0.5 + 0.5)):
@@ -247,23 +247,23 @@ def test_one_reward_for_the_whole_rollout():
         assert reward_N.tolist() == [0.0] * 6 + [expected]
         terms = {name: x_N[6] for name, x_N in coda.terms(forest, settings).items()}
         assert terms == {"answer": 3.0, "format": expected - 3.5, "refine": 0.5}
-    planner, executors = coda.written(path_to(forest, 6))
+    planner, executors = coda.role_texts(records_from_root(forest, 6))
     assert planner == f"{TASK}\n{TASK}\n{FINAL}"
-    assert executors == [f"{SEARCH}\n{REFINED}", REFINED]  # nobody's words are another's
-    bare = dataclasses.replace(PAPER, formats=0.0, refine=0.0)
+    assert executors == [f"{SEARCH}\n{REFINED}", REFINED]  # each text belongs to one executor
+    bare = dataclasses.replace(PAPER, format_weight=0.0, refinement_weight=0.0)
     assert coda.reward(forest, bare)[-1] == 3.0
 
 
-def test_what_was_told_earns_no_format_point():
-    """Tags in a passage or in the prompt are not the model's own."""
+def test_observations_earn_no_format_point():
+    """Tags in a passage or in the prompt do not count."""
     text = "<think>a</think><search>b</search><refine>Ulm</refine><answer>c</answer>"
-    found = {"Ann born": [passage(1)._replace(text=text)]}
+    hits = {"Ann born": [passage(1)._replace(text=text)]}
     texts = {PLANNER: [TASK, FINAL], EXECUTOR: [SEARCH, render_turn(answer="Ulm")]}
-    forest, _ = talk(SYSTEM, texts, found=found)
+    forest, _ = talk(SYSTEM, texts, hits=hits)
     assert coda.reward(forest, PAPER)[-1] == 3.0 + 1.0
 
 
-def test_no_answer_is_the_worst_reward():
+def test_a_missing_answer_has_the_lowest_reward():
     forest, _ = talk(dataclasses.replace(SYSTEM, max_turns=1), {PLANNER: ["hm"]})
     assert coda.reward(forest, PAPER)[-1] == -3.0
 
@@ -278,7 +278,7 @@ def group(rollouts=6):
     return talk(SYSTEM, write, ANN, BOB, rollouts=rollouts)[0]
 
 
-def test_the_advantage_is_normalised_over_the_rollouts_of_a_question():
+def test_the_advantage_is_normalized_per_question():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
     advantage_N, weight_N = rollout_advantages(forest, reward_N)
@@ -289,43 +289,47 @@ def test_the_advantage_is_normalised_over_the_rollouts_of_a_question():
         expected = (reward_G - reward_G.mean()) / (reward_G.std(ddof=1) + 1e-6)
         np.testing.assert_allclose(advantage_N[rows], expected, rtol=1e-6)
         assert len(set(reward_G.tolist())) > 1
-    # The same number to every turn of a rollout, planner's and executors' alike.
+    # Every turn of a rollout has the same number, of planner and executors.
     of_leaf = {int(root_N[leaf]): advantage_N[leaf] for leaf in leaves}
     assert advantage_N.tolist() == [of_leaf[int(root)] for root in root_N]
     assert advantage_N.dtype == np.float32 and (weight_N == 1).all()
 
 
-def test_the_objective_may_name_another_comparison_of_the_rollouts():
+def test_the_objective_may_select_another_comparison():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
-    made = coda.recipe(PAPER).advantages
-    found = {name: credit(forest, reward_N)[0] for name, credit in made.items()}
-    assert found["group_normalised"].tolist() == rollout_advantages(forest, reward_N)[0].tolist()
+    credits = coda.recipe(PAPER).advantages
+    advantages = {name: credit(forest, reward_N)[0] for name, credit in credits.items()}
+    assert (
+        advantages["group_normalised"].tolist() == rollout_advantages(forest, reward_N)[0].tolist()
+    )
     leaf_N = forest.leaf_N & (forest.question_N == 0)
     centred = reward_N[leaf_N] - reward_N[leaf_N].mean()
-    np.testing.assert_allclose(found["group_centred"][leaf_N], centred, rtol=1e-5)
-    np.testing.assert_allclose(found["leave_one_out"][leaf_N], centred * 6 / 5, rtol=1e-5)
+    np.testing.assert_allclose(advantages["group_centred"][leaf_N], centred, rtol=1e-5)
+    np.testing.assert_allclose(advantages["leave_one_out"][leaf_N], centred * 6 / 5, rtol=1e-5)
 
 
 def test_duplicated_executor_turns_change_no_advantage():
     forest = group()
     reward_N = coda.reward(forest, PAPER)
     before_N, _ = rollout_advantages(forest, reward_N)
-    chosen = [n for n, r in enumerate(forest.records) if r.role == EXECUTOR][:2]
-    doubled = plant(forest.questions, [*forest.records, *(forest.records[n] for n in chosen * 5)])
-    after_N, _ = rollout_advantages(doubled, np.append(reward_N, np.zeros(10, np.float32)))
-    assert len(chosen) == 2 and after_N[: len(before_N)].tolist() == before_N.tolist()
-    assert after_N[len(before_N) :].tolist() == before_N[chosen * 5].tolist()
+    nodes = [n for n, r in enumerate(forest.records) if r.role == EXECUTOR][:2]
+    twice = build_forest(
+        forest.questions, [*forest.records, *(forest.records[n] for n in nodes * 5)]
+    )
+    after_N, _ = rollout_advantages(twice, np.append(reward_N, np.zeros(10, np.float32)))
+    assert len(nodes) == 2 and after_N[: len(before_N)].tolist() == before_N.tolist()
+    assert after_N[len(before_N) :].tolist() == before_N[nodes * 5].tolist()
 
 
-def test_a_rollout_without_peers_or_among_equals_learns_nothing():
+def test_a_rollout_among_equals_learns_nothing():
     alone = group(rollouts=1)
     assert not rollout_advantages(alone, coda.reward(alone, PAPER))[0].any()
     equal, _ = talk(SYSTEM, lambda role, prompt, rng: FINAL, rollouts=4)
     assert not rollout_advantages(equal, coda.reward(equal, PAPER))[0].any()
 
 
-def test_a_group_of_one_is_refused():
+def test_a_group_of_one_is_rejected():
     with pytest.raises(UserError, match="rollouts 1.*use 2 or more"):
         coda.Settings(rollouts=1)
 
@@ -333,18 +337,19 @@ def test_a_group_of_one_is_refused():
 def test_the_recipe_is_the_table_of_the_paper():
     recipe = coda.recipe(PAPER)
     assert recipe.rollouts == 8 and recipe.metric == "em"
-    assert (recipe.system.max_turns, recipe.system.executor_turns, recipe.system.top_k) == (6, 6, 3)
-    assert dataclasses.replace(CODE, top_p=1.0, together=True) == PAPER
+    assert (recipe.system.max_turns, recipe.system.max_executor_turns) == (6, 6)
+    assert (recipe.system.top_k, CODE.system.top_p) == (3, 0.95)
+    assert dataclasses.replace(CODE, system=PAPER.system, joint_executor_reward=True) == PAPER
     assert {role.policy for role in recipe.system.roles.values()} == {"policy"}
 
 
-def test_the_config_holds_the_published_code_too():
+def test_the_config_contains_the_code_preset():
     config = runpy.run_path(str(REPO / "configs/coda.py"))["get_config"]("code")
     assert build(coda.Settings, config.recipe.to_dict()) == CODE != PAPER
 
 
 @pytest.mark.parametrize("file", ["configs/coda.py", "configs/tiny/coda.py"])
-def test_the_configs_hold_settings_of_the_recipe(file):
+def test_the_configs_contain_valid_settings(file):
     config = runpy.run_path(str(REPO / file))["get_config"]()
     settings = build(coda.Settings, config.recipe.to_dict())
     assert config.system == "coda" and coda.recipe(settings).rollouts == settings.rollouts

@@ -1,6 +1,6 @@
-"""MAO-ARAG: the grammar of workflows, serial and parallel sub-questions, who pays, the teacher.
+"""MAO-ARAG: the grammar of workflows, serial and parallel sub-questions, costs, the teacher.
 
-Costs are counted in words here: a price of 1 a token and nothing else.
+Costs are counted in words here: a price of 1 per token, without other costs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
@@ -34,15 +34,15 @@ from jax_ragrl.systems.mao_arag import (
     paper,
     plain_answer,
     recipe,
-    selected,
+    select_documents,
     sub_questions,
     turn_cost,
 )
-from jax_ragrl.systems.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
+from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
-from jax_ragrl.warmstart.warmup import search_world
+from jax_ragrl.warmstart.warmup import build_world_retriever
 from tests.rollout.tape import ANN, Tape, passage
 from tests.tiny import tokenizer
 
@@ -63,19 +63,19 @@ FAULTS = {
 
 
 @hypothesis.given(text=ANYTHING | PIECES, first=st.booleans(), strict=st.booleans())
-def test_a_parser_never_raises_and_says_what_is_wrong(text, first, strict):
-    parsed = parse_plan(text, first=first, select_needs_search=strict)
-    if parsed.valid:
+def test_a_parser_never_raises_and_names_errors(text, first, strict):
+    action = parse_plan(text, first=first, select_needs_search=strict)
+    if action.valid:
         legal = (*WORKFLOWS, (QDS,), (QDP,)) if first else WORKFLOWS
-        assert parsed == Parsed("Plan", parsed.args) and parsed.args in legal
+        assert action == ParsedAction("Plan", action.args) and action.args in legal
     else:
-        assert parsed == malformed(parsed.error) and parsed.error in FAULTS
+        assert action == invalid_action(action.error) and action.error in FAULTS
 
 
 def test_sixteen_workflows_and_two_decompositions_are_legal():
     assert len(set(WORKFLOWS)) == 16
     for plan in (*WORKFLOWS, (QDS,), (QDP,)):
-        assert parse_plan(render_plan(plan), first=True) == Parsed("Plan", plan)
+        assert parse_plan(render_plan(plan), first=True) == ParsedAction("Plan", plan)
         later = parse_plan(render_plan(plan), first=False)
         assert later.valid == (plan in WORKFLOWS)
 
@@ -95,7 +95,7 @@ def test_sixteen_workflows_and_two_decompositions_are_legal():
         ("`QDS`", "QDS"),
     ],
 )
-def test_a_planner_may_write_a_workflow_as(text, plan):
+def test_a_workflow_has_several_spellings(text, plan):
     assert render_plan(parse_plan(text, first=True).args) == plan
 
 
@@ -119,32 +119,32 @@ def test_a_planner_may_write_a_workflow_as(text, plan):
     ],
 )
 def test_illegal_workflows_are_named(text, error):
-    assert parse_plan(text, first=True) == parse_plan(text, first=False) == malformed(error)
+    assert parse_plan(text, first=True) == parse_plan(text, first=False) == invalid_action(error)
 
 
-def test_a_part_is_not_decomposed_again():
-    assert parse_plan("QDS", first=False) == malformed("Decomposed Twice")
+def test_a_sub_question_is_not_decomposed_again():
+    assert parse_plan("QDS", first=False) == invalid_action("Decomposed Twice")
 
 
-def test_an_executor_that_is_not_there_is_unknown():
+def test_a_removed_executor_is_unknown():
     system = MAOARAG(executors=("QDS", "R", "AG"))
     parse = system.roles["planner"].parse
     assert parse("QDS").valid and parse("R,AG").valid
-    assert parse("QDP") == parse("R,DS,AG") == malformed("Unknown Executor")
+    assert parse("QDP") == parse("R,DS,AG") == invalid_action("Unknown Executor")
     for wrong in (("R", "DS"), ("R", "AG", "XY")):
         with pytest.raises(UserError, match="executors"):
             MAOARAG(executors=wrong)
 
 
-def test_selecting_may_need_a_search_before():
+def test_selection_may_require_a_search_before():
     strict = functools.partial(parse_plan, first=True, select_needs_search=True)
-    assert strict("DS,AG") == strict("DS,R,AG") == malformed("Nothing To Select From")
+    assert strict("DS,AG") == strict("DS,R,AG") == invalid_action("Nothing To Select From")
     assert strict("R,DS,AG").valid and parse_plan("DS,R,AG", first=True).valid
     system = MAOARAG(select_needs_search=True)
     assert [role.parse("DS,AG").valid for role in system.roles.values()] == [False, False]
 
 
-# --- What executors reply ------------------------------------------------------------------------
+# --- Replies of executors ------------------------------------------------------------------------
 
 
 def test_sub_questions_are_lines_without_their_numbers():
@@ -159,10 +159,10 @@ def test_sub_questions_are_lines_without_their_numbers():
 
 def test_a_selection_is_numbers_of_documents():
     documents = tuple(passage(i) for i in (1, 2, 3))
-    assert selected("1, 3", documents) == (documents[0], documents[2])
-    assert selected("Document 3, Document 3 and Document 1", documents) == documents[2::-2]
+    assert select_documents("1, 3", documents) == (documents[0], documents[2])
+    assert select_documents("Document 3, Document 3 and Document 1", documents) == documents[2::-2]
     for reply in ("", "none", "all of them", "0, 4", "9" * 5000, "9" * 9 + "2"):
-        assert selected(reply, documents) == ()
+        assert select_documents(reply, documents) == ()
 
 
 def test_an_answer_loses_its_label_and_asterisks():
@@ -173,49 +173,52 @@ def test_an_answer_loses_its_label_and_asterisks():
 
 
 @hypothesis.given(reply=ANYTHING)
-def test_any_reply_has_a_reading(reply):
+def test_any_reply_parses(reply):
     documents = (passage(1),)
     assert all(len(part.split("\n")) == 1 for part in sub_questions(reply))
-    assert selected(reply, documents) in (documents, ()) and "\n" not in plain_answer(reply)
+    assert select_documents(reply, documents) in (documents, ()) and "\n" not in plain_answer(reply)
 
 
 # --- Workflows -----------------------------------------------------------------------------------
 
 
 def play(
-    plans: Sequence[str], parts: Sequence[str] = (), told: dict[str, Any] | None = None, **changes
+    plans: Sequence[str],
+    parts: Sequence[str] = (),
+    extra_replies: dict[str, Any] | None = None,
+    **changes,
 ) -> tuple[Forest, Tape]:
-    """The forest of one recorded rollout: the planner's texts in order, and its tape."""
+    """The forest of one rollout with the planner's texts in order, and its tape."""
     texts = {"planner": [plans[0]], "sub_planner": list(plans[1:])}
-    listed = "\n".join(f"{i}. {part}" for i, part in enumerate(parts, 1))
-    replies = {"decompose_serial": listed, "decompose_parallel": listed, **(told or {})}
-    tape = Tape(texts, told=replies)
+    lines = "\n".join(f"{i}. {part}" for i, part in enumerate(parts, 1))
+    replies = {"decompose_serial": lines, "decompose_parallel": lines, **(extra_replies or {})}
+    tape = Tape(texts, replies=replies)
     system = MAOARAG(**{"style": "mao_arag_tiny", "top_k": 2, **changes})
-    return collect(system, once, [ANN], tape.environment()), tape
+    return collect(system, single_chain, [ANN], tape.environment()), tape
 
 
 def replan(*plans: str):
-    """Texts of a planner that is asked again before its first legal plan."""
+    """Texts of a planner that is called again before its first legal plan."""
     rest = list(plans)
     return lambda role, prompt, rng: rest.pop(0)
 
 
 def end(forest: Forest) -> tuple[str | None, str]:
-    return forest.records[-1].answer, forest.records[-1].why
+    return forest.records[-1].answer, forest.records[-1].finish_reason
 
 
 def test_a_workflow_runs_in_its_order():
-    told = {"rewrite": "Ann\nbirthplace", "select": "2", "answer": "Answer: **Ulm**"}
-    forest, tape = play(["QR,R,DS,AG"], told=told)
-    asked = "Question: Where was Ann born?"
+    extra_replies = {"rewrite": "Ann\nbirthplace", "select": "2", "answer": "Answer: **Ulm**"}
+    forest, tape = play(["QR,R,DS,AG"], extra_replies=extra_replies)
+    purposes = "Question: Where was Ann born?"
     assert tape.log == [
         ("planner",), ("rewrite",), ("search", "Ann birthplace", 2), ("select",), ("answer",)
     ]  # fmt: skip
     assert tape.prompts == [
-        f"flow\n{asked}",
-        f"query\n{asked}",
-        f"pick\n1 title 1: text 1\n2 title 2: text 2\n{asked}",
-        f"answer\n1 title 2: text 2\n{asked}",
+        f"flow\n{purposes}",
+        f"query\n{purposes}",
+        f"pick\n1 title 1: text 1\n2 title 2: text 2\n{purposes}",
+        f"answer\n1 title 2: text 2\n{purposes}",
     ]
     assert end(forest) == ("Ulm", "answered")
     leaf = forest.records[-1]
@@ -227,7 +230,7 @@ def test_a_workflow_runs_in_its_order():
     [
         ("AG", [("answer_direct",)]),
         ("R,AG", [("search", ANN.text, 2), ("answer",)]),
-        # Nothing has been found yet, so there is nothing to select from.
+        # There are no passages yet to select from.
         ("DS,AG", [("answer_direct",)]),
         ("DS,R,AG", [("search", ANN.text, 2), ("answer",)]),
         ("R,QR,AG", [("search", ANN.text, 2), ("rewrite",), ("answer",)]),
@@ -238,9 +241,9 @@ def test_a_workflow_makes_the_calls_it_names(plan, log):
     assert tape.log == [("planner",), *log] and end(forest) == ("Ulm", "answered")
 
 
-def test_what_executors_write_is_put_right_and_counted():
-    """An unreadable selection keeps everything; without sub-questions the question is its own."""
-    forest, tape = play(["R,DS,AG"], told={"select": "all of them", "answer": "Ulm"})
+def test_executor_faults_are_corrected_and_counted():
+    """An unreadable selection keeps all; without sub-questions the question is its own."""
+    forest, tape = play(["R,DS,AG"], extra_replies={"select": "all of them", "answer": "Ulm"})
     assert "1 title 1: text 1\n2 title 2: text 2" in tape.prompts[-1] and end(forest)[0] == "Ulm"
     assert forest.records[-1].state.faults == ("Invalid Selection",)
     forest, _ = play(["QDP", "AG"], [], {**FILLED, "decompose_parallel": " "})
@@ -262,7 +265,7 @@ def calls_of(forest: Forest) -> list[tuple[str, int, int]]:
     return [(c.purpose, c.turn, c.round) for c in forest.records[-1].calls]
 
 
-def test_serial_parts_run_one_after_the_other_on_earlier_answers():
+def test_serial_sub_questions_use_earlier_answers():
     forest, tape = play(["QDS", "R,AG", "AG"], ["Who is Ann?", "Where was #1 born?"], FILLED)
     assert tape.log == [
         ("planner",), ("decompose_serial",),
@@ -283,7 +286,7 @@ def test_serial_parts_run_one_after_the_other_on_earlier_answers():
     assert forest.records[-1].state.strategy == "QDS" and forest.records[-1].round == 9
 
 
-def test_parallel_parts_share_rounds_and_stand_in_line():
+def test_parallel_sub_questions_share_rounds():
     parts = ["Where was A born?", "Where was B born?", "Where was C born?"]
     forest, tape = play(["QDP", *["R,AG"] * 3], parts)
     assert tape.log == [
@@ -299,7 +302,7 @@ def test_parallel_parts_share_rounds_and_stand_in_line():
     assert end(forest) == ("Ulm", "answered")
 
 
-def test_parallel_parts_may_have_workflows_of_different_lengths():
+def test_parallel_workflows_may_differ_in_length():
     forest, tape = play(["QDP", "AG", "QR,R,DS,AG"], ["A?", "B?"], {"answer_direct": "Rom"})
     assert calls_of(forest)[1:] == [
         ("answer_direct", 1, 3), ("rewrite", 2, 3), ("search", 2, 4), ("select", 2, 5),
@@ -308,35 +311,35 @@ def test_parallel_parts_may_have_workflows_of_different_lengths():
     assert tape.prompts[-1].startswith("sum\n1 A?: Rom\n2 B?: Ulm\n")
 
 
-def test_a_decomposition_into_nothing_is_the_question_itself():
+def test_an_empty_decomposition_is_the_question_itself():
     forest, tape = play(["QDS", "AG"], [])
     assert tape.prompts[2] == f"subflow\nQuestion: {ANN.text}" and end(forest)[1] == "answered"
 
 
-def test_five_parts_are_cut_to_four():
+def test_five_sub_questions_are_cut_to_four():
     forest, _ = play(["QDP", *["AG"] * 4], list("ABCDE"))
     assert [part.text for part in forest.records[-1].state.parts] == list("ABCD")
 
 
-def test_a_reply_cannot_forge_lines_of_a_later_prompt():
-    forged = "Ulm\n2 Was it?: no\nQuestion: Who?"
-    _, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], FILLED | {"answer_direct": forged})
+def test_a_reply_cannot_forge_later_prompt_lines():
+    forgery = "Ulm\n2 Was it?: no\nQuestion: Who?"
+    _, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], FILLED | {"answer_direct": forgery})
     assert tape.prompts[4] == "fill\n1 A?: Ulm 2 Was it?: no Question: Who?\nQuestion: B #1?"
 
 
-def test_an_empty_answer_is_an_answer_and_an_empty_substitution_is_none():
-    forest, tape = play(["AG"], told={"answer_direct": "**"})
+def test_empty_answers_count_and_empty_substitutions_do_not():
+    forest, tape = play(["AG"], extra_replies={"answer_direct": "**"})
     assert end(forest) == ("", "answered")
-    told = {"answer_direct": " ", "substitute": "\n"}
-    forest, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], told)
+    extra_replies = {"answer_direct": " ", "substitute": "\n"}
+    forest, tape = play(["QDS", "AG", "AG"], ["A?", "B #1?"], extra_replies)
     assert end(forest) == ("Ulm", "answered") and tape.prompts[5] == "subflow\nQuestion: B #1?"
 
 
-def test_planners_are_sampled_as_set_each_one_step_deeper_and_executors_write_the_likeliest():
+def test_planners_are_sampled_and_executors_are_greedy():
     system = MAOARAG(style="mao_arag_tiny", temperature=0.7, max_tokens=9)
     assert {role.sampling for role in system.roles.values()} == {Sampling(0.7, 1.0, 9)}
-    state = system.advance(system.start(ANN), Parsed("Plan", ("QR", "AG")))
-    (ask,) = system.wants(state)
+    state = system.advance(system.start(ANN), ParsedAction("Plan", ("QR", "AG")))
+    (ask,) = system.next_effects(state)
     assert ask.request.sampling == Sampling(0.0, 1.0, 256)
     forest, _ = play(["QDS", "R,AG", "AG"], ["A?", "B?"], FILLED)
     assert [record.depth for record in forest.records[:-1]] == [1, 2, 3]
@@ -345,45 +348,45 @@ def test_planners_are_sampled_as_set_each_one_step_deeper_and_executors_write_th
 # --- Illegal workflows and the limit of turns -----------------------------------------------------
 
 
-def retried(*plans: str, parts: Sequence[str] = (), **changes) -> tuple[Forest, Tape]:
-    """As `play`, where every planner call takes the next of `plans`, whatever its role."""
-    listed = "\n".join(parts)
-    tape = Tape(replan(*plans), told={"decompose_serial": listed, "decompose_parallel": listed})
+def retry(*plans: str, parts: Sequence[str] = (), **changes) -> tuple[Forest, Tape]:
+    """As `play`, but every planner call takes the next of `plans`, independent of its role."""
+    lines = "\n".join(parts)
+    tape = Tape(replan(*plans), replies={"decompose_serial": lines, "decompose_parallel": lines})
     system = MAOARAG(**{"style": "mao_arag_tiny", "top_k": 2, **changes})
-    return collect(system, once, [ANN], tape.environment()), tape
+    return collect(system, single_chain, [ANN], tape.environment()), tape
 
 
 def own_of(forest: Forest, **costs: Any) -> list[float]:
-    """What each planner call earns itself."""
+    """The immediate reward of each planner call."""
     reward_N = recipe(Settings(costs=Costs(**costs))).reward(forest)
     return reward_N[~forest.leaf_N].tolist()
 
 
-def test_an_illegal_first_plan_is_asked_for_again_and_trained_on():
-    forest, tape = retried("AS", "R", "AG")
+def test_an_illegal_first_plan_is_retried_and_trained():
+    forest, tape = retry("AS", "R", "AG")
     assert [r.role for r in forest.records] == ["planner"] * 3 + ["leaf"]
     assert tape.log == [("planner",)] * 3 + [("answer_direct",)]
     assert calls_of(forest) == [("answer_direct", 2, 3)]
-    made = recipe(paper())
-    credit_N, weight_N = made.credit(forest, made.reward(forest))
+    mao_recipe = recipe(paper())
+    credit_N, weight_N = mao_recipe.credit(forest, mao_recipe.reward(forest))
     assert credit_N.tolist()[:3] == [0.0, 0.0, 1.0] and weight_N.all()
 
 
 def test_five_illegal_plans_are_the_end():
-    forest, tape = retried(*["?"] * 5)
+    forest, tape = retry(*["?"] * 5)
     assert end(forest) == (None, "No Legal Workflow") and tape.log == [("planner",)] * 5
-    assert own_of(forest) == [-1.0] * 5 and forest.dead_N[-1]
+    assert own_of(forest) == [-1.0] * 5 and forest.unanswered_N[-1]
 
 
-def test_an_illegal_serial_part_is_asked_for_again():
-    forest, tape = retried("QDS", "QDS", "AG", "AG", parts=["A?", "B?"])
+def test_an_illegal_serial_plan_is_retried():
+    forest, tape = retry("QDS", "QDS", "AG", "AG", parts=["A?", "B?"])
     assert [r.parsed.error for r in forest.records[:-1]] == ["", "Decomposed Twice", "", ""]
     assert tape.prompts[2] == tape.prompts[3] == "subflow\nQuestion: A?"
     assert own_of(forest) == [0.0, -1.0, 0.0, 0.0] and end(forest) == ("Ulm", "answered")
 
 
-def test_an_illegal_parallel_part_is_asked_for_again_while_the_others_go_on():
-    forest, _ = retried("QDP", "?", "R,AG", "AG", parts=["A?", "B?"])
+def test_an_illegal_parallel_plan_is_retried_independently():
+    forest, _ = retry("QDP", "?", "R,AG", "AG", parts=["A?", "B?"])
     assert [(r.parsed.valid, r.round) for r in forest.records[:-1]] == [
         (True, 0), (False, 2), (True, 2), (True, 3)
     ]  # fmt: skip
@@ -394,27 +397,27 @@ def test_an_illegal_parallel_part_is_asked_for_again_while_the_others_go_on():
 
 
 @pytest.mark.parametrize("plan", ["QDS", "QDP"])
-def test_out_of_turns_what_exists_is_summarised(plan):
-    forest, tape = retried(plan, "AG", "?", "AG", "AG", parts=["A?", "B?", "C?", "D?"])
+def test_out_of_turns_existing_answers_are_summarized(plan):
+    forest, tape = retry(plan, "AG", "?", "AG", "AG", parts=["A?", "B?", "C?", "D?"])
     assert end(forest) == ("Ulm", "answered, Out Of Turns")
-    answered = [part.text for part in forest.records[-1].state.parts if part.answer]
-    if plan == "QDS":  # `substitute` is answered with Ulm too
-        assert answered == ["A?", "Ulm", "Ulm"] and forest.records[-1].state.parts[3].text == "D?"
+    answers = [part.text for part in forest.records[-1].state.parts if part.answer]
+    if plan == "QDS":  # the reply to `substitute` is Ulm too
+        assert answers == ["A?", "Ulm", "Ulm"] and forest.records[-1].state.parts[3].text == "D?"
     else:
-        assert answered == ["A?", "C?", "D?"]
+        assert answers == ["A?", "C?", "D?"]
     assert tape.prompts[-1].count("\n") == 4 and tape.log[-1] == ("summarise",)
     assert own_of(forest).count(-1.0) == 1 and len(own_of(forest)) == 5
 
 
 @pytest.mark.parametrize("plan", ["QDS", "QDP"])
-def test_without_any_answered_part_there_is_nothing_to_summarise(plan):
-    forest, tape = retried(plan, *["?"] * 4, parts=["A?", "B?"])
+def test_without_sub_answers_nothing_is_summarized(plan):
+    forest, tape = retry(plan, *["?"] * 4, parts=["A?", "B?"])
     assert end(forest) == (None, "No Sub-Answer") and ("summarise",) not in tape.log
     assert len(own_of(forest)) == 5
 
 
-def test_a_later_planner_call_of_the_same_part_is_another_draw():
-    forest, tape = retried("QDP", "?", "?", "AG", "AG", parts=["A?", "B?"])
+def test_a_retried_planner_call_is_a_new_sample():
+    forest, tape = retry("QDP", "?", "?", "AG", "AG", parts=["A?", "B?"])
     assert len(set(tape.seeds)) == len(forest.records) - 1
 
 
@@ -424,12 +427,12 @@ def improvise(role: str, prompt: str, rng: random.Random) -> str:
     return rng.choice([rng.choice(legal), rng.choice(["QDS", "QDP"]), "?"])
 
 
-def test_any_rollout_ends_within_its_turns_and_every_call_is_paid_for():
+def test_rollouts_end_in_time_and_calls_are_paid():
     questions = [Question(f"q{i}", f"Where is {i}?", ("Ulm",)) for i in range(150)]
     parts = {f"decompose_{kind}": "A?\nB?\nC?" for kind in ("serial", "parallel")}
-    tape = Tape(improvise, told=parts | {"select": "1"})
+    tape = Tape(improvise, replies=parts | {"select": "1"})
     system = MAOARAG(style="mao_arag_tiny", top_k=2)
-    forest = collect(system, once, questions, tape.environment())
+    forest = collect(system, single_chain, questions, tape.environment())
     leaves = [r for r in forest.records if r.role == "leaf"]
     assert len(leaves) == len(questions)
     for leaf in leaves:
@@ -438,21 +441,22 @@ def test_any_rollout_ends_within_its_turns_and_every_call_is_paid_for():
         assert all(0 <= call.turn < leaf.state.turns for call in leaf.calls)
         valid = {n for n, node in enumerate(nodes[:-1]) if forest.records[node].parsed.valid}
         assert {call.turn for call in leaf.calls} == valid
-    ends = {leaf.why for leaf in leaves}
+    ends = {leaf.finish_reason for leaf in leaves}
     assert ends == {"answered", "answered, Out Of Turns", "No Sub-Answer", "No Legal Workflow"}
 
 
 # --- Costs ---------------------------------------------------------------------------------------
 
-# One word costs 1; nothing else does.
-WORDS = {"alpha": 1.0, "retrieval": 0.0, "turn": 0.0}
-WORDS |= {"dollars_in": 1000.0, "dollars_out": 1000.0, "dollars_unit": 1.0}
-TURNS = {"alpha": 1.0, "token": 0.0, "retrieval": 0.0}
-SEARCHES = {"alpha": 1.0, "token": 0.0, "turn": 0.0}
+# One word costs 1; there are no other costs.
+WORDS = {"alpha": 1.0, "retrieval_weight": 0.0, "turn_weight": 0.0}
+WORDS |= {"dollars_per_1k_prompt_tokens": 1000.0, "dollars_per_1k_completion_tokens": 1000.0}
+WORDS |= {"dollars_per_cost_unit": 1.0}
+TURNS = {"alpha": 1.0, "token_weight": 0.0, "retrieval_weight": 0.0}
+SEARCHES = {"alpha": 1.0, "token_weight": 0.0, "turn_weight": 0.0}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_serial_costs_a_quarter_a_part_and_parallel_a_quarter_once(parts):
+def test_serial_turns_cost_more_than_parallel_ones(parts):
     names = list("ABCD"[:parts])
     serial, _ = play(["QDS", *["R,AG"] * parts], names)
     parallel, _ = play(["QDP", *["R,AG"] * parts], names)
@@ -462,12 +466,12 @@ def test_serial_costs_a_quarter_a_part_and_parallel_a_quarter_once(parts):
         assert turn_cost(plan, 0) == 0.0
 
 
-def test_a_search_is_paid_by_the_workflow_that_makes_it():
+def test_a_search_is_paid_by_its_workflow():
     forest, _ = play(["QDP", "R,AG", "AG", "QR,R,DS,AG"], list("ABC"))
     assert own_of(forest, **SEARCHES) == [0.0, -1.0, 0.0, -1.0]
 
 
-def test_tokens_are_paid_by_the_planner_call_that_made_them_necessary():
+def test_tokens_are_paid_by_their_planner_call():
     forest, _ = play(["QDS", "R,AG", "AG"], ["Who is A?", "Where is #1?"], FILLED)
     # decompose_serial: "serial Question: Where was Ann born?" 6, reply "1. Who is A? ..." 8
     # substitute:       "fill 1 Who is A?: Ulm Question: Where is #1?" 10, reply "a filled part" 3
@@ -478,8 +482,8 @@ def test_tokens_are_paid_by_the_planner_call_that_made_them_necessary():
     assert own_of(forest, **WORDS) == [-float(whole), -16.0, -6.0]
 
 
-def test_the_presets_weigh_costs_as_paper_and_code_do():
-    forest, _ = play(["R,AG"], told={"answer": "Ulm"})
+def test_the_presets_weigh_costs_differently():
+    forest, _ = play(["R,AG"], extra_replies={"answer": "Ulm"})
     # "answer 1 title 1: text 1 2 title 2: text 2 Question: Where was Ann born?" 16 words in, 1 out.
     dollars = (16 * 0.000225 + 1 * 0.0009) / 1000
     for preset, expected in (
@@ -487,33 +491,33 @@ def test_the_presets_weigh_costs_as_paper_and_code_do():
         (code(), 1 - 0.1 * (dollars * 2000 + 0.25)),
     ):
         costs = dataclasses.replace(preset.costs, alpha=0.1)
-        made = recipe(dataclasses.replace(preset, costs=costs))
-        credit_N, _ = made.credit(forest, made.reward(forest))
+        mao_recipe = recipe(dataclasses.replace(preset, costs=costs))
+        credit_N, _ = mao_recipe.credit(forest, mao_recipe.reward(forest))
         np.testing.assert_allclose(credit_N[0], expected, rtol=1e-6)
 
 
-def test_every_planner_call_earns_the_same_answer_and_its_own_costs():
+def test_planner_calls_share_the_answer_reward():
     forest, _ = play(
         ["QDS", "R,AG", "AG"], ["A?", "B #1?"], FILLED | {"summarise": "Ulm on Danube"}
     )
-    made = recipe(Settings(costs=Costs(alpha=0.2, token=0.0, turn=0.5)))
-    credit_N, weight_N = made.credit(forest, made.reward(forest))
-    f1 = 2 / 4  # one word of three is right, and the only gold word is found
+    mao_recipe = recipe(Settings(costs=Costs(alpha=0.2, token_weight=0.0, turn_weight=0.5)))
+    credit_N, weight_N = mao_recipe.credit(forest, mao_recipe.reward(forest))
+    f1 = 2 / 4  # one word of three is right, and the only gold word is among them
     expected = [f1 - 0.2 * 0.5 * 0.5, f1 - 0.2, f1, f1]
     np.testing.assert_allclose(credit_N, expected, rtol=1e-6)
     assert weight_N.all()
 
 
-def test_copies_of_a_rollout_are_priced_apart():
+def test_copies_of_a_rollout_are_priced_separately():
     tape = Tape(replan("AG", "R,AG"))
     system = MAOARAG(style="mao_arag_tiny", top_k=2)
-    forest = collect(system, once, [ANN], tape.environment(), rollouts=2)
+    forest = collect(system, single_chain, [ANN], tape.environment(), rollouts=2)
     reward_N = recipe(Settings(costs=Costs(**SEARCHES))).reward(forest)
     plans = {r.parsed.text: n for n, r in enumerate(forest.records) if r.parsed}
     assert (reward_N[plans["AG"]], reward_N[plans["R,AG"]]) == (0.0, -1.0)
 
 
-# --- The world -----------------------------------------------------------------------------------
+# --- The synthetic corpus ------------------------------------------------------------------------
 
 
 @functools.cache
@@ -523,48 +527,51 @@ def small_world() -> World:
 
 @functools.cache
 def index():
-    return search_world(small_world())
+    return build_world_retriever(small_world())
 
 
-def asked(kind: str) -> list[Question]:
+def purposes(kind: str) -> list[Question]:
     questions = [q for split in small_world().questions.values() for q in split]
-    chosen = {
+    questions_of = {
         "all": questions,
         "chain": [q for q in questions if q.kind == "chain" and q.hops > 1],
         "comparison": [q for q in questions if q.kind == "comparison"],
     }
-    return chosen[kind][:80]
+    return questions_of[kind][:80]
 
 
-def planned(kind: str, **options: Any) -> tuple[float, float]:
-    """The share of questions answered as the teacher plans, and the first plans' mean credit."""
+def score_plans(kind: str, **options: Any) -> tuple[float, float]:
+    """The share of right answers with the teacher's plans, and the first plans' mean credit."""
     world = small_world()
     sampler = TeacherSampler(Teacher(**options), tokenizer())
     executors = WorldExecutors(world, style="mao_arag_tiny")
     environment = Environment(sampler, index(), executors)
-    forest = collect(MAOARAG(style="mao_arag_tiny"), once, asked(kind), environment)
-    made = recipe(Settings(costs=Costs(alpha=0.1)))
-    reward_N = made.reward(forest)
-    credit_N, _ = made.credit(forest, reward_N)
+    forest = collect(MAOARAG(style="mao_arag_tiny"), single_chain, purposes(kind), environment)
+    mao_recipe = recipe(Settings(costs=Costs(alpha=0.1)))
+    reward_N = mao_recipe.reward(forest)
+    credit_N, _ = mao_recipe.credit(forest, reward_N)
     first_N = [r.role == "planner" for r in forest.records]
     return float(np.mean(reward_N[forest.leaf_N] == 1)), float(credit_N[first_N].mean())
 
 
 def test_the_careful_planner_answers_nearly_all_questions():
-    right, _ = planned("all")
+    right, _ = score_plans("all")
     assert right > 0.95
-    # Careless: any legal workflow; or a reader left alone with what distracts it.
-    assert planned("all", wander=1.0)[0] < 0.6
-    assert planned("all", workflow=("R", "AG"))[0] < 0.7
-    assert planned("chain", hasty=1.0)[0] < 0.3
+    # Careless: any legal workflow, or a reader with irrelevant passages.
+    assert score_plans("all", p_random_plan=1.0)[0] < 0.6
+    assert score_plans("all", workflow=("R", "AG"))[0] < 0.7
+    assert score_plans("chain", p_single_search=1.0)[0] < 0.3
 
 
-def test_serial_is_right_for_chains_and_parallel_for_comparisons():
-    serial, parallel = planned("chain"), planned("chain", swap=1.0)
+def test_serial_fits_chains_and_parallel_fits_comparisons():
+    serial, parallel = score_plans("chain"), score_plans("chain", p_swap_decomposition=1.0)
     assert serial[0] > 0.95 and parallel[0] < 0.4 and serial[1] > parallel[1]
-    parallel, serial = planned("comparison"), planned("comparison", swap=1.0)
-    # Both answer; only latency tells them apart. With the rows of table 4 as printed the order of
-    # their credits would turn round.
+    parallel, serial = (
+        score_plans("comparison"),
+        score_plans("comparison", p_swap_decomposition=1.0),
+    )
+    # Both answer; only the latency differs. With the rows of table 4 as printed, the order of their
+    # credits would be reversed.
     assert parallel[0] > 0.95 and serial[0] > 0.95
     assert parallel[1] - serial[1] == pytest.approx(0.1 * 0.25, abs=5e-3)
 
@@ -578,7 +585,7 @@ def settings_of(file: str, **options: Any) -> Settings:
     return build(Settings, config.recipe.to_dict())
 
 
-def test_the_configs_hold_the_presets():
+def test_the_configs_contain_the_presets():
     assert paper() == Settings() == settings_of("mao_arag.py")
     assert code() == settings_of("mao_arag.py", preset="code") != paper()
     assert settings_of("tiny/mao_arag.py").system.style == "mao_arag_tiny"

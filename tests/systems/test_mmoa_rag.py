@@ -1,4 +1,4 @@
-"""MMOA-RAG: grammars, the line of modules, penalties and credit, heuristic labels, the teacher."""
+"""MMOA-RAG: grammars, the modules, penalties and credit, heuristic labels, the teacher."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.run.components import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
@@ -48,7 +48,7 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
     words_of_answer,
     words_of_both,
 )
-from jax_ragrl.warmstart.warmup import search_world
+from jax_ragrl.warmstart.warmup import build_world_retriever
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.talk import talk
 
@@ -68,10 +68,10 @@ FAULTS = {"No Query", "Too Many Queries", "Invalid Selection", "Duplicate Docume
 
 @pytest.mark.parametrize("parse", [parse_queries, parse_selection, parse_answer])
 @hypothesis.given(text=ANYTHING | PIECES)
-def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
-    parsed = parse(text)
-    assert parsed.valid == bool(parsed.action) == (not parsed.error)
-    assert parsed.valid or parsed.error in FAULTS
+def test_a_parser_never_raises_and_names_errors(parse, text):
+    action = parse(text)
+    assert action.valid == bool(action.action) == (not action.error)
+    assert action.valid or action.error in FAULTS
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_parser_never_raises_and_says_what_is_wrong(parse, text):
         (" \n ", (), "No Query"),
     ],
 )
-def test_the_rewriter_reads(text, queries, error):
-    parsed = parse_queries(text)
-    assert (parsed.args, parsed.error) == (queries, error)
+def test_the_rewriter_parses(text, queries, error):
+    action = parse_queries(text)
+    assert (action.args, action.error) == (queries, error)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_the_rewriter_reads(text, queries, error):
         ("Document" + "9" * 5000, (), "Invalid Selection"),
     ],
 )
-def test_the_selector_reads(text, numbers, error):
-    parsed = parse_selection(text)
-    assert (parsed.args, parsed.error) == (numbers, error)
+def test_the_selector_parses(text, numbers, error):
+    action = parse_selection(text)
+    assert (action.args, action.error) == (numbers, error)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_the_selector_reads(text, numbers, error):
         ("**The answer is: Ulm**", "Ulm", 1.0),
     ],
 )
-def test_the_generator_reads(text, answer, form):
-    assert parse_answer(text) == Parsed("Answer", (answer,), format_score=form)
+def test_the_generator_parses(text, answer, form):
+    assert parse_answer(text) == ParsedAction("Answer", (answer,), format_score=form)
 
 
 @pytest.mark.parametrize("text", ["", "****", " \n ", "Answer: "])
-def test_the_generator_refuses_no_answer(text):
+def test_the_generator_rejects_a_missing_answer(text):
     assert parse_answer(text).error == "No Answer"
 
 
@@ -144,11 +144,11 @@ NAMES = st.text(st.characters(categories=("L", "N")), min_size=1)
     numbers=st.lists(st.integers(0, 999_999_999), unique=True),
     word=st.sampled_from(["Document", "D"]),
 )
-def test_what_is_rendered_is_read_back(queries, numbers, word):
-    assert parse_queries(render_queries(tuple(queries))) == Parsed("Rewrite", tuple(queries))
+def test_rendered_actions_parse_back(queries, numbers, word):
+    assert parse_queries(render_queries(tuple(queries))) == ParsedAction("Rewrite", tuple(queries))
     text = render_selection(tuple(numbers), word)
-    assert parse_selection(text, word) == Parsed("Select", tuple(numbers))
-    assert parse_answer(render_answer(queries[0])) == Parsed("Answer", (queries[0],))
+    assert parse_selection(text, word) == ParsedAction("Select", tuple(numbers))
+    assert parse_answer(render_answer(queries[0])) == ParsedAction("Answer", (queries[0],))
 
 
 @pytest.fixture(scope="module")
@@ -156,30 +156,30 @@ def tokenizer() -> ChatTokenizer:
     return ChatTokenizer.load(policy_folder("tiny"))
 
 
-def test_the_mask_lets_a_selection_through_and_little_else(tokenizer):
-    mask = MMOARAG(word="D").roles["selector"].tokens
-    spelled = tokenizer.encode(render_selection((0, 12, 3), "D"))
-    assert all(re.fullmatch(mask, tokenizer.decode([i])) for i in spelled)
+def test_the_mask_admits_selections_and_little_else(tokenizer):
+    mask = MMOARAG(document_word="D").roles["selector"].allowed_token_regex
+    spelling = tokenizer.encode(render_selection((0, 12, 3), "D"))
+    assert all(re.fullmatch(mask, tokenizer.decode([i])) for i in spelling)
     texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
     legal = {text for text in texts if re.fullmatch(mask, text)}
     assert legal == {*"0123456789", "D", ","}
-    real = MMOARAG().roles["selector"].tokens
+    real = MMOARAG().roles["selector"].allowed_token_regex
     assert re.fullmatch(real, ",Document") and not re.fullmatch(real, "Doc")
 
 
-def test_the_mask_holds_numbers_to_the_places_that_the_documents_numbers_have():
+def test_the_mask_limits_the_digits_of_numbers():
     """Llama 3 has a token for every number up to 999, and for several commas (eq. 5)."""
     pieces = ["0", "9", "12", "99", "201", ",", ",,", "Document", "DocumentDocument"]
 
     def legal(top_k: int) -> list[str]:
-        mask = MMOARAG(top_k=top_k).roles["selector"].tokens
+        mask = MMOARAG(top_k=top_k).roles["selector"].allowed_token_regex
         return [piece for piece in pieces if re.fullmatch(mask, piece)]
 
     assert legal(10) == ["0", "9", ",", "Document"]
     assert legal(11) == ["0", "9", "12", "99", ",", "Document"]
 
 
-# --- The line of modules -------------------------------------------------------------------------
+# --- The sequence of modules ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_mask_holds_numbers_to_the_places_that_the_documents_numbers_have():
         (4, 3, (1, 1, 1)),
     ],
 )
-def test_a_fixed_number_of_passages_is_shared_out(queries, total, counts):
+def test_a_fixed_number_of_passages_is_shared(queries, total, counts):
     assert allocation(queries, total) == counts
 
 
@@ -202,11 +202,11 @@ def play(texts, question: Question = ANN, tape: Tape | None = None, **changes):
     tape = tape or Tape({})
     tape.texts = {role: [text] for role, text in texts.items()}
     system = MMOARAG(**{"style": "mmoa_rag_tiny", **changes})
-    forest = collect(system, once, [question], tape.environment())
+    forest = collect(system, single_chain, [question], tape.environment())
     return forest, tape
 
 
-def test_the_modules_act_in_line_and_searches_at_once():
+def test_modules_act_in_sequence_and_searches_together():
     tape = Tape({}, {"a": [passage(i) for i in range(9)], "b": [passage(i) for i in range(20, 29)]})
     texts = {"rewriter": "a\nb", "selector": "Document3,Document0", "generator": "**Ulm**"}
     forest, tape = play(texts, tape=tape, top_k=5)
@@ -221,7 +221,7 @@ def test_the_modules_act_in_line_and_searches_at_once():
     ]
     assert [r.role for r in forest.records] == ["rewriter", "selector", "generator", "leaf"]
     leaf = forest.records[-1]
-    assert (leaf.answer, leaf.why, leaf.round) == ("Ulm", "answered", 4)
+    assert (leaf.answer, leaf.finish_reason, leaf.round) == ("Ulm", "answered", 4)
     assert [(c.purpose, c.turn, c.round) for c in leaf.calls] == [("search", 0, 1)] * 2
 
 
@@ -229,7 +229,7 @@ ALL = {"rewriter": "a", "selector": "Document1", "generator": "**Ulm**"}
 
 
 @pytest.mark.parametrize(
-    ("modules", "log", "shown"),
+    ("modules", "log", "prompt_documents"),
     [
         ("QR+S+G", [("rewriter",), ("search", "a", 2), ("selector",), ("generator",)], [2]),
         ("S+G", [("search", ANN.text, 2), ("selector",), ("generator",)], [2]),
@@ -237,50 +237,50 @@ ALL = {"rewriter": "a", "selector": "Document1", "generator": "**Ulm**"}
         ("G", [("search", ANN.text, 2), ("generator",)], [1, 2]),
     ],
 )
-def test_a_module_that_is_off_passes_through(modules, log, shown):
+def test_a_module_that_is_off_passes_through(modules, log, prompt_documents):
     forest, tape = play(ALL, modules=modules, top_k=2)
     assert tape.log == log and forest.records[-1].answer == "Ulm"
-    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(shown)]
+    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(prompt_documents)]
     assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
     roles = [name for (name, *_) in log if name != "search"]
     assert list(MMOARAG(modules=modules).roles) == roles
 
 
-def test_a_generator_without_documents_is_asked_without_a_place_for_them():
+def test_without_documents_the_prompt_has_no_section():
     system = MMOARAG("mmoa_rag_tiny")
     none, one = State(ANN, "generate"), State(ANN, "generate", documents=(passage(1),))
     direct = user_turn("mmoa_rag_tiny", "generator_direct", question=ANN.text)
-    assert system.wants(none).messages == direct != system.wants(one).messages
+    assert system.next_effects(none).messages == direct != system.next_effects(one).messages
 
 
-def test_unknown_modules_are_refused():
+def test_unknown_modules_are_rejected():
     with pytest.raises(UserError, match=r"modules is 'QR\+S': use one of QR\+S\+G"):
         MMOARAG(modules="QR+S")
 
 
 @pytest.mark.parametrize(
-    ("modules", "log", "shown"),
+    ("modules", "log", "prompt_documents"),
     [
         ("QR", [("rewriter",), ("search", "a", 2), ("answer",)], [1, 2]),
         ("S", [("search", ANN.text, 2), ("selector",), ("answer",)], [2]),
     ],
 )
-def test_one_module_alone_has_the_frozen_model_for_a_reader(modules, log, shown):
-    tape = Tape({}, told={"answer": "**Ulm**"})
+def test_a_single_module_uses_the_frozen_reader(modules, log, prompt_documents):
+    tape = Tape({}, replies={"answer": "**Ulm**"})
     forest, _ = play(ALL, tape=tape, modules=modules, top_k=2)
     assert tape.log == log and forest.records[-1].answer == "Ulm"
-    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(shown)]
+    lines = [f"{i} title {n}: text {n}" for i, n in enumerate(prompt_documents)]
     assert tape.prompts[-1] == "\n".join(["answer **", *lines, f"Question: {ANN.text}"])
     assert [call.purpose for call in forest.records[-1].calls] == ["search", "answer"]
 
 
-def test_a_frozen_reader_that_says_nothing_has_not_answered():
-    forest, _ = play(ALL, tape=Tape({}, told={"answer": " "}), modules="QR")
-    assert (forest.records[-1].answer, forest.records[-1].why) == (None, "No Answer")
+def test_an_empty_reply_of_the_reader_fails():
+    forest, _ = play(ALL, tape=Tape({}, replies={"answer": " "}), modules="QR")
+    assert (forest.records[-1].answer, forest.records[-1].finish_reason) == (None, "No Answer")
 
 
 @pytest.mark.parametrize(
-    ("role", "text", "searched", "documents", "end"),
+    ("role", "text", "search_queries", "documents", "end"),
     [
         ("rewriter", "", [ANN.text], 1, ("Ulm", "answered")),
         ("rewriter", "1\n2\n3\n4\n5", ["1", "2", "3", "4"], 1, ("Ulm", "answered")),
@@ -293,22 +293,22 @@ def test_a_frozen_reader_that_says_nothing_has_not_answered():
         ("generator", "**", ["a"], 1, (None, "No Answer")),
     ],
 )
-def test_every_malformed_action_has_a_fallback_and_a_name(role, text, searched, documents, end):
+def test_malformed_actions_have_fallbacks_and_names(role, text, search_queries, documents, end):
     forest, tape = play(ALL | {role: text}, top_k=4)
-    assert [entry[1] for entry in tape.log if entry[0] == "search"] == searched
+    assert [entry[1] for entry in tape.log if entry[0] == "search"] == search_queries
     assert tape.prompts[-1].count("title") == documents
     leaf = forest.records[-1]
-    assert (leaf.answer, leaf.why) == end and forest.dead_N[-1] == (end[0] is None)
+    assert (leaf.answer, leaf.finish_reason) == end and forest.unanswered_N[-1] == (end[0] is None)
 
 
 # --- Penalties and credit ------------------------------------------------------------------------
 
 
-def credited(texts, settings: Settings, question: Question = ANN):
+def credit_of(texts, settings: Settings, question: Question = ANN):
     """The credit of rewriter, selector and generator."""
     forest, _ = play(texts, question, top_k=4)
-    made = recipe(settings)
-    credit_N, weight_N = made.credit(forest, made.reward(forest))
+    mmoa_recipe = recipe(settings)
+    credit_N, weight_N = mmoa_recipe.credit(forest, mmoa_recipe.reward(forest))
     assert weight_N.all() and credit_N.dtype == np.float32
     return credit_N[:-1].tolist()
 
@@ -333,7 +333,7 @@ THIRTY = "**" + " ".join(["Ulm"] * 30) + "**"
         ({"selector": "Document4"}, [1, 0, 1], [1, 0, 1]),
         ({"generator": "**Rom**"}, [0, 0, 0], [0, 0, 0]),
         ({"generator": ""}, [0, 0, 0], [0, 0, 0]),
-        # 31 words of which one is right: F1 = 2 / 32; with 30 words nothing is paid.
+        # 31 words, one of them right: F1 = 2 / 32; 30 words have no penalty.
         ({"generator": LONG}, [0.0625, 0.0625, -0.4375], [0.0625, 0.0625, -0.9375]),
         ({"generator": THIRTY}, [2 / 31] * 3, [2 / 31] * 3),
         (
@@ -343,71 +343,71 @@ THIRTY = "**" + " ".join(["Ulm"] * 30) + "**"
         ),
     ],
 )
-def test_each_role_earns_the_answers_f1_and_pays_for_itself(changes, by_paper, by_code):
+def test_each_role_earns_f1_minus_its_penalty(changes, by_paper, by_code):
     for settings, expected in ((paper(), by_paper), (code(), by_code)):
-        np.testing.assert_allclose(credited(ALL | changes, settings), expected, atol=1e-6)
+        np.testing.assert_allclose(credit_of(ALL | changes, settings), expected, atol=1e-6)
 
 
-def test_in_a_group_each_role_keeps_its_own_penalty():
-    """Two rollouts of a question, both right: only the selector, which paid once, is told apart."""
+def test_group_credit_keeps_each_roles_own_penalty():
+    """Two right rollouts of a question: only the selector, which paid once, has a signal."""
     texts = {
         "rewriter": ["a", "b"],
         "selector": ["Document1", "Document1,Document1"],
         "generator": ["**Ulm**", "**Ulm**"],
     }
-    made = recipe(Settings(MMOARAG(style="mmoa_rag_tiny"), rollouts=2))
-    forest, _ = talk(made.system, texts, rollouts=made.rollouts)
-    credit_N, _ = made.advantages["group_centred"](forest, made.reward(forest))
-    told = {role: [] for role in texts}
+    mmoa_recipe = recipe(Settings(MMOARAG(style="mmoa_rag_tiny"), rollouts=2))
+    forest, _ = talk(mmoa_recipe.system, texts, rollouts=mmoa_recipe.rollouts)
+    credit_N, _ = mmoa_recipe.advantages["group_centred"](forest, mmoa_recipe.reward(forest))
+    credits = {role: [] for role in texts}
     for record, credit in zip(forest.records, credit_N.tolist(), strict=True):
-        told.get(record.role, []).append(credit)
-    assert told == {"rewriter": [0.0, 0.0], "selector": [0.5, -0.5], "generator": [0.0, 0.0]}
+        credits.get(record.role, []).append(credit)
+    assert credits == {"rewriter": [0.0, 0.0], "selector": [0.5, -0.5], "generator": [0.0, 0.0]}
 
 
 def test_punctuation_is_a_space_in_this_papers_f1():
     question = Question("q", "Where?", ("U S",))
     texts = ALL | {"generator": "**U.S.**"}
-    assert credited(texts, paper(), question) == [1, 1, 1]
+    assert credit_of(texts, paper(), question) == [1, 1, 1]
 
 
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(UserError, match=r"penalties\.queries is 'lines': use count or characters"):
-        Settings(penalties=Penalties(queries="lines"))
+def test_an_unknown_rule_is_rejected():
+    with pytest.raises(UserError, match=r"query_rule is 'lines': use count or characters"):
+        Settings(penalties=Penalties(query_rule="lines"))
     with pytest.raises(UserError, match=r"recipe\.reward is 'em': use f1 or em_f1_hit"):
         Settings(reward="em")
 
 
 @pytest.mark.parametrize(
-    ("answer", "found", "earned"),
+    ("answer", "passage_text", "score"),
     [
         ("Ulm", "In Ulm.", 3.0),
         ("Ulm", "Ulmer", 1.0),  # right without the search
         ("in Ulm", "In Ulm.", 2 / 3 + 1),
         ("Rom", "In Ulm.", 1.0),
         ("Rom", "", -1.0),
-        (" ", "In Ulm.", 1.0),  # no answer, but not for want of passages
+        (" ", "In Ulm.", 1.0),  # no answer, although the passages contain it
     ],
 )
-def test_a_rewriter_alone_earns_exact_match_f1_and_the_hit(answer, found, earned):
-    tape = Tape({}, {"a": [Passage("1", "t", found)]}, {"answer": answer})
+def test_a_single_rewriter_earns_em_f1_hit(answer, passage_text, score):
+    tape = Tape({}, {"a": [Passage("1", "t", passage_text)]}, {"answer": answer})
     forest, _ = play(ALL, tape=tape, modules="QR")
-    made = recipe(Settings(penalties=Penalties(rewriter=0.0), reward="em_f1_hit"))
-    credit_N, _ = made.credit(forest, made.reward(forest))
-    assert credit_N[0] == pytest.approx(earned)
+    mmoa_recipe = recipe(Settings(penalties=Penalties(rewriter=0.0), reward="em_f1_hit"))
+    credit_N, _ = mmoa_recipe.credit(forest, mmoa_recipe.reward(forest))
+    assert credit_N[0] == pytest.approx(score)
 
 
 # --- Heuristic labels ----------------------------------------------------------------------------
 
 
-def test_labels_are_words_of_question_and_answer_or_of_the_answer_alone():
+def test_labels_use_words_of_question_or_answer():
     question = Question("q", "Who directed the film Jaws?", ("Steven Spielberg",))
     assert words_of_both(question) == ["directed", "film", "jaws", "steven", "spielberg"]
     assert words_of_answer(question) == ["steven", "spielberg"]
-    closed = Question("q", "Is it in Rome?", ("No",))
-    assert words_of_answer(closed) == ["rome"]
+    stop = Question("q", "Is it in Rome?", ("No",))
+    assert words_of_answer(stop) == ["rome"]
 
 
-def test_a_document_is_useful_if_a_word_is_anywhere_in_it():
+def test_a_document_with_a_label_word_is_useful():
     passages = [
         Passage("1", "Jaws", "A fish."),
         Passage("2", "Duel", "Spielbergs first."),
@@ -424,19 +424,19 @@ def small_world() -> World:
 
 @functools.cache
 def index():
-    return search_world(small_world())
+    return build_world_retriever(small_world())
 
 
-def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
+def test_heuristic_examples_pair_prompts_with_labels(tokenizer):
     question = next(q for q in small_world().questions["train"] if q.hops == 1)
     blank = Question("none", "Who knows?", ())
     rewritings = {question.id: "one search; another "}
 
     def rows(**changes):
-        system = MMOARAG(style="mmoa_rag_tiny", top_k=4, word="D", **changes)
-        given = {"rewritings": rewritings, "label": "answer"}
+        system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D", **changes)
+        overrides = {"rewritings": rewritings, "label": "answer"}
         chance = random.Random(0)
-        demos = heuristic_demos(system, [question, blank], index(), chance, **given)
+        demos = heuristic_demos(system, [question, blank], index(), chance, **overrides)
         assert {demo.question for demo in demos} == {question.id}
         return [demo.example(tokenizer) for demo in demos]
 
@@ -444,15 +444,17 @@ def test_heuristic_rows_are_prompts_of_the_system_with_their_labels(tokenizer):
     assert list(texts) == ["rewriter", "selector", "generator"]
     assert texts["rewriter"][1] == "one search\nanother"
     assert texts["generator"][1] == f"**{question.answers[0]}**"
-    chosen = parse_selection(texts["selector"][1], "D").args
-    shown, kept = (re.findall(r"^\d (.*)$", texts[r][0], re.M) for r in ("selector", "generator"))
-    assert len(shown) == 4 and kept == [shown[i] for i in chosen]
-    assert any(question.answers[0] in document for document in kept)
+    selection = parse_selection(texts["selector"][1], "D").args
+    prompt_documents, labels = (
+        re.findall(r"^\d (.*)$", texts[r][0], re.M) for r in ("selector", "generator")
+    )
+    assert len(prompt_documents) == 4 and labels == [prompt_documents[i] for i in selection]
+    assert any(question.answers[0] in document for document in labels)
     assert all(e.target[-1] == tokenizer.stop_ids[0] for e in rows())
     assert [e.role for e in rows(modules="QR+G")] == ["rewriter", "generator"]
 
 
-def test_an_unknown_label_is_refused():
+def test_an_unknown_label_is_rejected():
     with pytest.raises(UserError, match="label is 'x': use one of both, answer"):
         heuristic_demos(MMOARAG(), [], index(), random.Random(0), label="x")
 
@@ -460,28 +462,28 @@ def test_an_unknown_label_is_refused():
 # --- The teacher ---------------------------------------------------------------------------------
 
 
-def taught(tokenizer, questions, **options) -> float:
-    """The share of questions that the teacher answers, searching the small world."""
-    system = MMOARAG(style="mmoa_rag_tiny", top_k=4, word="D")
-    sampler = TeacherSampler(Teacher(word="D", **options), tokenizer)
-    forest = collect(system, once, questions, Environment(sampler, index(), Tape({})))
-    made = recipe(Settings(system))
-    reward_N = made.reward(forest)
+def accuracy_of(tokenizer, questions, **options) -> float:
+    """The share of questions that the teacher answers from the small corpus."""
+    system = MMOARAG(style="mmoa_rag_tiny", top_k=4, document_word="D")
+    sampler = TeacherSampler(Teacher(document_word="D", **options), tokenizer)
+    forest = collect(system, single_chain, questions, Environment(sampler, index(), Tape({})))
+    mmoa_recipe = recipe(Settings(system))
+    reward_N = mmoa_recipe.reward(forest)
     assert (reward_N >= 0).all(), "the teacher breaks no rule"
     return float(np.mean(reward_N[forest.leaf_N] == 1))
 
 
-def test_searching_once_answers_what_needs_no_earlier_answer(tokenizer):
+def test_one_search_answers_independent_questions(tokenizer):
     questions = [q for split in small_world().questions.values() for q in split]
     flat = [q for q in questions if q.hops == 1 or q.kind == "comparison"]
     chains = [q for q in questions if q.hops == 2 and q.kind == "chain"]
-    assert taught(tokenizer, flat) > 0.97
-    # The second link of a chain cannot be searched before the first is known, unless it is famous.
+    assert accuracy_of(tokenizer, flat) > 0.97
+    # The second hop of a chain needs the answer of the first, unless it is famous.
     famous = {pair: small_world().facts[pair[0]][pair[1]] for pair in small_world().famous}
-    assert taught(tokenizer, chains) < 0.1 < taught(tokenizer, chains, known=famous) < 0.6
-    # Careless: a question copied searches worse for two things at once.
-    assert taught(tokenizer, flat, lazy=1.0, greedy=1.0) < 0.97
-    assert taught(tokenizer, flat, hasty=1.0) < 0.8
+    assert accuracy_of(tokenizer, chains) < 0.1 < accuracy_of(tokenizer, chains, known=famous) < 0.6
+    # Careless: a copied question is a worse query for two facts at once.
+    assert accuracy_of(tokenizer, flat, p_copy_question=1.0, p_keep_related=1.0) < 0.97
+    assert accuracy_of(tokenizer, flat, p_keep_first=1.0) < 0.8
 
 
 # --- Configuration -------------------------------------------------------------------------------
@@ -493,7 +495,7 @@ def settings_of(file: str, **options: Any) -> Settings:
     return build(Settings, config.recipe.to_dict())
 
 
-def test_the_configs_hold_the_presets():
+def test_the_configs_contain_the_presets():
     assert paper() == Settings() == settings_of("mmoa_rag.py")
     assert code() == settings_of("mmoa_rag.py", preset="code") != paper()
     tiny = settings_of("tiny/mmoa_rag.py")

@@ -18,25 +18,25 @@ NORMALISED = [
 
 
 @pytest.mark.parametrize(("text", "deleted", "spaced"), NORMALISED)
-def test_normalise_gives_the_golden_strings(text, deleted, spaced):
-    assert metrics.normalise(text) == deleted
-    assert metrics.normalise(text, punct="space") == spaced
+def test_normalize_gives_the_golden_strings(text, deleted, spaced):
+    assert metrics.normalize(text) == deleted
+    assert metrics.normalize(text, punct="space") == spaced
 
 
 @pytest.mark.parametrize(
     "metric",
     [metrics.exact_match, metrics.f1, metrics.cover_match, metrics.cover_match_tokens],
 )
-def test_a_metric_deletes_punctuation_unless_it_is_told_to_space_it(metric):
+def test_a_metric_deletes_punctuation_by_default(metric):
     assert metric("the U.S.", ("US",)) == 1.0
     assert metric("the U.S.", ("US",), punct="space") == 0.0
 
 
 @pytest.mark.parametrize("punct", ["delete", "space"])
 @pytest.mark.parametrize("text", [row[0] for row in NORMALISED])
-def test_normalise_is_idempotent(text, punct):
-    once = metrics.normalise(text, punct)
-    assert metrics.normalise(once, punct) == once
+def test_normalize_is_idempotent(text, punct):
+    once = metrics.normalize(text, punct)
+    assert metrics.normalize(once, punct) == once
 
 
 # prediction, answers, exact, f1, cover, cover by tokens
@@ -102,17 +102,17 @@ def test_one_string_for_answers_is_refused():
 
 def test_unknown_punctuation_rule_is_refused():
     with pytest.raises(UserError, match="delete"):
-        metrics.normalise("x", punct="drop")
+        metrics.normalize("x", punct="drop")
 
 
-def test_bootstrap_interval_is_deterministic_and_holds_the_mean():
+def test_bootstrap_interval_is_deterministic_and_contains_the_mean():
     x_N = np.random.default_rng(1).random(50)
     mean, low, high = metrics.bootstrap_interval(x_N)
     assert (mean, low, high) == metrics.bootstrap_interval(x_N)
     assert low < mean < high and mean == pytest.approx(x_N.mean())
 
 
-def test_bootstrap_interval_covers_the_truth_about_95_times_in_100():
+def test_bootstrap_interval_covers_about_95_percent():
     rng = np.random.default_rng(2)
     inside = 0
     for _ in range(200):
@@ -121,13 +121,13 @@ def test_bootstrap_interval_covers_the_truth_about_95_times_in_100():
     assert 0.90 <= inside / 200 <= 0.985
 
 
-def test_bootstrap_blocks_do_not_change_the_count_of_resamples(monkeypatch):
+def test_bootstrap_blocks_keep_the_number_of_resamples(monkeypatch):
     monkeypatch.setattr(metrics, "BLOCK", 70)
     means = list(metrics._resampled_means(np.arange(10.0), 33))
     assert [len(m) for m in means] == [7, 7, 7, 7, 5]
 
 
-def test_pairing_sees_a_constant_gain_that_unpaired_noise_hides():
+def test_pairing_detects_a_constant_gain():
     b = np.random.default_rng(3).random(40)
     mean, low, high = metrics.paired_bootstrap(b + 0.01, b)
     np.testing.assert_allclose([mean, low, high], 0.01)
@@ -142,7 +142,7 @@ def test_swapping_the_systems_flips_the_sign():
 
 @pytest.mark.parametrize("scores", [[], [float("nan")], [[1.0]]])
 def test_scores_without_an_interval_are_refused(scores):
-    with pytest.raises(UserError, match="finite number a question"):
+    with pytest.raises(UserError, match="finite number per question"):
         metrics.bootstrap_interval(scores)
 
 

@@ -1,19 +1,19 @@
-"""Prompt templates are files of a style, in the package or in a folder of one's own."""
+"""Prompt templates are files of a style, in the package or in another folder."""
 
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.text.prompts import numbered, template, user_turn
+from jax_ragrl.text.prompts import format_passages, template, user_turn
 from jax_ragrl.types import Message, Passage
 
 
-def test_a_style_with_a_slash_is_a_folder_of_ones_own(tmp_path):
+def test_a_style_with_a_slash_is_a_path(tmp_path):
     style = str(tmp_path / "mine")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "plan.txt").write_text("Plan $question\n")
     (tmp_path / "mine" / "document.txt").write_text("$number $title: $text\n")
     assert user_turn(style, "plan", question="$x?") == (Message("user", "Plan $x?"),)
-    assert numbered(style, [Passage("i", "t", "b")]) == "1 t: b"
+    assert format_passages(style, [Passage("i", "t", "b")]) == "1 t: b"
     (tmp_path / "mine" / "system.txt").write_text("Be brief.\n")
     assert user_turn(style, "plan", question="q")[0] == Message("system", "Be brief.")
     with pytest.raises(UserError, match="mine/other.txt"):

@@ -14,7 +14,7 @@ STOPS = st.lists(st.text("</ab>", min_size=1, max_size=5), min_size=1, max_size=
 
 
 @hypothesis.given(stops=STOPS, written=st.lists(st.integers(0, len(PIECES)), max_size=12))
-def test_the_last_state_is_reached_by_the_first_token_that_completes_a_stop(stops, written):
+def test_the_first_token_that_completes_a_stop_ends(stops, written):
     table_SV, state, text = stop_table(stops, PIECES), 0, ""
     assert table_SV.dtype == np.uint8 and table_SV.shape == (32, len(PIECES) + 1)
     for token in written:
@@ -24,8 +24,8 @@ def test_the_last_state_is_reached_by_the_first_token_that_completes_a_stop(stop
 
 
 @pytest.mark.parametrize(("length", "states"), [(31, 32), (32, 64), (255, 256)])
-def test_a_long_stop_is_found_whole_and_not_a_character_sooner(length, states):
-    """Its beginnings, the empty one among them, are a state each, and its end is one more."""
+def test_a_long_stop_ends_at_its_last_character(length, states):
+    """Each prefix of a string is a state, the empty one included, and so is its end."""
     table_SV, state, seen = stop_table(("a" * length,), PIECES), 0, []
     for _ in range(length):
         state = table_SV[state, PIECES.index("a")]
@@ -33,9 +33,9 @@ def test_a_long_stop_is_found_whole_and_not_a_character_sooner(length, states):
     assert len(table_SV) == states and seen == [False] * (length - 1) + [True]
 
 
-def test_a_stop_is_found_however_a_text_is_encoded():
+def test_a_stop_ends_however_a_text_is_encoded():
     stops = ("</task>", "</answer>")
-    table_SV = tokenizer().stops(stops)
+    table_SV = tokenizer().stop_transitions(stops)
     for text in ("<task>who é</task> and</answer>", "</answer </tas</task>", "no end <task>"):
         ids, state, ends = tokenizer().encode(text), 0, []
         for i in ids:
@@ -43,10 +43,10 @@ def test_a_stop_is_found_however_a_text_is_encoded():
             ends.append(state == len(table_SV) - 1)
         texts = [tokenizer().decode(ids[: n + 1]) for n in range(len(ids))]
         assert ends == [any(stop in t for stop in stops) for t in texts]
-    assert tokenizer().stops(()) is None
+    assert tokenizer().stop_transitions(()) is None
 
 
 @pytest.mark.parametrize("stops", [(), ("",), ("é",), ("x" * 300,)])
-def test_what_is_no_stop_is_refused(stops):
+def test_invalid_stops_are_refused(stops):
     with pytest.raises(UserError, match="stops"):
         stop_table(stops, PIECES)

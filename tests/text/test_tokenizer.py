@@ -49,44 +49,42 @@ def test_content_never_yields_a_control_token(tokenizer, special_ids, text):
 
 
 @hypothesis.given(text=CONTENT)
-def test_what_is_encoded_is_decoded(tokenizer, text):
+def test_decoding_inverts_encoding(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 class Counting:
-    """A backend that notes what it is made to encode."""
+    """A backend that records the texts it encodes."""
 
     def __init__(self, backend):
-        self.backend, self.seen = backend, []
+        self.backend, self.texts = backend, []
 
     def encode_batch_fast(self, texts, **options):
-        self.seen += texts
+        self.texts += texts
         return self.backend.encode_batch_fast(texts, **options)
 
 
 @hypothesis.given(texts=st.lists(CONTENT, max_size=6))
-def test_what_was_foreseen_has_the_same_ids_and_is_encoded_once(hf, texts):
+def test_encoding_ahead_gives_the_same_ids_once(hf, texts):
     tokenizer, fresh = ChatTokenizer(hf), ChatTokenizer(hf)
     tokenizer._content = counting = Counting(tokenizer._content)
     for _ in range(2):
-        tokenizer.foresee(texts)
+        tokenizer.encode_ahead(texts)
         assert [tokenizer.encode(text) for text in texts] == [fresh.encode(text) for text in texts]
-    assert sorted(counting.seen) == sorted(set(texts))
+    assert sorted(counting.texts) == sorted(set(texts))
 
 
-def test_no_more_is_remembered_than_there_is_room_for(hf, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.text.tokenizer.REMEMBERED", 8)
+def test_the_cache_is_bounded(hf, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.text.tokenizer.CACHE_SIZE", 8)
     tokenizer = ChatTokenizer(hf)
     for i in range(10):
-        tokenizer.foresee([f"Who? {i}"])
-    assert 1 <= len(tokenizer._known) < 10
+        tokenizer.encode_ahead([f"Who? {i}"])
+    assert 1 <= len(tokenizer._cache) < 10
     assert tokenizer.encode("Who? 0") == ChatTokenizer(hf).encode("Who? 0")
 
 
 @hypothesis.given(roles=ROLES, data=st.data())
-def test_a_conversation_is_the_templates_ids_with_contents_between(
-    tokenizer, hf, special_ids, roles, data
-):
+def test_a_conversation_is_template_ids_around_contents(tokenizer, hf, special_ids, roles, data):
     contents = [data.draw(CONTENT) for _ in roles]
     end, newline = hf.convert_tokens_to_ids(END), tokenizer.encode("\n")
     expected: list[int] = []
@@ -100,7 +98,7 @@ def test_a_conversation_is_the_templates_ids_with_contents_between(
     assert sum(i in special_ids for i in ids) == 2 * len(roles) + 1
 
 
-def test_a_plain_conversation_has_the_ids_of_the_rendered_template(tokenizer, hf):
+def test_a_plain_conversation_matches_the_rendered_template(tokenizer, hf):
     messages = [Message("system", "Who?"), Message("user", "the film")]
     rendered = hf.apply_chat_template(
         [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
@@ -124,26 +122,26 @@ def test_encoding_content_leaves_no_mode_behind(tokenizer, hf):
     assert fresh.chat([Message("user", "x")]) == before
 
 
-def test_encoding_switches_no_mode_that_another_thread_could_see(tokenizer, hf):
+def test_encoding_switches_no_shared_mode(tokenizer, hf):
     hf.backend_tokenizer.encode_special_tokens = False
     tokenizer.encode(END)
     assert not hf.backend_tokenizer.encode_special_tokens
 
 
-def test_control_tokens_are_left_out_of_decoded_text(tokenizer, hf):
+def test_decoded_text_has_no_control_tokens(tokenizer, hf):
     ids = [*tokenizer.encode("[LLM]"), hf.convert_tokens_to_ids(END)]
     assert tokenizer.decode(ids) == "[LLM]"
     assert tokenizer.decode([]) == ""
 
 
-def test_a_turn_ends_at_its_end_marker_and_rows_are_padded_apart_from_it(tokenizer, hf):
+def test_the_pad_token_is_no_end_marker(tokenizer, hf):
     assert tokenizer.stop_ids[0] == hf.convert_tokens_to_ids(END)
     assert set(tokenizer.stop_ids) == {hf.convert_tokens_to_ids(t) for t in (END, PAD)}
     assert tokenizer.pad_id == hf.convert_tokens_to_ids(PAD)
     assert len(tokenizer) == len(hf) <= 330
 
 
-def test_a_saved_tokenizer_comes_back_equal(tokenizer, tmp_path):
+def test_a_saved_tokenizer_loads_equal(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     again = ChatTokenizer.load(tmp_path)
     messages = [Message("system", "s"), Message("user", f"{END} 𝄞 \n x")]
@@ -176,7 +174,7 @@ def test_a_template_that_cannot_be_filled_is_refused(template, message):
 
 
 @pytest.mark.parametrize("damage", [("tokenizer_config.json", "{"), ("tokenizer.json", "")])
-def test_a_damaged_tokenizer_is_named(tokenizer, damage, tmp_path):
+def test_a_damaged_tokenizer_is_refused(tokenizer, damage, tmp_path):
     tokenizer.save(tmp_path)
     name, text = damage
     (tmp_path / name).write_text(text)
@@ -185,7 +183,7 @@ def test_a_damaged_tokenizer_is_named(tokenizer, damage, tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "OwnTokenizer"])
-def test_code_in_a_folder_is_not_executed_and_nobody_is_asked(
+def test_code_in_a_folder_is_never_executed(
     tokenizer, tokenizer_class: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A known class loads without the code; an unknown class is an error."""
@@ -212,7 +210,7 @@ def test_code_in_a_folder_is_not_executed_and_nobody_is_asked(
     assert not prompts and not trace.exists()
 
 
-def test_transformers_does_not_tell_that_it_has_no_pytorch_and_tells_the_rest():
+def test_the_warning_about_missing_pytorch_is_silenced():
     told = ["PyTorch was not found. Models won't be available", "The tokenizer is damaged"]
     records = [logging.makeLogRecord({"msg": text}) for text in told]
     assert [bool(logging.getLogger("transformers").filter(r)) for r in records] == [False, True]

@@ -1,4 +1,4 @@
-"""What the tiny decoder is taught of a frozen language model's work."""
+"""Examples of the tasks of a frozen language model."""
 
 import collections
 import random
@@ -11,7 +11,12 @@ from jax_ragrl.run.components import policy_folder
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest
-from jax_ragrl.warmstart.reader_rows import Listener, careful_reader, fact_rows, reading_rows
+from jax_ragrl.warmstart.reader_rows import (
+    RecordingLLM,
+    careful_reader,
+    fact_examples,
+    reading_examples,
+)
 
 STYLE = "c3po_tiny"
 
@@ -26,25 +31,25 @@ def target(tokenizer, example):
     return tokenizer.decode(example.target)
 
 
-def test_facts_by_heart_are_the_known_worlds_and_half_of_them_famous(tokenizer):
+def test_half_of_the_fact_examples_are_famous(tokenizer):
     world = generate(3, 60)
-    rows = fact_rows(world, STYLE, tokenizer, random.Random(0), 40)
-    answers = [target(tokenizer, row) for row in rows]
+    examples = fact_examples(world, STYLE, tokenizer, random.Random(0), 40)
+    answers = [target(tokenizer, row) for row in examples]
     famous = {world.facts[entity][relation] for entity, relation in world.famous}
     assert answers.count(UNKNOWN) == 20
     assert all(answer in famous for answer in answers if answer != UNKNOWN)
 
 
-def test_a_row_is_the_careful_readers_reply_to_what_was_asked(tokenizer):
+def test_a_reading_example_has_the_careful_readers_reply(tokenizer):
     world = generate(3, 60)
     question = next(q for q in world.questions["train"] if q.hops == 2)
     turn = user_turn(STYLE, "roadmap", question=question.text, documents="")
-    listener = Listener(WorldReader(world, style=STYLE))
-    listener.complete([LLMRequest("roadmap", turn, seed=i) for i in range(50)])
+    llm = RecordingLLM(WorldReader(world, style=STYLE))
+    llm.complete([LLMRequest("roadmap", turn, seed=i) for i in range(50)])
     reader = careful_reader(world, STYLE)
-    drawn = [reading_rows(listener.heard, reader, tokenizer, random.Random(i)) for i in range(40)]
-    # Fifty equal requests are one row, in about half of the draws.
-    assert set(collections.Counter(map(len, drawn))) == {0, 1}
-    row = next(rows for rows in drawn if rows)[0]
+    draws = [reading_examples(llm.requests, reader, tokenizer, random.Random(i)) for i in range(40)]
+    # Fifty equal requests give one example, in about half of the draws.
+    assert set(collections.Counter(map(len, draws))) == {0, 1}
+    row = next(examples for examples in draws if examples)[0]
     expected = "\n".join(f"{i}. {step}" for i, step in enumerate(question.steps, 1))
     assert target(tokenizer, row) == expected

@@ -1,7 +1,7 @@
-"""Data set formats, one file each, and the choice among them by what a file holds.
+"""Data set formats, one file per format, and detection of the format from a file's content.
 
-`load_questions` and `load_passages` look at the shape of a file (a folder, JSON list, JSON lines, a
-table) and at the fields of its first record; `format=` overrides the choice.
+`load_questions` and `load_passages` look at the shape of a file (folder, JSON list, JSON lines,
+table) and at the fields of its first record; `format=` overrides the detection.
 """
 
 from __future__ import annotations
@@ -49,12 +49,19 @@ __all__ = [
 
 QUESTIONS, PASSAGES = frozenset({"questions"}), frozenset({"passages"})
 BOTH = QUESTIONS | PASSAGES
-# Passages are read as they are asked for, where a format is one that large corpora have.
+# Formats of large corpora return passages lazily, so that 21 million never share the memory.
 Reader = Callable[[pathlib.Path | str], tuple[list[Question], Iterable[Passage]]]
 
 
 class Format(NamedTuple):
-    """How a format looks (its shape and the fields that mark it), what it gives, how it is read."""
+    """A file format.
+
+    Fields:
+      shape: `folder`, `parquet`, `object`, `records`, `tsv` or `csv`.
+      fields: the fields of the first record by which the format is recognized.
+      gives: `questions`, `passages`, or both.
+      read: reads questions and passages from a path.
+    """
 
     shape: str
     fields: frozenset[str]
@@ -66,11 +73,12 @@ def _format(shape: str, fields: str, gives: frozenset[str], read: Reader) -> For
     return Format(shape, frozenset(fields.split()), gives, read)
 
 
-# In order of precedence: the first whose fields are all there is taken.
+# In order of precedence: the first format whose fields are all present is chosen.
 FORMATS: dict[str, Format] = {
     "beir": _format("folder", "", BOTH, read_beir),
     "verl_parquet": _format("parquet", "", QUESTIONS, read_verl_parquet),
     "triviaqa": _format("object", "Data", QUESTIONS, read_triviaqa),
+    # Any other JSON object: this format has no fixed fields, so that it follows `triviaqa`.
     "title_sentences": _format("object", "", PASSAGES, read_title_sentences),
     "popqa": _format("tsv", "question possible_answers", QUESTIONS, read_popqa),
     "dpr": _format("tsv", "id text title", PASSAGES, read_dpr),
@@ -84,144 +92,159 @@ FORMATS: dict[str, Format] = {
     "multihop_rag": _format("records", "query answer evidence_list", QUESTIONS, read_multihop_rag),
     "ambignq": _format("records", "question annotations", QUESTIONS, read_ambignq),
     "verl": _format("records", "prompt reward_model", QUESTIONS, read_verl),
+    # After several formats that have these two fields, too.
     "nq_open": _format("records", "question answer", QUESTIONS, read_nq_open),
     "flashrag_passages": _format("records", "id contents", PASSAGES, read_flashrag_passages),
     "passages_jsonl": _format("records", "id title text", PASSAGES, read_passages_jsonl),
     "beir_corpus": _format("records", "_id text", PASSAGES, read_beir_corpus),
     "multihop_rag_corpus": _format("records", "title body", PASSAGES, read_multihop_rag_corpus),
+    # Last, because formats with ids have these fields too.
     "title_text": _format("records", "title text", PASSAGES, read_title_text),
 }
 
 
-class Look(NamedTuple):
-    """What a file looks like: its shape and the fields of its first record."""
+class FileLook(NamedTuple):
+    """The shape of a file, and the fields of its first record."""
 
     shape: str
     fields: frozenset[str]
 
 
 def _first_of_list(text: str) -> Any:
-    """The first entry of a JSON list of which only the beginning may be there."""
+    """Parses the first entry of a JSON list that may be truncated after it."""
     return json.JSONDecoder().raw_decode(text.lstrip()[1:].lstrip())[0]
 
 
-def _listed(path: pathlib.Path, text: str) -> Look:
-    """A file that opens with a bracket: a JSON list of records."""
+def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
+    """Describes a file that starts with a bracket: a JSON list of records."""
     try:
-        return Look("records", _names(_first_of_list(text)))
+        return FileLook("records", _names(_first_of_list(text)))
     except json.JSONDecodeError:
-        # No entry, one that is longer than the text, or JSON that breaks: which reading it tells.
+        # An empty list, an entry longer than the head, or malformed JSON: parse it all to know.
         if values := read_json(path):
-            return Look("records", _names(values[0]))
+            return FileLook("records", _names(values[0]))
         raise UserError(f"{path} is empty: give a file with records") from None
 
 
-def _table(line: str) -> Look:
-    """A first line that is no JSON: the columns of a table."""
+def _look_at_table(line: str) -> FileLook:
+    """Describes a file whose first line is not JSON: the columns of a table."""
     shape, delimiter = ("tsv", "\t") if "\t" in line else ("csv", ",")
     names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
-    return Look(shape, frozenset(names))
+    return FileLook(shape, frozenset(names))
 
 
 def _names(value: Any) -> frozenset[str]:
     return frozenset(value) if isinstance(value, dict) else frozenset()
 
 
-def _braced(path: pathlib.Path, text: str) -> Look:
-    """A file that opens with a brace: JSON lines, or one object."""
+def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
+    """Describes a file that starts with a brace: JSON lines, or one object."""
     first, _, rest = text.lstrip().partition("\n")
     number = text[: len(text) - len(text.lstrip())].count("\n") + 1
     try:
         value = json.loads(first)
     except json.JSONDecodeError:
-        # An object over several lines; or a broken first line, which parsing then reports.
-        several = not rest.lstrip().startswith("{")
-        value = read_json(path) if several else parse_json(first, path, number)
-        return Look("object", _names(value))
-    alone = not rest.strip() and ("Data" in value or set(map(type, value.values())) == {list})
-    return Look("object" if alone else "records", _names(value))
+        # An object over several lines, or a malformed first line, which `parse_json` reports.
+        spans_lines = not rest.lstrip().startswith("{")
+        value = read_json(path) if spans_lines else parse_json(first, path, number)
+        return FileLook("object", _names(value))
+    # One line may be a whole file: TriviaQA's object, or titles with lists of sentences. One record
+    # of JSON lines has values of several types.
+    single = not rest.strip() and ("Data" in value or set(map(type, value.values())) == {list})
+    return FileLook("object" if single else "records", _names(value))
 
 
-def look(path: pathlib.Path | str) -> Look:
-    """The shape of a file, from its content.
+def look(path: pathlib.Path | str) -> FileLook:
+    """Returns the shape of a file and its first fields, from its content.
 
     Raises:
       UserError: the file is missing, empty, or neither UTF-8 text nor parquet.
     """
     path = pathlib.Path(path)
     if path.is_dir():
-        return Look("folder", frozenset())
+        return FileLook("folder", frozenset())
+    # The head suffices in almost every case: a corpus may have tens of gigabytes.
     head = read_head(path)
     if head.startswith(PARQUET_MAGIC):
-        return Look("parquet", frozenset())
+        return FileLook("parquet", frozenset())
+    # Another encoding is reported when the records are read, with the position of the first bad
+    # byte.
     text = head.decode("utf-8-sig", errors="replace")
     opening = text.lstrip()[:1]
     if not opening:
         raise UserError(f"{path} is empty: give a file with records")
     if opening == "[":
-        return _listed(path, text)
-    return _braced(path, text) if opening == "{" else _table(text.splitlines()[0])
+        return _look_at_list(path, text)
+    return _look_at_objects(path, text) if opening == "{" else _look_at_table(text.splitlines()[0])
 
 
-def _share(form: Format, seen: Look) -> float:
-    """The share of a format's fields that are there; 0 for another shape."""
-    if form.shape != seen.shape:
+def _share(form: Format, file_look: FileLook) -> float:
+    """Returns the share of a format's fields that the file has; 0 for another shape."""
+    if form.shape != file_look.shape:
         return 0.0
-    return len(form.fields & seen.fields) / len(form.fields) if form.fields else 1.0
+    # A format without fields is recognized by its shape alone.
+    return len(form.fields & file_look.fields) / len(form.fields) if form.fields else 1.0
 
 
-def _checked(path: pathlib.Path | str, name: str, wanted: str | None) -> str:
-    """The format's name, unless it cannot give what is wanted."""
+def _check_gives(path: pathlib.Path | str, name: str, content: str | None) -> str:
+    """Returns a format's name; raises `UserError` if the format lacks the requested content."""
     gives = FORMATS[name].gives
-    if wanted is None or wanted in gives:
+    if content is None or content in gives:
         return name
-    raise UserError(f"{path} holds {' and '.join(gives)} ({name}), not {wanted}: give another file")
+    raise UserError(
+        f"{path} holds {' and '.join(gives)} ({name}), not {content}: give another file"
+    )
 
 
-def detect(path: pathlib.Path | str, wanted: str | None = None) -> str:
-    """The name in `FORMATS` of what a file holds.
+def detect(path: pathlib.Path | str, content: str | None = None) -> str:
+    """Returns the name in `FORMATS` of a file's format.
 
     Args:
       path: a file or a folder.
-      wanted: `questions` or `passages` considers only the formats that give these.
+      content: `questions` or `passages` considers only the formats that contain them.
 
     Raises:
-      UserError: no format fits; the message lists what was seen and what is known.
+      UserError: no format fits; the message lists the fields of the file and all formats.
     """
-    seen = look(path)
-    whole = next((name for name, form in FORMATS.items() if _share(form, seen) == 1.0), None)
-    if whole is not None:
-        return _checked(path, whole, wanted)
-    known = {name: form for name, form in FORMATS.items() if wanted is None or wanted in form.gives}
-    nearest = max(known, key=lambda name: _share(known[name], seen))
-    # Half the fields are enough to know what a file is meant to be: its reader then says which
-    # field is missing on which line.
-    if _share(known[nearest], seen) >= 0.5:
+    file_look = look(path)
+    # All formats, whatever the requested content: passages that are passed as questions get an
+    # error that names the actual content.
+    complete = (name for name, form in FORMATS.items() if _share(form, file_look) == 1.0)
+    if (match := next(complete, None)) is not None:
+        return _check_gives(path, match, content)
+    candidates = {
+        name: form for name, form in FORMATS.items() if content is None or content in form.gives
+    }
+    nearest = max(candidates, key=lambda name: _share(candidates[name], file_look))
+    # Half of the fields identify the intended format: its reader then names the missing field and
+    # the line, which helps more than "unknown format".
+    if _share(candidates[nearest], file_look) >= 0.5:
         return nearest
-    fields = ", ".join(sorted(seen.fields)[:12]) or "none"
+    fields = ", ".join(sorted(file_look.fields)[:12]) or "none"
     raise UserError(
-        f"{path}: no known format of {wanted or 'data'} is {seen.shape} with the fields {fields}: "
-        f"convert it to one of {', '.join(known)}"
+        f"{path}: no known format of {content or 'data'} is {file_look.shape} with the fields "
+        f"{fields}: convert it to one of {', '.join(candidates)}"
     )
 
 
 def _load(
-    path: pathlib.Path | str, format: str | None, wanted: str
+    path: pathlib.Path | str, format: str | None, content: str
 ) -> tuple[list[Question], Iterable[Passage]]:
-    name = detect(path, wanted) if format is None else format
+    name = detect(path, content) if format is None else format
     one_of("format", name, FORMATS)
-    return FORMATS[_checked(path, name, wanted)].read(path)
+    return FORMATS[_check_gives(path, name, content)].read(path)
 
 
 def load_questions(path: pathlib.Path | str, format: str | None = None) -> list[Question]:
-    """The questions of a file.
+    """Reads the questions of a file.
 
     Args:
       path: the file, plain or gzipped, or a BEIR folder.
-      format: a name in `FORMATS`; None chooses by content.
+      format: a name in `FORMATS`; None detects it from the content.
 
     Raises:
-      UserError: no questions, unknown format, malformed JSON or a missing field, with its place.
+      UserError: no questions, unknown format, malformed JSON or a missing field; the message
+        names file and line.
     """
     questions, _ = _load(path, format, "questions")
     if not questions:
@@ -230,11 +253,13 @@ def load_questions(path: pathlib.Path | str, format: str | None = None) -> list[
 
 
 def iter_passages(path: pathlib.Path | str, format: str | None = None) -> Iterator[Passage]:
-    """The passages of a file one by one, the contexts of its questions included; as above.
+    """Yields the passages of a file, including the contexts of its questions.
 
     Raises:
-      UserError: no passages, unknown format, malformed JSON or a missing field, with its place.
+      UserError: no passages, unknown format, malformed JSON or a missing field; the message
+        names file and line.
     """
+    # Passages may be lazy, so that only the end of the iteration shows whether the file is empty.
     passage = None
     for passage in _load(path, format, "passages")[1]:
         yield passage
@@ -243,5 +268,5 @@ def iter_passages(path: pathlib.Path | str, format: str | None = None) -> Iterat
 
 
 def load_passages(path: pathlib.Path | str, format: str | None = None) -> list[Passage]:
-    """All of `iter_passages`."""
+    """Reads all passages of a file, see `iter_passages`."""
     return list(iter_passages(path, format))

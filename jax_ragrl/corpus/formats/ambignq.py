@@ -1,6 +1,7 @@
 """AmbigNQ, full or light: `{id, question, annotations [{type, answer | qaPairs}]}`.
 
-Min et al. 2020. An ambiguous question has one answer list a reading; any reading's answer counts.
+Min et al. 2020. An ambiguous question has one answer list per reading; an answer of any reading is
+correct.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jax_ragrl.types import Passage, Question
 
 def _answers(record: Record) -> Iterator[str]:
     for annotation in parts(record, "annotations"):
+        # `multipleQAs` has a list of answers per reading, `singleAnswer` has its answers directly.
         if "qaPairs" in annotation.fields:
             for pair in parts(annotation, "qaPairs"):
                 yield from strings(pair, "answer")
@@ -41,5 +43,5 @@ def _question(record: Record) -> Question:
 
 
 def read_ambignq(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with the answers of all their readings."""
+    """Reads questions with the answers of all their readings."""
     return [_question(record) for record in read_records(path)], []

@@ -1,7 +1,7 @@
 """A BEIR folder: `corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`.
 
-Thakur et al. 2021. Judged passages (score above 0) are gold, by id. BEIR has no answers, so its
-questions serve to measure retrieval.
+Thakur et al. 2021. Passages with a score above 0 are gold, by id. BEIR has no answers:
+its questions measure retrieval only.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from jax_ragrl.corpus.formats.qrels import read_qrels
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
+# BEIR measures retrieval on test, if a set has judgments for it.
 SPLITS = ("test", "dev", "train")
 
 
 def _file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """A file of the folder, plain or gzipped."""
-    found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-    if not found:
-        raise UserError(f"{folder} has no {name}: give the folder of a BEIR set")
-    return found[0]
+    """Returns the path of a file in the folder, plain or gzipped."""
+    candidates = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    if not candidates:
+        raise UserError(f"{folder} has no {name}: give the folder of a BEIR data set")
+    return candidates[0]
 
 
 def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
-    """The judgements of the first split there is: test, dev, train."""
+    """Reads the judgments of the first split that exists: test, dev, train."""
     paths = [folder / "qrels" / f"{split}.tsv" for split in SPLITS]
     return next((read_qrels(path) for path in paths if path.is_file()), {})
 
@@ -43,19 +44,21 @@ def _question(record: Record, gold: dict[str, list[str]]) -> Question:
 
 
 def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """All queries, of which those without judgements have no gold, and the passages."""
+    """Reads all queries (without judgments they have no gold) and the passages."""
     folder = pathlib.Path(path)
     gold = _qrels(folder)
     queries = [_question(record, gold) for record in read_records(_file(folder, "queries.jsonl"))]
+    # Lazy, although the queries are not: only the corpus is large.
     _, passages = read_beir_corpus(_file(folder, "corpus.jsonl"))
     return queries, passages
 
 
 def _passage(record: Record) -> Passage:
+    # The title may also be null.
     title = str(record.fields.get("title") or "")
     return Passage(field(record, "_id", str), title, field(record, "text", str))
 
 
 def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """Passages `{_id, title, text}` one by one; the title may be missing."""
+    """Reads passages `{_id, title, text}` lazily; the title may be missing."""
     return [], map(_passage, read_records(path))

@@ -13,7 +13,8 @@ from jax_ragrl.types import Passage, Question
 
 
 def read_dpr(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """Passages with the table's ids, one by one."""
+    """Reads passages lazily, with the ids of the table."""
+    # In the order of a passage's fields; the table has the text before the title.
     names = ("id", "title", "text")
     return [], (
         Passage(*(field(record, name, str) for name in names)) for record in read_table(path, "\t")

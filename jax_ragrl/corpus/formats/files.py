@@ -1,7 +1,7 @@
-"""Reading records from files: JSON, JSONL and tables, plain or gzipped, with errors that say where.
+"""Readers of records from files: JSON, JSON lines and tables, plain or gzipped.
 
-A record travels with its place ("x.jsonl, line 3"; for a JSON list "x.json, record 3"), so that a
-reader that misses a field can name it.
+A record carries its place ("x.jsonl, line 3"; in a JSON list "x.json, record 3"), so that an error
+about a missing field can name it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from jax_ragrl.errors import UserError
 T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
+# One half of a surrogate pair: Python's JSON parser joins complete pairs, so only single halves
+# match.
 HALF = re.compile("[\ud800-\udfff]")
 HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
 
 
 class Record(NamedTuple):
-    """One record and where it was found."""
+    """One record, and its place in a file for error messages."""
 
     place: str
     fields: Mapping[str, Any]
 
 
 def open_bytes(path: pathlib.Path | str) -> gzip.GzipFile | io.BufferedReader:
-    """The bytes of a file, unzipped where its first two bytes say gzip (the name does not count).
+    """Opens a file for reading bytes, unzipped if its first two bytes identify gzip.
+
+    The file name does not matter: data sets often lack the suffix.
 
     Raises:
       UserError: the path is missing or a folder.
@@ -44,18 +48,19 @@ def open_bytes(path: pathlib.Path | str) -> gzip.GzipFile | io.BufferedReader:
         why = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {why}: give the path of a data file")
     with path.open("rb") as file:
-        zipped = file.read(2) == GZIP_MAGIC
-    return gzip.open(path, "rb") if zipped else path.open("rb")
+        is_gzip = file.read(2) == GZIP_MAGIC
+    return gzip.open(path, "rb") if is_gzip else path.open("rb")
 
 
 def read_head(path: pathlib.Path | str) -> bytes:
-    """The first bytes of a file, unzipped, and the rest of the line that they end in."""
+    """Returns the first bytes of a file, unzipped, up to the end of a line."""
     with open_bytes(path) as file:
+        # The rest of the line completes the last record of JSON lines.
         return _guarded(path, lambda: file.read(HEAD_BYTES) + file.readline())
 
 
 def _guarded(path: pathlib.Path | str, read: Callable[[], T]) -> T:
-    """`read()`, with damaged archives and other encodings turned into a user's error."""
+    """Calls `read()`; a damaged archive or another encoding becomes a `UserError`."""
     try:
         return read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -65,9 +70,11 @@ def _guarded(path: pathlib.Path | str, read: Callable[[], T]) -> T:
 
 
 def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line) of every line that is not blank."""
+    """Yields (line number from 1, line) of every line that is not blank."""
+    # Files from Windows often begin with a byte order mark, which `utf-8-sig` removes.
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="\n") as file:
         number = 0
+        # Not a for loop, because damage in the file raises its error within each read.
         while line := _guarded(path, file.readline):
             number += 1
             if line.strip():
@@ -75,16 +82,28 @@ def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
 
 
 def loads(text: str) -> Any:
-    """The JSON value of a text. U+FFFD stands where it has half a surrogate pair, as texts cut in
-    the middle of a character do: neither UTF-8 nor a tokenizer takes one."""
+    """Parses JSON; half a surrogate pair is replaced by U+FFFD.
+
+    Texts that were truncated within a character contain such halves, which neither UTF-8 nor a
+    tokenizer accepts.
+    """
     value = json.loads(text)
-    if "\\ud" not in text and "\\uD" not in text:  # most have no pair at all
+    if "\\ud" not in text and "\\uD" not in text:  # most texts have no surrogates
         return value
     return json.loads(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
 
 
 def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
-    """The JSON value of a text that starts on `first_line` of a file."""
+    """Parses JSON text of a file.
+
+    Args:
+      text: the JSON.
+      path: the file, for error messages.
+      first_line: the line of the file on which the text starts, for error messages.
+
+    Raises:
+      UserError: malformed JSON; names file, line and column.
+    """
     try:
         return loads(text)
     except json.JSONDecodeError as error:
@@ -96,56 +115,65 @@ def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
 
 
 def read_json(path: pathlib.Path | str) -> Any:
-    """The one JSON value of a file."""
+    """Reads a file that holds one JSON value."""
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig") as file:
         return parse_json(_guarded(path, file.read), path)
 
 
 def first_character(path: pathlib.Path | str) -> str:
-    """The first character of a text file that is not blank; empty for an empty file."""
+    """Returns the first character of a text file that is not blank; empty for an empty file."""
     with open_bytes(path) as file:
         head = _guarded(path, lambda: file.read(4096))
+    # The last of the 4096 bytes may be a part of a character.
     return head.decode("utf-8-sig", errors="ignore").lstrip()[:1]
 
 
 def read_records(path: pathlib.Path | str) -> Iterator[Record]:
-    """The objects of a JSON list or of a JSONL file, in order.
+    """Yields the objects of a JSON list or of a JSON lines file, in order.
 
     Raises:
       UserError: malformed JSON, or an entry that is not an object.
     """
     if first_character(path) == "[":
         values = enumerate(read_json(path), start=1)
-        placed = ((f"{path}, record {n}", value) for n, value in values)
+        entries = ((f"{path}, record {n}", value) for n, value in values)
     else:
+        # Parsed line by line, so that a large corpus never has to fit in memory.
         lines = read_lines(path)
-        placed = ((f"{path}, line {n}", parse_json(line.rstrip(), path, n)) for n, line in lines)
-    for place, value in placed:
+        entries = ((f"{path}, line {n}", parse_json(line.rstrip(), path, n)) for n, line in lines)
+    for place, value in entries:
         if not isinstance(value, dict):
             raise UserError(f"{place}: holds {type(value).__name__}, not a JSON object of fields")
         yield Record(place, value)
 
 
 def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
-    """The rows of a CSV or TSV file whose first row names the columns."""
-    # Cells may hold whole articles; the limit is a C long, 32 bits on some systems.
+    """Yields the rows of a CSV or TSV file whose first row names the columns."""
+    # Cells may contain whole articles; the limit is a C long, which has 32 bits on some systems.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    # The csv module requires `newline=""` to keep line breaks within quoted cells.
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)
         while (row := _guarded(path, lambda: next(rows, None))) is not None:
+            # `DictReader` puts surplus cells under the name None, and None into missing cells.
             fields = {name: value for name, value in row.items() if name and value is not None}
             yield Record(f"{path}, line {rows.line_num}", fields)
 
 
 def field(record: Record, name: str, kind: type[T]) -> T:
-    """A required field of a record.
+    """Returns a required field of a record.
+
+    Args:
+      record: the record.
+      name: the field.
+      kind: the required type; `object` accepts any.
 
     Raises:
       UserError: the field is missing or of another type; names file, line and field.
     """
     if name not in record.fields:
-        there = ", ".join(record.fields) or "nothing"
-        raise UserError(f"{record.place}: field {name!r} is missing (there: {there}): add it")
+        present = ", ".join(record.fields) or "none"
+        raise UserError(f"{record.place}: field {name!r} is missing (fields: {present}): add it")
     value = record.fields[name]
     if not isinstance(value, kind):
         raise UserError(
@@ -156,15 +184,16 @@ def field(record: Record, name: str, kind: type[T]) -> T:
 
 
 def strings(record: Record, name: str) -> tuple[str, ...]:
-    """A required list field, its entries as strings; `UserError` for one that is null."""
+    """Returns a required list field as strings; raises `UserError` for a null entry."""
     entries = field(record, name, list)
+    # Otherwise the text "None" would become an answer.
     if None in entries:
         raise UserError(f"{record.place}: field {name!r} has a null in its list: remove it")
     return tuple(map(str, entries))
 
 
 def parts(record: Record, name: str) -> Iterator[Record]:
-    """A required list of objects, each with its place."""
+    """Yields the objects of a required list field, each with its place."""
     for n, entry in enumerate(field(record, name, list), start=1):
         place = f"{record.place}, {name} {n}"
         if not isinstance(entry, dict):
@@ -173,15 +202,15 @@ def parts(record: Record, name: str) -> Iterator[Record]:
 
 
 def others(record: Record, *names: str) -> dict[str, Any]:
-    """The fields of a record that a reader has not used: a question's metadata."""
+    """Returns the fields of a record other than `names`: a question's metadata."""
     return {name: value for name, value in record.fields.items() if name not in names}
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, in order of first appearance."""
+    """Removes duplicates; keeps the order of first appearance."""
     return tuple(dict.fromkeys(names))
 
 
-def joined(sentences: Iterable[Any]) -> str:
-    """Sentences as one text: some data sets keep the space before a sentence, others drop it."""
+def join_sentences(sentences: Iterable[Any]) -> str:
+    """Joins sentences by one space; some data sets keep the space before a sentence."""
     return " ".join(filter(None, (str(sentence).strip() for sentence in sentences)))

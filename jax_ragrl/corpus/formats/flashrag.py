@@ -1,7 +1,7 @@
 """FlashRAG's JSONL, which Search-R1 shares: questions and passages.
 
 Jin et al. 2024: questions `{id, question, golden_answers, metadata}`; passages `{id, contents}`
-with contents = '"title"\\ntext'. What `Question` knows beyond that travels in the metadata under
+with contents = '"title"\\ntext'. The other fields of `Question` are stored in the metadata under
 the names `gold, steps, hops, kind`.
 """
 
@@ -20,38 +20,41 @@ EXTRA = ("gold", "steps", "hops", "kind")
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """(title, text) of '"title"\\ntext'; one line alone is all text."""
+    """Splits '"title"\\ntext' into (title, text); a single line is the text."""
     title, newline, text = contents.partition("\n")
     if not newline:
         return "", contents.strip()
     title = title.strip()
+    # Only a pair of quotation marks is FlashRAG's own; a single one belongs to the title.
     if len(title) >= 2 and title[0] == title[-1] == '"':
         title = title[1:-1]
     return title, text.strip()
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """A list of strings as a tuple; anything else is nothing."""
-    listed = isinstance(value, (list, tuple)) and all(isinstance(x, str) for x in value)
-    return tuple(value) if listed else ()
+    """Returns a list of strings as a tuple; an empty tuple for any other value."""
+    # Metadata has no fixed form, so that values of other types are ignored.
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(x, str) for x in value)
+    return tuple(value) if is_list else ()
 
 
 def _fact_titles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The articles of the supporting facts, as FlashRAG's HotpotQA and 2WikiMultiHopQA have them.
+    """Returns the titles of the supporting facts in FlashRAG's HotpotQA and 2WikiMultiHopQA.
 
-    Each is a hop (see `hotpotqa.py`).
+    Each title is a hop (see `hotpotqa.py`).
     """
     facts = metadata.get("supporting_facts")
     return unique(_texts(facts.get("title"))) if isinstance(facts, dict) else ()
 
 
 def _gold(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Gold names as this library, other samples or FlashRAG store them."""
-    stored = metadata.get("gold", metadata.get("gold_titles", _fact_titles(metadata)))
-    return unique(_texts(stored))
+    """Returns the gold names, under the keys of this library, of other files or of FlashRAG."""
+    names = metadata.get("gold", metadata.get("gold_titles", _fact_titles(metadata)))
+    return unique(_texts(names))
 
 
 def _question(record: Record, number: int) -> Question:
+    # The field may be missing or null.
     metadata = record.fields.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise UserError(f"{record.place}: field 'metadata' is not an object: rewrite it as one")
@@ -69,7 +72,7 @@ def _question(record: Record, number: int) -> Question:
 
 
 def read_flashrag_questions(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions; one without an id is named by its position."""
+    """Reads questions; without an id, the id is the position."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
@@ -79,18 +82,18 @@ def _passage(record: Record) -> Passage:
 
 
 def read_flashrag_passages(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """Passages one by one, their title split off the contents."""
+    """Reads passages lazily; the title is split from the contents."""
     return [], map(_passage, read_records(path))
 
 
 def _record(question: Question) -> dict[str, Any]:
-    taken = [name for name in EXTRA if name in question.metadata]
-    if taken:
+    conflicts = [name for name in EXTRA if name in question.metadata]
+    if conflicts:
         raise UserError(
-            f"question {question.id!r}: metadata already has {', '.join(taken)}, the names under "
-            "which FlashRAG files carry the question's own fields: rename them"
+            f"question {question.id!r}: metadata has the keys {', '.join(conflicts)}, under which "
+            "this format stores the question's own fields: rename them"
         )
-    # Empty ones are written too: without them a reader would fall back on foreign names.
+    # Empty values are written too; otherwise a reader would fall back to FlashRAG's own keys.
     extra = {name: getattr(question, name) for name in EXTRA}
     return {
         "id": question.id,
@@ -101,10 +104,11 @@ def _record(question: Question) -> dict[str, Any]:
 
 
 def save_questions(questions: Sequence[Question], path: pathlib.Path | str) -> None:
-    """Writes FlashRAG JSONL that `read_flashrag_questions` reads back equal.
+    """Writes FlashRAG JSON lines, from which `read_flashrag_questions` reads equal questions.
 
     Raises:
       UserError: a question's metadata uses one of the names `gold, steps, hops, kind`.
     """
+    # All lines are ready before the file is opened: an error leaves no partial file.
     lines = [json.dumps(_record(question)) + "\n" for question in questions]
     pathlib.Path(path).write_bytes("".join(lines).encode("ascii"))

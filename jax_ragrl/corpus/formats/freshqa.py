@@ -1,6 +1,6 @@
 """FreshQA's table: CSV with `id, question, source, num_hops, fact_type, answer_0 ... answer_9`.
 
-Vu et al. 2023. The answers age: a file is good for the date it was made.
+Vu et al. 2023. The answers change over time: a file is valid for the date of its release.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ ANSWERS = tuple(f"answer_{n}" for n in range(10))
 
 
 def _question(record: Record) -> Question:
+    # Questions with fewer than ten answers have empty cells.
     cells = (str(record.fields.get(name, "")).strip() for name in ANSWERS)
     answers = unique(filter(None, cells))
     if not answers:
@@ -29,5 +30,5 @@ def _question(record: Record) -> Question:
 
 
 def read_freshqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions; their `kind` is how fast the answer changes."""
+    """Reads questions; `kind` states how fast the answer changes."""
     return [_question(record) for record in read_table(path, ",")], []

@@ -1,4 +1,4 @@
-"""HotpotQA distractor records, and 2WikiMultiHopQA's, which extend them.
+"""HotpotQA's distractor records, and their extension in 2WikiMultiHopQA.
 
 Yang et al. 2018, Ho et al. 2020: `_id, question, answer, supporting_facts [[title, sentence]],
 context [[title, [sentence, ...]]]`, and in 2Wiki `evidences [[subject, relation, object]]`.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jax_ragrl.corpus.formats.files import (
     Record,
     field,
-    joined,
+    join_sentences,
     others,
     read_records,
     unique,
@@ -20,11 +20,12 @@ from jax_ragrl.corpus.formats.files import (
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
-USED = ("_id", "id", "question", "answer", "context", "type")
+# Supporting facts and evidences stay in the metadata: a question stores titles without sentences.
+USED_FIELDS = ("_id", "id", "question", "answer", "context", "type")
 
 
 def _pairs(record: Record, name: str) -> Iterator[tuple[str, object]]:
-    """The [title, value] pairs of a field."""
+    """Yields the [title, value] pairs of a field."""
     for n, pair in enumerate(field(record, name, list), start=1):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
             raise UserError(f"{record.place}: {name} {n} is not a pair [title, ...]: rewrite it")
@@ -32,6 +33,7 @@ def _pairs(record: Record, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _question(record: Record) -> Question:
+    # The official files have `_id`; some copies have `id`.
     key = "_id" if "_id" in record.fields else "id"
     gold = unique(title for title, _ in _pairs(record, "supporting_facts"))
     return Question(
@@ -39,9 +41,9 @@ def _question(record: Record) -> Question:
         text=field(record, "question", str),
         answers=(field(record, "answer", str),),
         gold=gold,
-        hops=len(gold),  # each hop of these sets is a fact of another article
+        hops=len(gold),  # in these data sets each hop is a fact of another article
         kind=str(record.fields.get("type", "")),
-        metadata=others(record, *USED),
+        metadata=others(record, *USED_FIELDS),
     )
 
 
@@ -49,23 +51,25 @@ def _contexts(record: Record) -> Iterator[tuple[str, str]]:
     for title, sentences in _pairs(record, "context"):
         if not isinstance(sentences, list):
             raise UserError(f"{record.place}: the context {title!r} is not a list of sentences")
-        yield title, joined(sentences)
+        yield title, join_sentences(sentences)
 
 
-def named(contexts: Iterator[tuple[str, str]]) -> list[Passage]:
-    """Distinct (title, text) pairs as passages named by title, `title#2` for a second text."""
-    seen: dict[str, dict[str, None]] = {}
+def passages_by_title(contexts: Iterator[tuple[str, str]]) -> list[Passage]:
+    """Converts distinct (title, text) pairs to passages; the id is the title, or `title#2`."""
+    texts_of: dict[str, dict[str, None]] = {}  # dicts, because they keep the order of insertion
     for title, text in contexts:
-        seen.setdefault(title, {})[text] = None
+        texts_of.setdefault(title, {})[text] = None
     return [
+        # Gold passages are named by title, so that the first text of a title has it as its id.
         Passage(title if n == 1 else f"{title}#{n}", title, text)
-        for title, texts in seen.items()
+        for title, texts in texts_of.items()
         for n, text in enumerate(texts, start=1)
     ]
 
 
 def read_hotpotqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with gold titles, and every distinct context paragraph as a passage."""
+    """Reads questions with gold titles; every distinct context paragraph is a passage."""
+    # A list, because the records are read twice: for questions, and for their contexts.
     records = list(read_records(path))
     contexts = (context for record in records for context in _contexts(record))
-    return [_question(record) for record in records], named(contexts)
+    return [_question(record) for record in records], passages_by_title(contexts)

@@ -1,7 +1,7 @@
 """MultiHop-RAG: questions over news, and its corpus of articles.
 
 Tang and Yang 2024: questions `{query, answer, question_type, evidence_list [{title, ...}]}`;
-articles `{title, body, ...}`. Null queries have no evidence and so no gold.
+articles `{title, body, ...}`. Null queries have no evidence, and therefore no gold.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def _question(record: Record, number: int) -> Question:
         text=field(record, "query", str),
         answers=(field(record, "answer", str),),
         gold=gold,
+        # One article per hop.
         hops=len(gold),
         kind=str(record.fields.get("question_type", "")),
         metadata=others(record, "query", "answer", "question_type"),
@@ -26,12 +27,12 @@ def _question(record: Record, number: int) -> Question:
 
 
 def read_multihop_rag(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with the titles of the quoted articles as gold, named by position."""
+    """Reads questions; titles of the quoted articles are gold, the id is the position."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
 def read_multihop_rag_corpus(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Whole articles, named by position."""
+    """Reads whole articles as passages; the id is the position."""
     passages = []
     for n, record in enumerate(read_records(path)):
         passages.append(Passage(f"p{n}", field(record, "title", str), field(record, "body", str)))

@@ -1,4 +1,4 @@
-"""MuSiQue records, one a line.
+"""MuSiQue records, one per line.
 
 Trivedi et al. 2022: `id, question, answer, answer_aliases, paragraphs [{idx, title,
 paragraph_text, is_supporting}], question_decomposition [{question, answer,
@@ -19,10 +19,10 @@ from jax_ragrl.corpus.formats.files import (
     strings,
     unique,
 )
-from jax_ragrl.corpus.formats.hotpotqa import named
+from jax_ragrl.corpus.formats.hotpotqa import passages_by_title
 from jax_ragrl.types import Passage, Question
 
-USED = ("id", "question", "answer", "answer_aliases", "paragraphs")
+USED_FIELDS = ("id", "question", "answer", "answer_aliases", "paragraphs")
 
 
 def _gold(record: Record) -> tuple[str, ...]:
@@ -45,8 +45,11 @@ def _question(record: Record) -> Question:
         gold=_gold(record),
         steps=steps,
         hops=len(steps),
+        # Ids begin with the structure of the question, such as `2hop__` or `3hop1__`.
         kind=key.partition("__")[0],
-        metadata=others(record, *USED),
+        # The decomposition stays in the metadata, because its intermediate answers have no other
+        # field.
+        metadata=others(record, *USED_FIELDS),
     )
 
 
@@ -56,7 +59,7 @@ def _contexts(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def read_musique(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with steps and gold titles (paragraphs may share a title), and paragraphs."""
+    """Reads questions with sub-questions and gold titles, and paragraphs as passages."""
     records = list(read_records(path))
     contexts = (context for record in records for context in _contexts(record))
-    return [_question(record) for record in records], named(contexts)
+    return [_question(record) for record in records], passages_by_title(contexts)

@@ -1,7 +1,7 @@
 """Natural Questions, open: `{question, answer}`, and the oracle form with gold passages.
 
 Kwiatkowski et al. 2019, Lee et al. 2019; the oracle form `{question, answers, ctxs [{title, text,
-isgold}]}` is that of Liu et al. 2023. Neither has ids: a question is named by its position.
+isgold}]}` is that of Liu et al. 2023. Neither has ids: the id of a question is its position.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jax_ragrl.corpus.formats.files import (
     strings,
     unique,
 )
-from jax_ragrl.corpus.formats.hotpotqa import named
+from jax_ragrl.corpus.formats.hotpotqa import passages_by_title
 from jax_ragrl.types import Passage, Question
 
 
 def read_nq_open(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions without gold passages."""
+    """Reads questions without gold passages."""
     return [
         Question(f"nq{n}", field(record, "question", str), strings(record, "answer"))
         for n, record in enumerate(read_records(path))
@@ -47,7 +47,9 @@ def _contexts(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def read_nq_oracle(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with gold titles, and their passages."""
+    """Reads questions with gold titles, and their passages."""
     records = list(read_records(path))
     contexts = (context for record in records for context in _contexts(record))
-    return [_oracle_question(record, n) for n, record in enumerate(records)], named(contexts)
+    return [_oracle_question(record, n) for n, record in enumerate(records)], passages_by_title(
+        contexts
+    )

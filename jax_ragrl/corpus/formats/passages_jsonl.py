@@ -1,4 +1,4 @@
-"""The library's own passages: JSONL `{"id", "title", "text"}`."""
+"""This library's passage format: JSON lines `{"id", "title", "text"}`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def _passage(record: Record) -> Passage:
 
 
 def read_passages_jsonl(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
-    """Passages with their own ids, one by one; numbers are taken as their digits."""
+    """Reads passages lazily; a numeric id becomes a string."""
     return [], map(_passage, read_records(path))

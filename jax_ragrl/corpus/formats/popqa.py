@@ -16,6 +16,7 @@ from jax_ragrl.types import Passage, Question
 def _answers(record: Record) -> tuple[str, ...]:
     cell = field(record, "possible_answers", str)
     try:
+        # TSV has no lists, so that the cell is a string of JSON.
         answers = json.loads(cell)
     except json.JSONDecodeError:
         answers = None
@@ -35,5 +36,5 @@ def _question(record: Record) -> Question:
 
 
 def read_popqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions; their `kind` is the relation asked for."""
+    """Reads questions; `kind` is the relation that the question asks for."""
     return [_question(record) for record in read_table(path, "\t")], []

@@ -9,7 +9,7 @@ from jax_ragrl.types import Passage, Question
 
 
 def read_title_text(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Passages named `p0`, `p1`, ... by position: titles may repeat."""
+    """Reads passages; the ids are `p0`, `p1`, ... because titles may repeat."""
     passages = []
     for n, record in enumerate(read_records(path)):
         passages.append(Passage(f"p{n}", field(record, "title", str), field(record, "text", str)))

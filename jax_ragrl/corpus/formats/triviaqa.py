@@ -1,7 +1,7 @@
 """TriviaQA's official JSON: `{"Data": [{QuestionId, Question, Answer {Value, Aliases}, ...}]}`.
 
-Joshi et al. 2017. The evidence files lie beside it and are not read; without them the pages that
-a question cites are no gold passages.
+Joshi et al. 2017. The separate evidence files are not read, so the pages that a question cites are
+not gold passages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax_ragrl.types import Passage, Question
 
 
 def _question(record: Record) -> Question:
+    # A record of its fields, so that errors name both the question and the nested object.
     answer = Record(f"{record.place}, Answer", field(record, "Answer", dict))
     aliases = strings(answer, "Aliases") if "Aliases" in answer.fields else ()
     return Question(
@@ -25,7 +26,7 @@ def _question(record: Record) -> Question:
 
 
 def read_triviaqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions with the answer's value first and its aliases after it."""
+    """Reads questions; the first answer is the value, its aliases follow."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: not one JSON object with the field 'Data'")

@@ -1,4 +1,4 @@
-"""The rows RL trainers read (verl, Search-R1), as JSONL or parquet.
+"""Rows of the RL trainers verl and Search-R1, as JSON lines or parquet.
 
 `{data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {question,
 answer}}`; `ground_truth` is a string, a list, or Search-R1's `{target: [...]}`.
@@ -29,19 +29,22 @@ def _extra(record: Record) -> dict[str, Any]:
 
 
 def _text(record: Record) -> str:
-    """The question itself where a row has it, else what the user says in the prompt."""
-    for stored in (record.fields.get("question"), _extra(record).get("question")):
-        if isinstance(stored, str) and stored:
-            return stored
+    """Returns the question of a row, or else the last user message of its prompt."""
+    # Preferred to the prompt, which wraps the question in the instructions of another library.
+    for text in (record.fields.get("question"), _extra(record).get("question")):
+        if isinstance(text, str) and text:
+            return text
     users = [m for m in parts(record, "prompt") if m.fields.get("role") == "user"]
     if not users:
         raise UserError(f"{record.place}: field 'prompt' has no user message: add the question")
+    # Earlier user messages may be examples.
     return field(users[-1], "content", str)
 
 
 def _question(record: Record, number: int) -> Question:
     extra = _extra(record)
     reward = Record(f"{record.place}, reward_model", field(record, "reward_model", dict))
+    # The answers next to the plain question come first; the ground truth is the fallback.
     answers = _answers(extra.get("answer")) or _answers(field(reward, "ground_truth", object))
     return Question(
         id=str(record.fields.get("id", extra.get("index", number))),
@@ -52,13 +55,13 @@ def _question(record: Record, number: int) -> Question:
 
 
 def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
-    """The rows of a parquet file, counted from 1.
+    """Yields the rows of a parquet file, numbered from 1.
 
     Raises:
       UserError: the file is damaged.
     """
     import pyarrow
-    import pyarrow.parquet  # half a second
+    import pyarrow.parquet  # here, because it takes half a second
 
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
@@ -69,10 +72,10 @@ def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
 
 
 def read_verl(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions of a JSONL file."""
+    """Reads the questions of a JSON lines file."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
 def read_verl_parquet(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Questions of a parquet file."""
+    """Reads the questions of a parquet file."""
     return [_question(record, n) for n, record in enumerate(read_parquet_records(path))], []

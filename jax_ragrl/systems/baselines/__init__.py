@@ -1,1 +1,1 @@
-"""Systems that the papers compare with: of frozen roles, and trained on the same parts."""
+"""Baselines of the papers: systems of frozen roles, and systems trained with the shared parts."""

@@ -5,7 +5,7 @@ through Question Complexity".
 
 Departures from the paper
   1. The labels come from C-3PO's forced strategies instead of three separate systems.
-  2. The classifier is a role of the policy, its output masked to the three letters, where the paper
+  2. The classifier is a role of the policy with its output masked to the three letters; the paper
      has a T5. A malformed class counts as B.
 """
 
@@ -17,11 +17,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from jax_ragrl.rollout.effects import Generate, Search
-from jax_ragrl.rollout.roles import Parsed, Role, malformed
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.iterative import IRCoT
-from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.systems.baselines.scripted import Chosen, Scripted, Steps, finish
+from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, StrategyChoice, finish
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Message, Question, Sampling
@@ -32,63 +32,80 @@ STRATEGIES = {NONE: "none", SINGLE: "single", MULTI: "multi"}
 CLASSES = {NO_RETRIEVAL: NONE, RETRIEVAL: SINGLE, PLANNING: MULTI}
 
 
-def parse_class(text: str) -> Parsed:
-    """One of the letters A, B, C and nothing else."""
+def parse_class(text: str) -> ParsedAction:
+    """Parses exactly one of the letters A, B, C."""
     letter = text.strip()
-    return Parsed(letter) if letter in STRATEGIES else malformed("Invalid Class")
+    return ParsedAction(letter) if letter in STRATEGIES else invalid_action("Invalid Class")
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveRAG(Scripted):
-    """Classify, then answer directly, from one search, or by IRCoT."""
+class AdaptiveRAG(ScriptedSystem):
+    """Classifies the question, then answers directly, from one search, or by IRCoT."""
 
     ircot: IRCoT = IRCoT()
 
     @property
     def roles(self) -> Mapping[str, Role]:
         """The classifier; greedy."""
-        role = Role(CLASSIFIER, parse_class, Sampling(0.0, 1.0, 1), tokens="[ABC]")
+        # One greedy token: the mask leaves only the three letters.
+        sampling = Sampling(0.0, 1.0, 1)
+        role = Role(CLASSIFIER, parse_class, sampling, allowed_token_regex="[ABC]")
         return {CLASSIFIER: role}
 
     def steps(self, question: Question) -> Steps:
-        """The class, and what it stands for."""
-        parsed = yield Generate(CLASSIFIER, classify(self.style, question))
-        chosen = parsed.action if parsed.valid else SINGLE
-        yield Chosen(STRATEGIES[chosen])
-        if chosen == MULTI:
-            loop = dataclasses.replace(self.ircot, style=self.style, top_k=self.top_k)
-            yield from loop.steps(question)
-        hits = (yield Search(question.text, self.top_k)) if chosen == SINGLE else None
+        """Yields the classification, then the effects of the strategy."""
+        label = yield Generate(CLASSIFIER, classify_prompt(self.style, question))
+        letter = label.action if label.valid else SINGLE
+        yield StrategyChoice(STRATEGIES[letter])
+        if letter == MULTI:
+            # `ircot` ends with `Done`, so the lines below run for the other classes only.
+            ircot = dataclasses.replace(self.ircot, style=self.style, top_k=self.top_k)
+            yield from ircot.steps(question)
+        hits = (yield Search(question.text, self.top_k)) if letter == SINGLE else None
         yield from finish(self.style, question, hits.passages if hits else ())
 
 
-def classify(style: str, question: Question) -> tuple[Message, ...]:
-    """What the classifier reads."""
+def classify_prompt(style: str, question: Question) -> tuple[Message, ...]:
+    """Returns the prompt of the classifier."""
     return user_turn(style, "classify", question=question.text)
 
 
 # --- Its training data ---------------------------------------------------------------------------
 
 
-def cheapest(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
-    """The class of each question: the cheapest of C-3PO's strategies with a right answer.
+def cheapest_classes(forest: Forest, reward_N: np.ndarray) -> dict[int, str]:
+    """Returns the class of each question: the cheapest of C-3PO's strategies with a right answer.
 
-    Where none was right, questions of several hops are C and others B (the paper's bias by data
-    set). Questions whose environment failed have no class.
+    If no strategy was right, the class is C for questions of several hops and B for others (the
+    paper's bias by data set). Questions whose environment failed have no class.
 
     Args:
       forest: C-3PO rollouts with all three strategies forced at the router.
       reward_N: float32 `[N]`, positive on right leaves.
+
+    Returns:
+      The class by the number of the question, in ascending order of the numbers.
     """
     right: dict[int, set[str]] = {i: set() for i in set(forest.question_N.tolist())}
     for node in np.flatnonzero(forest.leaf_N & (reward_N > 0)).tolist():
         leaf = forest.records[node]
         right[leaf.question].add(CLASSES[leaf.state.strategy])
-    unsolved = {i: MULTI if forest.questions[i].hops > 1 else SINGLE for i in right}
-    return {i: min(right[i], default=unsolved[i]) for i in sorted(right)}
+    # Without a right strategy the number of hops decides, which a data set knows.
+    fallback = {i: MULTI if forest.questions[i].hops > 1 else SINGLE for i in right}
+    # The letters are in the order of cost, so the minimum is the cheapest class.
+    return {i: min(right[i], default=fallback[i]) for i in sorted(right)}
 
 
-def class_rows(style: str, forest: Forest, reward_N: np.ndarray) -> list[tuple[str, Row]]:
-    """One row a question for the classifier, after the question's id; arguments as `cheapest`'s."""
-    named = [(forest.questions[i], letter) for i, letter in cheapest(forest, reward_N).items()]
-    return [(q.id, Row(classify(style, q), letter, CLASSIFIER)) for q, letter in named]
+def classifier_examples(
+    style: str, forest: Forest, reward_N: np.ndarray
+) -> list[tuple[str, ChatExample]]:
+    """Returns one supervised example per question for the classifier, with the question's id.
+
+    Args:
+      style: the prompt style.
+      forest: as for `cheapest_classes`.
+      reward_N: as for `cheapest_classes`.
+    """
+    classes = cheapest_classes(forest, reward_N)
+    labels = [(forest.questions[i], letter) for i, letter in classes.items()]
+    return [(q.id, ChatExample(classify_prompt(style, q), y, CLASSIFIER)) for q, y in labels]

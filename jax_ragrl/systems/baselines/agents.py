@@ -1,14 +1,14 @@
-"""ReAct and Search-o1: a language model that searches while it reasons, by prompt alone.
+"""ReAct and Search-o1: a prompted language model that searches while it reasons.
 
 Yao et al. 2023, "ReAct: Synergizing Reasoning and Acting in Language Models"; Li et al. 2025,
 "Search-o1: Agentic Search-Enhanced Large Reasoning Models".
 
 Departures from the papers and their code
-  1. What a search found is told as a user turn after the model's own, which is cut behind its first
-     search; both papers go on writing one text. What the model wrote beyond the cut is dropped.
-  2. A conversation that uses up its turns is asked for the answer in the plain words of every
-     other system, with the passages that it found; the papers' code then has no answer.
-  3. A search that was made before is answered by a reminder in both (ReAct has none).
+  1. The result of a search is a user turn after the model's own turn, which is cut after its first
+     search; in both papers the model continues one text. Text after the cut is dropped.
+  2. If the turns are used up, the model gets the answer prompt of every other system with the
+     passages so far; the papers' code then has no answer.
+  3. A repeated search is answered by a reminder in both (ReAct has no reminder).
 """
 
 from __future__ import annotations
@@ -20,60 +20,68 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from jax_ragrl.rollout.effects import Done, Search
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.systems.baselines.scripted import (
-    Scripted,
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.script import (
+    ScriptedSystem,
     Steps,
     ask,
-    checked,
+    ask_messages,
     clean_query,
     finish,
-    merged,
-    say,
-    told,
+    report_fault,
+    unique_passages,
+    user_message,
 )
-from jax_ragrl.text.prompts import numbered, user_turn
+from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Message, Passage, Question
 
 SEARCH, FINISH = "Search", "Finish"
 BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
 _REACT = re.compile(r"\b(Search|Finish)\[([^\]\n]*)\]")
 _MARKED = re.compile(re.escape(BEGIN) + r"(.*?)(?:" + re.escape(END) + r"|$)", re.DOTALL)
-# What a box holds ends with its own brace; as `\text{...}` it is what that holds.
+# The content of a box extends to its own closing brace; `\text{...}` in it yields its content.
 _BOX = re.compile(r"\\boxed\{\s*(?:\\text\w*\{([^{}]*)\}|((?:[^{}]|\{[^{}]*\})*))\s*\}")
 _ANSWER = re.compile(r"(\\boxed\{.*)|^\W*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
 
 
-def parse_react(text: str) -> Parsed:
-    """The first `Search[query]` or `Finish[answer]`; `thought` is the text up to its end."""
-    found = _REACT.search(text)
-    if not found:
-        return malformed("No Action")
-    said = clean_query(found[2])
-    return Parsed(found[1], (said,), text[: found.end()]) if said else malformed("Empty Action")
+def parse_react(text: str) -> ParsedAction:
+    """Parses the first `Search[query]` or `Finish[answer]`; the thought ends with it."""
+    match = _REACT.search(text)
+    if not match:
+        return invalid_action("No Action")
+    content = clean_query(match[2])
+    if not content:
+        return invalid_action("Empty Action")
+    return ParsedAction(match[1], (content,), text[: match.end()])
 
 
-def parse_marked(text: str) -> Parsed:
-    """The first query between the search marks, or else the final answer.
+def parse_marked(text: str) -> ParsedAction:
+    """Parses the first query between the search marks, or else the final answer.
 
-    The answer is what the last `\\boxed{}` or `Answer:` line holds, or else the last line.
+    The answer is the content of the last `\\boxed{}` or `Answer:` line, or else the last line.
     """
-    found = _MARKED.search(text)
-    if found:
-        query = clean_query(found[1])
-        upto = text[: found.end(1)] + END
-        return Parsed(SEARCH, (query,), upto) if query else malformed("Empty Action")
-    marked = _ANSWER.findall(text)
-    said = "".join(marked[-1]) if marked else text.strip().rpartition("\n")[2]
-    if boxed := _BOX.search(said):
-        said = boxed[1] or boxed[2] or ""
-    said = said.strip().strip("*").strip()  # emphasis around the label or the answer
-    return Parsed(FINISH, (said,), text) if said else malformed("No Action")
+    match = _MARKED.search(text)
+    if match:
+        query = clean_query(match[1])
+        thought = text[: match.end(1)] + END
+        return ParsedAction(SEARCH, (query,), thought) if query else invalid_action("Empty Action")
+    lines = _ANSWER.findall(text)
+    answer = "".join(lines[-1]) if lines else text.strip().rpartition("\n")[2]
+    if box := _BOX.search(answer):
+        answer = box[1] or box[2] or ""
+    answer = answer.strip().strip("*").strip()  # emphasis around the label or the answer
+    return ParsedAction(FINISH, (answer,), text) if answer else invalid_action("No Action")
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchAgent(Scripted):
-    """The loop of both: at most `turns` replies of the model, at most `searches` searches."""
+class PromptedAgent(ScriptedSystem):
+    """The loop of both agents.
+
+    Fields:
+      turns: the maximum number of replies of the model.
+      searches: the maximum number of searches.
+      max_documents: the maximum number of passages in the answer prompt after the last turn.
+    """
 
     turns: int = 15
     searches: int = 10
@@ -82,73 +90,93 @@ class SearchAgent(Scripted):
     prompt: ClassVar[str]
 
     @abc.abstractmethod
-    def parse(self, text: str) -> Parsed:
-        """What a turn asks for; total."""
+    def parse(self, text: str) -> ParsedAction:
+        """Parses a turn; never raises."""
 
-    def found(
+    def observe(
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
     ) -> Steps:
-        """What the model is told of a search: the passages themselves."""
+        """Returns the user turn after a search: here the passages themselves.
+
+        Args:
+          question: the question.
+          query: the query of the search.
+          reasoning: the conversation so far as text.
+          documents: the passages of the search.
+        """
         del question, query, reasoning
-        yield from ()
-        return told(self.style, "agent_found", documents=numbered(self.style, documents))
+        yield from ()  # makes this method a generator, as its overrides are
+        text = format_passages(self.style, documents)
+        return user_message(self.style, "agent_found", documents=text)
 
     def steps(self, question: Question) -> Steps:
-        """Turn, search, turn, search, ..."""
+        """Alternates turns of the model with searches."""
         opening = user_turn(self.style, self.prompt, question=question.text)
-        talk: tuple[Message, ...] = ()
-        searched: tuple[str, ...] = ()
+        conversation: tuple[Message, ...] = ()
+        queries: tuple[str, ...] = ()
         documents: tuple[Passage, ...] = ()
         for _ in range(self.turns):
-            text = yield say(self.prompt, opening + talk)
-            parsed = yield from checked(self.parse(text))
-            if parsed.action == FINISH:
-                yield Done(parsed.args[0], "answered")
-            talk += (Message("assistant", parsed.thought or text),)
-            query = parsed.args[0] if parsed.valid else ""
-            if not parsed.valid:
-                reply = told(self.style, f"{self.prompt}_again")
-            elif query in searched:
-                reply = told(self.style, "agent_repeated", query=query)
-            elif len(searched) == self.searches:
-                reply = told(self.style, "agent_spent")
+            # 1. One turn of the model; without an action its full text stays in the conversation.
+            text = yield ask_messages(self.prompt, opening + conversation)
+            action = yield from report_fault(self.parse(text))
+            # `Done` ends the script: the rollout never resumes it.
+            if action.action == FINISH:
+                yield Done(action.args[0], "answered")
+            conversation += (Message("assistant", action.thought or text),)
+            # 2. The user turn after it: a reminder, or the result of the search.
+            query = action.args[0] if action.valid else ""
+            if not action.valid:
+                reply = user_message(self.style, f"{self.prompt}_again")
+            elif query in queries:
+                reply = user_message(self.style, "agent_repeated", query=query)
+            elif len(queries) == self.searches:
+                reply = user_message(self.style, "agent_spent")
             else:
                 hits = yield Search(query, self.top_k)
-                searched += (query,)
-                documents = merged(documents, hits.passages)
-                reasoning = "\n".join(message.content for message in talk)
-                reply = yield from self.found(question, query, reasoning, hits.passages)
-            talk += (reply,)
+                queries += (query,)
+                documents = unique_passages(documents, hits.passages)
+                reasoning = "\n".join(message.content for message in conversation)
+                reply = yield from self.observe(question, query, reasoning, hits.passages)
+            conversation += (reply,)
+        # The turns are used up: answer from the passages so far.
         yield from finish(self.style, question, documents[: self.max_documents])
 
 
 @dataclasses.dataclass(frozen=True)
-class ReAct(SearchAgent):
+class ReAct(PromptedAgent):
     """Thoughts and actions: `Search[query]` shows passages, `Finish[answer]` ends."""
 
     turns: int = 8
 
     prompt: ClassVar[str] = "react"
 
-    def parse(self, text: str) -> Parsed:
-        """The first action of a turn."""
+    def parse(self, text: str) -> ParsedAction:
+        """Parses the first action of a turn."""
         return parse_react(text)
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchO1(SearchAgent):
-    """Free reasoning with marked queries; a second call reads the passages and tells the gist."""
+class SearchO1(PromptedAgent):
+    """Free reasoning with marked queries; a second call summarizes the passages."""
 
     prompt: ClassVar[str] = "search_o1"
 
-    def parse(self, text: str) -> Parsed:
-        """The first marked query of a turn, or its answer."""
+    def parse(self, text: str) -> ParsedAction:
+        """Parses the first marked query of a turn, or its answer."""
         return parse_marked(text)
 
-    def found(
+    def observe(
         self, question: Question, query: str, reasoning: str, documents: Sequence[Passage]
     ) -> Steps:
-        """What the language model, reading in the light of the reasoning so far, found useful."""
+        """Returns the passages as the frozen language model summarizes them for this reasoning.
+
+        Args:
+          question: the question.
+          query: the query of the search.
+          reasoning: the conversation so far as text.
+          documents: the passages of the search.
+        """
         values = {"question": question.text, "query": query, "thoughts": reasoning}
-        gist = yield ask(self.style, "distil", documents=numbered(self.style, documents), **values)
-        return told(self.style, "agent_gist", gist=gist.strip())
+        values |= {"documents": format_passages(self.style, documents)}
+        gist = yield ask(self.style, "distil", **values)
+        return user_message(self.style, "agent_gist", gist=gist.strip())

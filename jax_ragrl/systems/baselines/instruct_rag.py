@@ -1,43 +1,44 @@
 """InstructRAG: the generator first explains how the documents lead to the answer.
 
 Wei et al. 2025, "InstructRAG: Instructing Retrieval-Augmented Generation via Self-Synthesized
-Rationales". It is fine-tuned on explanations that a language model wrote for known answers
-(`rows.explained_rows`, `ragrl sft`), and given back as the frozen one.
+Rationales". `ragrl sft` fine-tunes the generator on explanations that a language model wrote with
+the answers in its prompt (`examples.rationale_examples`); the result serves as the frozen language
+model.
 
 Departures from the paper
-  1. The answer is what follows the last "the answer is"; the paper scores the whole text, which is
-     done here where that is missing, and counted.
-  2. Documents stand in the order of their ranks; the paper's code puts the best last.
-  3. The variant that learns from examples in its prompt is left out.
+  1. The answer is the text after the last "the answer is"; the paper scores the full text. Here the
+     full text is scored only if that phrase is missing, which counts as a fault.
+  2. Documents are in the order of their ranks; the paper's code puts the best document last.
+  3. The variant with examples in its prompt is not implemented.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from jax_ragrl.rollout.effects import Ask, Done, Search
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.effects import CallLLM, Done, Search
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.examples import RATIONALE, instruct_prompt
 from jax_ragrl.systems.baselines.iterative import ANSWER_IS
-from jax_ragrl.systems.baselines.rows import RATIONALE, instruct
-from jax_ragrl.systems.baselines.scripted import Scripted, Steps, checked
+from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, report_fault
 from jax_ragrl.types import LLMRequest, Question
 
 
-def parse_rationale(text: str) -> Parsed:
-    """What follows the last "answer is", to the line's end, is the answer."""
-    ends = [found.end() for found in ANSWER_IS.finditer(text)]
-    said = text[ends[-1] :].partition("\n")[0].strip().removesuffix(".") if ends else ""
-    return Parsed("Answer", (said,), text) if said else malformed("No Answer")
+def parse_rationale(text: str) -> ParsedAction:
+    """Parses the text after the last "answer is", up to the end of its line, as the answer."""
+    ends = [match.end() for match in ANSWER_IS.finditer(text)]
+    answer = text[ends[-1] :].partition("\n")[0].strip().removesuffix(".") if ends else ""
+    return ParsedAction("Answer", (answer,), text) if answer else invalid_action("No Answer")
 
 
 @dataclasses.dataclass(frozen=True)
-class InstructRAG(Scripted):
-    """Search, explain and answer in one reply; of a malformed one the whole text is the answer."""
+class InstructRAG(ScriptedSystem):
+    """Searches, then explains and answers in one reply; a malformed reply is the answer itself."""
 
     def steps(self, question: Question) -> Steps:
-        """Search, explain."""
+        """Searches and explains."""
         hits = yield Search(question.text, self.top_k)
-        messages = instruct(self.style, question, hits.passages)
-        reply = yield Ask(LLMRequest("instruct", messages, RATIONALE))
-        parsed = yield from checked(parse_rationale(reply))
-        yield Done(parsed.args[0] if parsed.valid else reply, "answered")
+        messages = instruct_prompt(self.style, question, hits.passages)
+        reply = yield CallLLM(LLMRequest("instruct", messages, RATIONALE))
+        rationale = yield from report_fault(parse_rationale(reply))
+        yield Done(rationale.args[0] if rationale.valid else reply, "answered")

@@ -1,15 +1,15 @@
-"""Iter-RetGen and IRCoT: what the language model wrote last is the next search query.
+"""Iter-RetGen and IRCoT: the latest text of the language model is the next search query.
 
 Shao et al. 2023, "Enhancing Retrieval-Augmented Large Language Models with Iterative
 Retrieval-Generation Synergy"; Trivedi et al. 2023, "Interleaving Retrieval with Chain-of-Thought
 Reasoning for Knowledge-Intensive Multi-Step Questions".
 
 Departures from the papers
-  1. Iter-RetGen's generations are answers, not chains of thought, so that its last one is the
-     answer that every system of a table is asked for in the same words.
-  2. IRCoT's prompt has no worked examples, and its own chain ends with the answer (as in later
-     re-implementations); the paper reads the collected passages once more with a separate reader,
-     which is done here only where the chain did not come to an answer.
+  1. The generations of Iter-RetGen are answers, not chains of thought, so that the last one comes
+     from the same answer prompt as in every other system of a table.
+  2. The prompt of IRCoT has no worked examples, and its chain ends with the answer (as in later
+     re-implementations). In the paper a separate reader reads the collected passages once more;
+     here it does so only if the chain ends without an answer.
 """
 
 from __future__ import annotations
@@ -18,81 +18,90 @@ import dataclasses
 import re
 
 from jax_ragrl.rollout.effects import Done, Search
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.systems.baselines.scripted import (
-    Scripted,
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.script import (
+    ScriptedSystem,
     Steps,
     answer,
     ask,
-    checked,
     clean_query,
     finish,
-    merged,
+    report_fault,
+    unique_passages,
 )
-from jax_ragrl.text.prompts import numbered
+from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 THOUGHT, ANSWER = "Thought", "Answer"
-# A full stop after an initial, a letter of "U.S." or a title ends no sentence.
+# A period after an initial, a letter of "U.S." or a title does not end a sentence.
 _STOP = r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|Sr))(?<!\bMrs)\."
 _SENTENCE = re.compile(rf".*?(?:[?!]|{_STOP})(?=\s|$)")
 ANSWER_IS = re.compile(r"\banswer is:?\s*", re.IGNORECASE)
 
 
-def parse_thought(text: str) -> Parsed:
-    """The first sentence; what follows "the answer is" in it is the answer, to the line's end."""
+def parse_thought(text: str) -> ParsedAction:
+    """Parses the first sentence as a thought, or as the answer if it contains "the answer is".
+
+    The answer is the text after that phrase, up to the end of the line.
+    """
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if not line:
-        return malformed("Empty Thought")
+        return invalid_action("Empty Thought")
+    # A line without a final period is one sentence.
     sentence = _SENTENCE.match(line)
     first = sentence[0] if sentence else line
-    found = ANSWER_IS.search(first)
-    if not found:
-        return Parsed(THOUGHT, (first,))
-    said = line[found.end() :].strip().removesuffix(".")
-    return Parsed(ANSWER, (said,)) if said else malformed("Empty Answer")
+    match = ANSWER_IS.search(first)
+    if not match:
+        return ParsedAction(THOUGHT, (first,))
+    # Read the rest of the line: an answer may contain periods.
+    final = line[match.end() :].strip().removesuffix(".")
+    return ParsedAction(ANSWER, (final,)) if final else invalid_action("Empty Answer")
 
 
 @dataclasses.dataclass(frozen=True)
-class IterRetGen(Scripted):
-    """`rounds` times: search with the previous answer and the question, answer."""
+class IterRetGen(ScriptedSystem):
+    """Searches with the previous answer and the question, then answers; `rounds` times."""
 
     rounds: int = 3
 
     def steps(self, question: Question) -> Steps:
-        """Search, answer, search, answer, ..."""
-        said = ""
+        """Searches and answers in turn."""
+        latest = ""
         for _ in range(self.rounds):
-            hits = yield Search(clean_query(f"{said} {question.text}"), self.top_k)
-            said = yield from answer(self.style, question, hits.passages)
-        yield Done(said, "answered")
+            # In the first round `latest` is empty, so the query is the question.
+            hits = yield Search(clean_query(f"{latest} {question.text}"), self.top_k)
+            latest = yield from answer(self.style, question, hits.passages)
+        yield Done(latest, "answered")
 
 
 @dataclasses.dataclass(frozen=True)
-class IRCoT(Scripted):
-    """One sentence of a chain of thought, one search with it, at most `thoughts` times.
+class IRCoT(ScriptedSystem):
+    """Alternates one sentence of a chain of thought with one search for that sentence.
 
-    At most `max_documents` passages are collected, the first ones found.
+    Fields:
+      thoughts: the maximum number of sentences.
+      max_documents: the maximum number of collected passages, the earliest ones.
     """
 
     thoughts: int = 8
     max_documents: int = 15
 
     def steps(self, question: Question) -> Steps:
-        """Search, think, search, think, ...; the plain question where no answer came of it."""
+        """Searches and thinks in turn; asks for the answer if the chain ends without one."""
         hits = yield Search(clean_query(question.text), self.top_k)
         documents, chain = hits.passages[: self.max_documents], ""
         for _ in range(self.thoughts):
-            shown = numbered(self.style, documents)
-            values = {"question": question.text, "documents": shown, "thoughts": chain}
+            document_list = format_passages(self.style, documents)
+            values = {"question": question.text, "documents": document_list, "thoughts": chain}
             reply = yield ask(self.style, "thought", **values)
-            parsed = yield from checked(parse_thought(reply))
-            if parsed.action == ANSWER:
-                yield Done(parsed.args[0], "answered")
-            if not parsed.valid:
+            thought = yield from report_fault(parse_thought(reply))
+            if thought.action == ANSWER:
+                yield Done(thought.args[0], "answered")
+            # The model is greedy: the same prompt would give the same malformed thought again.
+            if not thought.valid:
                 break
-            (sentence,) = parsed.args
+            (sentence,) = thought.args
             chain = f"{chain} {sentence}".strip()
             hits = yield Search(clean_query(sentence), self.top_k)
-            documents = merged(documents, hits.passages)[: self.max_documents]
+            documents = unique_passages(documents, hits.passages)[: self.max_documents]
         yield from finish(self.style, question, documents)

@@ -1,15 +1,16 @@
-"""RAG-DDR: every module prefers what led to the better answer.
+"""RAG-DDR: every module learns to prefer outputs that led to the better answer.
 
 Li et al. 2025, "RAG-DDR: Optimizing Retrieval-Augmented Generation Using Differentiable Data
-Rewards". Several outputs of one module are sampled, each is carried out to the answer, and the best
-and the worst become a pair for direct preference optimisation (`dpo.py`); first the generator
+Rewards". Several outputs of one module are sampled, and each is continued to the answer. The best
+and the worst form a pair for direct preference optimization (`learner/dpo.py`). First the generator
 learns, then the module before it (the config section `schedule`).
 
 Departures from the paper
   1. The module before the generator is MMOA-RAG's selector, which reads all passages at once; the
-     paper's judges each passage alone.
-  2. One policy plays both modules, and its reference is what it was when its phase began.
-  3. The reward is the answer's F1 for every data set; the paper has one for each.
+     paper's judges each passage separately.
+  2. One policy plays both modules. Its reference is the policy at the start of the phase.
+  3. The reward is the F1 of the answer for every data set; the paper has one reward per data set.
+  4. There is no configuration at the paper's size, only `configs/tiny/rag_ddr.py`.
 """
 
 from __future__ import annotations
@@ -28,22 +29,32 @@ from jax_ragrl.text.metrics import f1
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`: the modules, and how many outputs of one are compared."""
+    """The config section `recipe`.
+
+    Fields:
+      system: the modules.
+      group_size: outputs of one module that are sampled per prompt and compared.
+    """
 
     system: MMOARAG = MMOARAG(modules="S+G", temperature=1.0, top_p=1.0)
-    samples: int = 5
+    group_size: int = 5
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise UserError(f"recipe.samples is {self.samples}: a pair needs 2 or more")
+        if self.group_size < 2:
+            raise UserError(
+                f"recipe.group_size is {self.group_size}, but a pair has two outputs: use 2 or more"
+            )
 
 
 def recipe(settings: Settings) -> Recipe:
-    """Groups at the module in training, all carried out; its outputs' mean F1 for credit."""
+    """Returns groups of outputs of the module in training, each credited with its mean F1."""
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=f1),
         credit=reachable_leaves,
-        expander=lambda roles: Groups(roles, settings.samples, Injection("off"), whole=roles),
-        width=settings.samples,
+        # Each output is continued to an answer, since its F1 is the preference.
+        expander=lambda roles: Groups(
+            roles, settings.group_size, Injection("off"), continue_all=roles
+        ),
+        width=settings.group_size,
     )

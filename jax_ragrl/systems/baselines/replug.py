@@ -1,11 +1,10 @@
-"""REPLUG: an answer from each passage alone, the answers mixed by how well the passages match.
+"""REPLUG: one answer per passage, combined by how well the passages match the question.
 
 Shi et al. 2024, "REPLUG: Retrieval-Augmented Black-Box Language Models".
 
-Departure from the paper: it mixes the probabilities of every next token, which the interface of a
-frozen language model does not tell. Here a passage votes with its whole weight for the one answer
-that is written, greedily, from it; answers that differ in case, articles or punctuation alone are
-one answer.
+Departure from the paper: it averages the probabilities of every next token, which the interface of
+a frozen language model does not provide. Here each passage votes with its full weight for the one
+greedy answer from it. Answers that differ only in case, articles or punctuation are equal.
 """
 
 from __future__ import annotations
@@ -17,50 +16,51 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.rollout.effects import Done, Search
-from jax_ragrl.systems.baselines.scripted import Scripted, Steps, all_of, ask, finish
-from jax_ragrl.text.metrics import normalise
-from jax_ragrl.text.prompts import numbered
+from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, all_of, ask, finish
+from jax_ragrl.text.metrics import normalize
+from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 
 def passage_weights(scores: Sequence[float], temperature: float = 1.0) -> np.ndarray:
-    """How much each passage counts, float64 `[K]`, summing to 1.
+    """Returns the weight of each passage, float64 `[K]`, with sum 1.
 
       lambda(d, x) = exp(s(d, x) / t) / sum_d' exp(s(d', x) / t)
 
     Shi et al. 2024, section 3.2, where t is 1.
     """
     score_K = np.asarray(scores, np.float64) / temperature
+    # The maximum is subtracted so that exp cannot overflow; the ratio does not change.
     raised_K = np.exp(score_K - score_K.max())
     return raised_K / raised_K.sum()
 
 
-def mixed(answers: Sequence[str], weights: Sequence[float]) -> str:
-    """The answer with the most weight, as it was first written; of equal ones the earlier.
+def weighted_vote(answers: Sequence[str], weights: Sequence[float]) -> str:
+    """Returns the answer with the largest weight, in its first spelling; of equal ones the first.
 
     argmax_y sum_d lambda(d, x) [y = y_d]
     """
     total: dict[str, float] = collections.defaultdict(float)
     for answer, weight in zip(answers, weights, strict=True):
-        total[normalise(answer)] += float(weight)
+        total[normalize(answer)] += float(weight)
     best = max(total, key=total.__getitem__)
-    return next(answer for answer in answers if normalise(answer) == best)
+    return next(answer for answer in answers if normalize(answer) == best)
 
 
 @dataclasses.dataclass(frozen=True)
-class Replug(Scripted):
-    """Answers from each of `top_k` passages alone, all at once; returns what weighs most."""
+class Replug(ScriptedSystem):
+    """Answers from each of `top_k` passages separately and returns the weighted vote."""
 
     temperature: float = 1.0
 
     def steps(self, question: Question) -> Steps:
-        """Search, an answer a passage, the mixture."""
+        """Searches, answers from each passage (all requests at once) and takes the vote."""
         hits = yield Search(question.text, self.top_k)
         if not hits.passages:
             yield from finish(self.style, question, ())
-        shown = [numbered(self.style, [p]) for p in hits.passages]
+        documents = [format_passages(self.style, [p]) for p in hits.passages]
         answers = yield from all_of(
-            [ask(self.style, "answer", question=question.text, documents=s) for s in shown]
+            [ask(self.style, "answer", question=question.text, documents=d) for d in documents]
         )
         weights = passage_weights(hits.scores, self.temperature)
-        yield Done(mixed(answers, weights.tolist()), "answered")
+        yield Done(weighted_vote(answers, weights.tolist()), "answered")

@@ -1,8 +1,8 @@
 """QueryRewrite: the language model writes the search queries (Rewrite-Retrieve-Read, untrained).
 
-Ma et al. 2023, "Query Rewriting for Retrieval-Augmented Large Language Models", with the frozen
-language model in the place of the trained rewriter. What several queries find is dealt out in turn,
-the best of each first, so that the reader sees `top_k` passages as in Standard RAG.
+Ma et al. 2023, "Query Rewriting for Retrieval-Augmented Large Language Models". The frozen language
+model takes the place of the trained rewriter. The hits of several queries are interleaved by rank,
+so that the reader sees `top_k` passages as in Standard RAG.
 """
 
 from __future__ import annotations
@@ -13,45 +13,47 @@ import re
 from collections.abc import Sequence
 
 from jax_ragrl.rollout.effects import Search
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.systems.baselines.scripted import (
-    Scripted,
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.script import (
+    ScriptedSystem,
     Steps,
     all_of,
     ask,
-    checked,
     clean_query,
     finish,
+    report_fault,
 )
 from jax_ragrl.types import Passage, Question
 
 _BULLET = re.compile(r"^\s*(?:[-*•]|[0-9]{1,3}[.)])\s+")
 
 
-def parse_queries(text: str) -> Parsed:
-    """One query a line; list marks and quotes around a query are left out."""
+def parse_queries(text: str) -> ParsedAction:
+    """Parses one query per line, without list marks, surrounding quotes and duplicates."""
     lines = (clean_query(_BULLET.sub("", line).strip(' "')) for line in text.splitlines())
     queries = tuple(dict.fromkeys(line for line in lines if line))
-    return Parsed("Search", queries) if queries else malformed("No Query")
+    return ParsedAction("Search", queries) if queries else invalid_action("No Query")
 
 
-def dealt(piles: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
-    """The first `k` distinct passages, dealt from the piles in turn."""
-    rounds = itertools.zip_longest(*piles)
-    return tuple(dict.fromkeys(p for ranks in rounds for p in ranks if p is not None))[:k]
+def interleave(rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
+    """Returns the first `k` distinct passages: the first of each ranking, then the second, ..."""
+    # Rankings may differ in length: `None` fills the shorter ones.
+    ranks = itertools.zip_longest(*rankings)
+    return tuple(dict.fromkeys(p for rank in ranks for p in rank if p is not None))[:k]
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryRewrite(Scripted):
-    """At most `queries` queries; without a readable one the question itself is searched."""
+class QueryRewrite(ScriptedSystem):
+    """Searches with at most `queries` queries; without a readable query, with the question."""
 
     queries: int = 3
 
     def steps(self, question: Question) -> Steps:
-        """Rewrite, search (all queries at once), answer."""
+        """Rewrites the question, searches (all queries at once) and answers."""
         values = {"question": question.text, "limit": str(self.queries)}
-        parsed = yield from checked(parse_queries((yield ask(self.style, "rewrite", **values))))
-        queries = parsed.args[: self.queries] or (question.text,)
-        found = yield from all_of([Search(query, self.top_k) for query in queries])
-        documents = dealt([hits.passages for hits in found], self.top_k)
+        reply = yield ask(self.style, "rewrite", **values)
+        rewriting = yield from report_fault(parse_queries(reply))
+        queries = rewriting.args[: self.queries] or (question.text,)
+        results = yield from all_of([Search(query, self.top_k) for query in queries])
+        documents = interleave([hits.passages for hits in results], self.top_k)
         yield from finish(self.style, question, documents)

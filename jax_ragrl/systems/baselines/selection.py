@@ -1,8 +1,8 @@
-"""BGM, untrained: the language model chooses which passages are read, and in which order.
+"""BGM, untrained: the language model selects the passages to read, and their order.
 
-Ke et al. 2024, "Bridging the Preference Gap between Retrievers and LLMs", with the frozen language
-model in the place of the trained bridge. A passage is chosen once at most; the paper's bridge may
-repeat one.
+Ke et al. 2024, "Bridging the Preference Gap between Retrievers and LLMs". The frozen language model
+takes the place of the trained bridge. It selects each passage at most once; the bridge of the paper
+may repeat one.
 """
 
 from __future__ import annotations
@@ -11,37 +11,43 @@ import dataclasses
 import re
 
 from jax_ragrl.rollout.effects import Search
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.systems.baselines.scripted import Scripted, Steps, ask, checked, finish
-from jax_ragrl.text.prompts import numbered
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.script import ScriptedSystem, Steps, ask, finish, report_fault
+from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 _LIST = re.compile(r"[0-9]{1,4}(?:\s*,\s*[0-9]{1,4})*")
 
 
-def parse_selection(text: str, count: int) -> Parsed:
-    """Numbers from 1 to `count` separated by commas, or `none`; the first such list counts."""
-    found = _LIST.search(text)
-    if not found:
+def parse_selection(text: str, count: int) -> ParsedAction:
+    """Parses the first comma-separated list of numbers from 1 to `count`, or `none`."""
+    match = _LIST.search(text)
+    if not match:
+        # An empty selection is legal; the answer is then given from memory.
         none = text.strip().strip(".").lower() == "none"
-        return Parsed("Select") if none else malformed("Invalid Selection")
-    numbers = tuple(dict.fromkeys(int(item) for item in found[0].split(",")))
+        return ParsedAction("Select") if none else invalid_action("Invalid Selection")
+    numbers = tuple(dict.fromkeys(int(item) for item in match[0].split(",")))
     if not all(1 <= number <= count for number in numbers):
-        return malformed("Invalid Document Idx")
-    return Parsed("Select", numbers)
+        return invalid_action("Invalid Document Idx")
+    return ParsedAction("Select", numbers)
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection(Scripted):
-    """Chooses at most `top_k` of `pool * top_k` passages; malformed: the retriever's first."""
+class Selection(ScriptedSystem):
+    """Selects at most `top_k` of `pool * top_k` passages.
+
+    If the selection is malformed, the first `top_k` passages of the retriever are read.
+    """
 
     pool: int = 2
 
     def steps(self, question: Question) -> Steps:
-        """Search, select, answer."""
+        """Searches, selects and answers."""
         hits = yield Search(question.text, self.pool * self.top_k)
-        shown = numbered(self.style, hits.passages)
-        reply = yield ask(self.style, "select", question=question.text, documents=shown)
-        parsed = yield from checked(parse_selection(reply, len(hits.passages)))
-        chosen = [hits.passages[i - 1] for i in parsed.args] if parsed.valid else hits.passages
-        yield from finish(self.style, question, chosen[: self.top_k])
+        documents = format_passages(self.style, hits.passages)
+        reply = yield ask(self.style, "select", question=question.text, documents=documents)
+        selection = yield from report_fault(parse_selection(reply, len(hits.passages)))
+        passages = hits.passages
+        if selection.valid:
+            passages = [hits.passages[i - 1] for i in selection.args]
+        yield from finish(self.style, question, passages[: self.top_k])

@@ -1,11 +1,11 @@
-"""Self-RAG's gating: reflections decide whether to search, and rank what each passage led to.
+"""Self-RAG: reflections decide whether to search, and rank the answers from the passages.
 
 Asai et al. 2024, "Self-RAG: Learning to Retrieve, Generate, and Critique through Self-Reflection".
 
 Departures from the paper
   1. The reflection tokens of a fine-tuned model are yes/no questions to the frozen language model:
-     a verdict is 1 or 0 where the paper has the probability of a token.
-  2. An answer is one segment: no beam over segments.
+     a verdict is 1 or 0; in the paper it is the probability of a token.
+  2. Answers are one segment, without a beam over segments.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import dataclasses
 from collections.abc import Sequence
 
 from jax_ragrl.rollout.effects import Done, Search
-from jax_ragrl.rollout.roles import Parsed, malformed
-from jax_ragrl.systems.baselines.scripted import (
-    Chosen,
-    Scripted,
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.systems.baselines.script import (
+    ScriptedSystem,
     Steps,
+    StrategyChoice,
     all_of,
     ask,
-    checked,
     finish,
+    report_fault,
 )
-from jax_ragrl.text.prompts import numbered
+from jax_ragrl.text.prompts import format_passages
 from jax_ragrl.types import Question
 
 CRITIQUES = ("relevant", "supported", "useful")
 
 
-def parse_verdict(text: str) -> Parsed:
-    """Yes or no: the first word decides."""
+def parse_verdict(text: str) -> ParsedAction:
+    """Parses the first word as yes or no."""
     word = text.strip().partition(" ")[0].partition("\n")[0].strip(".,:;!*\"'").lower()
-    return Parsed(word) if word in ("yes", "no") else malformed("Invalid Verdict")
+    return ParsedAction(word) if word in ("yes", "no") else invalid_action("Invalid Verdict")
 
 
 def critique(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
-    """How good a segment is: the weighted sum of its verdicts.
+    """Returns the score of a segment: the weighted sum of its verdicts.
 
       S = sum_c w_c v_c,  c in relevant, supported, useful
 
@@ -47,42 +47,46 @@ def critique(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfRAG(Scripted):
-    """Asks whether to search; answers from each passage alone; returns the answer ranked highest.
+class SelfRAG(ScriptedSystem):
+    """Decides whether to search, answers from each passage and returns the best-ranked answer.
 
-    `weights` are those of: is the passage relevant, does it support the answer, is the answer
-    useful. Of equal ranks the retriever's order holds. A malformed verdict counts as searching, and
-    as no.
+    `weights` belong to three verdicts: the passage is relevant, it supports the answer, the answer
+    is useful. Equal ranks stay in the order of the retriever. A malformed first verdict leads to a
+    search; a malformed critique counts as no.
     """
 
     weights: tuple[float, float, float] = (1.0, 1.0, 0.5)
 
     def steps(self, question: Question) -> Steps:
-        """Retrieve? Then an answer from each passage at once, then all verdicts at once."""
-        asked = question.text
-        reply = yield ask(self.style, "retrieve", question=asked)
-        gate = yield from checked(parse_verdict(reply))
-        yield Chosen("direct" if gate.action == "no" else "retrieve")
+        """Decides, searches, answers from all passages at once and gets all verdicts at once."""
+        # 1. Decide whether to search.
+        text = question.text
+        reply = yield ask(self.style, "retrieve", question=text)
+        gate = yield from report_fault(parse_verdict(reply))
+        yield StrategyChoice("direct" if gate.action == "no" else "retrieve")
         if gate.action == "no":
             yield from finish(self.style, question, ())
-        hits = yield Search(asked, self.top_k)
+        hits = yield Search(text, self.top_k)
         if not hits.passages:
             yield from finish(self.style, question, ())
-        shown = [numbered(self.style, [p]) for p in hits.passages]
+        # 2. Answer from each passage.
+        documents = [format_passages(self.style, [p]) for p in hits.passages]
         answers = yield from all_of(
-            [ask(self.style, "answer", question=asked, documents=s) for s in shown]
+            [ask(self.style, "answer", question=text, documents=d) for d in documents]
         )
+        # 3. Ask for the three verdicts on each pair of passage and answer.
         replies = yield from all_of(
             [
-                ask(self.style, name, question=asked, documents=s, answer=a.strip())
-                for s, a in zip(shown, answers, strict=True)
+                ask(self.style, name, question=text, documents=d, answer=a.strip())
+                for d, a in zip(documents, answers, strict=True)
                 for name in CRITIQUES
             ]
         )
         verdicts = []
         for reply in replies:
-            parsed = yield from checked(parse_verdict(reply))
-            verdicts.append(parsed.action == "yes")
+            verdict = yield from report_fault(parse_verdict(reply))
+            verdicts.append(verdict.action == "yes")
+        # 4. Rank the answers; `index` returns the first maximum.
         count = len(CRITIQUES)
         ranks = [
             critique(verdicts[i : i + count], self.weights) for i in range(0, len(verdicts), count)

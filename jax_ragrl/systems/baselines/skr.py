@@ -1,7 +1,7 @@
-"""SKR-KNN: similar questions of known outcome decide whether retrieval helps.
+"""SKR-KNN: similar training questions decide whether to retrieve.
 
 Wang et al. 2023, "Self-Knowledge Guided Retrieval Augmentation for Large Language Models".
-Departure from the paper: questions are embedded by the retriever's own encoder.
+Departure from the paper: the encoder of the retriever embeds the questions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from jax_ragrl.types import Question
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Neighbours:
-    """Labelled questions: float32 unit vectors `[X, D]`, bool `[X]` whether retrieval helped."""
+class Neighbors:
+    """Labeled training questions.
+
+    Fields:
+      encoder: embeds questions.
+      vectors_XD: float32 unit vectors of the training questions.
+      helps_X: bool, whether retrieval helped on each of them.
+      k: the number of nearest neighbors that vote.
+    """
 
     encoder: Encoder
     vectors_XD: np.ndarray
@@ -26,49 +33,53 @@ class Neighbours:
     k: int = 10
 
     def helps(self, question: str) -> bool:
-        """Whether retrieval helped at least half of the `k` nearest; yes where none is known."""
+        """Returns whether retrieval helped at least half of the nearest; True without any."""
         if not len(self.helps_X):
             return True
-        similar_X = self.vectors_XD @ unit(self.encoder.encode_queries([question]))[0]
-        nearest = np.argsort(-similar_X, kind="stable")[: self.k]
+        similarity_X = self.vectors_XD @ unit(self.encoder.encode_queries([question]))[0]
+        nearest = np.argsort(-similarity_X, kind="stable")[: self.k]
         return bool(self.helps_X[nearest].mean() >= 0.5)
 
 
 def unit(vectors_XD: np.ndarray) -> np.ndarray:
-    """Rows of length one, so that inner products are cosines; zero rows stay."""
+    """Scales rows to length one, so that inner products are cosines; zero rows stay zero."""
     norms_X1 = np.linalg.norm(vectors_XD, axis=1, keepdims=True)
     return vectors_XD / np.maximum(norms_X1, 1e-12)
 
 
-def neighbours(
+def fit_neighbors(
     encoder: Encoder,
     questions: Sequence[Question],
     alone_X: np.ndarray,
     retrieved_X: np.ndarray,
     k: int = 10,
-) -> Neighbours:
-    """What training questions teach: retrieval helped where its score is higher than without.
+) -> Neighbors:
+    """Labels training questions: retrieval helped if its score is higher than without it.
 
-    Questions that score equally both ways, or whose environment failed (nan), teach nothing.
+    Questions with equal scores, or with a failed environment (nan), are left out.
 
     Args:
+      encoder: embeds questions.
       questions: X training questions.
-      alone_X, retrieved_X: the scores of direct answering and of Standard RAG on them.
+      alone_X: the scores of direct answering on them.
+      retrieved_X: the scores of Standard RAG on them.
+      k: the number of nearest neighbors that vote.
     """
-    kept = np.flatnonzero((alone_X > retrieved_X) | (alone_X < retrieved_X))
-    texts = [questions[i].text for i in kept.tolist()]
+    # Not `!=`: nan is unequal to everything, but neither greater nor less.
+    informative = np.flatnonzero((alone_X > retrieved_X) | (alone_X < retrieved_X))
+    texts = [questions[i].text for i in informative.tolist()]
     vectors = encoder.encode_queries(texts) if texts else np.zeros((0, encoder.dimension))
     vectors_XD = unit(np.asarray(vectors, np.float32))
-    return Neighbours(encoder, vectors_XD, (retrieved_X > alone_X)[kept], k)
+    return Neighbors(encoder, vectors_XD, (retrieved_X > alone_X)[informative], k)
 
 
 @dataclasses.dataclass(frozen=True)
 class SKR(StandardRAG):
-    """Standard RAG where similar questions gained by it, direct answering elsewhere."""
+    """Standard RAG if retrieval helped on similar questions, otherwise direct answering."""
 
-    known: Neighbours | None = None
+    neighbors: Neighbors | None = None
 
     def start(self, question: Question) -> State:
-        """The state before a search, or, without one, before the answer."""
-        searches = self.known is None or self.known.helps(question.text)
-        return State(question, None if searches else ())
+        """Returns the state before the search, or before the answer if it does not search."""
+        searches = self.neighbors is None or self.neighbors.helps(question.text)
+        return State(question, "search" if searches else "answer")

@@ -1,14 +1,14 @@
-"""SlimPLM: a small model's draft decides whether the large one has to search, and for what.
+"""SlimPLM: the draft of a small model decides whether the large model searches, and for what.
 
 Tan et al. 2024, "Small Models, Big Insights: Leveraging Slim Proxy Models to Decide When and What
 to Retrieve for LLMs".
 
 Departures from the paper
-  1. One policy drafts, judges and rewrites; the paper has a chat model and two fine-tuned ones.
-  2. The judge's output is masked to two letters; a malformed judgement counts as unknown, as in the
-     paper's code.
-  3. The rewriter writes its queries at once, one a line; the paper's lists the claims of the draft
-     with a query each, and the judge then drops the claims that are known.
+  1. One policy drafts, judges and rewrites; the paper has a chat model and two fine-tuned models.
+  2. The output of the judge is masked to two letters. A malformed judgement counts as unknown, as
+     in the paper's code.
+  3. The rewriter writes one query per line; in the paper it lists the claims of the draft with a
+     query for each, and the judge then drops the claims that are known.
 """
 
 from __future__ import annotations
@@ -17,34 +17,41 @@ import dataclasses
 from collections.abc import Mapping
 
 from jax_ragrl.rollout.effects import Done, Generate, Search
-from jax_ragrl.rollout.roles import Parsed, Role, malformed
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.baselines.rewrite import dealt, parse_queries
-from jax_ragrl.systems.baselines.rows import Row
-from jax_ragrl.systems.baselines.scripted import Chosen, Scripted, Steps, all_of, finish
+from jax_ragrl.systems.baselines.examples import ChatExample
+from jax_ragrl.systems.baselines.rewrite import interleave, parse_queries
+from jax_ragrl.systems.baselines.script import (
+    ScriptedSystem,
+    Steps,
+    StrategyChoice,
+    all_of,
+    finish,
+)
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Message, Question, Sampling
 
 DRAFTER, GATE, REWRITER = "drafter", "gate", "rewriter"
-KNOWN, UNKNOWN = "A", "B"
+SKIP_SEARCH, NEEDS_SEARCH = "A", "B"
 
 
-def parse_draft(text: str) -> Parsed:
-    """Any text but none at all."""
+def parse_draft(text: str) -> ParsedAction:
+    """Parses any text that is not empty."""
     draft = text.strip()
-    return Parsed("Draft", (draft,)) if draft else malformed("Empty Draft")
+    return ParsedAction("Draft", (draft,)) if draft else invalid_action("Empty Draft")
 
 
-def parse_gate(text: str) -> Parsed:
-    """One of the letters A and B and nothing else."""
+def parse_gate(text: str) -> ParsedAction:
+    """Parses exactly one of the letters A and B."""
     letter = text.strip()
-    return Parsed(letter) if letter in (KNOWN, UNKNOWN) else malformed("Invalid Gate")
+    valid = letter in (SKIP_SEARCH, NEEDS_SEARCH)
+    return ParsedAction(letter) if valid else invalid_action("Invalid Gate")
 
 
 @dataclasses.dataclass(frozen=True)
-class SlimPLM(Scripted):
-    """Draft and judge; where the draft is not trusted, search for it with at most `queries`.
+class SlimPLM(ScriptedSystem):
+    """Drafts and judges; searches with at most `queries` queries if the draft is not trusted.
 
     Without a readable query the question itself is searched. The frozen language model never sees
     the draft.
@@ -55,39 +62,48 @@ class SlimPLM(Scripted):
     @property
     def roles(self) -> Mapping[str, Role]:
         """Drafter, gate and rewriter; greedy."""
+        one_token, short = Sampling(0.0, 1.0, 1), Sampling(0.0, 1.0, 128)
         return {
-            DRAFTER: Role(DRAFTER, parse_draft, Sampling(0.0, 1.0, 128)),
-            GATE: Role(GATE, parse_gate, Sampling(0.0, 1.0, 1), tokens="[AB]"),
-            REWRITER: Role(REWRITER, parse_queries, Sampling(0.0, 1.0, 128)),
+            DRAFTER: Role(DRAFTER, parse_draft, short),
+            GATE: Role(GATE, parse_gate, one_token, allowed_token_regex="[AB]"),
+            REWRITER: Role(REWRITER, parse_queries, short),
         }
 
     def steps(self, question: Question) -> Steps:
-        """Draft, judge; rewrite and search (all queries at once) where it is unknown; answer."""
-        draft = drafted((yield Generate(DRAFTER, draft_of(self.style, question))))
-        gate = yield Generate(GATE, judge(self.style, question, draft), 2)
-        yield Chosen("direct" if gate.action == KNOWN else "retrieve")
-        if gate.action == KNOWN:
+        """Drafts and judges, rewrites and searches if needed (all queries at once), answers."""
+        # 1. Draft and judge.
+        draft = draft_text((yield Generate(DRAFTER, draft_prompt(self.style, question))))
+        gate = yield Generate(GATE, gate_prompt(self.style, question, draft), 2)
+        yield StrategyChoice("direct" if gate.action == SKIP_SEARCH else "retrieve")
+        if gate.action == SKIP_SEARCH:
             yield from finish(self.style, question, ())
+        # 2. Write queries for the claims of the draft and search.
         values = {"question": question.text, "draft": draft, "limit": str(self.queries)}
-        parsed = yield Generate(REWRITER, user_turn(self.style, "claims", **values), 3)
-        queries = parsed.args[: self.queries] or (question.text,)
-        found = yield from all_of([Search(query, self.top_k) for query in queries])
-        documents = dealt([hits.passages for hits in found], self.top_k)
+        claims = yield Generate(REWRITER, user_turn(self.style, "claims", **values), 3)
+        queries = claims.args[: self.queries] or (question.text,)
+        results = yield from all_of([Search(query, self.top_k) for query in queries])
+        documents = interleave([hits.passages for hits in results], self.top_k)
         yield from finish(self.style, question, documents)
 
 
-def draft_of(style: str, question: Question) -> tuple[Message, ...]:
-    """What the drafter reads."""
+def draft_prompt(style: str, question: Question) -> tuple[Message, ...]:
+    """Returns the prompt of the drafter."""
     return user_turn(style, "draft", question=question.text)
 
 
-def drafted(parsed: Parsed) -> str:
-    """The draft; empty where it is malformed."""
-    return parsed.args[0] if parsed.valid else ""
+def draft_text(draft: ParsedAction) -> str:
+    """Returns the text of a draft; empty if it is malformed."""
+    return draft.args[0] if draft.valid else ""
 
 
-def judge(style: str, question: Question, draft: str) -> tuple[Message, ...]:
-    """What the gate reads."""
+def gate_prompt(style: str, question: Question, draft: str) -> tuple[Message, ...]:
+    """Returns the prompt of the gate.
+
+    Args:
+      style: the prompt style.
+      question: the question.
+      draft: the text of the draft.
+    """
     return user_turn(style, "gate", question=question.text, draft=draft)
 
 
@@ -95,26 +111,29 @@ def judge(style: str, question: Question, draft: str) -> tuple[Message, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drafts(SlimPLM):
-    """The draft alone, all that the gate learns from: nothing is searched, judged or answered."""
+class DraftOnly(SlimPLM):
+    """SlimPLM that stops after the draft, which is all that the gate is trained on."""
 
     def steps(self, question: Question) -> Steps:
-        """Draft, and end without an answer, so that no judge grades the draft."""
-        yield Generate(DRAFTER, draft_of(self.style, question))
+        """Drafts, and ends without an answer, so that no judge grades the draft."""
+        yield Generate(DRAFTER, draft_prompt(self.style, question))
         yield Done(None, "drafted")
 
 
-def gate_rows(style: str, forest: Forest) -> list[tuple[str, Row]]:
-    """One row a draft for the gate: known where the draft holds a gold answer, in whole words.
+def gate_examples(style: str, forest: Forest) -> list[tuple[str, ChatExample]]:
+    """Returns one supervised example per draft for the gate, with the id of its question.
 
-    Before a row stands its question's id. Questions without a gold answer give no row.
+    The target is `SKIP_SEARCH` if the draft contains a gold answer in whole words. Questions
+    without a gold answer yield no example.
     """
-    rows = []
+    examples = []
     for record in forest.records:
         question = forest.questions[record.question]
         if record.role != DRAFTER or record.parsed is None or not question.answers:
             continue
-        draft = drafted(record.parsed)
-        letter = KNOWN if cover_match_tokens(draft, question.answers) else UNKNOWN
-        rows.append((question.id, Row(judge(style, question, draft), letter, GATE)))
-    return rows
+        draft = draft_text(record.parsed)
+        is_right = cover_match_tokens(draft, question.answers)
+        letter = SKIP_SEARCH if is_right else NEEDS_SEARCH
+        example = ChatExample(gate_prompt(style, question, draft), letter, GATE)
+        examples.append((question.id, example))
+    return examples

@@ -5,56 +5,64 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jax_ragrl.rollout.effects import Ask, Done, Effect, Search
+from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Search
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.systems.base import Reply
-from jax_ragrl.text.prompts import numbered, user_turn
+from jax_ragrl.rollout.system import Reply
+from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
-    """A question on its way to the language model. `documents` is None before the search."""
+class State(BaseState):
+    """The state of a question. `phase` names the next effect: `search`, `answer` or `done`."""
 
     question: Question
-    documents: tuple[Passage, ...] | None = None
+    phase: str = "search"
+    documents: tuple[Passage, ...] = ()
     answer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class StandardRAG:
-    """Retrieve `top_k` passages with the question itself, then answer. 0 is direct answering."""
+    """Retrieves `top_k` passages for the question itself, then answers; 0 is direct answering."""
 
     style: str = "c3po"
     top_k: int = 10
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """No role is trained."""
+        """The trained roles; none."""
         return {}
 
     def start(self, question: Question) -> State:
-        """The only branch of a question."""
-        return State(question, None if self.top_k else ())
+        """Returns the initial state, which skips the search if `top_k` is 0."""
+        return State(question, "search" if self.top_k else "answer")
 
-    def wants(self, state: State) -> Effect:
-        """A search, then an answer."""
-        if state.answer is not None:
-            return Done(state.answer, "answered")
-        if state.documents is None:
-            return Search(state.question.text, self.top_k)
-        name = "answer" if state.documents else "answer_direct"
-        documents = numbered(self.style, state.documents)
-        messages = user_turn(self.style, name, question=state.question.text, documents=documents)
-        return Ask(LLMRequest(name, messages, Sampling(0.0, 1.0, 256)))
+    def next_effects(self, state: State) -> Effect:
+        """Returns the search, then the request for the answer."""
+        match state.phase:
+            case "search":
+                return Search(state.question.text, self.top_k)
+            case "answer":
+                return self._answer(state)
+            case _:
+                return Done(state.answer, "answered")
 
     def advance(self, state: State, reply: Reply) -> State:
-        """The state after the passages, or after the answer."""
+        """Returns the state after the passages or after the answer."""
         if isinstance(reply, Hits):
-            return dataclasses.replace(state, documents=reply.passages)
-        return dataclasses.replace(state, answer=str(reply))
+            return dataclasses.replace(state, phase="answer", documents=reply.passages)
+        return dataclasses.replace(state, phase="done", answer=str(reply))
+
+    def _answer(self, state: State) -> CallLLM:
+        # Without documents the model answers from memory, by another prompt.
+        name = "answer" if state.documents else "answer_direct"
+        documents = format_passages(self.style, state.documents)
+        messages = user_turn(self.style, name, question=state.question.text, documents=documents)
+        return CallLLM(LLMRequest(name, messages, Sampling(0.0, 1.0, 256)))
 
 
 def direct(style: str) -> StandardRAG:
-    """The language model alone."""
+    """Returns direct answering: the language model without passages."""
     return StandardRAG(style, top_k=0)

@@ -1,14 +1,14 @@
-"""Tree-GRPO: one searching agent, whose rollouts share beginnings and are compared twice.
+"""Tree-GRPO: one search agent whose rollouts share prefixes and are compared in two groups.
 
 Ji et al. 2025, "Tree Search for LLM Agent Reinforcement Learning". Several trees grow from a
-question; a rollout's advantage is the mean of two, against its tree and against its question.
+question. The advantage of a rollout is the mean of two: against its tree and against its question.
 
 Departures from the paper and its code
-  1. A tree is not grown in rounds of so many random nodes: each turn after the first goes on twice
-     (`width` times) with the chance `share`, decided by the turn's own context. The first turn of a
-     tree is its root.
-  2. A turn that several rollouts share is trained once, with the mean of their advantages; the code
-     trains it once a rollout.
+  1. Trees do not grow in rounds from a fixed number of random nodes. Each turn after the first
+     has `width` successors with `branching_probability`, decided by the turn's own context. The
+     first turn of a tree is its root.
+  2. Turns that several rollouts share are trained once, with the mean of their advantages; the code
+     trains them once per rollout.
   3. The reward is that of one of the agents in `executor.KINDS`.
 """
 
@@ -21,69 +21,86 @@ import jax
 import numpy as np
 
 from jax_ragrl.credit.advantages import tree_group
-from jax_ragrl.credit.assign import padded, reachable_leaves
-from jax_ragrl.rollout.effects import Generate
+from jax_ragrl.credit.assign import pad_rows, reachable_leaves
+from jax_ragrl.rollout.effects import Generate, ModelOutput
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.systems.base import Recipe, two_or_more
+from jax_ragrl.systems.base import Recipe, check_group_size
 from jax_ragrl.systems.baselines import executor
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomTree:
-    """`width` actions at a random `share` of the turns after the first, one action elsewhere.
+    """An expander that branches at random turns after the first one.
 
-    Only the first `until` turns branch. What is random is a function of the turn's context, so a
-    rollout can be repeated.
+    The draw is a function of the turn's context, so that a rollout can be repeated.
+
+    Fields:
+      width: actions at a turn that branches; other turns have one.
+      branching_probability: the probability that a turn branches.
+      branching_depth: the last turn that may branch, counted from 1.
     """
 
     width: int = 2
-    share: float = 0.5
-    until: int = 4
+    branching_probability: float = 0.5
+    branching_depth: int = 4
 
     def __call__(self, effect: Generate, question: str) -> Branching:
-        inner = 1 < effect.depth <= self.until
-        chance = random.Random(f"{question}\n{effect.after!r}").random() if inner else 1.0
-        return Branching(self.width if chance < self.share else 1)
+        inner = 1 < effect.depth <= self.branching_depth
+        draw = random.Random(_context_key(effect, question)).random() if inner else 1.0
+        return Branching(self.width if draw < self.branching_probability else 1)
+
+
+def _context_key(effect: Generate, question: str) -> str:
+    # The labels are part of the seed. They are spelled out here, and not the names of the classes,
+    # so that a renamed class does not change the draws of a run that is resumed.
+    segments = [
+        f"Said(ids={s.ids!r})" if isinstance(s, ModelOutput) else f"Told(text={s.text!r})"
+        for s in effect.history
+    ]
+    comma = "," if len(segments) == 1 else ""
+    return f"{question}\n({', '.join(segments)}{comma})"
 
 
 def leaf_advantages(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """To each turn the mean advantage of the rollouts through it, and how many these are.
+    """Returns per turn the mean advantage of the rollouts through it, and their number.
 
     A(l) = ((R(l) - mean_tree R) / std_tree R + (R(l) - mean_question R) / std_question R) / 2
     """
     leaves = np.flatnonzero(forest.leaf_N)
     _, tree_L = np.unique(forest.roots()[leaves], return_inverse=True)
-    # Padding is in no group.
-    question_L = padded(forest.question_N[leaves], 64, -1)
-    tree_L = padded(tree_L.astype(np.int32), 64, -1)
-    arrays = jax.device_put((padded(reward_N[leaves], 64), question_L, tree_L, question_L >= 0))
+    # 1. Pad to a multiple of 64, so that few shapes compile. Padding has group -1: no group.
+    question_L = pad_rows(forest.question_N[leaves], 64, -1)
+    tree_L = pad_rows(tree_L.astype(np.int32), 64, -1)
+    arrays = jax.device_put((pad_rows(reward_N[leaves], 64), question_L, tree_L, question_L >= 0))
+    # 2. Compare the leaves, then average over the leaves below each turn.
     counts = (len(forest.questions), len(tree_L))
     advantage_N = np.zeros(len(forest.records), np.float32)
-    advantage_N[leaves] = jax.device_get(_compared(*arrays, *counts))[: len(leaves)]
+    advantage_N[leaves] = jax.device_get(_tree_group(*arrays, *counts))[: len(leaves)]
     return reachable_leaves(forest, advantage_N)
 
 
-_compared = jax.jit(tree_group, static_argnums=(4, 5))
+_tree_group = jax.jit(tree_group, static_argnums=(4, 5))
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`: the agent, whose `rollouts` are trees, and how they branch."""
+    """The config section `recipe`: the agent, how trees branch, and the trees per question."""
 
-    agent: executor.Settings = executor.Settings("search_r1", max_turns=3, rollouts=4)
+    system: executor.SearchAgent = executor.SearchAgent("search_r1", max_turns=3)
     tree: RandomTree = RandomTree()
+    rollouts: int = 4
 
     def __post_init__(self) -> None:
-        two_or_more("agent.rollouts", self.agent.rollouts)
+        check_group_size("rollouts", self.rollouts)
 
 
 def recipe(settings: Settings) -> Recipe:
-    """The agent's own recipe, with trees for rollouts."""
-    made = executor.recipe(settings.agent)
+    """Returns the recipe of the agent with trees instead of single rollouts."""
+    agent = executor.recipe(executor.Settings(settings.system, settings.rollouts))
     tree = settings.tree
     return dataclasses.replace(
-        made,
+        agent,
         credit=leaf_advantages,
         expander=lambda roles: tree,
         width=tree.width,

@@ -1,5 +1,18 @@
 """OPERA: plan, analysis-answer and rewrite agents, trained in stages by MAPGRPO."""
 
-from jax_ragrl.systems.opera.system import Opera, Settings, recipe
+from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
+from jax_ragrl.systems.opera.recipe import Settings, code, paper, recipe, table_system
+from jax_ragrl.systems.opera.system import ROLES, Opera, State
 
-__all__ = ["Opera", "Settings", "recipe"]
+__all__ = [
+    "ROLES",
+    "Groups",
+    "Injection",
+    "Opera",
+    "Settings",
+    "State",
+    "code",
+    "paper",
+    "recipe",
+    "table_system",
+]

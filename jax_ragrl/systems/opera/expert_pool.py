@@ -1,12 +1,14 @@
 """A pool of actions that were scored before training; the best one for a prompt is its expert.
 
-OPERA's D_scored (eq. 11): some ten candidates an instance, from large models at several
-temperatures, scored by carrying them out, near duplicates left out. The paper's has 30,000
+OPERA's D_scored (eq. 11): about ten candidates per instance, from large models at several
+temperatures, scored by executing them, without near duplicates. The paper's pool has 30,000
 candidates for 3,000 questions with a mean score of 0.73.
 
-Algorithm 1 looks an expert up by question for a plan, and by sub-goal, D_scored(p), for the others,
-whatever documents are shown. Here a prompt that was scored as it stands has its own best candidate,
-and any other prompt that of its question or sub-goal.
+Departures from the paper
+  1. Algorithm 1 looks up an expert by question for a plan and by sub-goal, D_scored(p), for the
+     other roles, independent of the documents in the prompt. Here a prompt that is in the pool gets
+     its own best candidate, and any other prompt that of its question or sub-goal.
+  2. Near duplicates are found by the cosine of word counts; the paper uses a semantic cosine.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.runtime.jsonl import write_rows
 from jax_ragrl.systems.opera.grammar import ANALYSIS, REWRITE, YES, parse_analysis
-from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, normalise
+from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, normalize
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
 
 class Candidate(NamedTuple):
-    """An action for a prompt of a role, and what it earned."""
+    """An action for a prompt of a role, and its score."""
 
     role: str
     prompt: str
@@ -44,27 +46,30 @@ class Candidate(NamedTuple):
     score: float
 
 
-class Scribe:
-    """A sampler that remembers what it was asked, by the ids of the prompt."""
+class RecordingSampler:
+    """A sampler that records its requests by the token ids of their prompts."""
 
     def __init__(self, sampler: ActionSampler):
         self._sampler = sampler
         self.prompts: dict[tuple[int, ...], ActionRequest] = {}
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """What the sampler behind it writes."""
-        written = self._sampler.sample(requests)
-        for request, actions in zip(requests, written, strict=True):
+        """Returns the actions of the inner sampler."""
+        replies = self._sampler.sample(requests)
+        for request, actions in zip(requests, replies, strict=True):
             self.prompts |= {action.prompt_ids: request for action in actions}
-        return written
+        return replies
 
 
 def candidates_of(
     forest: Forest, reward_N: np.ndarray, prompts: Mapping[tuple[int, ...], ActionRequest]
 ) -> list[tuple[int, Candidate]]:
-    """Every action of a forest with its reward, after the number of its question.
+    """Returns the number of its question and a candidate for every action of a forest.
 
-    `prompts` are those of the `Scribe` that wrote.
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the immediate reward of each node, which is the score of a candidate.
+      prompts: the requests of the `RecordingSampler` that sampled the rollouts.
     """
     return [
         (
@@ -72,6 +77,7 @@ def candidates_of(
             Candidate(r.role, _text(prompts[r.action.prompt_ids]), r.action.text, float(reward)),
         )
         for r, reward in zip(forest.records, reward_N, strict=True)
+        # Leaves have no action, and failed actions no text.
         if r.action is not None and not r.action.error
     ]
 
@@ -82,32 +88,33 @@ def _text(request: ActionRequest) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Candidates by role and prompt, the best first. As an `Expert` it gives the best one."""
+    """Candidates by role and prompt, best first. As an `Expert` it returns the best one."""
 
     candidates: Mapping[tuple[str, str], tuple[Candidate, ...]]
 
     def __call__(self, effect: Generate, question: str) -> str | None:
         del question
         role, prompt = effect.role, effect.messages[-1].content
-        if known := self.candidates.get((role, prompt)):
-            return known[0].text
-        known = self._by_goal.get((role, goal_of(role, prompt)), ())
-        return best_elsewhere(role, prompt, known)
+        if candidates := self.candidates.get((role, prompt)):
+            return candidates[0].text
+        return best_transferable(role, prompt, self._by_goal.get((role, goal_of(role, prompt)), ()))
 
     @functools.cached_property
     def _by_goal(self) -> Mapping[tuple[str, str], tuple[Candidate, ...]]:
-        """The candidates of all prompts about the same thing, the best first."""
-        found: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
+        """The candidates of all prompts with the same question or sub-goal, best first."""
+        # Computed once per pool: every prompt that is not in the pool needs it.
+        groups: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
         for candidate in self:
             if goal := goal_of(candidate.role, candidate.prompt):
-                found[candidate.role, goal].append(candidate)
-        return {key: tuple(sorted(some, key=_rank)) for key, some in found.items()}
+                groups[candidate.role, goal].append(candidate)
+        return {key: tuple(sorted(group, key=_rank)) for key, group in groups.items()}
 
     def __iter__(self) -> Iterator[Candidate]:
-        return (candidate for known in self.candidates.values() for candidate in known)
+        return (candidate for group in self.candidates.values() for candidate in group)
 
     def summary(self) -> dict[str, float]:
-        """Counts, the scores' mean and deviation, and the shares above 0.85 and below 0.5."""
+        """Returns counts, mean and deviation of scores, and the shares above 0.85 and below 0.5."""
+        # The mean of an empty pool is nan, without a warning of NumPy.
         score_X = np.array([candidate.score for candidate in self] or [np.nan])
         return {
             "instances": float(len(self.candidates)),
@@ -119,83 +126,95 @@ class Pool:
         }
 
     def save(self, file: pathlib.Path) -> None:
-        """One JSON line a candidate; the file is written whole or not at all."""
+        """Writes one JSON line per candidate; an interruption leaves no partial file."""
         file.parent.mkdir(parents=True, exist_ok=True)
         write_rows(file, (candidate._asdict() for candidate in self))
 
 
 def load_pool(file: pathlib.Path) -> Pool:
-    """What `save` wrote; nothing is filtered again.
+    """Reads a file that `Pool.save` wrote, without filtering it again.
 
     Raises:
-      UserError: the file is missing, or a line of it is no candidate.
+      UserError: the file is missing, or one of its lines is not a candidate.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-        rows = [Candidate(**json.loads(line)) for line in lines]
+        candidates = [Candidate(**json.loads(line)) for line in lines]
+    # TypeError: a line is valid JSON with other fields.
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
-            f"{file} is no pool of scored actions ({error}): give one JSON object a line with "
-            "role, prompt, text and score, as 'ragrl pool' writes them"
+            f"{file} is not a pool of scored actions ({error}): give a file with one JSON object "
+            "per line with role, prompt, text and score, as 'ragrl pool' writes it"
         ) from error
-    return build_pool(rows, alike=math.inf)
+    # No cosine reaches infinity, so no candidate is dropped a second time.
+    return build_pool(candidates, max_cosine=math.inf)
 
 
 def goal_of(role: str, prompt: str) -> str:
-    """What a prompt asks, without case, articles and punctuation; empty where it asks nothing.
+    """Returns the normalized question in a prompt; empty if the prompt has no question.
 
-    A rewriter's prompt begins with it; the others' documents, which may hold questions, precede it.
+    The prompt of a rewriter begins with its question. In the other prompts it comes last, after
+    documents that may contain questions themselves.
     """
-    asked = _QUESTION.findall(prompt)
-    return normalise(asked[0 if role == REWRITE else -1]) if asked else ""
+    questions = _QUESTION.findall(prompt)
+    return normalize(questions[0 if role == REWRITE else -1]) if questions else ""
 
 
-def best_elsewhere(role: str, prompt: str, known: Sequence[Candidate]) -> str | None:
-    """The best of candidates for the same goal that were scored with other documents.
+def best_transferable(role: str, prompt: str, candidates: Sequence[Candidate]) -> str | None:
+    """Returns the best candidate that was scored for the same goal with other documents.
 
-    An analysis is right for its documents alone. So of those only a `no` is taken, and a `yes`
-    whose answer this prompt holds too (yes and no themselves stand nowhere); of equals the `yes`.
+    An analysis is right only for its own documents. So a `yes` must have an answer that this prompt
+    contains too, unless the answer is yes or no, which no document contains. A `no` always fits. Of
+    equal scores a `yes` is preferred.
+
+    Args:
+      role: the role of the prompt.
+      prompt: the text of the prompt.
+      candidates: the candidates for the goal, best first.
     """
     if role != ANALYSIS:
-        return known[0].text if known else None
-    verdicts = [(candidate, parse_analysis(candidate.text)) for candidate in known]
+        return candidates[0].text if candidates else None
+    verdicts = [(candidate, parse_analysis(candidate.text)) for candidate in candidates]
     fitting = [
         (candidate.score, verdict.action == YES, candidate.text)
         for candidate, verdict in verdicts
         if verdict.action != YES
-        or normalise(verdict.args[0]) in CLOSED
+        or normalize(verdict.args[0]) in CLOSED
         or cover_match_tokens(prompt, verdict.args)
     ]
+    # Not by text: of equal candidates the first in the order of the pool is taken.
     return max(fitting, key=lambda row: row[:2])[2] if fitting else None
 
 
-def build_pool(candidates: Iterable[Candidate], alike: float = 0.85) -> Pool:
-    """The distinct candidates of every instance, the best first.
+def build_pool(candidates: Iterable[Candidate], max_cosine: float = 0.85) -> Pool:
+    """Returns the distinct candidates of every instance, best first.
 
-    A candidate is left out if its words' cosine with a better one of the same instance is `alike`
-    or more. Equal scores are ordered by text, so that the pool is a function of the candidates.
+    A candidate is dropped if the cosine of its word counts with a better one of the same instance
+    is `max_cosine` or more. Equal scores are ordered by text, so that the pool is a function of the
+    candidates.
     """
     instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
     for candidate in candidates:
         instances[candidate.role, candidate.prompt].append(candidate)
-    return Pool({key: _distinct(known, alike) for key, known in sorted(instances.items())})
+    return Pool({key: _distinct(group, max_cosine) for key, group in sorted(instances.items())})
 
 
 def _rank(candidate: Candidate) -> tuple[float, str]:
     return -candidate.score, candidate.text
 
 
-def _distinct(candidates: Iterable[Candidate], alike: float) -> tuple[Candidate, ...]:
-    kept: list[tuple[Candidate, collections.Counter[str]]] = []
+def _distinct(candidates: Iterable[Candidate], max_cosine: float) -> tuple[Candidate, ...]:
+    distinct: list[tuple[Candidate, collections.Counter[str]]] = []
+    # Best first: of two near duplicates the worse one is dropped.
     for candidate in sorted(candidates, key=_rank):
         words = collections.Counter(_WORD.findall(candidate.text.lower()))
-        if all(cosine(words, other) < alike for _, other in kept):
-            kept.append((candidate, words))
-    return tuple(candidate for candidate, _ in kept)
+        if all(cosine(words, other) < max_cosine for _, other in distinct):
+            distinct.append((candidate, words))
+    return tuple(candidate for candidate, _ in distinct)
 
 
 def cosine(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:
-    """The cosine of two counts; two empty ones are alike."""
+    """Returns the cosine of two count vectors; 1 if both are empty."""
     if not a and not b:
         return 1.0
     norms = math.prod(math.sqrt(sum(n * n for n in x.values())) for x in (a, b))

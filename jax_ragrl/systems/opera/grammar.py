@@ -1,7 +1,10 @@
-"""What OPERA's three roles write: total functions from text to `Parsed`, and back.
+"""Grammars of OPERA's three roles: total functions from text to `ParsedAction`, and back.
 
-Every role has a JSON form, as in the paper, and a compact one of a few lines. What is neither is
-recovered as far as it can be, with a lower `format_score`, and its fault is named.
+Every role has a JSON form, as in the paper, and a compact form of a few lines. Other text is
+recovered as far as possible, with a lower `format_score` and a named error.
+
+Departure from the paper: an analysis has no confidence and no type of missing information (eq. 8);
+the prompt does not ask for them.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 
 PLAN, ANALYSIS, REWRITE = "plan", "analysis", "rewrite"
 YES, NO = "yes", "no"
 STRATEGIES = ("expand", "synonyms", "rephrase", "entity")
-MAX_OPENERS = 50  # how many brackets may begin a JSON value before the search is given up
+MAX_OPENERS = 50  # brackets that are tried as the start of a JSON value: bounds the search
 
 _PLANS = ("sub_questions", "steps", "subgoals", "plan")
 _GOALS = ("subgoal", "sub_question", "subquestion", "question", "goal")
@@ -30,49 +33,55 @@ _PLACEHOLDER = re.compile(
 _STATUS = re.compile(r"\"?\bstatus\"?\s*[:=]\s*\"?(yes|no)\b", re.IGNORECASE)
 _ANSWER = re.compile(r"\"?\banswer\"?\s*[:=]\s*\"?([^\"\n]*)", re.IGNORECASE)
 _VERDICT = re.compile(r"^(yes|no)\b[ :,.]*(.*)$", re.MULTILINE | re.IGNORECASE)
-# A quote ends a value before a comma, a brace or the line's end only: values may hold quotes.
+# A quote ends a value only before a comma, a brace or the end of the line: values may hold quotes.
 _QUERY = re.compile(
     r"\brewritten_query[\"']?\s*:\s*([\"'])(?P<query>.*?)(?:\1\s*(?:[,}]|$)|$)", re.MULTILINE
 )
-# A string, which is passed over, or a comma that nothing follows.
+# A string, which stays as it is, or a trailing comma, which is removed.
 _SPARE = re.compile(r"(\"(?:[^\"\\]|\\.)*\")|,(?=\s*[\]}])")
 _QUOTED = re.compile(r"\"(?P<query>[^\"]+)\"")
 
 
 class Step(NamedTuple):
-    """A sub-goal of a plan. `declared` are the steps that it says it needs, numbered from 1.
+    """A sub-goal of a plan.
 
-    `missing` counts the fields that a JSON object of a sub-goal should have and has not.
+    Fields:
+      goal: the text, with placeholders such as `[1]` for the answers of earlier steps.
+      declared_needs: the steps that the plan lists as its dependencies, numbered from 1.
+      missing: the number of required fields that the JSON object of the sub-goal lacks.
     """
 
     goal: str
-    declared: tuple[int, ...] = ()
+    declared_needs: tuple[int, ...] = ()
     missing: int = 0
 
 
 # --- Plans --------------------------------------------------------------------------------------
 
 
-def parse_plan(text: str) -> Parsed:
-    """A JSON list of sub-goals, a JSON object that holds one or one a line, XML or numbered lines.
+def parse_plan(text: str) -> ParsedAction:
+    """Parses a plan: a JSON list of sub-goals, JSON objects (one around a list, or one per line),
+    XML, or numbered lines.
 
-    A comma after the last item is forgiven. A list that is cut off is no plan: the step with the
-    answer would be missing.
+    A comma after the last item is allowed. A truncated list is not a plan: its last step, which
+    gives the answer, would be missing.
     """
-    tidy = _SPARE.sub(lambda found: found[1] or "", text)
+    tidy = _SPARE.sub(lambda match: match[1] or "", text)
     lines = json_lines(tidy)
+    # 1. JSON: a list in a line, one object per line, or a value anywhere in the text.
     for value in (*lines, lines, *json_values(tidy)):
         if steps := _json_steps(value):
-            return Parsed(PLAN, steps)
+            return ParsedAction(PLAN, steps)
+    # 2. XML or numbered lines, whose needs are their placeholders.
     goals = _XML.findall(text) or _LINE.findall(text)
     plain = [_DEPS.sub("", goal).strip() for goal in goals]
     if not any(plain):
-        return malformed("No Plan")
-    return Parsed(PLAN, tuple(Step(goal, references(goal)) for goal in plain if goal))
+        return invalid_action("No Plan")
+    return ParsedAction(PLAN, tuple(Step(goal, references(goal)) for goal in plain if goal))
 
 
 def _json_steps(value: Any) -> tuple[Step, ...]:
-    """The steps that a JSON value holds, if it holds any."""
+    """Returns the steps of a JSON value; () if it is not a plan."""
     if isinstance(value, Mapping):
         value = next((value[name] for name in _PLANS if name in value), None)
     items = value if isinstance(value, list) else []
@@ -85,117 +94,125 @@ def _json_step(item: Any) -> Step:
     if not isinstance(item, Mapping):
         return Step("")
     needs = next((item[name] for name in _NEEDS if name in item), None)
-    declared = [_number(n) for n in needs] if isinstance(needs, list) else []
+    numbers = [_number(n) for n in needs] if isinstance(needs, list) else []
     missing = (needs is None) + (not any(name in item for name in _IDS))
-    return Step(_string(item, _GOALS), tuple(n for n in declared if n), missing)
+    return Step(_string(item, _GOALS), tuple(n for n in numbers if n), missing)
 
 
 def _number(value: Any) -> int:
-    """A step's number, where a JSON value is one; else 0."""
-    found = re.fullmatch(r"\D*([0-9]{1,3})", str(value))
-    return int(found[1]) if found else 0
+    """Returns the number of a step in a JSON value such as 2 or "step 2"; 0 for other values."""
+    match = re.fullmatch(r"\D*([0-9]{1,3})", str(value))
+    return int(match[1]) if match else 0
 
 
 def references(goal: str) -> tuple[int, ...]:
-    """The steps whose answers a sub-goal has placeholders for, in order."""
+    """Returns the numbers of the steps in a sub-goal's placeholders, in order."""
     return tuple(dict.fromkeys(int(n) for n in _PLACEHOLDER.findall(goal)))
 
 
-def filled(step: Step, answers: Sequence[str]) -> str | None:
-    """The next sub-goal with the answers of earlier steps in place; None where one is missing.
+def fill_placeholders(step: Step, answers: Sequence[str]) -> str | None:
+    """Fills the answers of earlier steps into a sub-goal; None if a needed answer is missing.
 
-    `answers` holds one answer for each earlier step, empty where it failed. The answer of a need
-    that was declared without a placeholder is appended; needs that are no earlier step are ignored.
+    The answer of a declared need without a placeholder is appended. Declared needs that are not
+    earlier steps are ignored.
+
+    Args:
+      step: the sub-goal.
+      answers: one answer per earlier step; empty if the step failed.
     """
-    placed = references(step.goal)
-    declared = [n for n in step.declared if 1 <= n <= len(answers)]
-    needed = {*placed, *declared}
-    if any(not 1 <= n <= len(answers) or not answers[n - 1] for n in needed):
+    in_text = references(step.goal)
+    needs = [n for n in step.declared_needs if 1 <= n <= len(answers)]
+    # A placeholder of a later step is never filled; a later declared need is ignored.
+    if any(not 1 <= n <= len(answers) or not answers[n - 1] for n in {*in_text, *needs}):
         return None
-    goal = _PLACEHOLDER.sub(lambda found: answers[int(found[1]) - 1], step.goal)
-    given = ", ".join(answers[n - 1] for n in declared if n not in placed)
-    return f"{goal} (given {given})" if given else goal
+    goal = _PLACEHOLDER.sub(lambda match: answers[int(match[1]) - 1], step.goal)
+    extra = ", ".join(answers[n - 1] for n in needs if n not in in_text)
+    return f"{goal} (given {extra})" if extra else goal
 
 
 def render_plan(goals: Sequence[str]) -> str:
-    """A plan as numbered lines."""
+    """Renders a plan as numbered lines."""
     return "\n".join(f"{i} {goal}" for i, goal in enumerate(goals, start=1))
 
 
 # --- Analysis and answer ------------------------------------------------------------------------
 
 
-def parse_analysis(text: str) -> Parsed:
-    """`{"status", "answer", "analysis"}`, or an analysis and then a line `yes: answer` or `no`.
+def parse_analysis(text: str) -> ParsedAction:
+    """Parses `{"status", "answer", "analysis"}`, or an analysis and a line `yes: answer` or `no`.
 
-    The action is `yes` with the answer, or `no`; a status that says neither is repaired from
-    whether there is an answer, and a `yes` without one is a `no`. The analysis is the thought.
+    The action is `yes` with the answer, or `no`. Another status is read as `yes` if there is an
+    answer, and a `yes` without an answer as `no`. The analysis is the thought.
     """
     for value in json_values(text):
         if isinstance(value, Mapping) and value.keys() & {"status", "answer", "analysis"}:
-            return _judged(*(_string(value, (k,)) for k in ("status", "answer", "analysis")))
-    if found := _STATUS.search(text):
+            return _verdict(*(_string(value, (k,)) for k in ("status", "answer", "analysis")))
+    # JSON with mistakes: read the fields one by one.
+    if match := _STATUS.search(text):
         answer = _ANSWER.search(text)
-        return _judged(found[1], answer[1].strip() if answer else "", "")
+        return _verdict(match[1], answer[1].strip() if answer else "", "")
+    # The compact form: the last line that starts with yes or no is the verdict.
     verdicts = list(_VERDICT.finditer(text))
     if not verdicts:
-        return malformed("No Status")
+        return invalid_action("No Status")
     status, rest = verdicts[-1].groups()
     before = text[: verdicts[-1].start()].strip()
     if status.lower() == YES:
-        return _judged(status, rest.strip(), before)
-    return _judged(status, "", before or rest.strip())
+        return _verdict(status, rest.strip(), before)
+    return _verdict(status, "", before or rest.strip())
 
 
-def _judged(status: str, answer: str, analysis: str) -> Parsed:
-    """A verdict with the grade of its form."""
+def _verdict(status: str, answer: str, analysis: str) -> ParsedAction:
+    """Returns a verdict with the score of its form."""
     status = status.lower()
-    known, yes = status in (YES, NO), bool(answer) and status != NO
+    valid, is_yes = status in (YES, NO), bool(answer) and status != NO
+    # Each defect multiplies the score: no analysis, a wrong or missing status, a contradiction.
     score = 1.0 if analysis else 0.7
-    score *= 1.0 if known else 0.5 if status else 0.7
+    score *= 1.0 if valid else 0.5 if status else 0.7
     score *= 0.8 if status == YES and not answer else 0.9 if status == NO and answer else 1.0
-    error = "" if known else "No Status"
-    action, args = (YES, (answer,)) if yes else (NO, ())
-    return Parsed(action, args, analysis, not error, error, score)
+    error = "" if valid else "No Status"
+    action, args = (YES, (answer,)) if is_yes else (NO, ())
+    return ParsedAction(action, args, analysis, not error, error, score)
 
 
 def render_analysis(analysis: str, answer: str = "") -> str:
-    """A verdict in the compact form; no answer is a `no`."""
+    """Renders a verdict in the compact form; without an answer it is a `no`."""
     return f"{analysis}\n{f'{YES}: {answer}' if answer else NO}"
 
 
 # --- Rewritten queries --------------------------------------------------------------------------
 
 
-def parse_rewrite(text: str) -> Parsed:
-    """`{"rewritten_query", "strategy", "keywords"}`, or one line `strategy: query`.
+def parse_rewrite(text: str) -> ParsedAction:
+    """Parses `{"rewritten_query", "strategy", "keywords"}`, or one line `strategy: query`.
 
-    Else what stands after that name, as in JSON with a mistake, the first quoted string or the
-    first line is the query. The strategy is the thought.
+    In other text the query is the value after `rewritten_query` (JSON with a mistake), or the first
+    quoted string, or the first line. The strategy is the thought.
     """
     for value in json_values(text):
         if isinstance(value, Mapping) and "rewritten_query" in value:
             strategy = _string(value, ("strategy",))
             query = _string(value, ("rewritten_query",))
-            return _rewritten(query, strategy, (not strategy) + ("keywords" not in value))
+            return _query(query, strategy, (not strategy) + ("keywords" not in value))
     name, colon, rest = text.strip().partition(":")
     if colon and name.strip().lower() in STRATEGIES:
-        return _rewritten(rest.strip().split("\n")[0], name.strip().lower(), 0)
-    found = _QUERY.search(text) or _QUOTED.search(text)
-    query = found["query"] if found else text.strip().split("\n")[0]
-    return _rewritten(query.strip(), "", 2, "No JSON")
+        return _query(rest.strip().split("\n")[0], name.strip().lower(), 0)
+    # Other text: recover a query and name the fault.
+    match = _QUERY.search(text) or _QUOTED.search(text)
+    query = match["query"] if match else text.strip().split("\n")[0]
+    return _query(query.strip(), "", 2, "No JSON")
 
 
-def _rewritten(query: str, strategy: str, missing: int, error: str = "") -> Parsed:
-    """A query with the grade of its form."""
+def _query(query: str, strategy: str, missing: int, error: str = "") -> ParsedAction:
+    """Returns a query with the score of its form; each missing field halves it."""
     score = 0.5**missing * (1.0 if query else 0.3)
     score *= 0.9 if strategy and strategy.lower() not in STRATEGIES else 1.0
     error = error if query else "Empty Query"
-    return Parsed(REWRITE, (query,) if query else (), strategy, not error, error, score)
+    return ParsedAction(REWRITE, (query,) if query else (), strategy, not error, error, score)
 
 
 def render_rewrite(strategy: str, query: str) -> str:
-    """A rewritten query in the compact form."""
+    """Renders a rewritten query in the compact form."""
     return f"{strategy}: {query}"
 
 
@@ -203,25 +220,25 @@ def render_rewrite(strategy: str, query: str) -> str:
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """The JSON lists and objects in a text, wherever they begin."""
+    """Yields the JSON lists and objects in a text, at any position."""
     decoder = json.JSONDecoder()
-    for opener in [found.start() for found in re.finditer(r"[\[{]", text)][:MAX_OPENERS]:
+    for opener in [match.start() for match in re.finditer(r"[\[{]", text)][:MAX_OPENERS]:
         try:
             yield decoder.raw_decode(text, opener)[0]
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # the latter from thousands of open brackets
             continue
 
 
 def json_lines(text: str) -> list[Any]:
-    """The values of the lines that begin one; none where one of these lines is not whole."""
-    begun = [line.strip() for line in text.split("\n") if line.lstrip().startswith(("{", "["))]
+    """Returns the JSON values of the lines that start with a bracket; [] if any is incomplete."""
+    lines = [line.strip() for line in text.split("\n") if line.lstrip().startswith(("{", "["))]
     try:
-        return [json.loads(line.rstrip(",")) for line in begun]
+        return [json.loads(line.rstrip(",")) for line in lines]
     except (ValueError, RecursionError):
         return []
 
 
 def _string(item: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of some fields that is there, as text; nested values and nothing are empty."""
+    """Returns the first existing field as text; empty for nested values and missing fields."""
     value = next((item[name] for name in names if name in item), "")
     return str(value).strip() if isinstance(value, str | int | float) else ""

@@ -1,49 +1,57 @@
-"""MAPGRPO: one role at a time learns from groups of its decisions, with an expert among them.
+"""MAPGRPO: one role at a time learns from groups of its decisions, which contain an expert action.
 
-OPERA, algorithm 1 and eq. 2 and 11. At a decision of the role in training G actions are tried; one
-of them is the best of a pool that was scored before. What an action earns is compared with the mean
-of its group, and with nothing else.
+OPERA, algorithm 1 and equations 2 and 11. At each decision of the role in training, G actions are
+tried; one of them is the best action of a pool that was scored before training. The reward of an
+action is compared with the mean of its group only.
 
-The paper has the expert in every group and trains it like any other action. Its published notes
-have it in the planner's groups only and now and then, in place of the worst sample and without a
-gradient. Both are `Injection`s. "Now and then" is a share of the questions here, since what a state
-tries may not depend on the step of the run.
+In the paper every group contains the expert's action, which is trained like any other. In the
+published notes only the planner's groups contain it, in some steps, in place of the worst sample
+and without a gradient. Both are an `Injection`. "Some steps" is a share of the questions here,
+since the actions tried in a state must not depend on the step of the run.
 
-Each agent of the paper learns from states that the trained agents before it lead to, and not from
-an oracle's. So the rollout continues with the first action that the policy sampled, as it would
-without an expert. Only where all actions of a group are carried out is the expert's one of them.
+In the paper each agent learns from states that the trained agents before it produce, not an oracle.
+So the rollout continues with the first action that the policy sampled, as it would without an
+expert. The expert's action is continued only if all actions of a group are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_rollouts
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
-from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rollout.tree import Forest, decisions
+from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.rollout.tree import Forest, sibling_groups
+from jax_ragrl.systems.base import Credit
 
 # From a decision and its question to the text of an expert's action, or None.
 Expert = Callable[[Generate, str], str | None]
 
 WHEN, REPLACES = ("always", "periodic", "off"), ("extra", "worst")
-CARRIED = ("sampled", "expert")
+CONTINUE_WITH = ("sampled", "expert")
 
 
 @dataclasses.dataclass(frozen=True)
 class Injection:
-    """When an expert's action is in a group, and for what.
+    """When a group contains an expert's action, and which sample it replaces.
 
-    `when` is always, periodic (one question in `period`) or off, at decisions of `roles` (none
-    named: of all). It `replaces` one sample from the start (`extra`: G - 1 samples and the expert)
-    or the worst one in hindsight (`worst`: G samples, of which the lowest is dropped). Without
-    `gradient` it only raises the mean that the others are compared with. Where the rollout
-    continues with one action of the group, `carried` says which: the first `sampled` one, or the
-    `expert`'s, which changes the states that later decisions are made in.
+    Fields:
+      when: `always`, `periodic` (one question in `period`) or `off`.
+      replaces: `extra`: one sample fewer is drawn, G - 1 samples and the expert. `worst`: G samples
+        are drawn, and the one with the lowest reward is dropped.
+      gradient: whether the expert's action is trained; if not, it only shifts the group's mean.
+      period: with `periodic`, the number of questions per question with an expert.
+      roles: the roles whose groups contain an expert; empty for all.
+      continue_with: if the rollout continues with one action of the group, the first `sampled` one
+        or the `expert`'s; the latter changes the states of later decisions.
     """
 
     when: str = "always"
@@ -51,83 +59,129 @@ class Injection:
     gradient: bool = True
     period: int = 4
     roles: tuple[str, ...] = ()
-    carried: str = "sampled"
+    continue_with: str = "sampled"
 
     def __post_init__(self) -> None:
-        named = {"when": WHEN, "replaces": REPLACES, "carried": CARRIED}
-        for name, choices in named.items():
+        valid = {"when": WHEN, "replaces": REPLACES, "continue_with": CONTINUE_WITH}
+        for name, choices in valid.items():
             if getattr(self, name) not in choices:
                 raise UserError(
                     f"recipe.expert.{name} is {getattr(self, name)!r}: use {' or '.join(choices)}"
                 )
         if self.period < 1:
-            raise UserError(f"recipe.expert.period is {self.period}: it counts questions, from 1")
+            raise UserError(
+                f"recipe.expert.period is {self.period}, but it is a number of questions: use 1 or "
+                "more"
+            )
 
     def due(self, role: str, question: str) -> bool:
-        """Whether the groups of a role have an expert in the rollouts of a question."""
+        """Returns whether the groups of a role contain an expert in the rollouts of a question."""
         if self.when == "off" or (self.roles and role not in self.roles):
             return False
+        # A checksum, not `hash`, which differs between processes.
         return self.when == "always" or zlib.crc32(question.encode()) % self.period == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The expander: groups at the decisions of the `trained` roles, one action elsewhere.
+    """An expander with groups at the decisions of some roles, and one action at all others.
 
-    Every action of a role in `whole` is carried out, since its reward needs that; of the others'
-    only the first one that was sampled, or the expert's (`Injection.carried`), and the searches of
-    all actions of roles in `peeked` are made.
+    Fields:
+      trained_roles: the roles with groups.
+      size: the number of actions per group.
+      injection: when a group contains an expert's action.
+      expert: the source of the expert's actions; None without an expert.
+      continue_all: roles whose actions are all continued, since their reward needs the outcome. Of
+        other roles one action is continued (`Injection.continue_with`).
+      search_all: roles whose queries are all searched, also the queries of actions that end there.
     """
 
-    trained: frozenset[str]
+    trained_roles: frozenset[str]
     size: int
     injection: Injection
     expert: Expert | None = None
-    whole: frozenset[str] = frozenset()
-    peeked: frozenset[str] = frozenset()
+    continue_all: frozenset[str] = frozenset()
+    search_all: frozenset[str] = frozenset()
 
     def __call__(self, effect: Generate, question: str) -> Branching:
-        if effect.role not in self.trained:
+        if effect.role not in self.trained_roles:
             return Branching(1)
+        # Ask for the expert only if it is due: a lookup in the pool costs time.
         text = None
         if self.expert is not None and self.injection.due(effect.role, question):
             text = self.expert(effect, question)
-        forced = () if text is None else (Forced(text),)
-        samples = self.size - (len(forced) if self.injection.replaces == "extra" else 0)
-        follow = None if effect.role in self.whole else 1
-        skip = len(forced) if self.injection.carried == "sampled" else 0
-        return Branching(samples, forced, follow, effect.role in self.peeked, skip)
+        forced_actions = () if text is None else (ForcedAction(text),)
+        is_extra = self.injection.replaces == "extra"
+        return Branching(
+            samples=self.size - (len(forced_actions) if is_extra else 0),
+            forced_actions=forced_actions,
+            follow=None if effect.role in self.continue_all else 1,
+            peek=effect.role in self.search_all,
+            # Forced actions come first in a group: skip them to continue with a sampled one.
+            skip=len(forced_actions) if self.injection.continue_with == "sampled" else 0,
+        )
 
 
-def siblings_mean(
-    forest: Forest, reward_N: np.ndarray, injection: Injection, *, normalised: bool = False
+def sibling_advantages(
+    forest: Forest, reward_N: np.ndarray, injection: Injection, *, normalize: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each action's reward against the mean of its group, and whether to train it, float32 `[N]`.
+    """Returns each action's reward minus the mean of its group, and its weight, float32 `[N]`.
 
       A(x, y_i) = r(x, y_i) - 1/G sum_j r(x, y_j)                               (eq. 2, no division)
 
-    Identical actions are one node, which counts as often as it was written: in the mean, and in
-    eq. 3's sum, so its credit is `A` times that. (A loss that is linear or clipped in `A` is then
-    the sum over all that was written; what the aggregate divides by, and a KL in the loss, see the
-    node once.) An action without siblings has weight 0: there is nothing to learn from it, and it
-    is of a role that is not in training. So has a dropped sample, and an expert without gradient
-    unless the policy wrote the same. Every other weight is 1. `normalised` divides by the unbiased
-    deviation of the group plus 1e-6, as GRPO does.
+    Identical actions are one node, which counts as often as it was sampled, both in the mean and in
+    the sum of eq. 3; so its credit is `A` times its multiplicity. (A loss that is linear or clipped
+    in `A` then equals the sum over all samples. The divisor of the aggregate and a KL in the loss
+    count the node once.)
+
+    The weight is 0 for an action without siblings, whose role is not in training, for a dropped
+    sample, and for an expert without gradient unless the policy sampled the same text. It is 1 for
+    all other actions.
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the immediate reward of each node.
+      injection: how the expert's action takes part in a group.
+      normalize: whether to divide by the unbiased standard deviation of the group plus 1e-6, as
+        GRPO does.
     """
     credit_N = np.zeros(len(forest.records), np.float32)
     weight_N = np.zeros(len(forest.records), np.float32)
-    for nodes in decisions(forest):
+    for nodes in sibling_groups(forest):
+        # 1. Count each action as often as it was sampled; forced ones count once more.
         forced_K, reward_K = forest.forced_N[nodes], reward_N[nodes].astype(np.float64)
         count_K = forest.multiplicity_N[nodes].astype(np.float64)
         sampled_K = count_K - forced_K
+        # 2. Drop one copy of the worst sample if the expert takes its place.
         if injection.replaces == "worst" and forced_K.any() and sampled_K.any():
             worst = int(np.argmin(np.where(sampled_K > 0, reward_K, np.inf)))
             count_K[worst] -= 1
+        # 3. Center, and weigh by the copies that have a gradient.
         if count_K.sum() > 1:
             trained_K = count_K - (0 if injection.gradient else forced_K)
             centred_K = reward_K - np.average(reward_K, weights=count_K)
             variance = np.sum(count_K * centred_K**2) / (count_K.sum() - 1)
-            scale = np.sqrt(variance) + 1e-6 if normalised else 1.0
+            scale = np.sqrt(variance) + 1e-6 if normalize else 1.0
             credit_N[nodes] = trained_K * centred_K / scale
             weight_N[nodes] = trained_K > 0
     return credit_N, weight_N
+
+
+def over_answers(
+    forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the credit `over_rollouts` by answers alone, for the GRPO that OPERA compares with.
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the immediate reward of each node; the rewards of actions are left out.
+      rule: how rewards in a group are compared, from `credit/advantages.py`.
+    """
+    # `over_rollouts` sums all rewards of a rollout, and role rewards are for MAPGRPO.
+    return over_rollouts(forest, np.where(forest.leaf_N, reward_N, 0), rule)
+
+
+OVER_ANSWERS: Mapping[str, Credit] = {
+    rule.__name__: functools.partial(over_answers, rule=rule)
+    for rule in (group_normalised, group_centred, leave_one_out)
+}

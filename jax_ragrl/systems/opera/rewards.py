@@ -1,7 +1,7 @@
-"""OPERA's three rewards (eq. 7, 9 and 10), and what they take for gold.
+"""OPERA's three rewards (eq. 7, 9 and 10), and the gold answers they compare with.
 
-The published code scores plans by another rubric than the paper; `plan_reward_code` is that one.
-Where the paper names a term and does not define it, the code's definition is used.
+The published code scores plans by other terms than the paper; `plan_reward_code` implements them.
+If the paper names a term without a definition, the definition of the code is used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.systems.opera.grammar import YES, Step, references
-from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, exact_match, normalise
+from jax_ragrl.text.metrics import CLOSED, cover_match_tokens, exact_match, normalize
 from jax_ragrl.types import Passage, Question
 
 _ENTITY = re.compile(r"\b[A-Z][\w'.-]*(?: [A-Z][\w'.-]*)*")
-_ENDING = re.compile(r"(?:'s|['.])+$")  # of a sentence or a genitive, not of a name
+_ENDING = re.compile(r"(?:'s|['.])+$")  # the end of a sentence or a genitive, not of a name
 _ASKS = re.compile(r"\b(who|whom|whose|what|which|where|when|why|how)\b", re.IGNORECASE)
 
 
@@ -25,11 +25,12 @@ _ASKS = re.compile(r"\b(who|whom|whose|what|which|where|when|why|how)\b", re.IGN
 
 
 class Gold(NamedTuple):
-    """What is known about a sub-goal and some passages.
+    """The gold of a sub-goal for some passages.
 
-    `answers` are its gold answers, none where the passages do not tell it, and None where that is
-    not known. `relevant` says of each passage whether it bears on the sub-goal, and `total` how
-    many of all passages do.
+    Fields:
+      answers: the gold answers; () if the passages do not contain them; None if unknown.
+      relevant: per passage, whether it is relevant to the sub-goal.
+      total: the number of relevant passages in the corpus.
     """
 
     answers: tuple[str, ...] | None
@@ -38,7 +39,13 @@ class Gold(NamedTuple):
 
 
 class SubGoal(NamedTuple):
-    """A sub-goal as it was put: step `number` (from 0) of a plan with `steps` steps."""
+    """A sub-goal in a plan.
+
+    Fields:
+      text: the text, with the answers of earlier steps filled in.
+      number: its number in the plan, from 0.
+      steps: the number of steps of the plan.
+    """
 
     text: str
     number: int
@@ -49,69 +56,88 @@ GoldOf = Callable[[Question, SubGoal, Sequence[Passage]], Gold]
 
 
 def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
-    """Gold from a data set's own decomposition.
+    """Returns the gold of a sub-goal from the decomposition in a data set.
 
-    The last step of any plan has the question's answers, the others those of the decomposition
-    (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA); they are not known where that is of
-    another length. The question's gold passages count as relevant to each step, since data sets do
-    not say which step one belongs to, and of several with one gold name, pieces of an article, the
-    first.
+    The last step of any plan has the answers of the question. Other steps have the answers of the
+    decomposition (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA); they are unknown if the
+    decomposition has another length. Data sets do not assign gold passages to steps, so the gold
+    passages of the question count as relevant to each step. Of several passages with one gold name,
+    which are pieces of an article, only the first counts.
+
+    Args:
+      question: the question, with the fields of its data set in `metadata`.
+      goal: the sub-goal.
+      passages: the passages in the prompt.
     """
     relevant = first_named(passages, question.gold)
-    middle = goal.number < goal.steps - 1
-    answers = () if middle else question.answers
-    known = question.metadata.get("question_decomposition", ())
-    facts = question.metadata.get("evidences", ())
-    triples = [x for x in facts if isinstance(x, list | tuple) and len(x) == 3]
-    if not answers and len(known) == goal.steps:
-        answers = (str(known[goal.number]["answer"]),)
-    elif middle:
+    is_middle = goal.number < goal.steps - 1
+    answers = () if is_middle else question.answers
+    # 1. Find the answers of a middle step.
+    decomposition = question.metadata.get("question_decomposition", ())
+    evidence = question.metadata.get("evidences", ())
+    triples = [x for x in evidence if isinstance(x, list | tuple) and len(x) == 3]
+    if not answers and len(decomposition) == goal.steps:
+        answers = (str(decomposition[goal.number]["answer"]),)
+    elif is_middle:
         answers = object_of(goal, triples)
+    # 2. Decide whether the passages contain them.
     total = len(set(question.gold))
-    told = settled(answers, passages, sum(relevant), total, alone=goal.steps == 1)
-    if middle and triples and any(relevant) and not told:
-        told = None  # Wikidata's spelling of it, a date's say, need not be that of the passages
-    return Gold(None if told is None else tuple(answers) if told else (), relevant, total)
+    answerable = is_answerable(answers, passages, sum(relevant), total, alone=goal.steps == 1)
+    if is_middle and triples and any(relevant) and not answerable:
+        # Triples have Wikidata's spelling, for example of a date, which a passage may not have.
+        answerable = None
+    if answerable is None:
+        return Gold(None, relevant, total)
+    return Gold(tuple(answers) if answerable else (), relevant, total)
 
 
 def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The object of the one (subject, relation, object) whose subject a sub-goal names, or none.
+    """Returns the object of the only (subject, relation, object) whose subject a sub-goal names.
 
-    By subject and not by number, since a comparison's sides may be planned in either order. A plan
-    has a step for each triple, and may have another that compares.
+    Triples are found by subject and not by number, since a plan may order the two sides of a
+    comparison either way. A plan has one step per triple, and may have one more that compares;
+    for other plans, and if no or several subjects match, the result is ().
     """
     if goal.steps - len(triples) not in (0, 1):
         return ()
-    named = [
+    objects = [
         str(triple[-1])
         for triple in triples
         if cover_match_tokens(goal.text, (str(triple[0]),), punct="space")
     ]
-    return tuple(named) if len(named) == 1 else ()
+    return tuple(objects) if len(objects) == 1 else ()
 
 
 def first_named(passages: Sequence[Passage], names: Sequence[str]) -> tuple[bool, ...]:
-    """Of each passage, whether it is the first to bear some name as its id or title."""
-    left, first = set(names), []
+    """Returns per passage whether it is the first one with some name as its id or title."""
+    remaining, first = set(names), []
     for passage in passages:
-        borne = {passage.id, passage.title} & left
-        left -= borne
-        first.append(bool(borne))
+        new = {passage.id, passage.title} & remaining
+        remaining -= new
+        first.append(bool(new))
     return tuple(first)
 
 
-def settled(
+def is_answerable(
     answers: Sequence[str], passages: Sequence[Passage], gold: int, total: int, *, alone: bool
 ) -> bool | None:
-    """Whether passages tell an answer, `gold` of the `total` gold ones among them; None: unknown.
+    """Returns whether passages contain an answer; None if that is unknown.
 
-    An answer is told where it stands, as whole words, in a passage. Yes and no stand nowhere: they
-    are told where all gold passages are shown. Where these are not, a plan of one step, which is
-    `alone`, cannot know; the last of several may compare earlier answers, which no passage shows.
+    An answer must occur in a passage as complete words. Yes and no do not occur in passages: they
+    count as contained if all gold passages are shown. If some are missing, a plan of one step
+    cannot be answered; but the last of several steps may compare earlier answers, which no passage
+    contains.
+
+    Args:
+      answers: the gold answers; if there are none, the result is unknown.
+      passages: the passages in the prompt.
+      gold: the number of gold passages among them.
+      total: the number of gold passages of the question; 0 if unknown.
+      alone: whether the plan has one step.
     """
     if not answers:
         return None
-    if normalise(answers[0]) not in CLOSED:
+    if normalize(answers[0]) not in CLOSED:
         return any(cover_match_tokens(p.text, answers) for p in passages)
     if not total:
         return None
@@ -122,44 +148,52 @@ def settled(
 
 
 def plan_logic(question: str, steps: Sequence[Step]) -> float:
-    """f_logic: 1, times 0.8 a sub-goal that joins two, 0.7 one that needs itself or a later one.
+    """Returns f_logic: the share of the question's names in the plan, times a factor per defect.
 
-    Times the share of the question's names that the plan mentions.
+    The factors are 0.8 per sub-goal that joins two with "and", and 0.7 per sub-goal that declares
+    a need of itself or of a later one.
     """
     score = 1.0
     for number, step in enumerate(steps, start=1):
         score *= 0.8 if " and " in step.goal else 1.0
-        score *= 0.7 if any(n >= number for n in step.declared) else 1.0
-    return score * _covered(question, steps)
+        score *= 0.7 if any(n >= number for n in step.declared_needs) else 1.0
+    return score * _name_coverage(question, steps)
 
 
-def _covered(question: str, steps: Sequence[Step]) -> float:
-    """The share of a question's capitalised names, its first word aside, that a plan mentions."""
-    found = _ENTITY.findall(question[:1].lower() + question[1:])
-    names = [_ENDING.sub("", name) for name in found]
-    mentioned = " ".join(step.goal for step in steps)
-    return sum(name in mentioned for name in names) / len(names) if names else 1.0
+def _name_coverage(question: str, steps: Sequence[Step]) -> float:
+    """Returns the share of a question's capitalized names that occur in a plan; 1 without names."""
+    # The first word of a question is capitalized without being a name.
+    entities = _ENTITY.findall(question[:1].lower() + question[1:])
+    names = [_ENDING.sub("", name) for name in entities]
+    goals = " ".join(step.goal for step in steps)
+    return sum(name in goals for name in names) / len(names) if names else 1.0
 
 
 def plan_struct(steps: Sequence[Step], least: int = 2) -> float:
-    """f_struct: 1, times 0.8 a missing field, 0.7 an invalid placeholder, 0.9 an undeclared one.
+    """Returns f_struct: a product of factors for defects of the structure.
 
-    Times 0.7 for fewer steps than `least`, and 0.8 for more than five.
+    The factors are 0.8 per missing field, 0.7 per invalid placeholder, 0.9 per undeclared one, 0.7
+    for fewer steps than `least`, and 0.8 for more than five steps.
     """
     score = (0.7 if len(steps) < least else 1.0) * (0.8 if len(steps) > 5 else 1.0)
     for number, step in enumerate(steps, start=1):
-        placed = references(step.goal)
+        placeholders = references(step.goal)
         score *= 0.8**step.missing
-        score *= 0.7 ** sum(not 1 <= n < number for n in placed)
-        score *= 0.9 ** sum(n not in step.declared for n in placed)
+        score *= 0.7 ** sum(not 1 <= n < number for n in placeholders)
+        score *= 0.9 ** sum(n not in step.declared_needs for n in placeholders)
     return score
 
 
-def plan_reward(question: str, plan: Parsed, success: float, least: int = 2) -> float:
-    """r_plan = 0.4 f_logic + 0.3 f_struct + 0.3 f_exec (eq. 7 and table 6).
+def plan_reward(question: str, plan: ParsedAction, success: float, least: int = 2) -> float:
+    """Returns r_plan = 0.4 f_logic + 0.3 f_struct + 0.3 f_exec (eq. 7 and table 6).
 
-    `success` is f_exec: what the rollout that carries the plan out earns. Text without a plan has
-    neither logic nor structure, though one step is carried out in its place.
+    Text without a plan has neither logic nor structure, although one step is executed in its place.
+
+    Args:
+      question: the text of the question.
+      plan: the parsed plan.
+      success: f_exec, the reward of the rollouts that execute the plan, 0 to 1.
+      least: the number of steps below which f_struct is reduced.
     """
     if not plan.valid:
         return 0.3 * success
@@ -167,8 +201,17 @@ def plan_reward(question: str, plan: Parsed, success: float, least: int = 2) -> 
     return 0.4 * logic + 0.3 * struct + 0.3 * success
 
 
-def plan_reward_code(question: str, plan: Parsed, success: float, least: int = 2) -> float:
-    """0.25 logic + 0.25 potential + 0.3 success + 0.1 efficiency + 0.1 placeholders (the code)."""
+def plan_reward_code(question: str, plan: ParsedAction, success: float, least: int = 2) -> float:
+    """Returns the plan reward of the published code; arguments as for `plan_reward`.
+
+    0.25 logic + 0.25 potential + 0.3 success + 0.1 efficiency + 0.1 placeholders
+
+    Args:
+      question: the text of the question.
+      plan: the parsed plan.
+      success: the reward of the rollouts that execute the plan, 0 to 1.
+      least: ignored; the code has a fixed score per number of steps.
+    """
     del least
     if not plan.valid:
         return 0.3 * success
@@ -179,28 +222,27 @@ def plan_reward_code(question: str, plan: Parsed, success: float, least: int = 2
 
 
 def plan_potential(steps: Sequence[Step]) -> float:
-    """Whether sub-goals look answerable: 1, times 0.8 a short one, 0.9 one that asks nothing.
-
-    Times the share of needs that an earlier step can meet.
+    """Returns how answerable sub-goals look: the share of declared needs that are earlier steps,
+    times 0.8 per sub-goal of one or two words and 0.9 per sub-goal without a question word.
     """
-    score, met, needs = 1.0, 0, 0
+    score, satisfiable, needs = 1.0, 0, 0
     for number, step in enumerate(steps, start=1):
         score *= 0.8 if len(step.goal.split()) < 3 else 1.0
         score *= 1.0 if _ASKS.search(step.goal) else 0.9
-        needs += len(step.declared)
-        met += sum(1 <= n < number for n in step.declared)
-    return score * (met / needs if needs else 1.0)
+        needs += len(step.declared_needs)
+        satisfiable += sum(1 <= n < number for n in step.declared_needs)
+    return score * (satisfiable / needs if needs else 1.0)
 
 
 def plan_efficiency(steps: int) -> float:
-    """How well a plan's length is chosen, whatever the question."""
+    """Returns the score of the length of a plan, independent of the question."""
     return 0.3 if steps < 2 else 1.0 if steps < 4 else 0.8 if steps < 6 else 0.5
 
 
 def plan_placeholders(steps: Sequence[Step]) -> float:
-    """The mean over placeholders of 0.5 for a valid one and 0.5 for a declared one; 1 without."""
+    """Returns the mean score of placeholders: 0.5 if valid plus 0.5 if declared; 1 without any."""
     scores = [
-        0.5 * (1 <= n < number) + 0.5 * (n in step.declared)
+        0.5 * (1 <= n < number) + 0.5 * (n in step.declared_needs)
         for number, step in enumerate(steps, start=1)
         for n in references(step.goal)
     ]
@@ -210,11 +252,11 @@ def plan_placeholders(steps: Sequence[Step]) -> float:
 # --- Analyses and rewritten queries -------------------------------------------------------------
 
 
-def analysis_reward(verdict: Parsed, gold: Gold) -> float:
-    """r_ana = 0.25 I[phi = phi*] + 0.65 EM(a, a*) + 0.1 f_format (eq. 9).
+def analysis_reward(verdict: ParsedAction, gold: Gold) -> float:
+    """Returns r_ana = 0.25 I[phi = phi*] + 0.65 EM(a, a*) + 0.1 f_format (eq. 9).
 
-    Where the passages do not settle the sub-goal, a* is no answer, which a `no` matches: 0.9 for
-    the status. Where that is not known the form alone is graded.
+    If the passages do not contain an answer, a `no` is right in status and answer: 0.9. If that is
+    unknown, only the form is scored.
     """
     form = 0.1 * verdict.format_score
     if gold.answers is None:
@@ -227,23 +269,28 @@ def analysis_reward(verdict: Parsed, gold: Gold) -> float:
 
 
 def ndcg(relevant: Sequence[bool], total: int) -> float:
-    """Normalised discounted cumulative gain at k, k being how many passages were found.
+    """Returns the normalized discounted cumulative gain of a ranking of k passages.
 
       DCG = sum_i rel_i / log2(i + 1),   NDCG = DCG / (DCG of min(total, k) relevant ones in front)
 
-    Järvelin and Kekäläinen 2002, with binary relevance. 0 where nothing could be found.
+    Järvelin and Kekäläinen 2002, with binary relevance. 0 if `total`, the number of relevant
+    passages in the corpus, is 0 or the ranking is empty.
     """
+    # Ranks count from 1, so the first passage has gain 1 / log2(2) = 1.
     gains = [1 / math.log2(i + 2) for i in range(len(relevant))]
     ideal = sum(gains[:total])
-    gained = sum(gain for gain, right in zip(gains, relevant, strict=True) if right)
-    return gained / ideal if ideal else 0.0
+    dcg = sum(gain for gain, is_relevant in zip(gains, relevant, strict=True) if is_relevant)
+    return dcg / ideal if ideal else 0.0
 
 
-def rewrite_reward(query: Parsed, gold: Gold, power: float = 0.5) -> float:
-    """r_rew = 0.9 sqrt(NDCG@k) + 0.1 f_format (eq. 10).
+def rewrite_reward(query: ParsedAction, gold: Gold, power: float = 0.5) -> float:
+    """Returns r_rew = 0.9 sqrt(NDCG@k) + 0.1 f_format (eq. 10).
 
-    `gold` judges what the query found. Where nothing is known to be relevant, 0.5 stands for the
-    root. `power` 1 leaves the root out.
+    Args:
+      query: the parsed query.
+      gold: the gold of the sub-goal for the passages that the query returned. If no relevant
+        passage is known, 0.5 replaces the root.
+      power: the exponent of the NDCG; 1 leaves out the root.
     """
-    found = ndcg(gold.relevant, gold.total) ** power if gold.total else 0.5
-    return 0.9 * found + 0.1 * query.format_score
+    ranking = ndcg(gold.relevant, gold.total) ** power if gold.total else 0.5
+    return 0.9 * ranking + 0.1 * query.format_score

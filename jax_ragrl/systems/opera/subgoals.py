@@ -1,8 +1,8 @@
-"""Sub-goals of the generated encyclopedia: how a question falls into them, and what is true of one.
+"""Sub-goals in the synthetic corpus: how a question decomposes, and the true answer of a sub-goal.
 
-A sub-goal is `relation of entity`, where `[1]` stands for the answer of the first, or a comparison
-of two answers. What is true of it is read from passages alone, so it can be told for any entity,
-the wrong ones among them.
+A sub-goal is `relation of entity`, where `[1]` stands for the answer of the first sub-goal, or a
+comparison of two answers. The true answer is read from passages alone, so that it exists for any
+entity, also for one from a wrong earlier answer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _SINGLE = re.compile(r"^(\w+) of (.+)$")
 _OLDER = re.compile(r"^older: (.+) (\d+), (.+) (\d+)$")
 _SAME = re.compile(r"^same: (.+), (.+)$")
 
-# The words that passages use for a relation, beside the names.
-WORDS: Mapping[str, str] = {
+# The words by which passages express a relation; short words would match any passage.
+RELATION_WORDS: Mapping[str, str] = {
     relation: " ".join(dict.fromkeys(re.findall(r"\b[a-z]{4,}\b", " ".join(forms))))
     for clusters in CLUSTERS.values()
     for relations, forms in clusters
@@ -29,10 +29,12 @@ WORDS: Mapping[str, str] = {
 
 
 class Truth(NamedTuple):
-    """What passages tell of a sub-goal.
+    """The true answer of a sub-goal according to some passages.
 
-    `answer` is empty where they do not tell it. `relevant` says of each passage whether it bears on
-    the sub-goal, and `total` how many of all passages do.
+    Fields:
+      answer: the answer; empty if the passages do not contain it.
+      relevant: per passage, whether it is relevant to the sub-goal.
+      total: the number of relevant passages in the corpus.
     """
 
     answer: str
@@ -41,68 +43,80 @@ class Truth(NamedTuple):
 
 
 def subgoals(question: str) -> tuple[str, ...]:
-    """The sub-goals of a question of the encyclopedia, in order; none for any other text."""
+    """Returns the sub-goals of a question of the synthetic corpus in order; () for other text."""
     plan = understand(question)
     if plan is None:
         return ()
+    # A hop without a name continues from the answer of the previous one.
     goals = [f"{relation} of {name or f'[{i}]'}" for i, (relation, name) in enumerate(plan.hops)]
     if plan.compare:
+        # Ages are compared by name and year, other values only with each other.
         names = [f"{name} " if plan.compare == "year" else "" for _, name in plan.hops]
         word = "older" if plan.compare == "year" else "same"
         goals.append(f"{word}: {names[0]}[1], {names[1]}[2]")
     return tuple(goals)
 
 
-def filled(goal: str, answers: Sequence[str]) -> str:
-    """A sub-goal with the answers of earlier ones in their places."""
+def fill_answers(goal: str, answers: Sequence[str]) -> str:
+    """Replaces the placeholders of a sub-goal by the answers of earlier sub-goals."""
     for i, answer in enumerate(answers, start=1):
         goal = goal.replace(f"[{i}]", answer)
     return goal
 
 
-def compared(goal: str) -> str:
-    """The answer of a comparison with both values in it; empty for any other sub-goal."""
-    if found := _OLDER.match(goal):
-        first, a, second, b = found.groups()
+def comparison_answer(goal: str) -> str:
+    """Returns the answer of a comparison that contains both values; empty for other sub-goals."""
+    if match := _OLDER.match(goal):
+        first, a, second, b = match.groups()
+        # `int` refuses very long numbers, and a policy may write any.
         return first if int(a[:9]) <= int(b[:9]) else second
-    if found := _SAME.match(goal):
-        return "yes" if found[1] == found[2] else "no"
+    if match := _SAME.match(goal):
+        return "yes" if match[1] == match[2] else "no"
     return ""
 
 
-def meaning(goal: str) -> Plan | None:
-    """A sub-goal, or a whole question, as a plan; None for a text that is neither."""
-    found = _SINGLE.match(goal)
-    if found and found[1] in RELATIONS:
-        return Plan(((found[1], found[2]),))
+def parse_subgoal(goal: str) -> Plan | None:
+    """Parses a sub-goal, or a complete question, as a plan; None for other text."""
+    match = _SINGLE.match(goal)
+    if match and match[1] in RELATIONS:
+        return Plan(((match[1], match[2]),))
     return understand(goal)
 
 
-def truth(goal: str, passages: Sequence[Passage]) -> Truth | None:
-    """What passages tell of a sub-goal; None where it asks nothing of the encyclopedia."""
-    if answer := compared(goal):
+def read_truth(goal: str, passages: Sequence[Passage]) -> Truth | None:
+    """Returns the true answer of a sub-goal in some passages; None if it is not a sub-goal."""
+    if answer := comparison_answer(goal):
         return Truth(answer, (False,) * len(passages), 0)
-    plan = meaning(goal)
+    plan = parse_subgoal(goal)
     if plan is None:
         return None
-    told = [facts_of(passage.text) for passage in passages]
-    steps = resolve(plan, told)
+    facts_K = [facts_of(passage.text) for passage in passages]
+    steps = resolve(plan, facts_K)
     values = [value for _, value in steps]
-    relevant = tuple(any(pair in facts for pair, _ in steps) for facts in told)
+    relevant = tuple(any(pair in facts for pair, _ in steps) for facts in facts_K)
+    # A chain that breaks has no answer, but its passages so far are relevant.
     if len(steps) < len(plan.hops) or not all(values):
         return Truth("", relevant, len(plan.hops))
     return Truth(conclusion(goal, plan, values), relevant, len(plan.hops))
 
 
 def conclusion(goal: str, plan: Plan, values: Sequence[str]) -> str:
-    """The answer of a sub-goal, or a whole question, from the values of its plan's hops."""
-    return compared(filled(subgoals(goal)[-1], values)) if plan.compare else values[-1]
+    """Returns the answer of a sub-goal or a complete question.
+
+    Args:
+      goal: the text of the sub-goal or question.
+      plan: its plan.
+      values: the value of each hop of the plan.
+    """
+    if not plan.compare:
+        return values[-1]
+    return comparison_answer(fill_answers(subgoals(goal)[-1], values))
 
 
-def reworded(goal: str) -> str:
-    """A sub-goal as a query in the words of passages; itself where it is no single fact."""
-    plan = meaning(goal)
+def as_query(goal: str) -> str:
+    """Returns a sub-goal as a query in the words of passages; unchanged if it has several hops."""
+    plan = parse_subgoal(goal)
     if plan is None or len(plan.hops) > 1:
         return goal
     relation, name = plan.hops[0]
-    return f"{name} {WORDS[relation]}"
+    return f"{name} {RELATION_WORDS[relation]}"

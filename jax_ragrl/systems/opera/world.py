@@ -1,7 +1,7 @@
-"""OPERA in the generated encyclopedia: what is gold, and what an expert would write.
+"""OPERA in the synthetic corpus: the gold of sub-goals, and the actions of an expert.
 
-Both read text alone, by the rules of `subgoals`. The expert stands where the paper has the best
-candidate of a large model.
+Both are computed from text alone, by the rules of `subgoals`. The expert takes the place of the
+best candidate of a large model in the paper.
 """
 
 from __future__ import annotations
@@ -19,27 +19,32 @@ from jax_ragrl.systems.opera.grammar import (
     render_rewrite,
 )
 from jax_ragrl.systems.opera.rewards import Gold, SubGoal
-from jax_ragrl.systems.opera.subgoals import reworded, subgoals, truth
-from jax_ragrl.text.prompts import read_numbered
+from jax_ragrl.systems.opera.subgoals import as_query, read_truth, subgoals
+from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import Passage, Question
 
 
 def world_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -> Gold:
-    """What the shown passages themselves tell of a sub-goal, whatever the plan.
+    """Returns the gold of a sub-goal from the passages themselves, independent of the plan.
 
-    So a sub-goal about a wrongly found entity is judged as it was put. What asks nothing of the
-    encyclopedia cannot be answered, and nothing is relevant to it.
+    A sub-goal about a wrong entity is therefore judged by its own text. Text that is not a sub-goal
+    has no answer, and no passage is relevant to it.
+
+    Args:
+      question: ignored; the sub-goal determines the gold.
+      goal: the sub-goal.
+      passages: the passages in the prompt.
     """
     del question
-    found = truth(goal.text, passages)
-    if found is None:
+    truth = read_truth(goal.text, passages)
+    if truth is None:
         return Gold((), (False,) * len(passages), 0)
-    return Gold((found.answer,) if found.answer else (), found.relevant, found.total)
+    return Gold((truth.answer,) if truth.answer else (), truth.relevant, truth.total)
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldExpert:
-    """The right action of every role, from a prompt of the tiny style."""
+    """The right action of every role for a prompt of the tiny style."""
 
     style: str = "opera_tiny"
 
@@ -48,19 +53,20 @@ class WorldExpert:
         return self.write(effect.role, effect.messages[-1].content)
 
     def write(self, role: str, prompt: str) -> str:
-        """The text of an action."""
-        asked = question_of(prompt)
+        """Returns the text of the right action of a role for a prompt."""
+        goal = question_of(prompt)
         if role == PLAN:
-            return render_plan(subgoals(asked) or (asked,))
+            return render_plan(subgoals(goal) or (goal,))
         if role == ANALYSIS:
-            shown = [Passage("", t, text) for t, text in read_numbered(self.style, prompt)]
-            return analyse(asked, shown)
-        return render_rewrite("rephrase", reworded(asked))
+            pairs = parse_passages(self.style, prompt)
+            return write_analysis(goal, [Passage("", title, text) for title, text in pairs])
+        return render_rewrite("rephrase", as_query(goal))
 
 
-def analyse(goal: str, shown: Sequence[Passage]) -> str:
-    """The right verdict on a sub-goal: the fact, and the answer; or that there is nothing."""
-    found = truth(goal, shown)
-    if found is None or not found.answer:
+def write_analysis(goal: str, passages: Sequence[Passage]) -> str:
+    """Returns the right verdict on a sub-goal: the fact and the answer, or that there is none."""
+    truth = read_truth(goal, passages)
+    # A `no` is the right verdict, with any analysis.
+    if truth is None or not truth.answer:
         return render_analysis("nothing")
-    return render_analysis(f"{goal} is {found.answer}", found.answer)
+    return render_analysis(f"{goal} is {truth.answer}", truth.answer)

@@ -1,1 +1,1 @@
-"""Teachers of the systems: scripts that play their roles, and builders of supervised rows."""
+"""Scripted teachers: one module per system, each with a class `Teacher`."""

@@ -1,4 +1,4 @@
-"""What a teacher is: a script that plays the roles of a system, and its place in a rollout."""
+"""The interface of scripted teachers, and the sampler that puts a teacher into a rollout."""
 
 from __future__ import annotations
 
@@ -7,40 +7,49 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import context_ids, written_ids
+from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 
 
-class Writer(Protocol):
-    """A script that writes a role's next action in a context; see `rollout.effects.Generate`."""
+class TeacherScript(Protocol):
+    """A script that writes the next action of a role; see `rollout.effects.Generate`."""
 
     def write(
         self,
         role: str,
         messages: Sequence[Message],
-        after: Sequence[Segment],
+        history: Sequence[Segment],
         rng: random.Random,
-    ) -> str: ...
+    ) -> str:
+        """Writes one action.
+
+        Args:
+          role: name of the role.
+          messages: the prompt.
+          history: earlier turns of the context and observations.
+          rng: the only source of randomness.
+        """
+        ...
 
 
 class TeacherSampler:
-    """A teacher behind the sampler's interface."""
+    """An action sampler that calls a teacher."""
 
-    def __init__(self, teacher: Writer, tokenizer: ChatTokenizer):
+    def __init__(self, teacher: TeacherScript, tokenizer: ChatTokenizer):
         self._teacher, self._tokenizer = teacher, tokenizer
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """Forced texts first, then the teacher's; a request's seed decides its chance."""
+        """Returns forced texts first, then the teacher's actions, seeded by the request."""
         return [self._actions(request) for request in requests]
 
     def _actions(self, request: ActionRequest) -> list[Action]:
-        rng, context = random.Random(request.seed), (request.messages, request.after)
-        texts = [f.text for f in request.branching.forced if f.complete]
-        drawn = request.branching.samples + len(request.branching.forced) - len(texts)
-        texts += [self._teacher.write(request.role.name, *context, rng) for _ in range(drawn)]
-        chat = request.role.chat
-        ids = context_ids(self._tokenizer, request.messages, request.after, chat)
-        return [Action(ids, written_ids(self._tokenizer, text, chat), text) for text in texts]
+        rng, context = random.Random(request.seed), (request.messages, request.history)
+        texts = [f.text for f in request.branching.forced_actions if f.complete]
+        count = request.branching.samples + len(request.branching.forced_actions) - len(texts)
+        texts += [self._teacher.write(request.role.name, *context, rng) for _ in range(count)]
+        chat = request.role.as_chat_turns
+        ids = context_ids(self._tokenizer, request.messages, request.history, chat)
+        return [Action(ids, action_ids(self._tokenizer, text, chat), text) for text in texts]

@@ -1,9 +1,9 @@
-"""A scripted teacher that plays C-3PO's three roles in the generated encyclopedia.
+"""A scripted teacher of C-3PO's three roles in the synthetic corpus.
 
-It stands where the paper has a 72B model with few-shot prompts: it reads the text of a prompt,
-writes a legal action, and is imperfect in the ways such a teacher is. It chooses strategies without
-regard to the question, it keeps passages that merely share a name, and it sometimes stops early.
-Rejection sampling keeps what led to a right answer all the same (Chen et al. 2025, section 5.2).
+It replaces the paper's 72B model with few-shot prompts: it reads the text of a prompt and writes a
+valid action. Like such a model it is imperfect: it chooses strategies at random, may select
+passages that merely share a name, and may stop early. Rejection sampling then retains the actions
+that led to a correct answer (Chen et al. 2025, section 5.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jax_ragrl.systems.c3po import (
     render_filter,
     render_router,
 )
-from jax_ragrl.text.prompts import read_numbered
+from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import Message
 
 _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
@@ -35,25 +35,35 @@ _OBJECTIVE = re.compile(r"^Objective: .*?next (\w+) of (.+)$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """How imperfect the teacher is.
+    """The teacher and its errors.
 
-    `greedy_filter` is the chance that a selection also keeps every passage that shares a name with
-    what is looked for; `early_stop` the chance that a decision hands over too soon.
+    Fields:
+      style: prompt style.
+      p_keep_related: probability that a selection includes every passage that shares a name with
+        the objective.
+      p_early_stop: probability that a decision ends the search too early.
     """
 
     style: str = "c3po_tiny"
-    greedy_filter: float = 0.0
-    early_stop: float = 0.0
+    p_keep_related: float = 0.0
+    p_early_stop: float = 0.0
 
     def write(
-        self, role: str, messages: Sequence[Message], after: Sequence[Segment], rng: random.Random
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
-        """The text of one action; this proxy has no conversations of several turns."""
-        del after
+        """Writes one action.
+
+        Args:
+          role: name of the role.
+          messages: the prompt.
+          history: unused, since no context of C-3PO has several turns.
+          rng: decides on errors.
+        """
+        del history
         prompt = messages[-1].content
         question = question_of(prompt)
         plan = understand(question)
-        documents = read_numbered(self.style, prompt)
+        documents = parse_passages(self.style, prompt)
         if plan is None:
             return render_router(RETRIEVAL, question)
         if role == ROUTER:
@@ -70,32 +80,38 @@ class Teacher:
         self, plan: Plan, prompt: str, documents: Sequence[tuple[str, str]], rng: random.Random
     ) -> str:
         objective = _OBJECTIVE.findall(prompt)
-        wanted = Plan(tuple(tuple(o) for o in objective)) if objective else plan
-        told = [facts_of(text) for _, text in documents]
-        found = [step for step in resolve(wanted, told) if step[1]]
-        pairs = [pair for pair, _ in found]
-        keep = [i for i, facts in enumerate(told, 1) if any(pair in facts for pair in pairs)]
-        if rng.random() < self.greedy_filter:
-            names = {word for _, entity in wanted.hops if entity for word in entity.split()}
+        goal = Plan(tuple(tuple(o) for o in objective)) if objective else plan
+        facts = [facts_of(text) for _, text in documents]
+        steps = [step for step in resolve(goal, facts) if step[1]]
+        pairs = [pair for pair, _ in steps]
+        keep = [
+            i
+            for i, pairs_of_text in enumerate(facts, 1)
+            if any(pair in pairs_of_text for pair in pairs)
+        ]
+        if rng.random() < self.p_keep_related:
+            names = {word for _, entity in goal.hops if entity for word in entity.split()}
             keep = [
                 i
                 for i, (title, _) in enumerate(documents, 1)
                 if i in keep or names & set(title.split())
             ]
-        first = wanted.hops[0]
-        thought = "; ".join(f"{r} of {e} is {value}" for (e, r), value in found)
+        first = goal.hops[0]
+        thought = "; ".join(f"{r} of {e} is {value}" for (e, r), value in steps)
         return render_filter(thought or f"nothing on {first[0]} of {first[1]}", tuple(keep))
 
     def _decide(
         self, plan: Plan, prompt: str, documents: Sequence[tuple[str, str]], rng: random.Random
     ) -> str:
         steps = resolve(plan, [facts_of(text) for _, text in documents])
-        known = [value for _, value in steps if value]
-        thought = " ".join(f"{i}. {value}" for i, value in enumerate(known, 1))
+        values = [value for _, value in steps if value]
+        thought = " ".join(f"{i}. {value}" for i, value in enumerate(values, 1))
         missing = next((pair for pair, value in steps if not value), None)
         if missing:
             query = f"{missing[1]} of {missing[0]}"
-            tried = sum(title == query for title, _ in documents)
-            if not tried and not (prompt.startswith("finish") or rng.random() < self.early_stop):
+            is_repeated = sum(title == query for title, _ in documents)
+            if not is_repeated and not (
+                prompt.startswith("finish") or rng.random() < self.p_early_stop
+            ):
                 return render_decision(f"{thought} next {query}".strip(), RETRIEVAL, query)
         return render_decision(f"{thought} done".strip(), LLM)

@@ -1,7 +1,7 @@
-"""A scripted planner for MAO-ARAG in the generated encyclopedia.
+"""A scripted planner for MAO-ARAG in the synthetic corpus.
 
-It stands where the paper distils a large planner into a small one: serial decomposition for
-chains, parallel for comparisons, one search for a single fact.
+It replaces the large planner that the paper distils into a small one: serial decomposition for
+chains, parallel decomposition for comparisons, a single search for a single fact.
 """
 
 from __future__ import annotations
@@ -14,38 +14,48 @@ from jax_ragrl.llm.reader import question_of, understand
 from jax_ragrl.rollout.effects import Segment
 from jax_ragrl.runtime.portable_random import pick
 from jax_ragrl.systems.mao_arag import PLANNER
-from jax_ragrl.systems.workflows import AG, DS, QDP, QDS, WORKFLOWS, R, render_plan
+from jax_ragrl.systems.mao_arag.workflows import AG, DS, QDP, QDS, WORKFLOWS, R, render_plan
 from jax_ragrl.types import Message
 
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """Plans by the form of the question; `workflow` is for what needs no decomposition.
+    """A planner that decides by the form of the question, and its errors.
 
-    `hasty` is the chance that a question of several facts is searched once all the same, `wander`
-    that of a legal plan drawn at random, `swap` that a decomposition is the other one.
+    Fields:
+      workflow: the plan for questions that need no decomposition.
+      p_single_search: probability that a question of several facts is not decomposed.
+      p_random_plan: probability of a random valid plan.
+      p_swap_decomposition: probability of the other kind of decomposition.
     """
 
     workflow: tuple[str, ...] = (R, DS, AG)
-    hasty: float = 0.0
-    wander: float = 0.0
-    swap: float = 0.0
+    p_single_search: float = 0.0
+    p_random_plan: float = 0.0
+    p_swap_decomposition: float = 0.0
 
     def write(
         self,
         role: str,
         messages: Sequence[Message],
-        after: Sequence[Segment],
+        history: Sequence[Segment],
         rng: random.Random,
     ) -> str:
-        """The text of one action."""
-        del after
+        """Writes one plan.
+
+        Args:
+          role: name of the role.
+          messages: the prompt.
+          history: unused.
+          rng: decides on errors.
+        """
+        del history
         plan = understand(question_of(messages[-1].content))
         first = role == PLANNER
-        if rng.random() < self.wander:
+        if rng.random() < self.p_random_plan:
             return render_plan(pick(rng, (*WORKFLOWS, *([(QDS,), (QDP,)] if first else []))))
         single = not first or plan is None or len(plan.hops) == 1
-        if single or rng.random() < self.hasty:
+        if single or rng.random() < self.p_single_search:
             return render_plan(self.workflow)
-        parallel = bool(plan and plan.compare) != (rng.random() < self.swap)
+        parallel = bool(plan and plan.compare) != (rng.random() < self.p_swap_decomposition)
         return render_plan((QDP,) if parallel else (QDS,))

@@ -1,8 +1,8 @@
-"""Teachers of MMOA-RAG's three roles: the paper's heuristic labels, and a script for the world.
+"""Teachers of MMOA-RAG's three roles: the paper's heuristic labels, and a script.
 
-The labels (Chen et al. 2025, appendix B) need no teacher model: rewritings come from a public set,
-a document is worth selecting if it holds a word of the question or of its answer, and the generator
-is shown what would be selected.
+The labels (Chen et al. 2025, appendix B) need no teacher model: rewritings come from a public data
+set, a document is selected if it contains a word of the question or of its answer, and the
+generator gets the selected documents.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from jax_ragrl.systems.mmoa_rag import (
     render_queries,
     render_selection,
 )
-from jax_ragrl.text.metrics import CLOSED, normalise
-from jax_ragrl.text.prompts import read_numbered
+from jax_ragrl.text.metrics import CLOSED, normalize
+from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import Message, Passage, Question
 from jax_ragrl.warmstart.demos import Demo
 
-# Words that say nothing about what a text is about.
+# Words without information about the topic of a text.
 STOP_WORDS = frozenset(
     "about above after again against all also am an and any are as at be because been before being "
     "below between both but by can could did do does doing down during each few for from further "
@@ -48,26 +48,26 @@ STOP_WORDS = frozenset(
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text longer than one character that are not in `STOP_WORDS`."""
-    return [w for w in normalise(text, "space").split() if len(w) > 1 and w not in STOP_WORDS]
+    """Returns the words of a text that are longer than one character and not in `STOP_WORDS`."""
+    return [w for w in normalize(text, "space").split() if len(w) > 1 and w not in STOP_WORDS]
 
 
 def words_of_both(question: Question) -> list[str]:
-    """What a useful document may hold: words of the question and of its answer (paper)."""
+    """Returns the words of the question and of its answer, which select documents (paper)."""
     return content_words(f"{question.text} {question.answers[0]}")
 
 
 def words_of_answer(question: Question) -> list[str]:
-    """The same from the answer alone, or from the question where that says yes or no (code)."""
-    closed = normalise(question.answers[0]) in CLOSED
-    return content_words(question.text if closed else question.answers[0])
+    """Returns the words of the answer, or of the question if the answer is yes or no (code)."""
+    is_closed = normalize(question.answers[0]) in CLOSED
+    return content_words(question.text if is_closed else question.answers[0])
 
 
 LABELS = {"both": words_of_both, "answer": words_of_answer}
 
 
 def useful(words: Sequence[str], passages: Sequence[Passage]) -> tuple[int, ...]:
-    """The numbers, from 0, of passages in which some word occurs, be it inside another word."""
+    """Returns the numbers, from 0, of passages that contain one of the words as a substring."""
     texts = [" ".join(content_words(f"{p.title} {p.text}")) for p in passages]
     return tuple(i for i, text in enumerate(texts) if any(word in text for word in words))
 
@@ -81,79 +81,103 @@ def heuristic_demos(
     rewritings: Mapping[str, str] | None = None,
     label: str = "both",
 ) -> list[Demo]:
-    """Demonstrations of every role that is on; questions without an answer give none.
+    """Returns demonstrations of every role that the system has.
 
     Args:
-      system: whose prompts are written, and whose `top_k` passages are labelled in random order.
-      rewritings: question id to its searches, separated by `;`; the rewriter learns from no other.
+      system: the system, for its prompts and `top_k`.
+      questions: the questions; those without an answer are skipped.
+      retriever: returns the passages to label.
+      rng: shuffles the passages of each question.
+      rewritings: from question id to queries separated by `;`; other questions give no
+        demonstration of the rewriter.
       label: `both` (paper) or `answer` (code), see `LABELS`.
     """
     one_of("label", label, LABELS)
-    asked = [q for q in questions if q.answers]
-    found = search_all(retriever, [q.text for q in asked], system.top_k)
+    usable = [q for q in questions if q.answers]
+    results = search_all(retriever, [q.text for q in usable], system.top_k)
     demos = []
-    for question, hits in zip(asked, found, strict=True):
+    for question, hits in zip(usable, results, strict=True):
         passages = tuple(shuffled(rng, hits.passages))
-        chosen = useful(LABELS[label](question), passages)
+        selection = useful(LABELS[label](question), passages)
         rewriting = (rewritings or {}).get(question.id, "")
-        for role, state, text in _labelled(system, question, passages, chosen, rewriting):
+        for role, state, text in _labels(system, question, passages, selection, rewriting):
             if role in system.roles:
-                effect = system.wants(state)
-                assert isinstance(effect, Generate), "a role that is on is what its phase waits for"
+                effect = system.next_effects(state)
+                assert isinstance(effect, Generate), "the state waits for this role"
                 demos.append(Demo(question.id, role, effect.messages, text))
     return demos
 
 
-def _labelled(
+def _labels(
     system: MMOARAG,
     question: Question,
     passages: tuple[Passage, ...],
-    chosen: tuple[int, ...],
+    selection: tuple[int, ...],
     rewriting: str,
 ) -> Iterator[tuple[str, State, str]]:
-    """What each role sees of a question, and what it should write."""
+    """Yields each role, its state, and the text that it should write.
+
+    Args:
+      system: the system.
+      question: a question with an answer.
+      passages: its passages in the order of the prompt.
+      selection: numbers of the passages to select.
+      rewriting: queries separated by `;`, or empty.
+    """
     queries = tuple(query.strip() for query in rewriting.split(";") if query.strip())
     if queries:
         yield REWRITER, State(question, "rewrite"), render_queries(queries)
     selecting = State(question, "select", candidates=passages)
-    yield SELECTOR, selecting, render_selection(chosen, system.word)
-    generating = State(question, "generate", documents=tuple(passages[i] for i in chosen))
+    yield SELECTOR, selecting, render_selection(selection, system.document_word)
+    generating = State(question, "generate", documents=tuple(passages[i] for i in selection))
     yield GENERATOR, generating, render_answer(question.answers[0])
 
 
-# --- A script for the generated encyclopedia ------------------------------------------------------
+# --- A script for the synthetic corpus ------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """Plays the three roles by the rules of the world, as well as searching once allows.
+    """Plays the three roles by the rules of the synthetic corpus, and its errors.
 
-    A chain is searched as far as its links are `known`, which maps (entity, relation) to what it
-    knows by heart. `lazy` is the chance that the rewriter copies the question; `greedy` that the
-    selector also keeps every passage that shares a name with the question, `hasty` that it keeps
-    the first alone.
+    Fields:
+      style: prompt style.
+      document_word: prefix of document numbers in selections.
+      p_copy_question: probability that the rewriter copies the question.
+      p_keep_related: probability that the selector includes every passage that shares a name with
+        the question.
+      p_keep_first: probability that the selector selects only the first passage.
+      known: from (entity, relation) to value: facts known by heart, with which the rewriter can
+        follow a chain beyond its first link.
     """
 
     style: str = "mmoa_rag_tiny"
-    word: str = DOCUMENT
-    lazy: float = 0.0
-    greedy: float = 0.0
-    hasty: float = 0.0
+    document_word: str = DOCUMENT
+    p_copy_question: float = 0.0
+    p_keep_related: float = 0.0
+    p_keep_first: float = 0.0
     known: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
     def write(
         self,
         role: str,
         messages: Sequence[Message],
-        after: Sequence[Segment],
+        history: Sequence[Segment],
         rng: random.Random,
     ) -> str:
-        """The text of one action."""
-        del after
+        """Writes one action.
+
+        Args:
+          role: name of the role.
+          messages: the prompt.
+          history: unused.
+          rng: decides on errors.
+        """
+        del history
         prompt = messages[-1].content
         question = question_of(prompt)
         plan = understand(question)
-        documents = read_numbered(self.style, prompt)
+        documents = parse_passages(self.style, prompt)
         if role == REWRITER:
             return self._rewrite(question, plan, rng)
         if role == SELECTOR:
@@ -161,27 +185,27 @@ class Teacher:
         return render_answer(self._answer(plan, documents) if plan else UNKNOWN)
 
     def _rewrite(self, question: str, plan: Plan | None, rng: random.Random) -> str:
-        if plan is None or rng.random() < self.lazy:
+        if plan is None or rng.random() < self.p_copy_question:
             return question
         steps = resolve(plan, [self.known])
         return render_queries(tuple(f"{relation} of {entity}" for (entity, relation), _ in steps))
 
     def _answer(self, plan: Plan, documents: Sequence[tuple[str, str]]) -> str:
-        told = [facts_of(text) for _, text in documents]
-        values = [value or None for _, value in resolve(plan, [self.known, *told])]
+        facts = [facts_of(text) for _, text in documents]
+        values = [value or None for _, value in resolve(plan, [self.known, *facts])]
         missing = len(plan.hops) - len(values)
         return conclude(plan, [*values, *[None] * missing])
 
     def _select(self, plan: Plan, documents: Sequence[tuple[str, str]], rng: random.Random) -> str:
-        if rng.random() < self.hasty:
-            return render_selection((0,), self.word)
-        told = [facts_of(text) for _, text in documents]
-        pairs = [pair for pair, _ in resolve(plan, [self.known, *told])]
+        if rng.random() < self.p_keep_first:
+            return render_selection((0,), self.document_word)
+        facts = [facts_of(text) for _, text in documents]
+        pairs = [pair for pair, _ in resolve(plan, [self.known, *facts])]
         names = {word for _, entity in plan.hops for word in (entity or "").split()}
-        greedy = rng.random() < self.greedy
-        chosen = tuple(
+        greedy = rng.random() < self.p_keep_related
+        selection = tuple(
             i
             for i, (title, _) in enumerate(documents)
-            if any(pair in told[i] for pair in pairs) or (greedy and names & set(title.split()))
+            if any(pair in facts[i] for pair in pairs) or (greedy and names & set(title.split()))
         )
-        return render_selection(chosen, self.word)
+        return render_selection(selection, self.document_word)

@@ -1,7 +1,6 @@
-"""A scripted teacher of OPERA's roles in the generated encyclopedia.
+"""A scripted teacher of OPERA's roles in the synthetic corpus.
 
-Where it is careless it plans in a single step, believes the first passage it is shown, or repeats
-the query that failed.
+Its errors: it plans a single step, accepts the first passage, or repeats the query that failed.
 """
 
 from __future__ import annotations
@@ -21,36 +20,54 @@ from jax_ragrl.systems.opera.grammar import (
     render_rewrite,
 )
 from jax_ragrl.systems.opera.world import WorldExpert
-from jax_ragrl.text.prompts import read_numbered
+from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import Message
 
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """How imperfect the teacher is: the chance of each of its flaws, in this order of roles."""
+    """The teacher and its errors.
+
+    Fields:
+      style: prompt style.
+      p_single_step: probability of a plan of one step.
+      p_accept_first: probability that the analysis accepts the first passage.
+      p_repeat_query: probability that the rewriter repeats the failed query.
+    """
 
     style: str = "opera_tiny"
-    single_step: float = 0.0
-    credulous: float = 0.0
-    stubborn: float = 0.0
+    p_single_step: float = 0.0
+    p_accept_first: float = 0.0
+    p_repeat_query: float = 0.0
 
     def write(
-        self, role: str, messages: Sequence[Message], after: Sequence[Segment], rng: random.Random
+        self, role: str, messages: Sequence[Message], history: Sequence[Segment], rng: random.Random
     ) -> str:
-        """The text of one action."""
-        del after
+        """Writes one action.
+
+        Args:
+          role: name of the role.
+          messages: the prompt.
+          history: unused.
+          rng: decides on errors.
+        """
+        del history
         prompt = messages[-1].content
-        chance = {PLAN: self.single_step, ANALYSIS: self.credulous, REWRITE: self.stubborn}
+        chance = {
+            PLAN: self.p_single_step,
+            ANALYSIS: self.p_accept_first,
+            REWRITE: self.p_repeat_query,
+        }
         if rng.random() < chance[role]:
             return self._careless(role, prompt)
         return WorldExpert(self.style).write(role, prompt)
 
     def _careless(self, role: str, prompt: str) -> str:
-        asked = question_of(prompt)
+        goal = question_of(prompt)
         if role == PLAN:
-            return render_plan([asked])
+            return render_plan([goal])
         if role == REWRITE:
-            return render_rewrite("rephrase", asked)
-        shown = read_numbered(self.style, prompt)
-        value = next((v for _, text in shown[:1] for v in facts_of(text).values()), "")
-        return render_analysis(f"{asked} is {value}" if value else "nothing", value)
+            return render_rewrite("rephrase", goal)
+        documents = parse_passages(self.style, prompt)
+        value = next((v for _, text in documents[:1] for v in facts_of(text).values()), "")
+        return render_analysis(f"{goal} is {value}" if value else "nothing", value)

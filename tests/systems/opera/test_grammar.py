@@ -6,10 +6,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jax_ragrl.rollout.roles import Parsed, malformed
+from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.systems.opera.grammar import (
     Step,
-    filled,
+    fill_placeholders,
     parse_analysis,
     parse_plan,
     parse_rewrite,
@@ -24,7 +24,7 @@ from jax_ragrl.systems.opera.grammar import (
 TWO = (Step("Who made Jaws?"), Step("Where was [answer 1] born?", (1,)))
 JSON = json.dumps(
     [
-        {"subgoal_id": i, "subgoal": step.goal, "dependencies": list(step.declared)}
+        {"subgoal_id": i, "subgoal": step.goal, "dependencies": list(step.declared_needs)}
         for i, step in enumerate(TWO, start=1)
     ]
 )
@@ -51,33 +51,33 @@ JSON = json.dumps(
         render_plan([step.goal for step in TWO]),
     ],
 )
-def test_every_form_of_a_plan_reads_alike(text):
-    assert parse_plan(text) == Parsed("plan", TWO)
+def test_all_forms_of_a_plan_parse_equally(text):
+    assert parse_plan(text) == ParsedAction("plan", TWO)
 
 
 @pytest.mark.parametrize("text", ["", "Who made Jaws?", "[1, 2]", "{}", "[{}]", '[""]', "1)", "[["])
-def test_what_is_no_plan_is_refused(text):
-    assert parse_plan(text) == malformed("No Plan")
+def test_text_without_a_plan_is_malformed(text):
+    assert parse_plan(text) == invalid_action("No Plan")
 
 
 @pytest.mark.parametrize(
     "text", [JSON[:-1], JSON[:-1] + ",", JSON[:-9], JSON.replace("}, {", "},\n{")[:-9]]
 )
-def test_a_plan_that_is_cut_off_is_none(text):
-    """Its last step, the one with the answer, may be missing."""
-    assert parse_plan(text) == malformed("No Plan")
+def test_a_truncated_plan_is_malformed(text):
+    """The last step, which gives the answer, may be missing."""
+    assert parse_plan(text) == invalid_action("No Plan")
 
 
-def test_lines_of_json_say_which_steps_they_need():
+def test_json_lines_declare_their_needs():
     text = '{"id": 1, "goal": "a", "depends_on": []}\n{"id": 2, "goal": "b", "depends_on": ["1"]}'
     assert parse_plan(text).args == (Step("a"), Step("b", (1,)))
 
 
-def test_a_comma_in_a_sub_goal_stays():
+def test_a_comma_inside_a_sub_goal_stays():
     assert parse_plan('["a [1,] b,]",]').args[0].goal == "a [1,] b,]"
 
 
-def test_fields_that_a_sub_goal_should_have_are_counted():
+def test_missing_fields_are_counted():
     items = [{"subgoal": "a"}, {"id": 2, "question": "b", "depends_on": ["step 1", 3, None]}]
     assert parse_plan(json.dumps(items)).args == (Step("a", (), 2), Step("b", (1, 3), 0))
     assert parse_plan('[{"subgoal": "a", "subgoal_id": 1, "dependencies": 2}]').args[0].missing == 0
@@ -114,8 +114,8 @@ def test_placeholders(goal, steps):
         (Step("a [0]"), ("Ulm",), None),
     ],
 )
-def test_answers_take_the_places_of_placeholders(step, answers, goal):
-    assert filled(step, answers) == goal
+def test_answers_replace_placeholders(step, answers, goal):
+    assert fill_placeholders(step, answers) == goal
 
 
 # --- Analysis -----------------------------------------------------------------------------------
@@ -125,16 +125,16 @@ def verdict(**fields: object) -> str:
     return json.dumps(fields)
 
 
-def yes(answer: str, analysis: str = "", score: float = 1.0) -> Parsed:
-    return Parsed("yes", (answer,), analysis, format_score=pytest.approx(score))
+def yes(answer: str, analysis: str = "", score: float = 1.0) -> ParsedAction:
+    return ParsedAction("yes", (answer,), analysis, format_score=pytest.approx(score))
 
 
-def no(analysis: str = "", score: float = 1.0) -> Parsed:
-    return Parsed("no", (), analysis, format_score=pytest.approx(score))
+def no(analysis: str = "", score: float = 1.0) -> ParsedAction:
+    return ParsedAction("no", (), analysis, format_score=pytest.approx(score))
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"),
+    ("text", "result"),
     [
         (verdict(status="yes", answer="Ulm", analysis="a"), yes("Ulm", "a")),
         (verdict(status="YES", answer=1950, analysis="a"), yes("1950", "a")),
@@ -154,8 +154,8 @@ def no(analysis: str = "", score: float = 1.0) -> Parsed:
         ("yes", no("", 0.7 * 0.8)),
     ],
 )
-def test_a_verdict_reads(text, parsed):
-    assert parse_analysis(text) == parsed
+def test_a_verdict_parses(text, result):
+    assert parse_analysis(text) == result
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,15 @@ def test_a_verdict_reads(text, parsed):
         (verdict(status="maybe", answer="", analysis="a"), "no", 0.5),
     ],
 )
-def test_a_status_that_says_neither_is_repaired_from_the_answer_and_counted(text, action, score):
-    parsed = parse_analysis(text)
-    assert (parsed.action, parsed.error, parsed.valid) == (action, "No Status", False)
-    assert parsed.format_score == pytest.approx(score)
+def test_an_unknown_status_is_inferred_from_the_answer(text, action, score):
+    result = parse_analysis(text)
+    assert (result.action, result.error, result.valid) == (action, "No Status", False)
+    assert result.format_score == pytest.approx(score)
 
 
 @pytest.mark.parametrize("text", ["", "Ulm", "{}", "nothing is known", "yesterday", "[]"])
-def test_what_is_no_verdict_is_refused(text):
-    assert parse_analysis(text) == malformed("No Status")
+def test_text_without_a_verdict_is_malformed(text):
+    assert parse_analysis(text) == invalid_action("No Status")
 
 
 # --- Rewritten queries --------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def query(text: str, **fields: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "written", "strategy", "score", "error"),
+    ("text", "text_back", "strategy", "score", "error"),
     [
         (query("a b", strategy="expand", keywords=[]), "a b", "expand", 1, ""),
         (query("a b", strategy="Odd", keywords=[]), "a b", "Odd", 0.9, ""),
@@ -212,10 +212,10 @@ def query(text: str, **fields: object) -> str:
         ("", "", "", 0.25 * 0.3, "Empty Query"),
     ],
 )
-def test_a_rewritten_query_reads(text, written, strategy, score, error):
-    args = (written,) if written else ()
+def test_a_rewritten_query_parses(text, text_back, strategy, score, error):
+    args = (text_back,) if text_back else ()
     score = pytest.approx(score)
-    assert parse_rewrite(text) == Parsed("rewrite", args, strategy, not error, error, score)
+    assert parse_rewrite(text) == ParsedAction("rewrite", args, strategy, not error, error, score)
 
 
 # --- All of them --------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ PIECES = ["[", "]", "{", "}", '"', ":", ",", "status", "answer", "yes", "no", "1
 
 
 @hypothesis.given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
-def test_any_text_has_a_parse(text):
+def test_any_text_parses(text):
     plan = parse_plan(text)
     assert plan.valid == bool(plan.args) and all(step.goal for step in plan.args)
     assert parse_analysis(text).action in ("yes", "no", "")
@@ -234,11 +234,11 @@ def test_any_text_has_a_parse(text):
 
 @pytest.mark.parametrize("parse", [parse_plan, parse_analysis, parse_rewrite])
 @pytest.mark.parametrize("text", ["[" * 20000, '{"a":' * 20000, f"[{'9' * 5000}]", "\ud800"])
-def test_hostile_texts_have_a_parse(parse, text):
-    assert isinstance(parse(text), Parsed)
+def test_adversarial_texts_parse(parse, text):
+    assert isinstance(parse(text), ParsedAction)
 
 
-def test_what_is_rendered_reads_back():
+def test_rendered_actions_parse_back():
     steps = Step("a of B"), Step("c of [1]", (1,))
     assert parse_plan(render_plan(["a of B", "c of [1]"])).args == steps
     assert parse_analysis(render_analysis("a of B is C", "C")) == yes("C", "a of B is C")

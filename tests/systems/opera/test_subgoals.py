@@ -5,7 +5,14 @@ import functools
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
-from jax_ragrl.systems.opera.subgoals import WORDS, compared, filled, reworded, subgoals, truth
+from jax_ragrl.systems.opera.subgoals import (
+    RELATION_WORDS,
+    as_query,
+    comparison_answer,
+    fill_answers,
+    read_truth,
+    subgoals,
+)
 from jax_ragrl.types import Question
 
 
@@ -23,46 +30,46 @@ def gold(question: Question):
     return [by_id[p] for p in question.gold]
 
 
-def test_answers_of_sub_goals_from_gold_passages_lead_to_the_answer():
+def test_sub_goal_answers_lead_to_the_final_answer():
     for question in questions():
         answers: list[str] = []
         for goal in subgoals(question.text):
-            found = truth(filled(goal, answers), gold(question))
-            assert found is not None and found.answer
-            answers.append(found.answer)
+            truth = read_truth(fill_answers(goal, answers), gold(question))
+            assert truth is not None and truth.answer
+            answers.append(truth.answer)
         assert answers[-1] in question.answers
         assert len(answers) == question.hops + (question.kind == "comparison")
 
 
-def test_a_whole_question_is_a_sub_goal_too():
+def test_a_complete_question_is_a_valid_sub_goal():
     for question in questions()[:100]:
-        found = truth(question.text, gold(question))
-        assert found is not None and found.answer in question.answers
-        assert all(found.relevant) and found.total == question.hops
-        less = truth(question.text, gold(question)[:-1])
+        truth = read_truth(question.text, gold(question))
+        assert truth is not None and truth.answer in question.answers
+        assert all(truth.relevant) and truth.total == question.hops
+        less = read_truth(question.text, gold(question)[:-1])
         assert less is not None and not less.answer and less.total == question.hops
 
 
-def test_the_total_of_a_sub_goal_is_its_facts_however_few_or_often_they_are_told():
+def test_the_total_counts_facts_independent_of_passages():
     question = next(q for q in questions() if q.kind == "chain" and q.hops > 1)
     for passages in ([], gold(question) * 2):
-        found = truth(question.text, passages)
-        assert found is not None and found.total == question.hops
-        assert found.relevant == (True,) * len(passages)
+        truth = read_truth(question.text, passages)
+        assert truth is not None and truth.total == question.hops
+        assert truth.relevant == (True,) * len(passages)
 
 
-def test_other_passages_tell_nothing_of_a_sub_goal():
+def test_irrelevant_passages_give_no_answer():
     question = next(q for q in questions() if q.kind == "chain" and q.hops == 2)
     first, second = gold(question)
-    found = truth(subgoals(question.text)[0], [second, first])
-    assert found is not None and found.relevant == (False, True) and found.total == 1
-    blank = truth(subgoals(question.text)[0], [second])
+    truth = read_truth(subgoals(question.text)[0], [second, first])
+    assert truth is not None and truth.relevant == (False, True) and truth.total == 1
+    blank = read_truth(subgoals(question.text)[0], [second])
     assert blank is not None and (blank.answer, blank.relevant) == ("", (False,))
 
 
 @pytest.mark.parametrize("goal", ["", "uncle of Ann", "Who?", "birthplace", "[1]"])
-def test_nothing_is_true_of_other_texts(goal):
-    assert truth(goal, world().passages[:3]) is None and reworded(goal) == goal
+def test_other_texts_have_no_truth(goal):
+    assert read_truth(goal, world().passages[:3]) is None and as_query(goal) == goal
 
 
 @pytest.mark.parametrize(
@@ -80,23 +87,28 @@ def test_nothing_is_true_of_other_texts(goal):
     ],
 )
 def test_a_comparison_with_both_values_answers_itself(goal, answer):
-    assert compared(goal) == answer
+    assert comparison_answer(goal) == answer
 
 
-def test_passages_hold_the_words_of_their_relations():
+def test_passages_contain_the_words_of_their_relations():
     text = {passage.id: passage.text.lower() for passage in world().passages}
-    assert set(WORDS) == {relation for _, relation in world().source}
+    assert set(RELATION_WORDS) == {relation for _, relation in world().source}
     for (_, relation), passage in world().source.items():
-        assert any(word in text[passage] for word in WORDS[relation].split())
+        assert any(word in text[passage] for word in RELATION_WORDS[relation].split())
 
 
-def test_the_words_of_a_relation_are_none_that_any_sentence_has():
-    assert {"birthplace", "mayor"} <= set(WORDS)
-    assert not {w for words in WORDS.values() for w in words.split()} & {"a", "by", "in", "the"}
+def test_relation_words_exclude_common_words():
+    assert {"birthplace", "mayor"} <= set(RELATION_WORDS)
+    assert not {w for words in RELATION_WORDS.values() for w in words.split()} & {
+        "a",
+        "by",
+        "in",
+        "the",
+    }
 
 
-def test_a_single_fact_is_reworded_and_nothing_else():
-    assert reworded("birthplace of Ann Lee") == f"Ann Lee {WORDS['birthplace']}"
-    assert "born" in WORDS["birthplace"]
+def test_only_single_facts_are_reworded():
+    assert as_query("birthplace of Ann Lee") == f"Ann Lee {RELATION_WORDS['birthplace']}"
+    assert "born" in RELATION_WORDS["birthplace"]
     chain = next(q for q in questions() if q.hops == 2)
-    assert reworded(chain.text) == chain.text
+    assert as_query(chain.text) == chain.text

@@ -10,13 +10,12 @@ import pytest
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import Branching
-from jax_ragrl.rollout.tree import Action, Record, plant
+from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.run.evaluate import evaluate
-from jax_ragrl.systems.opera import system as opera
+from jax_ragrl.systems import opera
+from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
-from jax_ragrl.systems.opera.memory import trajectory
 from jax_ragrl.systems.opera.rewards import SubGoal
-from jax_ragrl.systems.opera.system import Opera, Settings
 from jax_ragrl.types import Question
 from tests.conftest import REPO
 from tests.rollout.tape import Tape, passage
@@ -32,14 +31,14 @@ def play(texts, system=SYSTEM, **tape):
     return talk(system, texts, QUESTION, **tape)
 
 
-def searched(tape) -> list[str]:
+def queries_of(tape) -> list[str]:
     return [event[1] for event in tape.log if event[0] == "search"]
 
 
 # --- The order of effects -----------------------------------------------------------------------
 
 
-def test_a_plan_is_carried_out_step_by_step_with_answers_in_their_places():
+def test_steps_run_in_order_with_earlier_answers():
     forest, tape = play({PLAN: [CHAIN], ANALYSIS: [ACME, ULM]})
     assert tape.log == [
         *[("plan",), ("search", "employer of Ann Lee", 1), ("analysis",)],
@@ -54,50 +53,50 @@ def test_a_plan_is_carried_out_step_by_step_with_answers_in_their_places():
     assert [r.depth for r in forest.records] == [1, 2, 3, 4]
 
 
-def test_a_step_that_was_not_found_is_reworded_and_searched_again():
+def test_an_unanswered_step_is_rewritten_and_searched_again():
     words = ["rephrase: Ann Lee works", "rephrase: Ann Lee job"]
     forest, tape = play({PLAN: [CHAIN], ANALYSIS: [NOT, NOT, ACME, ULM], REWRITE: words})
     queries = ["employer of Ann Lee", "Ann Lee works", "Ann Lee job", "seat of Acme"]
-    assert searched(tape) == queries
+    assert queries_of(tape) == queries
     assert tape.prompts[2] == "reword\nQuestion: employer of Ann Lee"
     assert ends(forest) == [("Ulm", "answered")]
 
 
-def test_a_sub_goal_is_judged_as_the_step_it_is_of_its_plan():
-    """Which gold it has depends on that: the last one's is the question's."""
+def test_a_sub_goal_keeps_its_number_in_the_plan():
+    """The gold depends on the number: the last step has the gold of the question."""
     forest, _ = play({PLAN: [CHAIN], ANALYSIS: [ACME, ULM]})
-    judged = [r.state.judged for r in forest.records if r.role == ANALYSIS]
-    assert judged == [SubGoal("employer of Ann Lee", 0, 2), SubGoal("seat of Acme", 1, 2)]
+    goals = [r.state.analyzed_goal for r in forest.records if r.role == ANALYSIS]
+    assert goals == [SubGoal("employer of Ann Lee", 0, 2), SubGoal("seat of Acme", 1, 2)]
 
 
-def test_rewrites_are_counted_anew_for_every_step():
+def test_rewrites_are_counted_per_step():
     texts = {PLAN: [CHAIN], ANALYSIS: [NOT, NOT, ACME, NOT, NOT, ULM], REWRITE: ["x"] * 4}
     assert ends(play(texts)[0]) == [("Ulm", "answered")]
 
 
 @pytest.mark.parametrize("rewrites", [0, 1, 2])
-def test_a_step_that_is_never_found_fails_after_its_rewrites(rewrites):
+def test_a_step_fails_after_its_last_rewrite(rewrites):
     system = dataclasses.replace(SYSTEM, max_rewrites=rewrites)
     texts = {PLAN: ["1 a of B"], ANALYSIS: [NOT] * (rewrites + 1), REWRITE: ["x"] * rewrites}
     forest, tape = play(texts, system)
     assert ends(forest) == [(None, "Out of Rewrites")]
-    assert searched(tape) == ["a of B"] + ["x"] * rewrites
-    assert not any(r.fault for r in forest.records if r.role in (ANALYSIS, "leaf"))
+    assert queries_of(tape) == ["a of B"] + ["x"] * rewrites
+    assert not any(r.parse_error for r in forest.records if r.role in (ANALYSIS, "leaf"))
 
 
-def test_a_step_that_needs_a_missing_answer_fails_without_a_search():
+def test_a_step_without_its_need_fails_unsearched():
     texts = {PLAN: [CHAIN + "\n3 mayor of [2]"], ANALYSIS: [NOT] * 3, REWRITE: ["x"] * 2}
     forest, tape = play(texts)
     assert ends(forest) == [(None, "Missing Answer")]
-    assert searched(tape) == ["employer of Ann Lee", "x", "x"]
+    assert queries_of(tape) == ["employer of Ann Lee", "x", "x"]
     assert forest.records[-1].state.answers == ("", "", "")
 
 
-def test_steps_that_need_no_failed_one_go_on_and_the_last_answer_counts():
+def test_independent_steps_continue_after_a_failed_step():
     plan = "1 a of B\n2 c of [1]\n3 d of E"
     texts = {PLAN: [plan], ANALYSIS: [NOT] * 3 + [ULM], REWRITE: ["x"] * 2}
     forest, tape = play(texts)
-    assert ends(forest) == [("Ulm", "answered")] and searched(tape)[-1] == "d of E"
+    assert ends(forest) == [("Ulm", "answered")] and queries_of(tape)[-1] == "d of E"
 
 
 def test_a_declared_need_without_a_placeholder_is_appended():
@@ -107,66 +106,73 @@ def test_a_declared_need_without_a_placeholder_is_appended():
             {"subgoal_id": 2, "subgoal": "b", "dependencies": [1, 2]},
         ]
     )
-    assert searched(play({PLAN: [plan], ANALYSIS: [ACME, ULM]})[1]) == ["a", "b (given Acme)"]
+    assert queries_of(play({PLAN: [plan], ANALYSIS: [ACME, ULM]})[1]) == ["a", "b (given Acme)"]
 
 
-def test_what_is_no_plan_becomes_one_step():
+def test_text_without_a_plan_becomes_one_step():
     forest, tape = play({PLAN: ["no idea"], ANALYSIS: [ULM]})
-    assert searched(tape) == [QUESTION.text] and ends(forest) == [("Ulm", "answered")]
-    assert forest.records[0].fault == "No Plan"
+    assert queries_of(tape) == [QUESTION.text] and ends(forest) == [("Ulm", "answered")]
+    assert forest.records[0].parse_error == "No Plan"
 
 
 def test_a_plan_is_cut_to_its_first_steps():
     plan = "\n".join(f"{i} a of {i}" for i in range(1, 9))
     _, tape = play({PLAN: [plan], ANALYSIS: [ULM] * 6})
-    assert searched(tape) == [f"a of {i}" for i in range(1, 7)]
+    assert queries_of(tape) == [f"a of {i}" for i in range(1, 7)]
 
 
-@pytest.mark.parametrize(("steps", "malformed"), [(6, {}), (7, {"Cut Plan": 1})])
-def test_a_cut_plan_is_counted_as_malformed(steps, malformed):
+@pytest.mark.parametrize(("steps", "faults"), [(6, {}), (7, {"Cut Plan": 1})])
+def test_a_cut_plan_is_counted_as_malformed(steps, faults):
     plan = "\n".join(f"{i} a of {i}" for i in range(1, steps + 1))
     tape = Tape({PLAN: [plan], ANALYSIS: [ULM] * 6})
     result = evaluate(SYSTEM, [QUESTION], tape.environment())
-    assert result.malformed == malformed and result.answers == ("Ulm",)
+    assert result.invalid_actions == faults and result.answers == ("Ulm",)
 
 
-def test_what_is_no_verdict_counts_as_no_and_what_is_no_query_repeats_the_last():
+def test_malformed_verdicts_and_queries_have_fallbacks():
     texts = {PLAN: ["1 a of B"], ANALYSIS: ["hm", NOT, ULM], REWRITE: ["expand: c", "expand:"]}
     forest, tape = play(texts)
-    assert searched(tape) == ["a of B", "c", "c"] and ends(forest) == [("Ulm", "answered")]
-    assert [r.fault for r in forest.records[:-1]] == ["", "No Status", "", "", "Empty Query", ""]
+    assert queries_of(tape) == ["a of B", "c", "c"] and ends(forest) == [("Ulm", "answered")]
+    assert [r.parse_error for r in forest.records[:-1]] == [
+        "",
+        "No Status",
+        "",
+        "",
+        "Empty Query",
+        "",
+    ]
 
 
-def test_a_role_that_cannot_write_is_taken_for_malformed():
+def test_a_failed_action_counts_as_malformed():
     texts = {PLAN: [""], ANALYSIS: ["", ULM], REWRITE: [""]}
     forest, tape = play(texts)
-    assert ends(forest) == [("Ulm", "answered")] and searched(tape) == [QUESTION.text] * 2
+    assert ends(forest) == [("Ulm", "answered")] and queries_of(tape) == [QUESTION.text] * 2
 
 
-def test_the_full_style_previews_the_failed_search_and_says_what_is_missing():
+def test_the_full_style_previews_the_failed_search():
     long = passage(1)._replace(text="x" * 200)
-    found = {"a of B": [long, *(passage(i) for i in range(2, 6))]}
+    hits = {"a of B": [long, *(passage(i) for i in range(2, 6))]}
     texts = {PLAN: ["1 a of B"], ANALYSIS: ["no job is told\nno", ULM], REWRITE: ["c"]}
-    _, tape = play(texts, Opera("opera", top_k=5), found=found)
+    _, tape = play(texts, Opera("opera", top_k=5), hits=hits)
     analysis, rewrite = tape.prompts[1], tape.prompts[2]
     assert "x" * 200 in analysis and "Document 5 (Title: title 5): text 5" in analysis
     assert "x" * 150 in rewrite and "x" * 151 not in rewrite and "title 4" not in rewrite
     assert "no job is told" in rewrite and "a of B" in rewrite
 
 
-def test_without_steps_or_rewrites_there_is_no_planner_or_rewriter():
-    alone = Opera("opera_tiny", top_k=1, max_steps=0)
+def test_planner_and_rewriter_can_be_off():
+    alone = Opera("opera_tiny", top_k=1, max_plan_steps=0)
     assert tuple(alone.roles) == (ANALYSIS, REWRITE)
     forest, tape = play({ANALYSIS: [NOT, ULM], REWRITE: ["rephrase: Ann Lee seat"]}, alone)
-    assert searched(tape) == [QUESTION.text, "Ann Lee seat"]
+    assert queries_of(tape) == [QUESTION.text, "Ann Lee seat"]
     assert ends(forest) == [("Ulm", "answered")]
     bare = dataclasses.replace(alone, max_rewrites=0)
     assert tuple(bare.roles) == (ANALYSIS,)
     assert ends(play({ANALYSIS: [NOT]}, bare)[0]) == [(None, "Out of Rewrites")]
 
 
-def test_a_group_of_one_compares_whole_rollouts_by_their_answers():
-    recipe = opera.recipe(dataclasses.replace(WORLD, group=1, expert=opera.Injection("off")))
+def test_a_group_of_one_compares_whole_rollouts():
+    recipe = opera.recipe(dataclasses.replace(WORLD, group_size=1, expert=opera.Injection("off")))
     texts = {PLAN: [CHAIN, CHAIN + " "], ANALYSIS: [ACME, ACME, ULM, "b\nyes: Rom"]}
     forest, _ = talk(
         recipe.system, texts, QUESTION, expander=recipe.expander(frozenset(opera.ROLES)), rollouts=2
@@ -177,46 +183,11 @@ def test_a_group_of_one_compares_whole_rollouts_by_their_answers():
     assert weight_N.all()
 
 
-def test_every_role_has_parameters_of_its_own_unless_shared():
+def test_every_role_has_its_own_policy_unless_shared():
     assert {r.name: r.policy for r in SYSTEM.roles.values()} == {r: r for r in SYSTEM.roles}
-    shared = dataclasses.replace(SYSTEM, shared=True)
-    assert {r.policy for r in shared.roles.values()} == {"policy"}
+    shared_system = dataclasses.replace(SYSTEM, shared_policy=True)
+    assert {r.policy for r in shared_system.roles.values()} == {"policy"}
     assert [r.sampling.max_tokens for r in SYSTEM.roles.values()] == [512, 512, 256]
-
-
-# --- Trajectory memory --------------------------------------------------------------------------
-
-
-def test_the_trajectory_tells_every_event_in_order():
-    texts = {PLAN: [CHAIN], ANALYSIS: [NOT, ACME, NOT, NOT, NOT], REWRITE: ["expand: job"] * 3}
-    forest, _ = play(texts)
-    events = trajectory(forest, len(forest.records) - 1)
-    again = ["rewrite", "retrieval", "decision"]
-    assert [event.kind for event in events] == [
-        *["plan", "retrieval", "decision", *again, "step"],
-        *["retrieval", "decision", *again, *again, "step", "final"],
-    ]
-    assert [event.round for event in events] == sorted(event.round for event in events)
-    plan, search, decision, rewrite = events[0], events[1], events[5], events[3]
-    assert plan.details == {"steps": ["employer of Ann Lee", "seat of [1]"]}
-    assert search.details == {"query": "employer of Ann Lee", "found": (passage(1),)}
-    assert decision.details == {
-        "goal": "employer of Ann Lee", "status": "yes", "answer": "Acme", "analysis": "a"
-    }  # fmt: skip
-    assert rewrite.details == {
-        "goal": "employer of Ann Lee", "query": "job", "strategy": "expand"
-    }  # fmt: skip
-    steps = [event.details for event in events if event.kind == "step"]
-    assert steps == [{"number": 1, "answer": "Acme"}, {"number": 2, "answer": ""}]
-    assert events[-1].details == {"answer": None, "why": "Out of Rewrites"}
-
-
-def test_the_trajectory_names_faults_and_steps_that_failed_unsearched():
-    texts = {PLAN: ["1 a of [1]\n2 b"], ANALYSIS: ["hm", ULM], REWRITE: ["c"]}
-    forest, _ = play(texts)
-    events = trajectory(forest, len(forest.records) - 1)
-    assert [event.details["number"] for event in events if event.kind == "step"] == [1, 2]
-    assert [e.details["fault"] for e in events if "fault" in e.details] == ["No Status", "No JSON"]
 
 
 # --- The recipe ---------------------------------------------------------------------------------
@@ -225,21 +196,21 @@ def test_the_trajectory_names_faults_and_steps_that_failed_unsearched():
 def test_the_recipe_is_the_table_of_the_paper():
     recipe = opera.recipe(opera.paper())
     assert (recipe.rollouts, recipe.metric, recipe.system.top_k) == (1, "em", 5)
-    assert opera.paper().group == 8
+    assert opera.paper().group_size == 8
     code = opera.code()
     assert code.expert == opera.Injection("periodic", "worst", False, roles=(PLAN,))
     assert code.plan_reward == "code"
 
 
-def test_the_groups_of_the_recipe_carry_plans_out_and_search_for_every_query():
-    tried = opera.recipe(WORLD).expander(frozenset((PLAN, REWRITE)))
-    assert tried.trained == {PLAN, REWRITE} and tried.size == 8
-    assert tried.whole == {PLAN} and tried.peeked == {REWRITE}
+def test_the_recipe_continues_plans_and_searches_queries():
+    expander = opera.recipe(WORLD).expander(frozenset((PLAN, REWRITE)))
+    assert expander.trained_roles == {PLAN, REWRITE} and expander.size == 8
+    assert expander.continue_all == {PLAN} and expander.search_all == {REWRITE}
 
 
-def test_an_expert_that_is_wanted_and_not_there_is_an_error_when_training_starts():
+def test_a_missing_expert_pool_is_an_error():
     recipe = opera.recipe(Settings())
-    with pytest.raises(UserError, match=r"recipe.pool, or set recipe.expert.when=off"):
+    with pytest.raises(UserError, match=r"recipe.expert_pool, or set recipe.expert.when=off"):
         recipe.expander(frozenset((PLAN,)))
     off = opera.recipe(Settings(expert=opera.Injection("off")))
     assert off.expander(frozenset((PLAN,))).expert is None
@@ -248,30 +219,35 @@ def test_an_expert_that_is_wanted_and_not_there_is_an_error_when_training_starts
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gold": "x"}, "recipe.gold is 'x': use steps or world"),
-        ({"plan_reward": "x"}, "recipe.plan_reward is 'x': use paper or code"),
-        ({"group": 1}, "group is 1 .*use 2 or more"),
-        ({"max_steps": -1}, "max_steps is -1 .*at least 0"),
-        ({"expert": opera.Injection(roles=("planner",))}, "names 'planner': use plan, analysis"),
+        ({"gold": "x"}, "recipe.gold is 'x': use one of steps, world"),
+        ({"plan_reward": "x"}, "recipe.plan_reward is 'x': use one of paper, code"),
+        ({"group_size": 1}, "group_size is 1 .*use 2 or more"),
+        (
+            {"expert": opera.Injection(roles=("planner",))},
+            "recipe.expert.roles is 'planner': use one of plan, analysis",
+        ),
     ],
 )
-def test_unknown_choices_are_refused(changes, message):
+def test_unknown_choices_are_rejected(changes, message):
     with pytest.raises(UserError, match=message):
         Settings(**changes)
 
 
-def test_the_config_holds_the_published_code_too():
+def test_the_config_contains_the_code_preset():
     config = runpy.run_path(str(REPO / "configs/opera.py"))["get_config"]("code")
-    config.recipe.pool = ""
+    config.recipe.expert_pool = ""
     assert build(Settings, config.recipe.to_dict()) == opera.code() != opera.paper()
 
 
 @pytest.mark.parametrize("file", ["configs/opera.py", "configs/tiny/opera.py"])
-def test_the_configs_hold_settings_of_the_recipe(file):
+def test_the_configs_contain_valid_settings(file):
     config = runpy.run_path(str(REPO / file))["get_config"]()
-    config.recipe.pool = "world"
+    config.recipe.expert_pool = "world"
     settings = build(Settings, config.recipe.to_dict())
-    assert file == "configs/tiny/opera.py" or dataclasses.replace(settings, pool="") == Settings()
+    assert (
+        file == "configs/tiny/opera.py"
+        or dataclasses.replace(settings, expert_pool="") == Settings()
+    )
     recipe = opera.recipe(settings)
     assert config.system == "opera" and list(recipe.system.roles) == [PLAN, ANALYSIS, REWRITE]
     assert isinstance(recipe.expander(frozenset((PLAN,))), opera.Groups)
@@ -279,16 +255,16 @@ def test_the_configs_hold_settings_of_the_recipe(file):
 
 # --- Rewards of a whole rollout -----------------------------------------------------------------
 
-WORLD = Settings(style="opera_tiny", gold="world", pool="world", least_steps=1)
+WORLD = Settings(Opera("opera_tiny"), gold="world", expert_pool="world", min_plan_steps=1)
 ANN = passage(1)._replace(text="Ann Lee married Bob Ray and works for Acme Steel.")
 BORN = passage(2)._replace(text="Ann Lee was born in Ulm.")
 SEAT = passage(3)._replace(text="Acme Steel was founded by Cid Poe and is based in Ulm.")
 
 
 def test_every_role_earns_its_own_reward():
-    """By hand: the plan is right and carried out; a NO in place; a query that finds the passage
+    """By hand: the plan is right and executed; a right NO; a query that ranks the passage
     second of two; a YES with the right fact; a YES with a wrong one."""
-    found = {
+    hits = {
         "employer of Ann Lee": [BORN],
         "Ann Lee works": [BORN, ANN],
         "seat of Acme Steel": [SEAT],
@@ -298,44 +274,44 @@ def test_every_role_earns_its_own_reward():
         ANALYSIS: [NOT, "a\nyes: Acme Steel", "b\nyes: Rom"],
         REWRITE: ["rephrase: Ann Lee works"],
     }
-    forest, _ = play(texts, dataclasses.replace(SYSTEM, top_k=2), found=found)
-    reward_N = opera.reward(forest, WORLD)
+    forest, _ = play(texts, dataclasses.replace(SYSTEM, top_k=2), hits=hits)
+    reward_N = opera.recipe(WORLD).reward(forest)
     second = 0.9 * (1 / np.log2(3)) ** 0.5 + 0.1
     expected = [0.4 + 0.3, 0.9 + 0.1, second, 0.25 + 0.65 + 0.1, 0.25 + 0.1, 0.0]
     np.testing.assert_allclose(reward_N, expected, rtol=1e-6)
     right = dataclasses.replace(forest.records[-1], answer="Ulm")
-    won = forest._replace(records=(*forest.records[:-1], right))
-    assert opera.reward(won, WORLD)[[0, -1]].tolist() == [1.0, 1.0]
+    right_forest = forest._replace(records=(*forest.records[:-1], right))
+    assert opera.recipe(WORLD).reward(right_forest)[[0, -1]].tolist() == [1.0, 1.0]
 
 
-def test_a_wrong_entity_is_judged_by_what_is_told_of_it():
-    """The first answer is wrong; the second is right for the sub-goal as it was put."""
-    found = {"employer of Ann Lee": [ANN], "seat of Cid Poe": [BORN]}
+def test_a_wrong_entity_is_judged_by_its_own_facts():
+    """The first answer is wrong; the second is right for its own sub-goal."""
+    hits = {"employer of Ann Lee": [ANN], "seat of Cid Poe": [BORN]}
     texts = {PLAN: [CHAIN], ANALYSIS: ["a\nyes: Cid Poe", NOT, NOT, NOT], REWRITE: ["x"] * 2}
-    reward_N = opera.reward(play(texts, found=found)[0], WORLD)
+    reward_N = opera.recipe(WORLD).reward(play(texts, hits=hits)[0])
     np.testing.assert_allclose(reward_N[1:3], [0.25 + 0.1, 0.9 + 0.1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("gradient", [True, False])
-def test_an_expert_is_trained_where_the_settings_say_so(gradient):
+def test_the_settings_select_whether_experts_are_trained(gradient):
     settings = Settings(expert=opera.Injection(gradient=gradient))
     records = [
-        Record(-1, 0, PLAN, 1, (k,), Action((1,), (k,), "x"), forced=k == 0) for k in range(2)
+        Record(-1, 0, PLAN, 1, (k,), Action((1,), (k,), "x"), is_forced=k == 0) for k in range(2)
     ]
-    forest = plant((QUESTION,), records)
+    forest = build_forest((QUESTION,), records)
     reward_N = np.array([1.0, 0.0], np.float32)
-    made = opera.recipe(settings)
-    for credit in (made.credit, made.advantages["group_centred"]):
+    opera_recipe = opera.recipe(settings)
+    for credit in (opera_recipe.credit, opera_recipe.advantages["group_centred"]):
         advantage_N, weight_N = credit(forest, reward_N)
         assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
 
 
-def test_a_plan_earns_what_the_rollout_that_carries_it_out_earns():
+def test_a_plan_earns_its_rollouts_reward():
     plans = ["1 seat of Acme Steel", "1 birthplace of Ann Lee", "hm"]
     write = {PLAN: list(plans), ANALYSIS: ["b\nyes: Ulm", "b\nyes: Rom", "b\nyes: Ulm"]}
     three = lambda effect, question: Branching(3 if effect.role == PLAN else 1)  # noqa: E731
     forest, _ = talk(SYSTEM, write, QUESTION, expander=three)
-    reward_N = opera.reward(forest, WORLD)
+    reward_N = opera.recipe(WORLD).reward(forest)
     plans_N = [n for n, r in enumerate(forest.records) if r.role == PLAN]
-    # Neither mentions both names: Ann Lee is the question's only one after its first word.
+    # Neither plan has both names: Ann Lee is the question's only one after its first word.
     np.testing.assert_allclose(reward_N[plans_N], [0.3 + 0.3, 0.4 + 0.3, 0.3], rtol=1e-6)

@@ -1,0 +1,55 @@
+"""Helpers shared by the commands: shipped configs, help texts, number lists."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any, Protocol
+
+from jax_ragrl.errors import UserError
+
+PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
+# Shipped with the repository, next to the package.
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
+
+
+class Command(Protocol):
+    """A function that executes a command."""
+
+    def __call__(self, options: argparse.Namespace) -> None: ...
+
+
+class AddCommand(Protocol):
+    """A function that adds a command to the parser and returns the parser of its options.
+
+    Commands with `takes_config` accept `--config FILE` and `--config.key VALUE`.
+    """
+
+    def __call__(
+        self, name: str, run: Command, summary: str, *, takes_config: bool = False
+    ) -> argparse.ArgumentParser: ...
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Appends each option's default to its help text, unless the default is "not set"."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # Identity, not equality: 0 is a default worth showing, and 0 == False.
+        is_unset = action.default is None or action.default is False or action.default in ("", ())
+        return action.help if is_unset else super()._get_help_string(action)
+
+
+def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
+    """The numbers of a comma-separated list."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        noun = "integers" if kind is int else "numbers"
+        raise UserError(f"{text!r} is not a list of {noun}: separate {noun} with commas, such as "
+                        "0,1") from None  # fmt: skip
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))

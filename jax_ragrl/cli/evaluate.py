@@ -1,0 +1,140 @@
+"""Commands that show results: `report` and `evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.config.arguments import natural
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
+
+if TYPE_CHECKING:
+    from jax_ragrl.evaluation.table import TableSettings
+
+
+def add_commands(command: AddCommand) -> None:
+    sub = command("report", run_report, "write report.html of a run")
+    sub.add_argument("workdir", type=local, help="folder of the run")
+    sub = command("evaluate", run_evaluate, "evaluate systems on questions", takes_config=True)
+    sub.epilog = (
+        "--config.recipe.KEY=VALUE and --config.shapes.KEY=VALUE change the systems of --run."
+    )
+    _add_system_options(sub)
+    _add_question_options(sub)
+    _add_output_options(sub)
+
+
+def _add_system_options(sub: argparse.ArgumentParser) -> None:
+    systems = "comma-separated names of systems, or all"
+    sub.add_argument("--systems", default="direct,standard_rag,c3po", help=systems)
+    runs = "folders of runs: adds one row per run, for its system with its trained policies"
+    sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=runs)
+    sub.add_argument(
+        "--policy",
+        default="tiny",
+        help="policy of the other systems: tiny or a Hugging Face folder",
+    )
+    llm = "frozen language model: tiny, a model folder, or openai:MODEL[@URL]"
+    sub.add_argument("--llm", default="tiny", help=llm)
+    judge = "language model that grades answers, in the format of --llm; adds the score 'judge'"
+    sub.add_argument("--judge", default="", help=judge)
+    sub.add_argument("--int8", action="store_true", help="int8 weights for a local --llm")
+    sub.add_argument("--style", default="tiny", help="style of the prompts: tiny or full")
+    sub.add_argument("--top-k", type=natural, default=5, help="passages per search")
+    sub.add_argument("--train", type=local, help="labeled training questions, for skr_knn")
+
+
+def _add_question_options(sub: argparse.ArgumentParser) -> None:
+    # One set prints its table as JSON; several sets resume and print Markdown.
+    questions = sub.add_mutually_exclusive_group(required=True)
+    questions.add_argument(
+        "--questions", type=local, help="one question set; needs --corpus and --index"
+    )
+    questions.add_argument(
+        "--data",
+        nargs="+",
+        metavar="[NAME=]QUESTIONS[@CORPUS]",
+        help="several question sets in one table; a set without its own passages uses --corpus",
+    )
+    sub.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
+    sub.add_argument("--corpus", type=local, help="file or folder of passages")
+    sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
+    retriever = (
+        "search server or web search engine (serper, searxng), instead of a corpus and index"
+    )
+    sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=retriever)
+    encoder = "encoder of newly built indexes, with --data"
+    sub.add_argument("--encoder", default="lexical", help=encoder)
+
+
+def _add_output_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--out", type=local, help="output file of the table (JSON), with --questions")
+    sub.add_argument(
+        "--workdir",
+        type=local,
+        default=pathlib.Path("runs/table"),
+        help="output folder of rows, table and indexes, with --data (resumable)",
+    )
+
+
+def run_report(options: argparse.Namespace) -> None:
+    from jax_ragrl.report.build import build_report
+
+    print(build_report(options.workdir))
+
+
+def run_evaluate(options: argparse.Namespace) -> None:
+    from jax_ragrl.evaluation.table import RUN, TableSettings
+
+    systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
+    settings = TableSettings(
+        corpus=options.corpus,
+        questions=options.questions,
+        index_folder=options.index_folder,
+        systems=systems,
+        policy=options.policy,
+        llm=options.llm,
+        style=options.style,
+        top_k=options.top_k,
+        limit=options.limit,
+        train=options.train,
+        judge=options.judge,
+        int8=options.int8,
+        retriever=options.retriever,
+        overrides=tuple(options.config),
+    )
+    if options.data:
+        _evaluate_suite(settings, options)
+    else:
+        _evaluate_set(settings, options.out)
+
+
+def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> None:
+    from jax_ragrl.evaluation.suite import evaluate_suite, parse_data
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    enable_compile_cache(options.workdir)
+    sets = [parse_data(text) for text in options.data]
+    page, has_scores = evaluate_suite(settings, sets, options.workdir, options.encoder)
+    print(page)
+    if not has_scores:
+        raise UserError(
+            "every cell failed: correct the errors listed below the table and run the same command "
+            "again"
+        )
+
+
+def _evaluate_set(settings: TableSettings, out: pathlib.Path | None) -> None:
+    from jax_ragrl.evaluation.table import evaluate_table, outage_reason
+
+    table = evaluate_table(settings)
+    print_json(table)
+    # The table is written before an outage is reported: it holds the messages of the failures.
+    if out:
+        out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if reason := outage_reason(table):
+        raise UserError(f"every question of every system failed, most often with: {reason}")

@@ -1,0 +1,142 @@
+"""Commands that use a trained system: `ask`, `serve` and `export`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand
+from jax_ragrl.config.overrides import load_config, override
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
+
+if TYPE_CHECKING:
+    from jax_ragrl.run.components import Components
+    from jax_ragrl.run.config import Job
+
+WORKDIR = "folder of a run whose trained policy answers (default: the policy of --config)"
+
+
+def add_commands(command: AddCommand) -> None:
+    summary = "answer one question and print each step"
+    sub = command("ask", run_ask, summary, takes_config=True)
+    sub.add_argument("question", help="text of the question")
+    sub.add_argument("--workdir", type=local, help=WORKDIR)
+    summary = "answer questions over HTTP, in batches"
+    _add_serve_options(command("serve", run_serve, summary, takes_config=True))
+    _add_export_options(
+        command("export", run_export, "write a trained policy in Hugging Face format")
+    )
+
+
+def _add_serve_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--workdir", type=local, help=WORKDIR)
+    sub.add_argument("--host", default="127.0.0.1", help="bind address; 0.0.0.0 = all interfaces")
+    sub.add_argument("--port", type=int, default=8000, help="TCP port; 0 = any free port")
+    sub.add_argument(
+        "--batch", type=int, default=64, help="max questions per rollout and per request"
+    )
+    sub.add_argument(
+        "--waiting", type=int, default=256, help="max queued questions before returning 503"
+    )
+
+
+def _add_export_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("workdir", type=local, help="folder of the run")
+    sub.add_argument("--out", type=local, required=True, help="output folder")
+    sub.add_argument("--policy", help="name of the policy, required if the run has several")
+    dtypes = ("bfloat16", "float16", "float32")
+    sub.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of the weights")
+    sub.add_argument(
+        "--adapter", action="store_true", help="export only the LoRA adapter, in PEFT format"
+    )
+
+
+@contextlib.contextmanager
+def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Job, Components]]:
+    """The config, job and parts of the run in --workdir, or of --config with its initial policy.
+
+    Overrides apply to both: the address of a server may differ from that during training.
+    """
+    import tempfile
+
+    from jax_ragrl.config.snapshot import load_saved_config
+    from jax_ragrl.run.components import build_components
+    from jax_ragrl.run.config import load_job
+    from jax_ragrl.run.inference import trained_policies
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    def load_parts(folder: pathlib.Path) -> Components:
+        parts = build_components(job, folder)
+        if not run:
+            return parts
+        return parts._replace(policies=trained_policies(job, parts.policies, folder))
+
+    run, arguments = options.workdir, options.config
+    # The run fixes its config file; a second one could differ from it.
+    if run and not all(a.startswith("--config.") for a in arguments):
+        raise UserError("--workdir uses the config of its run: leave --config=FILE out")
+    if run:
+        values = load_saved_config(run / "config.json")
+        override(values, arguments)
+        enable_compile_cache(run)
+    else:
+        values = load_config(DEFAULT_CONFIG, arguments)
+    job = load_job(values)
+    # Without a run, the index is built in a temporary folder.
+    with tempfile.TemporaryDirectory() as folder:
+        yield values, job, load_parts(run or pathlib.Path(folder))
+
+
+def run_ask(options: argparse.Namespace) -> None:
+    from jax_ragrl.run.inference import ask
+
+    with _open_system(options) as (_, job, parts):
+        print(ask(job, parts, options.question))
+
+
+def run_serve(options: argparse.Namespace) -> None:
+    from jax_ragrl.run.inference import greedy_environment
+    from jax_ragrl.serve import app
+    from jax_ragrl.serve.replies import ServedSystem
+
+    with _open_system(options) as (values, job, parts):
+        system = ServedSystem(
+            name=str(values["system"]),
+            policy=str(options.workdir or job.policy),
+            system=job.recipe.evaluation_system,
+            environment=greedy_environment(job, parts, parts.models()),
+            warmup_question=parts.questions["dev"][0].text,
+        )
+        del parts  # frees everything that the environment does not refer to
+        limits = app.Limits(batch=options.batch, waiting=options.waiting)
+        app.serve(system, options.host, options.port, limits)
+
+
+def run_export(options: argparse.Namespace) -> None:
+    from jax_ragrl.config.snapshot import load_saved_config
+    from jax_ragrl.export import export, export_adapter
+    from jax_ragrl.run.components import load_policies, policy_folder
+    from jax_ragrl.run.config import load_job
+    from jax_ragrl.run.inference import trained_policies
+
+    job = load_job(load_saved_config(options.workdir / "config.json"))
+    # On one device, because the run's mesh may need a larger machine. In float32, so that merging
+    # an adapter loses no precision.
+    policies = trained_policies(job, load_policies(job, None, "float32")[0], options.workdir)
+    # The name may be omitted only if it is unambiguous.
+    name = options.policy or (next(iter(policies)) if len(policies) == 1 else None)
+    if name not in policies:
+        raise UserError(
+            f"--policy is {name!r}: give one of the run's policies, {', '.join(policies)}"
+        )
+    base = policy_folder(dict(job.policies).get(name, job.policy))
+    if options.adapter:
+        result = export_adapter(policies[name], options.out, str(base))
+    else:
+        result = export(policies[name], options.out, base, dtype=options.dtype)
+    print(json.dumps(result._asdict(), default=str))

@@ -1,0 +1,227 @@
+"""Commands that measure: `plan` (memory per device) and `bench` (speed and memory)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
+
+Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
+
+MODEL = "published model whose architecture is used, or tiny"
+PLAN = (
+    "Compute the memory that --config=FILE needs per device, without the devices. Counted are the "
+    "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
+    "language models and judges of kind 'local' whose folders are on this machine. Anything else "
+    "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
+    "instead of true."
+)
+
+
+def add_commands(command: AddCommand) -> None:
+    summary = "compute the memory that a config needs per device"
+    sub = command("plan", run_plan, summary, takes_config=True)
+    sub.description = PLAN
+    shape = "architecture of the policies: a published name, tiny, or a model folder"
+    sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
+    sub.add_argument("--topology", required=True, help="devices, such as v5e:4x4 or h100:8")
+    summary = "measure loading, training, sampling, search or a whole step"
+    _add_measurements(command("bench", run_bench, summary))
+
+
+def _add_measurements(sub: argparse.ArgumentParser) -> None:
+    """One sub-command per measurement; its `measure` computes the JSON to print."""
+    kinds = sub.add_subparsers(required=True, metavar="MEASUREMENT")
+
+    def add(name: str, measure: Any, summary: str, **defaults: Any) -> argparse.ArgumentParser:
+        kind = kinds.add_parser(
+            name,
+            help=summary,
+            description=f"Measure {summary}.",
+            epilog=CONFIG_HELP if defaults else None,
+            formatter_class=sub.formatter_class,
+        )
+        kind.set_defaults(measure=measure, **defaults)
+        kind.add_argument("--json", action="store_true", help="print the result on one line")
+        return kind
+
+    load = add("load", measure_load, "the host memory for loading a checkpoint")
+    load.add_argument("--shape", default="qwen2.5-0.5b", help="published model")
+    _add_train_options(add("train", measure_train, "a training step"))
+    _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
+    _add_search_options(add("search", measure_search, "the search for the nearest passages"))
+    summary = "a whole step of --config=FILE: rollout and updates"
+    _add_step_options(add("step", measure_step, summary, takes_config=True))
+
+
+def _add_step_options(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--workdir", type=local, help="folder with an index (default: a new folder)")
+    repeats = "number of timed steps, after one that compiles"
+    kind.add_argument("--repeats", type=positive, default=2, help=repeats)
+    kind.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
+
+
+def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
+    """Options of a model with random weights, and numbers."""
+    kind.add_argument("--shape", default="qwen2.5-0.5b", help=MODEL)
+    _add_number_options(kind, numbers)
+    dtypes = ("bfloat16", "float32")
+    kind.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of computation")
+
+
+def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
+    """Integer options; 0 is valid only if it is the default."""
+    for name, default, text in numbers:
+        minimum = positive if default else natural
+        kind.add_argument(f"--{name}", type=minimum, default=default, help=text)
+
+
+def _add_search_options(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--kind", default="exact", help="kind of search: exact (on devices) or scann")
+    dtype = "dtype of the vectors: float32, or bfloat16 for an exact index"
+    kind.add_argument("--dtype", default="float32", help=dtype)
+    numbers = (
+        ("count", 100_000, "number of passages"),
+        ("dimension", 768, "dimension of a vector"),
+        ("queries", 256, "queries per search"),
+        ("k", 10, "hits per query"),
+        ("repeats", 3, "number of timed searches, after one that compiles"),
+    )
+    _add_number_options(kind, numbers)
+
+
+def _add_sample_options(kind: argparse.ArgumentParser) -> None:
+    numbers = (
+        ("prompts", 64, "number of prompts"),
+        ("siblings", 8, "continuations per prompt"),
+        ("prompt", 512, "tokens per prompt"),
+        ("new", 1024, "max new tokens per continuation"),
+        ("mean", 0, "mean new tokens per continuation, exponentially distributed; 0 = all --new"),
+        ("batch", 64, "prompts sampled together"),
+        ("slots", 128, "initial cache size in new tokens; with --new or more it never grows"),
+        ("repeats", 3, "number of timed rollouts, after one that compiles"),
+    )
+    _add_model_options(kind, numbers)
+
+
+def _add_train_options(kind: argparse.ArgumentParser) -> None:
+    numbers = (
+        ("prompts", 32, "number of prompts"),
+        ("siblings", 8, "actions per prompt"),
+        ("prompt", 1024, "tokens per prompt"),
+        ("new", 128, "tokens per action"),
+        ("layers", 0, "number of layers; 0 = that of --shape"),
+        ("vocabulary", 0, "vocabulary size; 0 = that of --shape"),
+        ("tokens", 65536, "tokens per batch of rows; gradients of several batches are accumulated"),
+        ("repeats", 3, "number of timed steps, after one that compiles"),
+    )
+    _add_model_options(kind, numbers)
+    remat = ("none", "full", "dots")
+    kind.add_argument("--remat", default="full", choices=remat, help="gradient checkpointing")
+    attention = ("auto", "cudnn", "splash", "xla")
+    kind.add_argument("--attention", default="auto", choices=attention, help="attention kernel")
+    _add_layout_options(kind)
+    libraries = ("transformers", "tunix")
+    baseline = "another library to measure with the same work"
+    kind.add_argument("--baseline", choices=libraries, help=baseline)
+    kind.add_argument(  # old name
+        "--against", dest="baseline", choices=libraries, help=argparse.SUPPRESS
+    )
+
+
+def _add_layout_options(kind: argparse.ArgumentParser) -> None:
+    rows = kind.add_mutually_exclusive_group()
+    # Both options suppress their default, so that help does not show "True" for --ungrouped.
+    kind.set_defaults(grouped=True)
+    for option, action, text in (
+        ("--grouped", "store_true", "pack the siblings of a prompt into shared rows (default)"),
+        ("--ungrouped", "store_false", "put each action into its own row"),
+    ):
+        rows.add_argument(
+            option, dest="grouped", action=action, default=argparse.SUPPRESS, help=text
+        )
+    kind.add_argument("--compare", action="store_true", help="measure the other row layout too")
+
+
+def run_plan(options: argparse.Namespace) -> None:
+    import os
+
+    # JAX reads these when it starts: describing devices must not search for real ones.
+    quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
+    from jax_ragrl.config.schema import build
+    from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values
+    from jax_ragrl.runtime.topology import describe_devices
+
+    values = load_config(None, options.config)
+    run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
+    if not name:
+        raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
+    devices = describe_devices(options.topology)
+    print_json(plan(run, config_named(name), devices))
+
+
+def run_bench(options: argparse.Namespace) -> None:
+    print(json.dumps(options.measure(options), indent=None if options.json else 2))
+
+
+def measure_load(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.load import bench_load
+
+    return bench_load(options.shape)
+
+
+def measure_step(options: argparse.Namespace) -> dict[str, Any]:
+    import tempfile
+
+    from jax_ragrl.bench.step import bench_step
+    from jax_ragrl.models.published import published_config
+    from jax_ragrl.run.config import load_job
+
+    job = load_job(load_config(None, options.config))
+    config = None if options.shape is None else published_config(options.shape)
+    # A new folder has no index, so building one adds to the start, not to the measured steps.
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = options.workdir or pathlib.Path(folder)
+        return bench_step(job, workdir, options.repeats, config)
+
+
+def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.sample import SampleWork, bench_sample
+
+    return bench_sample(_from_options(SampleWork, options))
+
+
+def measure_search(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.search import SearchWork, bench_search
+
+    return bench_search(_from_options(SearchWork, options))
+
+
+def measure_train(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.train import TrainWork, bench_train
+
+    work = _from_options(TrainWork, options)
+    if not options.baseline:
+        return bench_train(work, share_rows=options.grouped, compare=options.compare)
+    from jax_ragrl.bench.peers import compare_steps, measure_peer
+
+    # The peer runs first, while this process has not allocated device memory yet.
+    theirs = measure_peer(options.baseline, work)
+    result = bench_train(work, share_rows=options.grouped, compare=options.compare)
+    ours = result["grouped" if options.grouped else "ungrouped"]
+    return result | {options.baseline: theirs | compare_steps(ours, theirs)}
+
+
+def _from_options(cls: Any, options: argparse.Namespace) -> Any:
+    """An instance of a dataclass whose fields are options of a command."""
+    return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})

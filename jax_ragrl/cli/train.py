@@ -1,0 +1,148 @@
+"""Commands that train with reinforcement learning: `quickstart`, `train` and `trials`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax_ragrl.cli.common import (
+    CONFIGS,
+    DEFAULT_CONFIG,
+    PAPERS,
+    AddCommand,
+    parse_numbers,
+    print_json,
+)
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
+
+if TYPE_CHECKING:
+    from jax_ragrl.run.config import Job
+
+
+def add_quickstart(command: AddCommand) -> None:
+    summary = "train C-3PO on the synthetic corpus, evaluate it and write a report"
+    sub = command("quickstart", run_quickstart, summary, takes_config=True)
+    sub.add_argument("--seed", type=int, default=0, help="random seed of the data and of training")
+    sub.add_argument(
+        "--workdir", type=local, help="folder of the run (default: runs/quickstart-SEED)"
+    )
+
+
+def add_commands(command: AddCommand) -> None:
+    sub = command("train", run_train, "train the system of a config", takes_config=True)
+    sub.add_argument(
+        "--workdir", type=local, required=True, help="folder of the run; an existing run resumes"
+    )
+    summary = "train several systems with several seeds and tabulate the gains"
+    _add_trial_options(command("trials", run_trials, summary, takes_config=True))
+
+
+def _add_trial_options(sub: argparse.ArgumentParser) -> None:
+    sub.epilog = (
+        "--config.a.b=VALUE overrides a key in the config of each system. With "
+        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up."
+    )
+    systems = "comma-separated names of files in configs/tiny"
+    sub.add_argument("--systems", default=",".join(PAPERS), help=systems)
+    sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
+    sub.add_argument(
+        "--out", type=local, default=pathlib.Path("runs/trials"), help="output folder (resumable)"
+    )
+    baseline = "--out of finished trials of the same systems and seeds, to compare with"
+    sub.add_argument("--baseline", type=local, metavar="OUT", help=baseline)
+    sub.add_argument("--against", dest="baseline", type=local, help=argparse.SUPPRESS)  # old name
+
+
+def run_quickstart(options: argparse.Namespace) -> None:
+    # A folder per seed, so that a second call with another seed does not resume the first run.
+    workdir = options.workdir or pathlib.Path("runs") / f"quickstart-{options.seed}"
+    values = load_config(DEFAULT_CONFIG, options.config)
+    from jax_ragrl.runtime.multihost import is_process_zero, join
+
+    join()  # jax.distributed must start before JAX looks for devices
+    from jax_ragrl.experiments.experiment import quickstart
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    job = _seeded_job(values, options.seed, workdir)
+    enable_compile_cache(workdir)
+    summary = quickstart(job, workdir)
+    if is_process_zero():
+        print_json(summary)
+
+
+def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Job:
+    """The job of a config with `seed` for training and for the synthetic corpus, if it has one."""
+    # One seed for both, so that runs with different seeds differ in their data, too.
+    values["seed"] = seed
+    if values["data"].get("world"):
+        values["data"]["world"]["seed"] = seed
+    from jax_ragrl.run.workdir import claim_workdir
+
+    return claim_workdir(values, workdir)
+
+
+def run_train(options: argparse.Namespace) -> None:
+    values = load_config(None, options.config)
+    from jax_ragrl.runtime.multihost import join
+
+    join()  # jax.distributed must start before JAX looks for devices
+    from jax_ragrl.run.components import build_components
+    from jax_ragrl.run.workdir import claim_workdir
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+    from jax_ragrl.training.loop import train
+
+    job = claim_workdir(values, options.workdir)
+    enable_compile_cache(options.workdir)
+    train(job, build_components(job, options.workdir), options.workdir)
+
+
+def run_trials(options: argparse.Namespace) -> None:
+    from jax_ragrl.experiments import seeds
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    systems, overrides = options.systems.split(","), options.config
+    # Keys that vary between trials cannot have one value for all.
+    keys = {override.partition("=")[0] for override in overrides}
+    if conflicts := sorted(keys & {"--config", "--config.seed", "--config.data.world.seed"}):
+        raise UserError(f"{conflicts[0]} is not for trials: give --systems and --seeds")
+
+    def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Job:
+        try:
+            values = load_config(CONFIGS / "tiny" / f"{system}.py", overrides)
+            return _seeded_job(values | ({"policy": policy} if policy else {}), seed, workdir)
+        except UserError as error:
+            # Names the system: with several, the message alone would not name the config.
+            raise UserError(f"{system}: {error}") from error
+
+    # Cached on CPU too: the seeds of a system share programs, and compiling takes longer than
+    # evaluating a seed.
+    enable_compile_cache(options.out, also_cpu=True)
+    table = seeds.run_trials(
+        systems,
+        parse_numbers(options.seeds),
+        load,
+        warm={} if "--config.policy" in keys else _warm_ups(systems),
+        out=options.out,
+        baseline=options.baseline,
+    )
+    print(table)
+
+
+def _warm_ups(systems: Sequence[str]) -> dict[str, Callable[[pathlib.Path], Any]]:
+    """Functions that run the warm-up of a system in a folder, for systems that have one."""
+    from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+
+    def warm(config: pathlib.Path, folder: pathlib.Path) -> Any:
+        return warm_up(*load_warmup(load_config(config, [])), folder)
+
+    configs = {system: CONFIGS / "tiny" / f"warmup_{system}.py" for system in systems}
+    return {
+        system: functools.partial(warm, config)
+        for system, config in configs.items()
+        if config.exists()
+    }

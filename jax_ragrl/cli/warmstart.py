@@ -1,0 +1,106 @@
+"""Commands that prepare a policy for reinforcement learning: `warmup`, `demos`, `sft`, `pool`."""
+
+from __future__ import annotations
+
+import argparse
+
+from jax_ragrl.cli.common import CONFIGS, AddCommand, parse_numbers, print_json
+from jax_ragrl.config.arguments import natural, positive
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import local
+
+FIRST_QUESTIONS = "number of questions to use, from the first; 0 = all"
+
+
+def add_commands(command: AddCommand) -> None:
+    summary = "train the tiny policy on demonstrations of the synthetic corpus"
+    sub = command("warmup", run_warmup, summary, takes_config=True)
+    sub.add_argument("--out", type=local, required=True, help="output folder")
+    _add_demo_options(
+        command("demos", run_demos, "write demonstrations with a language model", takes_config=True)
+    )
+    summary = "fine-tune a generator on retrieved passages, or a policy on demonstrations"
+    sub = command("sft", run_sft, summary, takes_config=True)
+    sub.add_argument("--out", type=local, required=True, help="output folder (resumable)")
+    _add_pool_options(
+        command("pool", run_pool, "write OPERA's pool of scored expert actions", takes_config=True)
+    )
+
+
+def _add_demo_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--out", type=local, required=True, help="output file for data.demos (resumable)"
+    )
+    # `labels` uses rules instead of a model: MMOA-RAG's, from gold passages.
+    writers = (
+        "author of the demonstrations: openai:MODEL[@URL], a model folder, tiny, or labels "
+        "(MMOA-RAG's heuristic labels; labels:answer adds answers)"
+    )
+    sub.add_argument("--writer", required=True, help=writers)
+    baseline = (
+        "baseline whose classifier is demonstrated, adaptive_rag or slim_plm, instead of the "
+        "config's system"
+    )
+    sub.add_argument("--of", default="", help=baseline)
+    sub.add_argument("--limit", type=natural, default=0, help=FIRST_QUESTIONS)
+    sub.add_argument("--samples", type=positive, default=1, help="rollouts per question")
+    sub.add_argument(
+        "--temperature", type=float, help="sampling temperature (default: that of each role)"
+    )
+
+
+def _add_pool_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--out", type=local, required=True, help="output file for recipe.expert_pool (resumable)"
+    )
+    sub.add_argument(
+        "--writer",
+        default="policy",
+        help="author of the actions: policy, a model folder, or openai:MODEL[@URL]",
+    )
+    sub.add_argument(
+        "--temperatures", default="0.3,0.5,0.7,0.9", help="comma-separated sampling temperatures"
+    )
+    sub.add_argument("--limit", type=natural, default=0, help=FIRST_QUESTIONS)
+
+
+def run_warmup(options: argparse.Namespace) -> None:
+    # The config is read before JAX is imported, so that a mistake is reported at once.
+    values = load_config(CONFIGS / "tiny" / "warmup.py", options.config)
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+    from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+
+    enable_compile_cache(options.out)
+    print_json(warm_up(*load_warmup(values), options.out))
+
+
+def run_demos(options: argparse.Namespace) -> None:
+    values = load_config(None, options.config)
+    from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
+
+    writer = WriterConfig(
+        name=options.writer, samples=options.samples, temperature=options.temperature
+    )
+    print_json(make_demos(values, options.out, writer, count=options.limit, of=options.of))
+
+
+def run_sft(options: argparse.Namespace) -> None:
+    values = load_config(None, options.config)
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+    from jax_ragrl.warmstart.demos import load_warm_start, warm_start
+    from jax_ragrl.warmstart.finetune import fine_tune, load_finetune
+
+    enable_compile_cache(options.out)
+    # A config with demonstrations trains a policy; any other config trains a generator.
+    if "demos" in values.get("data", {}):
+        print_json(warm_start(load_warm_start(values), options.out))
+    else:
+        print_json(fine_tune(load_finetune(values), options.out))
+
+
+def run_pool(options: argparse.Namespace) -> None:
+    values = load_config(CONFIGS / "tiny" / "opera.py", options.config)
+    from jax_ragrl.warmstart.expert_pool import make_pool
+
+    temperatures = parse_numbers(options.temperatures, float)
+    print_json(make_pool(values, options.out, options.writer, temperatures, options.limit))

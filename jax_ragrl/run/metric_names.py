@@ -1,0 +1,171 @@
+"""The metrics that a training run logs: names, units and meanings; and the names of older runs.
+
+A name is a pattern: `<role>` stands for the name of a role, `<error>` for an error message, and so
+on. If a run has several policies, the metrics of an update (`per_policy`) begin with the name of
+the policy: `plan/kl/mean`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+V = TypeVar("V")
+
+
+class Metric(NamedTuple):
+    """One metric, or one family of metrics, of a training run.
+
+    Fields:
+      name: the pattern of its names.
+      unit: the unit of its value.
+      meaning: one line of explanation.
+      per_policy: whether the name begins with `<policy>/` if there are several policies.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    per_policy: bool = False
+
+
+ROLLOUT = (
+    Metric("reward/mean", "reward", "mean reward of the leaves of all rollouts"),
+    Metric("reward_term/<term>", "reward", "mean of one summand of the leaves' reward (CoDA)"),
+    Metric("strategy_reward/<strategy>", "reward", "mean reward of the leaves of a strategy"),
+    Metric("role_reward/<role>", "reward", "mean reward of a role's sampled actions themselves"),
+    Metric("credit/<role>", "reward", "mean credit of a role's trained actions"),
+    Metric("frac_reward_zero_std", "fraction", "questions whose leaves all have the same reward"),
+    Metric(
+        "frac_reward_zero_std/<role>",
+        "fraction",
+        "groups of a role's actions that all have the same reward",
+    ),
+    Metric("valid_frac/<role>", "fraction", "sampled actions of a role that can be used"),
+    Metric("invalid_action/<error>", "actions", "actions that violate the grammar, by error"),
+    Metric("unanswered/<reason>", "rollouts", "rollouts that ended without an answer, by reason"),
+    Metric("logp_rewarded/<role>", "nats per token", "log-probability of rewarded actions"),
+    Metric("expert_frac/<role>", "fraction", "decisions of a role that have an expert's action"),
+    Metric("actions_per_rollout/<role>", "actions", "actions of a role per leaf"),
+    Metric("nodes", "actions", "actions in all rollouts of the step"),
+    Metric("leaves", "rollouts", "leaves in all rollouts of the step"),
+    Metric("failed", "questions", "questions whose environment failed"),
+    Metric("retrieval/recall", "fraction", "gold passages that some search of a rollout returned"),
+    Metric("retrieval_calls", "calls", "searches of the step"),
+    Metric("passages", "passages", "passages that the searches of the step returned"),
+    Metric("llm_calls", "calls", "calls to the frozen language model, without the judge"),
+    Metric("llm_prompt_tokens", "tokens", "tokens that the frozen language model read"),
+    Metric("llm_completion_tokens", "tokens", "tokens that the frozen language model wrote"),
+)
+UPDATE = tuple(
+    Metric(*metric, per_policy=True)
+    for metric in (
+        ("loss/policy", "loss", "policy loss, weighted as in the objective"),
+        ("loss/value", "loss", "value loss, weighted as in the objective"),
+        ("loss/dpo", "loss", "DPO loss per pair"),
+        ("right", "fraction", "pairs whose chosen answer gained more log-probability"),
+        ("pairs", "pairs", "preference pairs of the update"),
+        ("clip_frac", "fraction", "tokens whose ratio the surrogate loss clips"),
+        ("entropy", "nats per token", "entropy of the policy during the update"),
+        ("entropy/old/mean", "nats per token", "entropy of the policy before the update"),
+        ("entropy/old/<role>", "nats per token", "entropy before the update, of one role"),
+        ("kl/mean", "nats per token", "divergence from the reference before the update"),
+        ("kl/<role>", "nats per token", "divergence from the reference, of one role"),
+        ("kl/loss", "nats per token", "KL estimate in the loss"),
+        ("kl/coefficient", "reward per nat", "coefficient of the KL divergence"),
+        ("advantage/mean", "reward", "mean advantage over tokens"),
+        ("advantage/<role>", "reward", "mean advantage over tokens, of one role"),
+        ("advantage/std", "reward", "standard deviation of advantages over tokens"),
+        ("advantage/std/<role>", "reward", "standard deviation of advantages, of one role"),
+        ("value/mean", "reward", "mean value of the critic over tokens"),
+        ("value/<role>", "reward", "mean value of the critic over tokens, of one role"),
+        ("response_length/mean", "tokens", "mean length of trained actions"),
+        ("response_length/<role>", "tokens", "mean length of trained actions, of one role"),
+        ("grad_norm", "norm", "norm of the policy's gradient before clipping"),
+        ("value/grad_norm", "norm", "norm of the critic's gradient before clipping"),
+        ("sampler_gap/max", "nats", "largest log-probability gap between sampler and learner"),
+        ("dropped_too_long", "turns", "turns or pairs left out because they exceed a row"),
+        ("skipped", "steps", "optimizer steps skipped because the gradient was not finite"),
+        ("flops", "operations", "floating-point operations of the update"),
+    )
+)
+EVALUATION = (
+    Metric("eval/accuracy", "fraction", "headline score on dev questions, greedy"),
+    Metric("eval/failed", "questions", "dev questions whose environment failed"),
+    Metric("strategy_frac/<strategy>", "fraction", "dev questions answered with a strategy"),
+)
+SPEED = (
+    Metric("time/rollout_s", "seconds", "duration of the rollouts"),
+    Metric("time/train_s", "seconds", "duration of the update"),
+    Metric("time/compile_s", "seconds", "compilation time within the other times"),
+    Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
+    Metric("mfu", "fraction", "model FLOPs utilization of the update"),
+)
+METRICS = (*ROLLOUT, *UPDATE, *EVALUATION, *SPEED)
+
+# From names of older runs to the current names, as patterns. The first match counts.
+ALIASES = {
+    "earned/<role>": "role_reward/<role>",
+    "logp_right/<role>": "logp_rewarded/<role>",
+    "zero_variance_frac": "frac_reward_zero_std",
+    "zero_variance_frac/<role>": "frac_reward_zero_std/<role>",
+    "malformed/<error>": "invalid_action/<error>",
+    "dead/<reason>": "unanswered/<reason>",
+    "actions/<role>": "actions_per_rollout/<role>",
+    "strategy/<strategy>": "strategy_frac/<strategy>",
+    "left_out": "dropped_too_long",
+    "<policy>/left_out": "<policy>/dropped_too_long",
+    # Unchanged, but listed: the last pattern of this table would match it.
+    "reward/mean": "reward/mean",
+    # The terms of CoDA; every other name below `reward/` was a strategy.
+    "reward/answer": "reward_term/answer",
+    "reward/format": "reward_term/format",
+    "reward/refine": "reward_term/refine",
+    "reward/<strategy>": "strategy_reward/<strategy>",
+}
+
+
+def metric_of(key: str) -> Metric | None:
+    """Returns the metric that a key of `metrics.jsonl` belongs to; None if no pattern matches.
+
+    If several patterns match, the one with the fewest placeholders counts, then the longest one.
+    """
+    matches = [metric for metric in METRICS if _pattern(metric).fullmatch(key)]
+    # Literal parts are more specific than placeholders: `kl/mean` is not the metric of a role.
+    by_generality = lambda metric: (metric.name.count("<"), -len(metric.name))  # noqa: E731
+    return min(matches, key=by_generality, default=None)
+
+
+def current_name(key: str) -> str:
+    """Returns the current name of a metric of an older run; other names do not change."""
+    for old, new in ALIASES.items():
+        if match := _regex(old).fullmatch(key):
+            return re.sub("<[a-z]+>", lambda placeholder: match[placeholder[0][1:-1]], new)
+    return key
+
+
+def with_current_names(row: Mapping[str, V]) -> dict[str, V]:
+    """Returns a row of `metrics.jsonl` with the names of an older run replaced."""
+    return {current_name(key): value for key, value in row.items()}
+
+
+@functools.cache
+def _pattern(metric: Metric) -> re.Pattern[str]:
+    # Optional, because runs with one policy have no prefix.
+    prefix = "(?:[^/]+/)?" if metric.per_policy else ""
+    return re.compile(prefix + _regex(metric.name).pattern)
+
+
+@functools.cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a pattern: a group for each placeholder."""
+    # Errors and reasons are free text; names of roles, policies and strategies have no slash.
+    free = {"error": ".+", "reason": ".+"}
+    parts = re.split("<([a-z]+)>", pattern)
+    regex = [
+        f"(?P<{part}>{free.get(part, '[^/]+')})" if i % 2 else re.escape(part)
+        for i, part in enumerate(parts)
+    ]
+    return re.compile("".join(regex))

@@ -1,0 +1,202 @@
+"""Supervised examples for baselines whose generator or classifier is fine-tuned.
+
+Vanilla RAG + SFT learns to answer from the passages of the retriever. RetRobust (Yoran et al. 2024,
+"Making Retrieval-Augmented Language Models Robust to Irrelevant Context") learns from contexts with
+and without relevant passages; the target is the answer in both cases. InstructRAG (Wei et al. 2025,
+"InstructRAG: Instructing Retrieval-Augmented Generation via Self-Synthesized Rationales") learns to
+explain how the documents lead to the answer, from explanations that a language model wrote with the
+answer in its prompt.
+
+Departures from the papers
+  1. The prompt is the answer prompt of every system of a table, and the target is the bare answer.
+  2. RetRobust shows one passage per example, of the first rank, of a low rank or at random; here an
+     example shows as many passages as at inference.
+  3. The target of InstructRAG is only the rationale; here a last line states the answer, and a
+     rationale that does not contain the answer yields no example.
+  4. There are no configurations at the papers' size, only those in `configs/tiny`.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.runtime.portable_random import pick, shuffled
+from jax_ragrl.text.metrics import cover_match_tokens
+from jax_ragrl.text.prompts import format_passages, user_turn
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
+
+ANSWER = "answer"
+# The order is part of the seeded draws: an index into this tuple is drawn.
+KINDS = ("relevant", "low", "random")
+RATIONALE = Sampling(0.0, 1.0, 512)  # the same for the writer of explanations and at inference
+
+
+class ChatExample(NamedTuple):
+    """A supervised example: a conversation, and the text that `role` learns to write next."""
+
+    messages: tuple[Message, ...]
+    target: str
+    role: str
+
+
+def answer_example(style: str, question: Question, documents: Sequence[Passage]) -> ChatExample:
+    """Returns the example whose target is the first gold answer.
+
+    Args:
+      style: the prompt style.
+      question: a question with a gold answer.
+      documents: the passages in the prompt; may be empty.
+    """
+    values = {"question": question.text, "documents": format_passages(style, documents)}
+    name = ANSWER if documents else "answer_direct"
+    return ChatExample(user_turn(style, name, **values), question.answers[0], ANSWER)
+
+
+def vanilla_examples(
+    style: str, questions: Sequence[Question], results: Sequence[Hits], k: int
+) -> list[ChatExample]:
+    """Returns one example per question, with the first `k` passages of its search.
+
+    Questions without a gold answer yield no example, here and in the functions below.
+
+    Args:
+      style: the prompt style.
+      questions: the questions.
+      results: the search result of each question.
+      k: the number of passages per example.
+    """
+    return [
+        answer_example(style, question, hits.passages[:k])
+        for question, hits in zip(questions, results, strict=True)
+        if question.answers
+    ]
+
+
+def robust_examples(
+    style: str,
+    questions: Sequence[Question],
+    results: Sequence[Hits],
+    corpus: Sequence[Passage],
+    k: int,
+    rng: random.Random,
+) -> list[ChatExample]:
+    """Returns one example per question, its context shuffled and of one of three kinds, evenly.
+
+      relevant  the relevant passages, filled up with the best irrelevant ones
+      low       the lowest ranks of the search, without relevant passages
+      random    passages of the corpus, without relevant passages
+
+    Args:
+      style: the prompt style.
+      questions: the questions.
+      results: the search result of each question, deeper than `k`, so that there are low ranks.
+      corpus: the source of gold and random passages.
+      k: the maximum number of passages per example.
+      rng: is consumed.
+    """
+    passages_of = _passages_by_name(questions, corpus)
+    examples = []
+    for question, hits in zip(questions, results, strict=True):
+        # Draw for questions without a gold answer too: the other draws do not depend on them.
+        kind = pick(rng, KINDS)
+        irrelevant = [p for p in hits.passages if not is_relevant(question, p)]
+        if kind == "low":
+            context = irrelevant[-k:]
+        elif kind == "random":
+            # Some draws repeat or are relevant: 4 k draws nearly always leave k passages.
+            draws = dict.fromkeys(pick(rng, corpus) for _ in range(4 * k))
+            context = [p for p in draws if not is_relevant(question, p)][:k]
+        else:
+            gold = [p for name in question.gold for p in passages_of[name]]
+            hits_in_order = [p for p in hits.passages if p not in irrelevant]
+            relevant = list(dict.fromkeys(gold + hits_in_order))[:k]
+            context = relevant + irrelevant[: k - len(relevant)]
+        if question.answers:
+            examples.append(answer_example(style, question, shuffled(rng, context)))
+    return examples
+
+
+def _passages_by_name(
+    questions: Sequence[Question], corpus: Sequence[Passage]
+) -> dict[str, list[Passage]]:
+    """Returns the passages of each gold id or title; an article may have several passages."""
+    gold = {name for question in questions for name in question.gold}
+    passages = collections.defaultdict(list)
+    for passage in corpus:
+        # Data sets name gold passages by id or by title.
+        for name in {passage.id, passage.title} & gold:
+            passages[name].append(passage)
+    return passages
+
+
+def is_relevant(question: Question, passage: Passage) -> bool:
+    """Returns whether a passage is gold or, if the question names no gold, contains an answer."""
+    if question.gold:
+        return passage.id in question.gold or passage.title in question.gold
+    return bool(cover_match_tokens(f"{passage.title}\n{passage.text}", question.answers))
+
+
+def rationale_examples(
+    style: str, questions: Sequence[Question], results: Sequence[Hits], k: int, writer: FrozenLLM
+) -> list[ChatExample]:
+    """Returns one example per question: how its first `k` passages lead to the answer.
+
+    A rationale without the first gold answer in whole words yields no example, nor does a failed
+    reply.
+
+    Args:
+      style: the prompt style.
+      questions: the questions.
+      results: the search result of each question.
+      k: the number of passages per example.
+      writer: writes the rationales; it is called once, with one request per question.
+    """
+    pairs = zip(questions, results, strict=True)
+    contexts = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]
+    replies = writer.complete([rationale_request(style, *pair) for pair in contexts])
+    examples = []
+    for (question, documents), reply in zip(contexts, replies, strict=True):
+        answer, is_error = question.answers[0], isinstance(reply, EffectError)
+        # A request that failed after all retries is an `EffectError` in place of a text.
+        if not is_error and cover_match_tokens(str(reply), (answer,)):
+            target = with_answer_line(str(reply), answer)
+            prompt = instruct_prompt(style, question, documents)
+            examples.append(ChatExample(prompt, target, ANSWER))
+    return examples
+
+
+def rationale_request(style: str, question: Question, documents: Sequence[Passage]) -> LLMRequest:
+    """Returns the request for a rationale; its prompt contains the first gold answer.
+
+    Args:
+      style: the prompt style.
+      question: a question with a gold answer.
+      documents: the passages in the prompt.
+    """
+    values = {"question": question.text, "documents": format_passages(style, documents)}
+    messages = user_turn(style, "explain", answer=question.answers[0], **values)
+    return LLMRequest("explain", messages, RATIONALE)
+
+
+def instruct_prompt(
+    style: str, question: Question, documents: Sequence[Passage]
+) -> tuple[Message, ...]:
+    """Returns the prompt of a generator that explains its answer.
+
+    Args:
+      style: the prompt style.
+      question: the question.
+      documents: the passages in the prompt.
+    """
+    values = {"question": question.text, "documents": format_passages(style, documents)}
+    return user_turn(style, "instruct", **values)
+
+
+def with_answer_line(rationale: str, answer: str) -> str:
+    """Appends the answer to a rationale as its last line."""
+    return f"{rationale.strip()}\nSo the answer is: {answer}"

@@ -1,0 +1,145 @@
+"""C-3PO's table of choices: tree rollouts, answer accuracy, Monte Carlo credit.
+
+Chen et al. 2025, "C-3PO: Compact Plug-and-Play Proxy Optimization to Achieve Human-like
+Retrieval-Augmented Generation". One policy plays three roles, distinguished by instruction: the
+router selects a strategy, the filter selects among retrieved passages, the decision maker leads a
+planned search. Search, roadmap and final answer belong to the environment.
+
+Departures from the paper and its published code
+  1. In the mode that allows only `[LLM]`, another action is overwritten in the state, and counted;
+     the code corrects a local variable, so that a search still happens. The sampled tokens stay.
+  2. A dead branch (malformed action, depth) counts as a leaf of reward 0; the code drops it.
+     `dead_leaf="ignore"` restores that.
+  3. For the router, both forced texts and forced prefixes are available (paper: prefix, code:
+     text).
+  4. The router may sample in addition to its forced actions (`router_samples`); in the paper it
+     does not. Without samples, training never sees a malformed route of the policy, and the
+     probability that losing strategies lose may move there: a run of 48 steps on the embedded
+     default ended with half of its routes malformed.
+  5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not stated; they are the
+     defaults of the trainer that the authors name. So is the clip of values (eq. 10 has the plain
+     squared error: `objective.value_loss=plain`). The temperature is not stated either: 0.6 is the
+     code's, whose sampler also wrote the demonstrations.
+  6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
+  7. The definition of a right answer in training is not stated. Here it contains a gold answer or,
+     with a `judge` in the config, a language model accepts it: the paper's measure. The judge's
+     prompt also rejects an answer that hedges between several things, a rule that the paper lacks.
+  8. The code gives the router a hint about each data set; here `hint` is one text for all
+     questions, and empty, as in the paper.
+  9. The query is the text around the bracket; in the code, the text after it. The code also reads
+     `[ LLM ]` and `[1,]`, which are malformed here.
+ 10. `configs/c3po.py` takes one optimizer step per batch of rollouts, so that the ratio is 1 and
+     neither the clip nor the value clip acts. The trainer that the authors name takes several.
+ 11. One roadmap per planned search, from a prompt with one example; the code has two of each.
+ 12. The depth limit is 13 in training and evaluation; the paper's figure 6 shows depths up to 15,
+     and the code's limit in evaluation is 15.
+ 13. Roadmaps and answers of the frozen model have at most 256 tokens; the code allows 2,048.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from jax_ragrl.config.schema import one_of
+from jax_ragrl.credit.assign import reachable_leaves
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.expand import ForcedAction, Tree
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.c3po.system import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
+from jax_ragrl.text.metrics import cover_match
+
+SEARCHES = {
+    # The policy continues a prefix, here with the query; a complete text stays as it is.
+    "prefix": ForcedAction(f"[{RETRIEVAL}]", complete=False),
+    "text": ForcedAction(f"[{RETRIEVAL}] $question"),
+}
+SAMPLED_ROUTER = "sampled"
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeShape:
+    """The rollout (section 5.1) and its credit.
+
+    Fields:
+      width: actions sampled per decision.
+      branching_depth: decisions down to this depth branch; deeper ones sample one action.
+      router_samples: actions that the router samples in addition to its three forced ones.
+      router_forcing: how the router's search is forced: `prefix` (the policy writes the query, as
+        in the paper) or `text` (the question is the query, as in the code). With `sampled` nothing
+        is forced and the router samples `width` actions like any role; with a width of 1 this is
+        the single trajectory of the paper's ablation (section 6.4).
+      dead_leaf: `zero` counts a failed branch as a leaf of reward 0, `ignore` leaves it out.
+      weigh_duplicates: the credit weighs identical siblings, which are one node, by their number.
+    """
+
+    width: int = 2
+    branching_depth: int = 4
+    router_samples: int = 0
+    router_forcing: str = "prefix"
+    dead_leaf: str = "zero"
+    weigh_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("tree.router_forcing", self.router_forcing, (*SEARCHES, SAMPLED_ROUTER))
+        if self.dead_leaf not in ("zero", "ignore"):
+            raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
+        if self.router_samples and self.router_forcing == SAMPLED_ROUTER:
+            raise UserError(
+                f"tree.router_samples is {self.router_samples}, but tree.router_forcing is "
+                f"{SAMPLED_ROUTER!r}, so that the router samples `width` actions: set "
+                "router_samples to 0"
+            )
+
+    def expander(self, roles: frozenset[str] = frozenset()) -> Tree:
+        """Returns the tree, the same for any `roles` in training."""
+        del roles
+        if self.router_forcing == SAMPLED_ROUTER:
+            return Tree(self.width, self.branching_depth)
+        # All three strategies are tried at every root, so that their leaves can be compared.
+        search = SEARCHES[self.router_forcing]
+        strategies = (ForcedAction(f"[{NO_RETRIEVAL}]"), search, ForcedAction(f"[{PLANNING}]"))
+        return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config section `recipe`; the defaults are the paper's."""
+
+    system: C3PO = C3PO()
+    tree: TreeShape = TreeShape()
+
+
+def recipe(settings: Settings) -> Recipe:
+    """Returns tree rollouts with the accuracy of leaves, averaged over reachable leaves."""
+    tree = settings.tree
+    credit = functools.partial(
+        reachable_leaves,
+        ignore_unanswered=tree.dead_leaf == "ignore",
+        multiplicity=tree.weigh_duplicates,
+    )
+    return Recipe(
+        system=settings.system,
+        reward=functools.partial(answer_rewards, metric=cover_match),
+        credit=credit,
+        expander=tree.expander,
+        # Forced actions are not sampled, so they do not count for the batch size.
+        width=max(tree.width, tree.router_samples),
+        # In evaluation a selection out of range is skipped, and one roadmap makes one rollout.
+        inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
+        metric="cover_em",
+        accepts_judge=True,
+    )
+
+
+def table_system(style: str, top_k: int, *, tiny: bool) -> C3PO:
+    """Returns the system for `ragrl evaluate`, which skips selections out of range.
+
+    Args:
+      style: the prompt style.
+      top_k: passages per search.
+      tiny: whether the policy is the model that ships with the package.
+    """
+    del tiny
+    return C3PO(style, top_k, strict=False)

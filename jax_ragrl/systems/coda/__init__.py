@@ -1,0 +1,47 @@
+"""CoDA: a planner and an executor on one policy, each with its own context."""
+
+from jax_ragrl.systems.coda.recipe import Settings, code, paper, recipe, reward, table_system, terms
+from jax_ragrl.systems.coda.rewards import (
+    ROLLOUT_ADVANTAGES,
+    answer_reward,
+    format_reward,
+    refine_reward,
+    role_texts,
+    rollout_advantages,
+)
+from jax_ragrl.systems.coda.system import (
+    EXECUTOR,
+    EXECUTOR_ACTIONS,
+    PLANNER,
+    PLANNER_ACTIONS,
+    CoDA,
+    State,
+    observation,
+    parse_executor,
+    parse_planner,
+)
+
+__all__ = [
+    "EXECUTOR",
+    "EXECUTOR_ACTIONS",
+    "PLANNER",
+    "PLANNER_ACTIONS",
+    "ROLLOUT_ADVANTAGES",
+    "CoDA",
+    "Settings",
+    "State",
+    "answer_reward",
+    "code",
+    "format_reward",
+    "observation",
+    "paper",
+    "parse_executor",
+    "parse_planner",
+    "recipe",
+    "refine_reward",
+    "reward",
+    "role_texts",
+    "rollout_advantages",
+    "table_system",
+    "terms",
+]

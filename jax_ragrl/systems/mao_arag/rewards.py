@@ -1,0 +1,96 @@
+"""MAO-ARAG's rewards: the answer's F1 on leaves, format and costs on planner calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.roles import ParsedAction
+from jax_ragrl.rollout.tree import SEARCH, Call, Forest
+from jax_ragrl.systems.base import path_from_root
+from jax_ragrl.systems.mao_arag.workflows import QDP, QDS
+from jax_ragrl.text.metrics import f1
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """The cost of a planner call: `alpha` times the weighted sum of three terms (eqs. 4 and 6).
+
+    Fields:
+      alpha: the weight of all costs; 0 removes them.
+      token_weight, retrieval_weight, turn_weight: the weights of the three terms.
+      dollars_per_1k_prompt_tokens: the price of the frozen model for the text that it reads.
+      dollars_per_1k_completion_tokens: its price for the text that it writes.
+      dollars_per_cost_unit: the price that counts as a token cost of 1.
+    """
+
+    alpha: float = 0.0
+    token_weight: float = 1.0
+    retrieval_weight: float = 1.0
+    turn_weight: float = 1.0
+    dollars_per_1k_prompt_tokens: float = 0.000225
+    dollars_per_1k_completion_tokens: float = 0.0009
+    dollars_per_cost_unit: float = 6.02e-4
+
+
+def token_cost(calls: Sequence[Call], costs: Costs) -> float:
+    """Returns the price of the frozen model's tokens in units of `dollars_per_cost_unit`."""
+    prompt_tokens = sum(call.prompt_tokens for call in calls)
+    completion_tokens = sum(call.completion_tokens for call in calls)
+    dollars = (
+        prompt_tokens * costs.dollars_per_1k_prompt_tokens
+        + completion_tokens * costs.dollars_per_1k_completion_tokens
+    ) / 1000
+    return dollars / costs.dollars_per_cost_unit
+
+
+def retrieval_cost(calls: Sequence[Call]) -> float:
+    """Returns 1 if the workflow searched."""
+    return float(any(call.purpose == SEARCH for call in calls))
+
+
+def turn_cost(plan: Sequence[str], parts: int) -> float:
+    """Returns the latency: 0.25 per serial sub-question (`parts`), 0.25 for all parallel ones."""
+    # Serial sub-questions wait for each other; parallel ones wait once.
+    if tuple(plan) == (QDS,):
+        return 0.25 * parts
+    return 0.25 if tuple(plan) == (QDP,) else 0.0
+
+
+def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: Costs) -> float:
+    """Returns the immediate reward of a planner call: -1 for an illegal workflow, minus its costs.
+
+      R_i = -FP_i - alpha (w_token Token_i + w_retrieval 1[S_i] + w_turn Turn_i)
+
+    Eqs. 4 to 6 without the F1, which is the reward of the leaf.
+
+    Args:
+      action: the planner's action.
+      calls: the calls to the environment that it pays for.
+      parts: the number of sub-questions of the rollout.
+      costs: weights and prices.
+    """
+    # A malformed call sets nothing in motion, so its price is 0.
+    price = (
+        costs.token_weight * token_cost(calls, costs)
+        + costs.retrieval_weight * retrieval_cost(calls)
+        + costs.turn_weight * turn_cost(action.args, parts)
+    )
+    return -float(not action.valid) - costs.alpha * price
+
+
+def reward(forest: Forest, costs: Costs) -> np.ndarray:
+    """Returns the F1 of answers on leaves and `own_reward` on planner calls, float32 `[N]`."""
+    reward_N = answer_rewards(forest, f1)
+    for leaf in np.flatnonzero(forest.leaf_N).tolist():
+        end = forest.records[leaf]
+        for turn, node in enumerate(path_from_root(forest, leaf)[:-1]):
+            action = forest.records[node].parsed
+            assert action is not None, "a node above a leaf is an action"
+            # The leaf records all calls, each with the number of the planner call that pays.
+            calls = [call for call in end.calls if call.turn == turn]
+            reward_N[node] = own_reward(action, calls, len(end.state.parts), costs)
+    return reward_N

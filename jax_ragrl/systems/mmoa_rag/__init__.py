@@ -1,0 +1,57 @@
+"""MMOA-RAG: query rewriter, selector and generator in sequence, trained for one answer."""
+
+from jax_ragrl.systems.mmoa_rag.recipe import Settings, code, paper, recipe, table_system
+from jax_ragrl.systems.mmoa_rag.rewards import (
+    Penalties,
+    f1_rewards,
+    long_queries,
+    many_queries,
+    penalty,
+    reward,
+    rewriting_rewards,
+)
+from jax_ragrl.systems.mmoa_rag.system import (
+    DOCUMENT,
+    GENERATOR,
+    MMOARAG,
+    MODULES,
+    REWRITER,
+    SELECTOR,
+    State,
+    allocation,
+    parse_answer,
+    parse_queries,
+    parse_selection,
+    render_answer,
+    render_queries,
+    render_selection,
+)
+
+__all__ = [
+    "DOCUMENT",
+    "GENERATOR",
+    "MMOARAG",
+    "MODULES",
+    "REWRITER",
+    "SELECTOR",
+    "Penalties",
+    "Settings",
+    "State",
+    "allocation",
+    "code",
+    "f1_rewards",
+    "long_queries",
+    "many_queries",
+    "paper",
+    "parse_answer",
+    "parse_queries",
+    "parse_selection",
+    "penalty",
+    "recipe",
+    "render_answer",
+    "render_queries",
+    "render_selection",
+    "reward",
+    "rewriting_rewards",
+    "table_system",
+]

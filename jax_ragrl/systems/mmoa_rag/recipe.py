@@ -1,0 +1,109 @@
+"""MMOA-RAG's table of choices: a shared F1 reward, penalties per role, PPO.
+
+Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
+Learning". One policy plays three roles. The rewriter splits the question into searches, which share
+a fixed number of passages; the selector names the passages worth reading; the generator answers.
+Every role earns the F1 of the answer and pays for its own faults. A module that is off passes its
+input on.
+
+Two baselines of the paper are one module before the frozen language model as reader: RRR is its
+rewriter (`QR`; Ma et al. 2023, "Query Rewriting for Retrieval-Augmented Large Language Models") and
+BGM its selector (`S`; Ke et al. 2024, "Bridging the Preference Gap between Retrievers and LLMs").
+
+Departures from the paper and its published code
+  1. Penalties read the raw text. The code counts sub-questions after cutting them to four, so that
+     its penalty never applies; its effective rule is a limit on their characters (`code()`).
+  2. The selector's mask applies in scoring too; the code samples with a mask and scores without.
+     The mask admits tokens that join pieces of a selection, as tokenizers merge them.
+  3. An empty line is not a query; the code searches with it.
+  4. The reward is the best F1 over all gold answers, with the guard on yes and no that the code has
+     only in evaluation; the code uses one gold answer per question. The reward replaces punctuation
+     by a space, as the code does; tables delete it, for all systems.
+  5. One user turn per role; the code puts scripted assistant turns before it.
+  6. The paper states no word limit for answers and no temperature; 30 and 0.95 are the code's.
+  7. RRR's hit is an answer in whole words; in its code it is any substring. BGM's bridge may repeat
+     a passage; here a selection names each passage once.
+  8. `configs/mmoa_rag.py` takes one optimizer step per epoch, two per batch of rollouts; the code
+     also divides a batch into minibatches and so takes more.
+  9. The warm starts of RRR and BGM are MMOA-RAG's; each of their papers makes one from the
+     successes of its frozen model. RRR and BGM have no configuration at the paper's size, only
+     `configs/tiny/one_module.py`.
+The paper has its KL in the reward of the last token, the code in that of every token: this and the
+learning rate are settings of the objective (`configs/mmoa_rag.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
+from jax_ragrl.credit.assign import over_roles, shared_credit
+from jax_ragrl.errors import UserError
+from jax_ragrl.systems.base import Credit, Recipe
+from jax_ragrl.systems.mmoa_rag.rewards import REWARDS, Penalties, reward
+from jax_ragrl.systems.mmoa_rag.system import DOCUMENT, MMOARAG
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config section `recipe`; the defaults are the paper's.
+
+    Fields:
+      system: the state machine and how it is sampled.
+      penalties: the penalties of each role.
+      reward: the reward of an answer: its `f1`, or RRR's `em_f1_hit`.
+      rollouts: rollouts per question; several are for a group rule, which replaces the critic.
+    """
+
+    system: MMOARAG = MMOARAG()
+    penalties: Penalties = Penalties()
+    reward: str = "f1"
+    rollouts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.reward not in REWARDS:
+            raise UserError(f"recipe.reward is {self.reward!r}: use {' or '.join(REWARDS)}")
+
+
+def paper() -> Settings:
+    """The choices of the paper."""
+    return Settings()
+
+
+def code() -> Settings:
+    """The choices of the published code."""
+    return Settings(penalties=Penalties(query_rule="characters", generator=-1.0))
+
+
+# A critic does not need a group; a group rule compares one role over the rollouts of a question.
+ADVANTAGES: Mapping[str, Credit] = {"gae": shared_credit, "whitened_gae": shared_credit} | {
+    rule.__name__: functools.partial(over_roles, rule=rule)
+    for rule in (group_normalised, group_centred, leave_one_out)
+}
+
+
+def recipe(settings: Settings) -> Recipe:
+    """Returns chains in which each role earns the answer's F1 and its own penalty."""
+    return Recipe(
+        system=settings.system,
+        reward=functools.partial(reward, metric=settings.reward, penalties=settings.penalties),
+        credit=shared_credit,
+        rollouts=settings.rollouts,
+        metric="f1",
+        accepts_judge=True,
+        advantages=ADVANTAGES,
+    )
+
+
+def table_system(style: str, top_k: int, *, tiny: bool) -> MMOARAG:
+    """Returns the system for `ragrl evaluate`.
+
+    Args:
+      style: the prompt style.
+      top_k: passages per search.
+      tiny: whether the policy is the model that ships with the package.
+    """
+    # The mask of the selector needs a word of one token.
+    return MMOARAG(style, top_k=top_k, document_word="D" if tiny else DOCUMENT)

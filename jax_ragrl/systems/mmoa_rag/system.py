@@ -1,0 +1,249 @@
+"""MMOA-RAG's grammars and state machine; `recipe.py` lists the departures from the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jax_ragrl.config.schema import one_of
+from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.text.prompts import format_passages, user_turn
+from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
+
+REWRITER, SELECTOR, GENERATOR = "rewriter", "selector", "generator"
+MODULES = ("QR+S+G", "S+G", "QR+G", "G", "QR", "S")
+MAX_QUERIES = 4  # queries that are searched
+MANY_QUERIES = 8  # with more queries, the question itself is searched
+DOCUMENT = "Document"
+NUMBER = "[0-9]{1,9}"  # `int` raises for very long numbers
+
+
+# --- Grammars: total functions; a malformed action has the arguments that are used instead ------
+
+
+def parse_queries(text: str) -> ParsedAction:
+    """Parses one sub-question per line.
+
+    More than four are malformed: of up to eight the first four are used, of more none.
+    """
+    lines = tuple(line.strip() for line in text.split("\n") if line.strip())
+    if not lines:
+        return invalid_action("No Query")
+    if len(lines) > MAX_QUERIES:
+        queries = lines[:MAX_QUERIES] if len(lines) <= MANY_QUERIES else ()
+        return invalid_action("Too Many Queries")._replace(args=queries)
+    return ParsedAction("Rewrite", lines)
+
+
+def parse_selection(text: str, word: str = DOCUMENT) -> ParsedAction:
+    """Parses `Document0,Document4`, counted from 0; an empty text selects nothing.
+
+    Of a malformed list the readable numbers are used.
+    """
+    if not text.strip():
+        return ParsedAction("Select")
+    # Numbers without the word are readable, though malformed.
+    items = [item.strip().removeprefix(word).strip() for item in text.split(",")]
+    numbers = [int(item) for item in items if re.fullmatch(NUMBER, item)]
+    distinct = tuple(dict.fromkeys(numbers))
+    one = re.escape(word) + NUMBER
+    if not re.fullmatch(f"{one}(,{one})*", text.strip()):
+        return invalid_action("Invalid Selection")._replace(args=distinct)
+    if len(distinct) < len(numbers):
+        return invalid_action("Duplicate Document")._replace(args=distinct)
+    return ParsedAction("Select", distinct)
+
+
+def parse_answer(text: str) -> ParsedAction:
+    """Parses `**answer**`: the text after the last blank line and any label, without asterisks.
+
+    The format score is 1 only if the whole text has that form.
+    """
+    # Reasoning before the answer is separated by a blank line.
+    last = re.split(r"\n\s*\n", text.replace("*", "").strip())[-1]
+    for label in ("The answer is:", "Answer:"):
+        last = last.rpartition(label)[2]
+    if not last.strip():
+        return invalid_action("No Answer")
+    is_exact = re.fullmatch(r"\s*\*\*[^*]+\*\*\s*", text)
+    return ParsedAction("Answer", (last.strip(),), format_score=1.0 if is_exact else 0.0)
+
+
+def render_queries(queries: tuple[str, ...]) -> str:
+    """Renders the rewriter's text for some queries."""
+    return "\n".join(queries)
+
+
+def render_selection(numbers: tuple[int, ...], word: str = DOCUMENT) -> str:
+    """Renders the selector's text for some documents."""
+    return ",".join(f"{word}{i}" for i in numbers)
+
+
+def render_answer(answer: str) -> str:
+    """Renders the generator's text for an answer."""
+    return f"**{answer}**"
+
+
+# --- The state machine ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class State(BaseState):
+    """The state of a rollout. `phase` names the next effects.
+
+    Fields:
+      queries: the queries of the rewriter, or the question.
+      candidates: the passages that the selector reads.
+      documents: the passages that the generator reads.
+      finish_reason: why the rollout ended; also names faults that were skipped.
+    """
+
+    question: Question
+    phase: str
+    queries: tuple[str, ...] = ()
+    candidates: tuple[Passage, ...] = ()
+    documents: tuple[Passage, ...] = ()
+    answer: str | None = None
+    finish_reason: str = "answered"
+
+
+@dataclasses.dataclass(frozen=True)
+class MMOARAG:
+    """The system, and the config section `recipe.system`.
+
+    Fields:
+      style: the folder of the prompts.
+      modules: the modules that are on. Without `G` the frozen language model answers.
+      top_k: passages in total, which the searches share.
+      document_word: the word before the number of a document in a selection.
+      rewriter_max_tokens, selector_max_tokens, generator_max_tokens: new tokens per action.
+      temperature, top_p: how each action is sampled.
+    """
+
+    style: str = "mmoa_rag"
+    modules: str = "QR+S+G"
+    top_k: int = 10
+    document_word: str = DOCUMENT
+    rewriter_max_tokens: int = 100
+    selector_max_tokens: int = 29
+    generator_max_tokens: int = 100
+    temperature: float = 0.95
+    top_p: float = 0.9
+
+    def __post_init__(self) -> None:
+        one_of("modules", self.modules, MODULES)
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The roles of the modules that are on, which share one policy."""
+        sampling = functools.partial(Sampling, self.temperature, self.top_p)
+        selection = functools.partial(parse_selection, word=self.document_word)
+        # The mask admits numbers with as many digits as the last document has. One token may join
+        # neighboring pieces of a selection: some tokenizers have one for `,Document`.
+        word = re.escape(self.document_word)
+        digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
+        mask = f",|,?{word}(?:{digits})?|{digits},?"
+        tokens = sampling(self.selector_max_tokens)
+        roles = {
+            "QR": Role(REWRITER, parse_queries, sampling(self.rewriter_max_tokens)),
+            "S": Role(SELECTOR, selection, tokens, allowed_token_regex=mask),
+            "G": Role(GENERATOR, parse_answer, sampling(self.generator_max_tokens)),
+        }
+        active = self.modules.split("+")
+        return {role.name: role for module, role in roles.items() if module in active}
+
+    def start(self, question: Question) -> State:
+        """Returns the state before the rewriter, or before the search without one."""
+        if REWRITER in self.roles:
+            return State(question, "rewrite")
+        return State(question, "search", (question.text,))
+
+    def next_effects(self, state: State) -> Effect | tuple[Effect, ...]:
+        """Returns the effects of the phase; the searches of all queries at once."""
+        match state.phase:
+            case "rewrite":
+                return self._generate(REWRITER, "rewriter", state)
+            case "search":
+                counts = allocation(len(state.queries), self.top_k)
+                # `allocation` drops queries without passages, which are the last ones.
+                return tuple(Search(q, k) for q, k in zip(state.queries, counts, strict=False))
+            case "select":
+                return self._generate(SELECTOR, "selector", state, state.candidates)
+            case "generate":
+                return self._answer(state)
+            case _:
+                return Done(state.answer, state.finish_reason)
+
+    def advance(self, state: State, reply: Any) -> State:
+        """Returns the state after an action or a reply, or after the hits of all searches."""
+        transitions: dict[str, Any] = {
+            "rewrite": self._after_rewrite,
+            "search": self._after_search,
+            "select": self._after_selection,
+            "generate": self._after_answer,
+        }
+        return transitions[state.phase](state, reply)
+
+    def _after_rewrite(self, state: State, rewriting: ParsedAction) -> State:
+        # A rewriting without usable queries falls back on the question.
+        queries = rewriting.args or (state.question.text,)
+        return dataclasses.replace(state, phase="search", queries=queries)
+
+    def _after_search(self, state: State, reply: Hits | tuple[Hits, ...]) -> State:
+        # A lone reply comes without a tuple around it; `Hits` is a tuple too.
+        results = (reply,) if isinstance(reply, Hits) else reply
+        passages = tuple(passage for hits in results for passage in hits.passages)
+        phase = "select" if SELECTOR in self.roles else "generate"
+        return dataclasses.replace(state, phase=phase, candidates=passages, documents=passages)
+
+    def _after_selection(self, state: State, selection: ParsedAction) -> State:
+        legal = [i for i in selection.args if i < len(state.candidates)]
+        documents = tuple(state.candidates[i] for i in legal)
+        reason = state.finish_reason
+        if len(legal) < len(selection.args):
+            reason = "answered, Unknown Document"
+        return dataclasses.replace(
+            state, phase="generate", documents=documents, finish_reason=reason
+        )
+
+    def _after_answer(self, state: State, reply: ParsedAction | str) -> State:
+        answer = parse_answer(reply) if isinstance(reply, str) else reply
+        if not answer.args:
+            return dataclasses.replace(state, phase="done", finish_reason=answer.error)
+        return dataclasses.replace(state, phase="done", answer=answer.args[0])
+
+    def _answer(self, state: State) -> Effect:
+        """Returns the action of the generator, or the request to the frozen model in its place."""
+        name = "generator" if state.documents else "generator_direct"
+        if GENERATOR in self.roles:
+            return self._generate(GENERATOR, name, state, state.documents)
+        greedy = Sampling(0.0, 1.0, self.generator_max_tokens)
+        messages = self._messages(name, state, state.documents)
+        return CallLLM(LLMRequest("answer", messages, greedy))
+
+    def _generate(
+        self, role: str, name: str, state: State, passages: tuple[Passage, ...] = ()
+    ) -> Generate:
+        # Modules that are off do not count as levels.
+        depth = 1 + list(self.roles).index(role)
+        return Generate(role, self._messages(name, state, passages), depth)
+
+    def _messages(
+        self, name: str, state: State, passages: tuple[Passage, ...]
+    ) -> tuple[Message, ...]:
+        documents = format_passages(self.style, passages, first=0)
+        return user_turn(self.style, name, question=state.question.text, documents=documents)
+
+
+def allocation(queries: int, total: int) -> tuple[int, ...]:
+    """Returns the number of passages per query: as equal as possible, earlier queries get more.
+
+    For 10: (10), (5, 5), (4, 3, 3), (3, 3, 2, 2). Queries without passages are left out.
+    """
+    count, rest = divmod(total, queries)
+    return tuple(n for n in (count + (i < rest) for i in range(queries)) if n)

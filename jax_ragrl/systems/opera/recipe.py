@@ -1,0 +1,150 @@
+"""OPERA's table of choices: groups of one role's decisions, the role's own reward, in stages.
+
+Liu et al. 2026, "OPERA: A Reinforcement Learning-Enhanced Orchestrated Planner-Executor
+Architecture for Reasoning-Oriented Multi-Hop Retrieval". A plan consists of sub-goals. Each is
+searched and analyzed and, if the passages do not answer it, searched with a rewritten query. Three
+roles with separate parameters learn one after the other (`mapgrpo.py`), each from its own reward
+(`rewards.py`).
+
+Departures from the paper and its published code
+  1. The paper states no limits. Here a plan has at most six steps (a longer plan is cut and counts
+     as a fault), a step has at most two rewritten queries, and k is constant; the code searches
+     deeper with every attempt.
+  2. The answer of the last step is the answer; the code asks for a synthesis and corrects answers
+     by rules, and there is no role for a synthesis here. A step that needs a missing answer fails,
+     and the other steps continue.
+  3. Text without a plan becomes a plan of one step, the question; text without a verdict counts as
+     `no`; without a readable query the previous one stays. Each is counted and costs reward.
+  4. `code()`: the published scoring of plans, and the expert as in the published notes.
+  5. The reward of a rewritten query needs its search, so every query in a group is searched. The
+     paper does not state which query or analysis of a group the rollout continues with: here it is
+     the first one that the policy sampled, never the expert's, as the paper trains on the states
+     that the policies' own actions produce. `recipe.expert.continue_with=expert` continues with the
+     expert's. Plans are all executed, also the expert's, since their reward needs it: if all roles
+     learn at once, the other roles also learn from the states of the expert's plan.
+  6. There is no trajectory memory: placeholders are filled from the answers so far, and the records
+     and calls of a finished rollout contain every event.
+  7. Algorithm 1's expert of an analysis is the best candidate for a sub-goal, without a condition
+     on the documents it was scored for. With other documents, only an analysis that can be right is
+     used here: a `no`, or a `yes` whose answer occurs in the prompt (`expert_pool.py`).
+  8. Eq. 4 has one KL term per prompt. The KL of `configs/opera.py` is per token of all actions with
+     one common mean, so that its weight relative to the policy term is the group size times higher.
+     Its estimator k3 has the gradient of KL(ref || pi); eq. 4 has KL(pi || ref), which is k2.
+  9. Near duplicates in the pool are found by the cosine of word counts; the paper's is semantic.
+ 10. If the gold answer of a step is unknown (the middle steps of HotpotQA), the reward of an
+     analysis is its form only.
+ 11. An analysis has no confidence and no type of missing information (eq. 8).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from jax_ragrl.config.schema import one_of
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.opera.expert import load_expert
+from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
+from jax_ragrl.systems.opera.mapgrpo import OVER_ANSWERS, Groups, Injection, sibling_advantages
+from jax_ragrl.systems.opera.role_rewards import GOLD, PLAN_REWARDS, role_rewards
+from jax_ragrl.systems.opera.system import ROLES, Opera
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config section `recipe`; the defaults are the paper's.
+
+    Fields:
+      system: the state machine and how it is sampled.
+      group_size: actions sampled per decision of the role in training. With 1, whole rollouts of a
+        question (`config.rollouts` of them) are compared by their answers instead: the GRPO that
+        the paper compares with. It has no expert.
+      expert: when an expert's action is in a group, and in whose place.
+      expert_pool: a file of scored actions (`expert_pool.py`), or `world` for the rules of the
+        synthetic corpus.
+      gold: the source of the gold answers of sub-goals: the data set's `steps`, or `world`.
+      plan_reward: the scoring of plans, `paper` or `code`.
+      min_plan_steps: a plan of fewer steps loses structure reward.
+      ndcg_power: the exponent of the NDCG in the rewriter's reward; 1 leaves out the root.
+    """
+
+    system: Opera = Opera()
+    group_size: int = 8
+    expert: Injection = Injection()
+    expert_pool: str = ""
+    gold: str = "steps"
+    plan_reward: str = "paper"
+    min_plan_steps: int = 2
+    ndcg_power: float = 0.5
+
+    def __post_init__(self) -> None:
+        one_of("recipe.plan_reward", self.plan_reward, PLAN_REWARDS)
+        one_of("recipe.gold", self.gold, GOLD)
+        for role in self.expert.roles:
+            # An unknown role would never be due, and the run would train without an expert.
+            one_of("a role in recipe.expert.roles", role, ROLES)
+        if self.group_size < 1 or (self.group_size == 1 and self.expert.when != "off"):
+            raise UserError(
+                f"recipe.group_size is {self.group_size} with recipe.expert.when "
+                f"{self.expert.when!r}: use 2 or more; or 1, which compares whole rollouts, with "
+                "recipe.expert.when=off"
+            )
+
+
+def paper() -> Settings:
+    """The choices of the paper."""
+    return Settings()
+
+
+def code() -> Settings:
+    """The choices of the code and its notes: another plan reward, experts for the planner only."""
+    notes = Injection("periodic", "worst", gradient=False, roles=(PLAN,))
+    return Settings(plan_reward="code", expert=notes)
+
+
+def groups(trained_roles: frozenset[str], settings: Settings) -> Expander:
+    """Returns the groups of the roles in training; all plans are executed, all queries searched."""
+    return Groups(
+        trained_roles=trained_roles,
+        size=settings.group_size,
+        injection=settings.expert,
+        expert=load_expert(settings.expert.when, settings.expert_pool, settings.system.style),
+        # The reward of a plan needs its execution, that of a query its search.
+        continue_all=frozenset((PLAN,)),
+        search_all=frozenset((REWRITE,)),
+    )
+
+
+def recipe(settings: Settings) -> Recipe:
+    """Returns MAPGRPO: groups of one role's decisions, its own reward, centered in the group.
+
+    `objective.advantage=group_normalised` divides by the deviation of the group, as GRPO does.
+    """
+    reward = functools.partial(
+        role_rewards,
+        gold=settings.gold,
+        plan_reward=settings.plan_reward,
+        min_plan_steps=settings.min_plan_steps,
+        ndcg_power=settings.ndcg_power,
+    )
+    base = Recipe(settings.system, reward, OVER_ANSWERS["group_normalised"], metric="em")
+    # Single actions leave nothing to compare at a decision: compare whole rollouts.
+    if settings.group_size == 1:
+        return dataclasses.replace(base, advantages=OVER_ANSWERS)
+    credit = functools.partial(sibling_advantages, injection=settings.expert)
+    grpo_credit = functools.partial(credit, normalize=True)
+    return dataclasses.replace(
+        base,
+        credit=credit,
+        expander=functools.partial(groups, settings=settings),
+        width=settings.group_size,
+        advantages={"group_centred": credit, "group_normalised": grpo_credit},
+    )
+
+
+def table_system(style: str, top_k: int, *, tiny: bool) -> Opera:
+    """Returns the system for `ragrl evaluate`, with prompts `style`; `tiny` makes no difference."""
+    del tiny
+    return Opera(style, top_k)

@@ -1,0 +1,1 @@
+"""The reinforcement-learning loop, its log and its rollout metrics."""

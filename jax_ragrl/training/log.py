@@ -1,0 +1,158 @@
+"""Logging of a run: metrics to a file, TensorBoard, Weights & Biases and the terminal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorboardX
+from tqdm import tqdm
+
+from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.runtime.jsonl import append_row, drop_after_step
+from jax_ragrl.runtime.multihost import is_process_zero
+
+
+class Clock:
+    """Measures the wall time of laps in seconds, and the compilation time within all of them."""
+
+    def __init__(self) -> None:
+        self._last, self._compiled = time.perf_counter(), compile_seconds()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Ends a lap and starts the next one."""
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+        self.laps["time/compile_s"] = round(compile_seconds() - self._compiled, 1)
+
+
+class Log:
+    """Writes the metrics of each step: a line, a JSON row, TensorBoard, Weights & Biases if named.
+
+    It also writes trees for the report. A killed run may have written steps after its last
+    checkpoint. `Log` removes them first, so that the files of a resumed run hold each step once.
+    """
+
+    # A name that ends with "/" stands for all metrics that begin with it, see `matching_keys`.
+    DISPLAY = (
+        *("reward/mean", "kl/mean", "clip_frac", "entropy", "response_length/mean", "valid_frac/"),
+        *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
+        *("time/rollout_s", "time/train_s"),
+    )
+    ALARMS = ("failed", "skipped", "time/compile_s")  # displayed only if not 0
+
+    def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
+        """Opens the log.
+
+        Args:
+          workdir: the folder of the run.
+          start: the number of completed steps.
+          steps: the number of steps of the whole run.
+          wandb: a project of Weights & Biases; empty: none.
+        """
+        self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
+        for file in (self._metrics, self._trees):
+            drop_after_step(file, start)
+        # `purge_step` hides the steps of a killed run after its checkpoint.
+        self._board = tensorboardX.SummaryWriter(
+            str(workdir / "tensorboard"), purge_step=start + 1 if start else None
+        )
+        self._wandb = open_wandb(wandb, workdir) if wandb else None
+        self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
+        if start < steps:
+            self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
+
+    def write(
+        self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
+    ) -> None:
+        """Writes one step to all outputs.
+
+        Args:
+          step: the number of completed steps.
+          metrics: the metrics of the step, see `run.metric_names`.
+          trees: trees for the report (`rollout.trace.trees`); None: no trees for this step.
+        """
+        row = {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
+        append_row(self._metrics, row)
+        if trees is not None:
+            append_row(self._trees, {"step": step, "trees": trees})
+        # TensorBoard and Weights & Biases accept nan; the JSON row replaces it by null.
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(metrics, step=step)
+        alarms = [key for key in matching_keys(metrics, self.ALARMS) if metrics[key]]
+        keys = [*matching_keys(metrics, self.DISPLAY), *alarms]
+        line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
+        self._bar.write(f"step {step} {line}")
+        self._bar.update()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._bar.close()
+        self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def open_wandb(project: str, workdir: pathlib.Path) -> Any:
+    """Opens a run of Weights & Biases; a resumed run continues the one of its work folder."""
+    import wandb
+
+    config = workdir / "config.json"
+    return wandb.init(
+        project=project,
+        name=workdir.name,
+        # The id derives from the folder, so that a resumed run finds its first part again.
+        id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
+        resume="allow",
+        dir=workdir,
+        config=json.loads(config.read_text(encoding="utf-8")) if config.exists() else None,
+    )
+
+
+def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    """Returns the metric keys that match `names`, in the order of the names.
+
+    A name that ends with "/" matches all keys that begin with it. A name also matches the keys of
+    each policy: `kl/mean` matches `plan/kl/mean`.
+    """
+    return [key for name in names for key in sorted(metrics) if _matches(key, name)]
+
+
+def _matches(key: str, name: str) -> bool:
+    # The leading slashes keep `valid_frac/` from matching `invalid_frac/`.
+    at = f"/{key}".find(f"/{name}")
+    return at >= 0 and (name.endswith("/") or f"/{key}".endswith(f"/{name}"))
+
+
+def format_number(value: float) -> str:
+    """Formats a number with three decimals, or with none from 100 upwards."""
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+class NoOpLog:
+    """The log of all processes but the first: it writes nothing."""
+
+    def write(self, *_: Any) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def open_log(workdir: pathlib.Path, start: int, steps: int, wandb: str) -> Log | NoOpLog:
+    """Opens the log of a run; only the first process writes.
+
+    Args:
+      workdir: the folder of the run.
+      start: the number of completed steps.
+      steps: the number of steps of the whole run.
+      wandb: a project of Weights & Biases; empty: none.
+    """
+    return Log(workdir, start, steps, wandb) if is_process_zero() else NoOpLog()

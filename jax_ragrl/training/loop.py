@@ -1,0 +1,333 @@
+"""The training loop: questions, rollouts, credit, update, log, checkpoint, evaluation.
+
+The call path from here to the loss is listed in `jax_ragrl.learner`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.corpus.questions import Batches, question_batches
+from jax_ragrl.learner.checkpoint import Checkpoints, abstract
+from jax_ragrl.learner.dpo import pairs_of, prefer_all
+from jax_ragrl.learner.packing import Turn, turns_of
+from jax_ragrl.learner.policies import (
+    Policies,
+    update_all,
+    with_kl,
+    with_new_references,
+    with_phase_rate,
+)
+from jax_ragrl.learner.state import Policy, PolicyState, prepare, trained_decoder
+from jax_ragrl.learner.throughput import speed
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.data_parallel import data_parallel_rollout
+from jax_ragrl.rollout.pipelining import pipelined_rollout
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.components import Components
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.guards import RunMonitor
+from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.training.log import Clock, Log, NoOpLog, open_log
+from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
+from jax_ragrl.types import Question
+
+
+def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
+    """Trains up to `job.run.steps` updates, resuming from the newest checkpoint in `workdir`.
+
+    Args:
+      job: the run's config.
+      parts: the components of the run; its decoders are the policies before the first update.
+      workdir: directory of checkpoints, metrics and logs.
+
+    Returns:
+      The trained policies.
+
+    Raises:
+      UserError: the environment no longer answers, a metric exceeds its bounds (see `run.guards`),
+        the last evaluation has no score, or parameters are no longer finite. Such steps are not
+        saved; when the run is started again, it repeats them.
+    """
+    with _run_files(job, workdir) as (checkpoints, log, monitor):
+        start = checkpoints.latest() or 0
+        policies, data = _start_or_resume(job, parts, checkpoints, start)
+        # Frees the device memory of all initial weights that no reference shares.
+        parts = parts._replace(policies={})
+        for step in range(start, job.run.steps):
+            questions, last = next(data), step + 1 == job.run.steps
+            clock = Clock()
+            # 1. Roll out and assign credit.
+            policies = enter_phase(job, policies, step, first=step == start)
+            roles = job.schedule.roles(step, tuple(job.policy_of))
+            forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
+            monitor.check_rollout(forest)
+            credit_N, weight_N = job.credit(forest, forest.reward_N)
+            turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+            clock.lap("time/rollout_s")
+            # 2. Update.
+            policies, metrics = learn(job, policies, forest, turns, roles, step)
+            clock.lap("time/train_s")
+            # 3. Metrics and evaluation. Credit is undefined if no leaf is reachable.
+            credit_N = np.where(weight_N > 0, credit_N, np.nan)
+            metrics |= describe_rollout(forest, credit_N, job.recipe.reward_terms) | clock.laps
+            metrics |= expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
+            tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+            metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
+            if (step + 1) % job.run.eval_every == 0 or last:
+                metrics |= dev_metrics(job, parts, policies, monitor)
+            saved_trees = None
+            if step % job.run.save_trees_every == 0 or last:
+                count = job.run.trees_per_save
+                saved_trees = trees(forest, credit_N, count, tokenizer=parts.tokenizer)
+            log.write(step + 1, metrics, saved_trees)
+            # 4. Stop a diverging run, or save.
+            monitor.check_metrics(metrics)
+            if last:
+                monitor.check_last()
+            if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last):
+                checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
+        return policies
+
+
+@contextlib.contextmanager
+def _run_files(
+    job: Job, workdir: pathlib.Path
+) -> Iterator[tuple[Checkpoints, Log | NoOpLog, RunMonitor]]:
+    """Opens checkpoints and logs, and closes them however the run ends."""
+    with contextlib.closing(Checkpoints(workdir)) as checkpoints:
+        log = open_log(workdir, checkpoints.latest() or 0, job.run.steps, job.run.wandb_project)
+        with contextlib.closing(log):
+            yield checkpoints, log, RunMonitor(job.guard, workdir, job.run.eval_every)
+
+
+def _start_or_resume(
+    job: Job, parts: Components, checkpoints: Checkpoints, start: int
+) -> tuple[Policies, Batches]:
+    """Returns policies and questions at step `start`, restored from a checkpoint if it is not 0."""
+    policies = prepare_policies(job, parts.policies, parts.tokenizer)
+    data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
+    if start:
+        # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
+        policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}
+        policies, meta = restore_policies(checkpoints, start, policies)
+        data.set_state(meta["data"])
+    return policies, data
+
+
+def prepare_policies(
+    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
+) -> Policies:
+    """Builds the policies of a run as they are before the first update.
+
+    Args:
+      job: the run's config.
+      decoders: by policy, the initial weights; they remain unchanged.
+      tokenizer: the tokenizer, for the grammars of roles.
+    """
+    policies = {}
+    for name, decoder in decoders.items():
+        policies[name] = prepare(
+            decoder,
+            objective=job.objective,
+            optimizer=job.optimizer,
+            layout=job.packing,
+            roles=tuple(job.policy_of),
+            temperature=job.temperature,
+            updates=updates_of(job, name),
+            compute=job.compute_dtype,
+            remat=job.remat,
+            allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
+        )
+    return policies
+
+
+def updates_of(job: Job, policy: str) -> int:
+    """Returns the number of steps of a run in which a policy is trained."""
+    own = [role for role, name in job.policy_of.items() if name == policy]
+    return job.schedule.updates(job.run.steps, tuple(job.policy_of), own)
+
+
+def enter_phase(job: Job, policies: Policies, step: int, *, first: bool) -> Policies:
+    """Applies the settings of a step's phase to the policies.
+
+    At the first step of a phase the policies get its learning rate and KL coefficient, and their
+    references become copies of them.
+
+    Args:
+      job: the run's config.
+      policies: the policies before the step.
+      step: the step, from 0.
+      first: whether this is the first step of this process: the learning rate is not part of a
+        checkpoint and must be set again.
+    """
+    begins, phase = job.schedule.begins_phase(step), job.schedule.phase(step)
+    if begins:
+        policies = with_new_references(policies)
+    if phase is None or not (first or begins):
+        return policies
+    # A phase without its own rate returns to the rate of the run, if any phase has one.
+    if any(p.policy_lr for p in job.schedule.phases):
+        updates = {name: updates_of(job, name) for name in policies}
+        policies = with_phase_rate(policies, phase, job.optimizer, updates)
+    # The coefficient is part of the state, so it is set only when a phase begins.
+    if any(p.kl_coefficient for p in job.schedule.phases) and (step == 0 or begins):
+        policies = with_kl(policies, phase.kl_coefficient or job.objective.kl.coefficient)
+    return policies
+
+
+def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray | None:
+    """Returns the tokens that the grammar of each role allows, bool `[Z, V]`; None: all.
+
+    Args:
+      job: the run's config.
+      tokenizer: the tokenizer.
+      size: vocabulary size of the model, which may exceed the tokenizer's. A role without a grammar
+        may write the additional ids, as in sampling.
+    """
+    patterns = [role.allowed_token_regex for role in job.recipe.system.roles.values()]
+    if not any(patterns):
+        return None
+    masks = [tokenizer.allowed_tokens(pattern) for pattern in patterns]
+    every_V = np.ones(size, bool)
+    return np.stack([every_V if m is None else np.pad(m, (0, size - len(m))) for m in masks])
+
+
+def trained_state(policies: Policies) -> dict[str, PolicyState]:
+    """Returns the state of each policy: the content of a checkpoint."""
+    return {name: policy.state for name, policy in policies.items()}
+
+
+def restore_policies(
+    checkpoints: Checkpoints, step: int, policies: Policies
+) -> tuple[Policies, dict[str, Any]]:
+    """Restores the policies after a step.
+
+    Args:
+      checkpoints: the checkpoints of the run.
+      step: the step to restore.
+      policies: policies whose state has the right structure; `jax.ShapeDtypeStruct` is enough.
+
+    Returns:
+      The policies, and the JSON object that was saved with them.
+    """
+    states, meta = checkpoints.restore(step, trained_state(policies))
+    return {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, meta
+
+
+def acting_models(policies: Policies) -> dict[str, SplitModel]:
+    """Returns the policies for a sampler until the next update, see `for_sampling`."""
+    return for_sampling({name: trained_decoder(policy) for name, policy in policies.items()})
+
+
+def acting_environment(job: Job, parts: Components, policies: Policies) -> Environment:
+    """Builds the environment of a rollout of the current policies.
+
+    Args:
+      job: the run's config.
+      parts: retriever, language models and tokenizer.
+      policies: the policies.
+    """
+    return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
+
+
+def roll_out(
+    job: Job,
+    environment: Environment,
+    questions: Sequence[Question],
+    roles: Sequence[str],
+    step: int,
+) -> Forest:
+    """Rolls out a batch of questions and computes the rewards.
+
+    Args:
+      job: the run's config.
+      environment: policies, retriever and language models.
+      questions: the questions of the step.
+      roles: the roles trained at this step, which branch.
+      step: the step, from 0; part of the seed.
+    """
+    recipe = job.recipe
+    expander = recipe.expander(frozenset(roles))
+    seed = job.seed * 1_000_003 + step  # distinct for all runs of up to a million steps
+
+    def roll_out_group(own: Sequence[Question], group_environment: Environment) -> Forest:
+        return collect(
+            recipe.system,
+            expander,
+            own,
+            group_environment,
+            seed=seed,
+            rollouts=recipe.rollouts,
+        )
+
+    def roll_out_shard(own: Sequence[Question]) -> Forest:
+        return pipelined_rollout(own, environment, job.run.pipeline_groups, roll_out_group)
+
+    forest = data_parallel_rollout(questions, roll_out_shard)
+    return forest._replace(reward_N=recipe.reward(forest))
+
+
+def learn(
+    job: Job,
+    policies: Policies,
+    forest: Forest,
+    turns: Sequence[Turn],
+    roles: Sequence[str],
+    step: int,
+) -> tuple[Policies, dict[str, float]]:
+    """Updates the policies on the turns of a step, or on its preference pairs.
+
+    Args:
+      job: the run's config; with `preference`, the update is DPO.
+      policies: the policies; the buffers of their states are donated.
+      forest: the rollouts.
+      turns: its turns with their credit, see `turns_of`.
+      roles: the roles trained at this step.
+      step: the step, from 0; part of the seed.
+
+    Returns:
+      The updated policies, and metrics.
+    """
+    rng = random.Random(f"{job.seed} {step}")
+    if job.preference is not None:
+        pairs = pairs_of(forest, turns, roles, job.preference.margin)
+        return prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
+    return update_all(policies, job.policy_of, roles, turns, rng)
+
+
+def dev_metrics(
+    job: Job, parts: Components, policies: Policies, monitor: RunMonitor
+) -> dict[str, float]:
+    """Evaluates the policies on the first dev questions.
+
+    Args:
+      job: the run's config.
+      parts: components, with the dev questions; without any there are no metrics.
+      policies: the policies.
+      monitor: receives the score.
+
+    Returns:
+      Accuracy, the fraction of each strategy, and the number of failed questions if any failed.
+    """
+    questions = parts.questions["dev"][: job.run.dev_questions]
+    if not questions:
+        return {}
+    result = evaluate_models(job, parts, acting_models(policies), questions)
+    fractions = {f"strategy_frac/{k}": n / len(questions) for k, n in result.strategies.items()}
+    metric = "judge" if parts.judge is not None else job.recipe.metric
+    monitor.check_evaluation(result.mean(metric), result.failures)
+    failures = {"eval/failed": float(result.finish_reasons["failed"])} if result.failures else {}
+    return {"eval/accuracy": result.mean(metric), **fractions, **failures}

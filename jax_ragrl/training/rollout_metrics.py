@@ -1,0 +1,206 @@
+"""Metrics of rollouts: pure functions of a forest. `run.metric_names` lists all names and units."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jax_ragrl.rollout.costs import step_costs
+from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.tree import LEAF, Forest, sibling_groups
+
+RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
+
+
+def describe_rollout(
+    forest: Forest, credit_N: np.ndarray, reward_terms: RewardTerms | None = None
+) -> dict[str, float]:
+    """Returns the metrics of a step's rollouts.
+
+    Args:
+      forest: the rollouts with their rewards.
+      credit_N: float, the credit of trained nodes; nan at all other nodes.
+      reward_terms: from a forest to the terms of the leaves' reward, float32 `[N]` each.
+    """
+    return (
+        _sizes(forest)
+        | _reward_terms(forest, reward_terms)
+        | _role_metrics(forest, credit_N)
+        | zero_variance_fraction(forest)
+        | role_rewards(forest)
+        | retrieval_recall(forest)
+        | error_counts(forest)
+        | step_costs(forest)
+        | strategy_rewards(forest)
+        | rewarded_logps(forest)
+    )
+
+
+def _sizes(forest: Forest) -> dict[str, float]:
+    leaves = np.flatnonzero(forest.leaf_N)
+    return {
+        "reward/mean": float(forest.reward_N[leaves].mean()) if len(leaves) else 0.0,
+        "nodes": float(len(forest.records) - len(leaves)),
+        "leaves": float(len(leaves)),
+        "failed": float(len(forest.failed_questions)),
+    }
+
+
+def _reward_terms(forest: Forest, reward_terms: RewardTerms | None) -> dict[str, float]:
+    if reward_terms is None or not forest.leaf_N.any():
+        return {}
+    terms = reward_terms(forest)
+    return {f"reward_term/{name}": float(x_N[forest.leaf_N].mean()) for name, x_N in terms.items()}
+
+
+def _role_metrics(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
+    """Actions per rollout, credit, and the fraction of valid actions, per role."""
+    leaves, metrics = np.flatnonzero(forest.leaf_N), dict[str, float]()
+    # An action may violate the rules only in its state: then the leaf below it has the error.
+    invalid_nodes = {int(forest.parent_N[i]) for i in leaves if forest.records[i].parse_error}
+    for role, nodes in nodes_by_role(forest).items():
+        metrics[f"actions_per_rollout/{role}"] = len(nodes) / max(len(leaves), 1)
+        if np.isfinite(credit_N[nodes]).any():
+            metrics[f"credit/{role}"] = float(np.nanmean(credit_N[nodes]))
+        # Merged actions count as often as they were sampled, forced ones not at all.
+        samples = forest.multiplicity_N[nodes] - forest.forced_N[nodes]
+        if samples.any():
+            valid = [i not in invalid_nodes and not forest.records[i].parse_error for i in nodes]
+            metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=samples))
+    return metrics
+
+
+def nodes_by_role(forest: Forest) -> dict[str, list[int]]:
+    """Returns the node numbers of each role that acted; roles in alphabetical order."""
+    roles = sorted({record.role for record in forest.records if record.action is not None})
+    return {role: [i for i, r in enumerate(forest.records) if r.role == role] for role in roles}
+
+
+def expert_fractions(forest: Forest, expander: Expander, roles: Sequence[str]) -> dict[str, float]:
+    """Returns `expert_frac/<role>`: the fraction of decisions that hold an expert's action.
+
+    Without this metric it would not show how many questions or sub-goals the expert does not know.
+
+    Args:
+      forest: the rollouts.
+      expander: the expander of the rollouts; without an expert there are no metrics.
+      roles: the roles in training.
+    """
+    if getattr(expander, "expert", None) is None:
+        return {}
+    has_expert: dict[str, list[bool]] = {}
+    for nodes in sibling_groups(forest):
+        role = forest.records[nodes[0]].role
+        has_expert.setdefault(role, []).append(bool(forest.forced_N[nodes].any()))
+    return {
+        f"expert_frac/{role}": float(np.mean(has_expert[role]))
+        for role in roles
+        if role in has_expert
+    }
+
+
+def zero_variance_fraction(forest: Forest) -> dict[str, float]:
+    """Returns `frac_reward_zero_std`: the fraction of questions whose leaves have equal rewards.
+
+    A group rule learns nothing from such a question. Questions with a single leaf do not count;
+    without any others there is no metric.
+    """
+    rewards: dict[int, list[float]] = collections.defaultdict(list)
+    for i in np.flatnonzero(forest.leaf_N).tolist():
+        rewards[int(forest.question_N[i])].append(float(forest.reward_N[i]))
+    equal = [len(set(values)) == 1 for values in rewards.values() if len(values) > 1]
+    return {"frac_reward_zero_std": float(np.mean(equal))} if equal else {}
+
+
+def role_rewards(forest: Forest) -> dict[str, float]:
+    """Returns the metrics of the actions' own rewards, if actions have any.
+
+    `role_reward/<role>` is the mean over the role's samples, and `frac_reward_zero_std/<role>` the
+    fraction of the role's groups in which all rewards are equal.
+    """
+    # Systems that reward only answers would log zeros for every role.
+    if not forest.reward_N[~forest.leaf_N].any():
+        return {}
+    metrics = {}
+    samples_N = forest.multiplicity_N - forest.forced_N
+    equal: dict[str, list[bool]] = collections.defaultdict(list)
+    for nodes in sibling_groups(forest):
+        # A group of one sample has no variance to speak of.
+        if forest.multiplicity_N[nodes].sum() > 1:
+            rewards = set(forest.reward_N[nodes].tolist())
+            equal[forest.records[nodes[0]].role].append(len(rewards) == 1)
+    for role, nodes in nodes_by_role(forest).items():
+        if samples_N[nodes].any():
+            mean = np.average(forest.reward_N[nodes], weights=samples_N[nodes])
+            metrics[f"role_reward/{role}"] = float(mean)
+        if equal[role]:
+            metrics[f"frac_reward_zero_std/{role}"] = float(np.mean(equal[role]))
+    return metrics
+
+
+def rewarded_logps(forest: Forest) -> dict[str, float]:
+    """Returns `logp_rewarded/<role>`: the sampler's log-probability of rewarded actions.
+
+    It is the mean in nats per token over the actions on paths to leaves with a positive reward. It
+    falls if the policy unlearns them.
+    """
+    nodes: set[int] = set()
+    for leaf in np.flatnonzero(forest.leaf_N & (forest.reward_N > 0)).tolist():
+        node = int(forest.parent_N[leaf])
+        # Paths share their upper part, which is walked once.
+        while node >= 0 and node not in nodes:
+            nodes.add(node)
+            node = int(forest.parent_N[node])
+    logps: dict[str, list[float]] = collections.defaultdict(list)
+    for i in sorted(nodes):
+        action = forest.records[i].action
+        logps[forest.records[i].role] += (action and action.logps) or ()
+    return {f"logp_rewarded/{role}": float(np.mean(x)) for role, x in logps.items() if x}
+
+
+def error_counts(forest: Forest) -> dict[str, float]:
+    """Returns the counts `invalid_action/<error>` and `unanswered/<reason>`.
+
+    A merged action counts as often as it was sampled. The errors that a state corrected
+    (`State.faults`) count as invalid actions.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for record in forest.records:
+        if record.role == LEAF:
+            counts.update(f"invalid_action/{fault}" for fault in record.state.faults)
+            counts[f"unanswered/{record.finish_reason}"] += record.answer is None
+        elif record.parse_error:
+            counts[f"invalid_action/{record.parse_error}"] += record.multiplicity
+    return {name: float(count) for name, count in counts.items() if count}
+
+
+def strategy_rewards(forest: Forest) -> dict[str, float]:
+    """Returns `strategy_reward/<strategy>`: the mean reward of each strategy's leaves."""
+    rewards: dict[str, list[float]] = {}
+    for i in np.flatnonzero(forest.leaf_N):
+        if strategy := forest.records[i].state.strategy:
+            rewards.setdefault(strategy, []).append(float(forest.reward_N[i]))
+    return {f"strategy_reward/{name}": float(np.mean(x)) for name, x in rewards.items()}
+
+
+def retrieval_recall(forest: Forest) -> dict[str, float]:
+    """Returns `retrieval/recall`: the mean fraction of gold passages that a search returned.
+
+    A gold passage counts if any search of any rollout of its question returned it. Only questions
+    that name their gold passages count.
+    """
+    names: dict[int, set[str]] = {}
+    for i in np.flatnonzero(forest.leaf_N):
+        record = forest.records[i]
+        passages = (passage for call in record.calls for passage in call.passages)
+        # Some data sets name gold passages by id, others by title.
+        titles = {name for passage in passages for name in (passage.id, passage.title)}
+        names.setdefault(record.question, set()).update(titles)
+    recalls = [
+        len(names.get(i, set()).intersection(question.gold)) / len(question.gold)
+        for i, question in enumerate(forest.questions)
+        if question.gold and i not in forest.failed_questions
+    ]
+    return {"retrieval/recall": float(np.mean(recalls))} if recalls else {}

@@ -1,0 +1,102 @@
+"""A section with a `kind` has exactly the keys that its kind reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS
+from jax_ragrl.config.aliases import current_config
+from jax_ragrl.config.kinds import (
+    LLM,
+    Index,
+    LocalLLMConfig,
+    NoLLMConfig,
+    OpenAIConfig,
+    RemoteIndex,
+    VectorIndex,
+    WorldReaderConfig,
+    drop_defaults,
+)
+from jax_ragrl.config.overrides import load_config, override
+from jax_ragrl.config.schema import convert, kinds_of
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.embed import DTYPES
+from jax_ragrl.retrieval.index import KINDS
+from jax_ragrl.retrieval.web import ENGINES
+from jax_ragrl.run.config import REMOTE, load_job
+
+FULL = [
+    *("--config.policy=p", "--config.index.encoder=e", "--config.data.files.corpus=c"),
+    *(f"--config.data.files.{split}=f" for split in ("train", "dev", "test")),
+]
+
+
+def test_the_kind_selects_the_dataclass():
+    values: dict[str, Any] = {"kind": "local", "model": "folder", "int8": True}
+    assert convert(LLM, values, "config.llm") == LocalLLMConfig("folder", int8=True)
+    assert convert(LLM, {"kind": "none"}, "config.judge") == NoLLMConfig()
+    assert convert(LLM, {"noise": 1}, "config.llm") == WorldReaderConfig(noise=1.0)
+    assert convert(Index, {}, "config.index") == VectorIndex()
+    assert convert(Index, RemoteIndex("http://h:1"), "config.index") == RemoteIndex("http://h:1")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "x"}, r"llm\.kind is 'x': use one of world_reader, local, openai, none"),
+        ({"kind": "none", "model": "m"}, r"llm\.model is 'm', but .*only kind local or openai"),
+        ({"kind": "local", "noise": 0.5}, r"llm\.noise is 0\.5, .*only kind world_reader reads"),
+        ({"kind": "openai"}, r"missing config key config\.llm\.model: set it with --config\.llm"),
+        ({"kind": "local", "modle": "m"}, r"config\.llm\.modle: did you mean model"),
+        ({"kind": "local", "dtype": "int8"}, r"llm\.dtype is 'int8': use one of float32, bfloat16"),
+        (3, r"config\.llm is 3: it must be a section of keys"),
+    ],
+)
+def test_a_key_that_the_kind_does_not_read_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        convert(LLM, values, "config.llm")
+
+
+def test_the_kinds_are_those_of_the_retrievers():
+    assert set(kinds_of(Index)) == {*KINDS, REMOTE, *ENGINES}
+    for dtype in DTYPES:
+        assert convert(Index, {"dtype": dtype}, "config.index") == VectorIndex(dtype=dtype)
+    home = {kind for kind, engine in ENGINES.items() if engine.url}
+    assert home == {"serper"}, "only this kind may leave out its url"
+
+
+def test_another_kind_drops_the_keys_of_the_file():
+    """The file sets the model and the address of a server for both language models."""
+    local = ["--config.llm.kind=local", "--config.llm.model=folder", "--config.judge.kind=none"]
+    job = load_job(load_config(CONFIGS / "c3po.py", [*FULL, *local]))
+    assert (job.llm, job.judge) == (LocalLLMConfig("folder"), NoLLMConfig())
+    server = ["--config.index.kind=remote", "--config.index.url=http://h:1"]
+    rest = [text for text in FULL if "encoder" not in text]
+    job = load_job(load_config(CONFIGS / "c3po.py", [*rest, *server]))
+    assert job.index == RemoteIndex("http://h:1")
+
+
+def test_an_override_of_an_unread_key_is_refused():
+    given = ["--config.llm.kind=none", "--config.llm.noise=0.5"]
+    with pytest.raises(UserError, match=r"llm\.noise is 0\.5, but config\.llm\.kind is 'none'"):
+        load_job(load_config(CONFIGS / "tiny" / "c3po.py", given))
+
+
+def test_the_kind_of_a_saved_config_can_be_overridden():
+    values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "base_url": "u"}}
+    override(values, ["--config.llm.kind=world_reader", "--config.llm.noise=0.5"])
+    assert convert(LLM, values["llm"], "config.llm") == WorldReaderConfig(noise=0.5)
+
+
+def test_former_keys_at_their_defaults_are_dropped():
+    """One dataclass held the keys of all kinds before, and configs named them."""
+    values: dict[str, Any] = {
+        "llm": {"kind": "openai", "model": "m", "documents": 5, "noise": 0.1, "int8": False},
+        "index": {"kind": "exact", "url": "", "retries": 5},
+    }
+    values = current_config(values)
+    drop_defaults(values)
+    assert convert(LLM, values["llm"], "config.llm") == OpenAIConfig("m")
+    assert convert(Index, values["index"], "config.index") == VectorIndex(kind="exact")

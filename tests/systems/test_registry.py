@@ -1,0 +1,45 @@
+"""The registry: a system is one module, found by its short or its dotted name."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.registry import SYSTEMS
+from jax_ragrl.run.config import load_recipe
+from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.warmstart.warmup import TEACHERS, teacher_of
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_registered_system_is_complete(name):
+    module = system_module(name)
+    assert dataclasses.is_dataclass(module.Settings)
+    assert isinstance(module.recipe(module.Settings()), Recipe)
+    assert module.table_system(name, 3, tiny=False).top_k == 3 and name in SYSTEMS
+    assert name in TEACHERS and teacher_of(name).__module__.endswith(f"teachers.{name}")
+
+
+def test_a_short_name_and_its_dotted_name_are_equal():
+    assert system_module("coda") is system_module("jax_ragrl.systems.coda")
+
+
+@pytest.mark.parametrize("name", ["codda", "jax_ragrl.systems.absent", ""])
+def test_an_unknown_system_is_rejected(name):
+    with pytest.raises(UserError, match="use c3po, mmoa_rag, coda.* or the dotted name"):
+        load_recipe({"system": name})
+
+
+def test_a_system_may_name_another_ones_teacher(monkeypatch):
+    assert teacher_of("jax_ragrl.systems.baselines.executor") is teacher_of("coda")
+    module = types.ModuleType("sixth_system")
+    monkeypatch.setitem(sys.modules, "sixth_system", module)
+    with pytest.raises(UserError, match="sixth_system.* has no teacher"):
+        teacher_of("sixth_system")
+    module.TEACHER = "opera"
+    assert teacher_of("sixth_system") is teacher_of("opera")

@@ -1,0 +1,82 @@
+"""The public interface: its names, its import, and a run from ten lines of Python."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import jax_ragrl as rag
+from jax_ragrl.types import Hits, Passage
+from tests.conftest import REPO
+
+CONFIG = REPO / "configs" / "tiny" / "c3po.py"
+SMALL = {
+    "data.world.size": 40,
+    "run.steps": 1,
+    "run.questions_per_step": 2,
+    "run.dev_questions": 2,
+    "recipe.tree.width": 1,
+}
+# The names that users import: removing one breaks their code.
+NAMES = {
+    *("Answer", "CallLLM", "Done", "Forest", "FrozenLLM", "Generate", "Hits", "Message"),
+    *("ParsedAction", "Passage", "Question", "Recipe", "Result", "Retriever", "Role", "Sampling"),
+    *("Search", "State", "System", "TrainedRun", "UserError", "ask", "evaluate", "load_config"),
+    *("open_run", "train"),
+}
+
+
+def test_the_public_names_are_stable():
+    assert set(rag.__all__) == NAMES
+    assert all(getattr(rag, name) is not None for name in NAMES)
+    assert set(dir(rag)) >= NAMES
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        rag.trian  # noqa: B018
+
+
+def test_importing_the_package_imports_no_jax():
+    code = "import sys, jax_ragrl; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
+
+
+def test_overrides_reach_the_config():
+    config = rag.load_config(CONFIG, {"run.steps": 3, "llm.max_documents": 2})
+    assert config["run"]["steps"] == 3 and config["llm"]["max_documents"] == 2
+
+
+class OnePassage:
+    """A retriever of one's own: every query finds the same passage."""
+
+    fingerprint = "one passage"
+
+    def __init__(self):
+        self.queries = []
+
+    def search(self, queries, k):
+        self.queries += queries
+        return [Hits((Passage("p", "Ulm", "Ann was born in Ulm."),), (1.0,)) for _ in queries]
+
+
+@pytest.mark.slow
+def test_a_run_uses_its_own_reward_and_retriever(tmp_path):
+    answers, retriever = [], OnePassage()
+
+    def reward(question, answer):
+        answers.append((question.text, answer))
+        return 0.25
+
+    config = rag.load_config(CONFIG, SMALL)
+    run = rag.train(config, tmp_path, reward=reward, retriever=retriever)
+    assert answers and retriever.queries
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert 0 < row["reward/mean"] <= 0.25  # leaves without an answer have 0
+    result = rag.evaluate(run, run.questions["test"][:2])
+    assert len(result.answers) == 2 and "f1" in result.summary()
+    again = rag.open_run(tmp_path, retriever=retriever)
+    question = run.questions["test"][0].text
+    assert rag.ask(again, question) == rag.ask(run, question)
+    assert question in rag.ask(run, question).transcript

@@ -1,0 +1,312 @@
+"""Rollout metrics and the log of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.run.config import Run
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.systems.opera import Opera
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
+from jax_ragrl.training.log import Clock, Log, format_number, matching_keys, open_log
+from jax_ragrl.training.rollout_metrics import (
+    describe_rollout,
+    error_counts,
+    expert_fractions,
+    retrieval_recall,
+    rewarded_logps,
+    role_rewards,
+    zero_variance_fraction,
+)
+from jax_ragrl.types import Question
+from tests.rollout.tape import ANN, BOB, Tape, passage, play
+from tests.systems.talk import talk
+
+
+def always(**texts: str):
+    """Returns a policy whose roles always write the same text."""
+    return lambda role, prompt, rng: texts[role]
+
+
+def wide(effect, question) -> Branching:
+    """A forced route and eight samples; one action elsewhere."""
+    if effect.role != "router":
+        return Branching(1)
+    return Branching(8, (ForcedAction("[No Retrieval]"),))
+
+
+def test_the_valid_fraction_counts_samples_with_multiplicity():
+    """Six valid routes, and an invalid one twice; the forced route does not count."""
+    texts = {"router": ["[No Retrieval]"] * 6 + ["nonsense"] * 2}
+    forest = play(Tape(texts), expander=wide)
+    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
+    assert (
+        metrics["invalid_action/Invalid Format"] == 2 and metrics["unanswered/Invalid Format"] == 1
+    )
+    assert metrics["valid_frac/router"] == 6 / 8
+
+
+def test_a_step_of_failed_questions_has_only_sizes():
+    down = EffectError("down")
+    tape = Tape(always(router="[No Retrieval]"), replies={"answer_direct": down})
+    metrics = describe_rollout(play(tape, ANN, BOB), np.zeros(0))
+    assert metrics == {"reward/mean": 0.0, "nodes": 0.0, "leaves": 0.0, "failed": 2.0}
+
+
+def test_a_step_has_sizes_strategy_rewards_and_costs():
+    """One question is answered, the other one failed."""
+    replies = {
+        "answer_direct": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")
+    }
+    tape = Tape(lambda role, prompt, rng: "[No Retrieval]", replies=replies)
+    forest = play(tape, ANN, BOB)
+    metrics = describe_rollout(
+        forest._replace(reward_N=forest.leaf_N.astype(np.float32)), np.zeros(2)
+    )
+    names = ("nodes", "leaves", "failed", "actions_per_rollout/router")
+    assert [metrics[name] for name in names] == [1, 1, 1, 1]
+    assert (
+        metrics["strategy_reward/No Retrieval"]
+        == metrics["reward/mean"]
+        == metrics["llm_calls"]
+        == 1
+    )
+
+
+def test_recall_leaves_out_failed_questions():
+    golden = [dataclasses.replace(q, gold=("p1",)) for q in (ANN, BOB)]
+    replies = {"answer": lambda r: "Ulm" if "Ann" in str(r.messages) else EffectError("down")}
+    texts = always(router="[Retrieval] x", filter="Thought: t\nAction: [1]")
+    forest = play(Tape(texts, {"x": [passage(1)]}, replies), *golden)
+    assert forest.failed_questions == (1,) and retrieval_recall(forest) == {"retrieval/recall": 1.0}
+
+
+def test_an_action_that_ends_a_rollout_is_invalid():
+    forest = play(Tape(always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")))
+    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    assert (metrics["valid_frac/router"], metrics["valid_frac/filter"]) == (1, 0)
+
+
+def test_credit_is_the_mean_over_trained_actions():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    credit_N = np.where(forest.question_N == 0, 0.5, np.nan)
+    assert describe_rollout(forest, credit_N)["credit/router"] == 0.5
+    assert "credit/router" not in describe_rollout(forest, credit_N * np.nan)
+
+
+def test_gold_passages_are_named_by_title_or_id():
+    gold = Question("q", "Where was Ann born?", ("Ulm",), gold=("title 1", "p2"))
+    texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1]")
+    forest = play(Tape(texts, {"Ann": [passage(1), passage(2)]}), gold)
+    assert retrieval_recall(forest) == {"retrieval/recall": 1.0}
+    forest = play(Tape(texts, {"Ann": [passage(2), passage(3)]}), gold)
+    assert retrieval_recall(forest) == {"retrieval/recall": 0.5}
+    plain = dataclasses.replace(gold, gold=())
+    assert retrieval_recall(play(Tape(texts, {"Ann": [passage(2)]}), plain)) == {}
+
+
+def test_errors_corrected_by_a_state_are_counted():
+    texts = always(router="[Retrieval] Ann", filter="Thought: t\nAction: [1, 7]")
+    assert error_counts(play(Tape(texts), strict=False)) == {
+        "invalid_action/Hallucinate Document Idx": 1.0
+    }
+    assert error_counts(play(Tape(texts))) == {"unanswered/Hallucinate Document Idx": 1.0}
+
+
+def test_questions_with_equal_rewards_are_counted():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    leaf_N = forest.leaf_N
+    assert zero_variance_fraction(forest) == {}, "a single leaf has nothing to compare with"
+    twins = play(Tape({"router": ["[No Retrieval]", "nonsense"] * 2}), ANN, BOB,
+                 expander=lambda effect, question: Branching(2))  # fmt: skip
+    rewards = twins._replace(reward_N=np.arange(len(twins.records)) * twins.leaf_N)
+    equal = twins._replace(reward_N=twins.leaf_N.astype(np.float32))
+    assert zero_variance_fraction(equal) == {"frac_reward_zero_std": 1.0}
+    assert zero_variance_fraction(rewards) == {"frac_reward_zero_std": 0.0} and leaf_N.any()
+
+
+def test_role_rewards_are_means_over_samples():
+    """Two questions with two plans each: rewards 0.4 twice, and 0.2 and 1."""
+    twice = Groups(frozenset((PLAN,)), 2, Injection("off"), None, frozenset((PLAN,)))
+    texts = {PLAN: ["1 a", "1 a", "1 c", "1 d"], ANALYSIS: ["a\nyes: Ulm"] * 4}
+    forest, _ = talk(Opera("opera_tiny", top_k=1), texts, ANN, BOB, expander=twice)
+    plans = [i for i, r in enumerate(forest.records) if r.role == PLAN]
+    assert len(plans) == 3 and role_rewards(forest) == {}
+    forest.reward_N[plans] = [0.4, 0.2, 1.0]
+    metrics = describe_rollout(forest, np.zeros(len(forest.records)))
+    assert metrics["role_reward/plan"] == pytest.approx((2 * 0.4 + 0.2 + 1.0) / 4)
+    assert metrics["frac_reward_zero_std/plan"] == 0.5
+    assert metrics["actions_per_rollout/plan"] == 1.0 and metrics["role_reward/analysis"] == 0.0
+
+
+def test_expert_fractions_are_of_roles_in_training():
+    """The expert knows one question of two and no sub-goal.
+
+    Actions that another expander forces are not an expert's.
+    """
+    system = Opera("opera_tiny", top_k=1)
+    texts = always(plan="1 a of B", analysis="a\nyes: Ulm", rewrite="c")
+
+    def shares(role, expert):
+        groups = Groups(frozenset((role,)), 3, Injection(), expert, frozenset((PLAN,)))
+        forest, _ = talk(system, texts, ANN, BOB, expander=groups)
+        return expert_fractions(forest, groups, (role, REWRITE))
+
+    def knows_ann(effect, question):
+        return "1 b of A" if question == ANN.text and effect.role == PLAN else None
+
+    assert shares(PLAN, knows_ann) == {"expert_frac/plan": 0.5}
+    assert shares(ANALYSIS, knows_ann) == {"expert_frac/analysis": 0.0}
+    assert shares(PLAN, None) == {}
+    forced = play(Tape(always(router="[No Retrieval]")), expander=wide)
+    assert expert_fractions(forced, wide, ("router",)) == {}
+
+
+def test_displayed_metrics_include_every_policy():
+    assert matching_keys(
+        {"kl/mean": 0.1, "entropy": 1.0, "entropy/old/mean": 1.0}, ("entropy", "mfu")
+    ) == ["entropy"]
+    several = {"plan/kl/mean": 0.1, "analysis/kl/mean": 0.2, "plan/entropy/old/plan": 1.0}
+    assert matching_keys(several, ("kl/mean", "entropy")) == ["analysis/kl/mean", "plan/kl/mean"]
+
+
+def test_reward_terms_are_means_over_leaves():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    leaves = np.flatnonzero(forest.leaf_N)
+    format_N = np.full(len(forest.records), 9.0)
+    format_N[leaves] = [1.0, 0.5]
+    none_N = np.full(len(forest.records), np.nan)
+    assert (
+        describe_rollout(forest, none_N, lambda _: {"format": format_N})["reward_term/format"]
+        == 0.75
+    )
+    assert "reward_term/format" not in describe_rollout(forest, none_N)
+
+
+def test_failed_questions_are_displayed_only_if_any_failed(tmp_path, capsys):
+    log = Log(tmp_path, 0, 2)
+    plain = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+    log.write(1, plain | {"failed": 0.0}, None)
+    log.write(2, plain | {"failed": 3.0}, None)
+    log.close()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
+    assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
+    assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_skipped_optimizer_steps_are_displayed(tmp_path, capsys):
+    log = Log(tmp_path, 0, 2)
+    log.write(1, {"reward/mean": 0.5, "skipped": 0.0}, None)
+    log.write(2, {"reward/mean": 0.5, "skipped": 3.0}, None)
+    log.close()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
+    assert "skipped" not in first and second.endswith("skipped 3.000")
+
+
+def test_metrics_that_are_not_finite_are_valid_json(tmp_path):
+    """Other languages than Python read the log, and their JSON has no nan."""
+    log = Log(tmp_path, 0, 1)
+    log.write(1, {"grad_norm": float("inf"), "loss": float("nan"), "skipped": 1.0}, None)
+    log.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=pytest.fail)
+    assert row == {"step": 1, "grad_norm": None, "loss": None, "skipped": 1.0}
+    scores = {"scores": {"f1": [0.5, float("nan")]}}
+    write_json(tmp_path / "trained.json", scores)
+    assert json.loads((tmp_path / "trained.json").read_text())["scores"]["f1"] == [0.5, None]
+
+
+def test_a_resumed_log_holds_each_step_once(tmp_path):
+    """The run was killed in the third step, and its newest checkpoint is of the first."""
+    files = [tmp_path / name for name in ("metrics.jsonl", "trees.jsonl")]
+    for start, last, reward in ((0, 3, 0.25), (1, 2, 0.5)):
+        log = Log(tmp_path, start, 3)
+        for step in range(start + 1, last + 1):
+            log.write(step, {"reward/mean": reward}, [])
+        log.close()
+        for file in files:
+            with file.open("a") as torn:
+                torn.write('{"step": 4, "re')
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()[:-1]]
+        assert [row["step"] for row in rows] == [1, 2]
+    assert json.loads(files[0].read_text().splitlines()[1])["reward/mean"] == 0.5
+
+
+def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.training.log.is_process_zero", lambda: False)
+    silent = open_log(tmp_path, 0, 1, "")
+    silent.write(1, {"reward/mean": 0.5}, None)
+    silent.close()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    open_log(tmp_path, 0, 1, "").close()
+    assert list(tmp_path.iterdir()) != []
+
+
+def test_a_clock_measures_compilation_time(monkeypatch):
+    spent = iter([10.0, 11.04, 12.5])
+    monkeypatch.setattr("jax_ragrl.training.log.compile_seconds", lambda: next(spent))
+    clock = Clock()
+    clock.lap("time/rollout_s")
+    assert clock.laps["time/compile_s"] == 1.0
+    clock.lap("time/train_s")
+    assert clock.laps["time/compile_s"] == 2.5 and clock.laps["time/train_s"] >= 0
+
+
+def test_valid_fractions_of_every_policy_are_displayed():
+    shares = {"valid_frac/b": 1.0, "a/valid_frac/a": 0.5, "invalid_frac/a": 0.25, "valid_frac": 0.0}
+    assert matching_keys(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
+    line = " ".join(format_number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
+    assert line == "0.062 99.900 937 -1234"
+
+
+def test_weights_and_biases_continues_one_run(tmp_path, monkeypatch):
+    inits, log_of_calls = [], []
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: log_of_calls.append((step, metrics)),
+        finish=lambda: log_of_calls.append("end"),
+    )
+    stand_in = types.ModuleType("wandb")
+    stand_in.init = lambda **arguments: inits.append(arguments) or run
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    metrics = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
+    for start in (0, 1):
+        log = Log(tmp_path, start, 2, "mine")
+        log.write(start + 1, metrics, None)
+        log.close()
+    assert log_of_calls == [(1, metrics), "end", (2, metrics), "end"] and inits[0] == inits[1]
+    assert inits[0]["resume"] == "allow" and inits[0]["project"] == "mine"
+    assert inits[0]["config"] == {"seed": 3}
+    Log(tmp_path, 2, 2).close()
+    assert len(inits) == 2
+
+
+def test_a_missing_weights_and_biases_is_refused_early(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert Run(1).wandb_project == ""
+    with pytest.raises(UserError, match="run.wandb_project is 'mine'.*pip install wandb"):
+        Run(1, wandb_project="mine")
+
+
+def test_rewarded_logps_cover_paths_to_rewarded_leaves():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    nodes = np.flatnonzero(~forest.leaf_N).tolist()
+    for node, logps in zip(nodes, [(-1.0, -2.0, -3.0), (-7.0,)], strict=True):
+        forest.records[node].action = forest.records[node].action._replace(logps=logps)
+    for right, expected in (([1, 0], -2.0), ([0, 1], -7.0), ([1, 1], -13 / 4)):
+        forest.reward_N[forest.leaf_N] = right
+        assert rewarded_logps(forest) == {"logp_rewarded/router": pytest.approx(expected)}
+    forest.reward_N[forest.leaf_N] = 0
+    assert rewarded_logps(forest) == {}

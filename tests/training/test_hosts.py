@@ -1,0 +1,114 @@
+"""`ragrl train` on several hosts equals the run on one host."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+from jax_ragrl.models.hf import save_decoder
+from tests.flags import flags
+from tests.learner.metric_rows import assert_equal_metrics, metric_rows
+from tests.tiny import policy, tokenizer
+
+REPO = pathlib.Path(__file__).parents[2]
+CONFIG = REPO / "configs" / "tiny" / "c3po.py"
+SMALL = {
+    # The frozen model knows every fact: some strategies are right, and the gradient is not zero.
+    "data.world.size": 40,
+    "data.world.famous_fraction": 1.0,
+    "index.kind": "exact",
+    "run.steps": 2,
+    "run.questions_per_step": 5,
+    "run.save_every": 1,
+    "run.eval_every": 2,
+    "run.dev_questions": 3,
+    "optimizer.minibatches": 1,
+    "shapes.prompt_lengths": (256,),
+    "shapes.batch_sizes": (16,),
+    "shapes.max_new_tokens": 40,
+    "packing.row_lengths": (256,),
+    "packing.tokens_per_device": 2048,
+}
+
+
+def start(
+    workdir: pathlib.Path, folder: pathlib.Path, mesh: str, devices: int, **environ: str
+) -> subprocess.Popen:
+    """Starts one process of `ragrl train` with some devices of its own."""
+    settings = {**SMALL, "policy": folder, "mesh": mesh}
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    ragrl = [sys.executable, "-m", "jax_ragrl.cli.main"]
+    command = [*ragrl, "train", f"--config={CONFIG}", *overrides]
+    environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(devices)}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(
+        [*command, f"--workdir={workdir}"], cwd=REPO, env=os.environ | environ, **out
+    )
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
+def environments(count: int) -> list[dict[str, str]]:
+    """Returns the environment variables of each process of one run."""
+    address = free_address()
+    return [
+        {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(count),
+            "JAX_PROCESS_ID": str(i),
+            # The iteration order of a set of strings must not make the processes differ.
+            "PYTHONHASHSEED": str(i + 1),
+        }
+        for i in range(count)
+    ]
+
+
+def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    state = ocp.args.StandardRestore(fallback_sharding=here)
+    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
+        assert manager.latest_step() == 2
+        restored = manager.restore(2, args=ocp.args.Composite(state=state))
+    return {name: np.asarray(x) for name, x in restored["state"].items()}
+
+
+@pytest.mark.slow
+def test_two_hosts_train_like_one_and_the_first_writes_files(
+    tmp_path: pathlib.Path,
+):
+    """Weights are split over two devices per host; the KL shows that the gradient is not zero."""
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    alone, spread = tmp_path / "alone", tmp_path / "spread"
+    one = start(alone, folder, "()", 1)
+    output = one.communicate(timeout=600)[0]
+    assert one.returncode == 0, output
+    processes = [start(spread, folder, "(1, -1, 1)", 2, **env) for env in environments(2)]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    for i, text in enumerate(outputs):
+        assert f"process {i} of 2, 2 devices here, 4 in all" in text
+        assert ("step 1" in text) == (i == 0)
+    files = ({path.name for path in folder.iterdir()} for folder in (alone, spread))
+    assert next(files) == next(files)
+    assert len(list((spread / "tensorboard").iterdir())) == 1
+    assert [row["step"] for row in metric_rows(spread)] == [1, 2]
+    assert metric_rows(alone)[1]["kl/mean"] > 1e-3
+    assert_equal_metrics(alone, spread)
+    expected, actual = final_arrays(alone), final_arrays(spread)
+    assert set(actual) == set(expected) and len(actual) > 10
+    for name, x in expected.items():
+        np.testing.assert_allclose(actual[name], x, rtol=1e-3, atol=1e-5, err_msg=name)

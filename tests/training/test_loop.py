@@ -1,0 +1,126 @@
+"""The training loop: device memory, phases of a run and grammars."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pathlib
+import weakref
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.learner import state as state_module
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.run import inference
+from jax_ragrl.run.components import build_components
+from jax_ragrl.run.config import load_job
+from jax_ragrl.training import loop
+from tests.tiny import policy, tokenizer
+
+
+class FirstRolloutError(Exception):
+    """Raised by the first rollout of a run."""
+
+
+@pytest.mark.parametrize(("where", "retained"), [("none", False), ("reward", True)])
+def test_initial_weights_are_retained_only_as_references(
+    where: str, retained: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    settings = {"policy": folder, "data.world.size": 40, "objective.kl.where": where}
+    values = load_config(
+        CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
+    )
+    job, alive = load_job(values), []
+
+    def prepare_policies(job, decoders, tokenizer):
+        alive.extend(weakref.ref(x) for x in jax.tree.leaves(decoders["policy"].params()))
+        return original(job, decoders, tokenizer)
+
+    def roll_out(*args):
+        gc.collect()
+        assert {ref() is not None for ref in alive} == {retained}
+        raise FirstRolloutError
+
+    original = loop.prepare_policies
+    monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    with pytest.raises(FirstRolloutError):
+        loop.train(job, build_components(job, tmp_path), tmp_path)
+
+
+def test_a_role_without_a_grammar_may_write_every_id():
+    """Model vocabularies are often padded beyond the tokenizer; the sampler may use all of it."""
+    job, size = load_job(load_config(CONFIGS / "tiny" / "mmoa_rag.py", [])), len(tokenizer()) + 4
+    allowed_ZV = loop.allowed_tokens(job, tokenizer(), size)
+    assert allowed_ZV.shape == (3, size)
+    assert allowed_ZV[[0, 2]].all() and not allowed_ZV[1, -4:].any()
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory):
+    """A run with a checkpoint: job, components, directory and the saved state."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    tokenizer().save(folder / "tokenizer")
+    base = save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    settings = {"policy": base, "data.world.size": 40, "objective.critic": "shared", "run.steps": 9}
+    values = load_config(
+        CONFIGS / "tiny" / "c3po.py", [f"--config.{key}={value}" for key, value in settings.items()]
+    )
+    job = load_job(values)
+    parts = build_components(job, folder)
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
+        policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
+        state = jax.tree.map(lambda x: x + 1, loop.trained_state(policies))
+        checkpoints.save(1, state, {"data": data.get_state()})
+    return job, parts, folder, jax.device_get(state)
+
+
+def test_a_resumed_run_never_holds_two_copies_of_its_state(
+    interrupted, monkeypatch: pytest.MonkeyPatch
+):
+    (job, parts, folder, _), alive = interrupted, []
+
+    def prepare_policies(*args):
+        policies = original_prepare(*args)
+        train_state = policies["policy"].state.policy
+        alive.extend(weakref.ref(x) for x in jax.tree.leaves(train_state))
+        return policies
+
+    def restore(*args):
+        gc.collect()
+        assert alive and not any(ref() is not None for ref in alive)
+        return original_restore(*args)
+
+    def roll_out(job, environment, questions, roles, step):
+        assert step == 1
+        raise FirstRolloutError
+
+    original_prepare, original_restore = loop.prepare_policies, Checkpoints.restore
+    monkeypatch.setattr(loop, "prepare_policies", prepare_policies)
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(Checkpoints, "restore", restore)
+    with pytest.raises(FirstRolloutError):
+        loop.train(job, parts, folder)
+
+
+def test_policies_are_restored_without_optimizer_state(
+    interrupted, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts, folder, state = interrupted
+    monkeypatch.setattr(
+        state_module, "_optimizer_state", lambda *_: pytest.fail("builds an optimizer state")
+    )
+    monkeypatch.setattr(Checkpoints, "restore", lambda *_: pytest.fail("reads the complete state"))
+    decoder = inference.trained_policies(job, parts.policies, folder)["policy"]
+    saved = state["policy"].policy.params["policy"]
+    np.testing.assert_array_equal(jax.device_get(decoder.embed[...]), saved["embed"][...])
+    assert decoder.config.dtype == job.compute_dtype

@@ -1,0 +1,177 @@
+"""Failed questions, evaluations without a score and diverged parameters are never saved."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import pathlib
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner import optimizer
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.learner.dpo import pairs_of
+from jax_ragrl.learner.packing import Turn, turns_of
+from jax_ragrl.learner.policies import update_all
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.tree import build_forest
+from jax_ragrl.run import inference
+from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.config import Job, load_job, load_recipe
+from jax_ragrl.run.evaluate import Result
+from jax_ragrl.training import loop
+from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
+from tests.rollout.tape import ANN, BOB
+from tests.tiny import policy, tokenizer
+
+SYSTEMS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "tree_grpo", "rag_ddr")
+SMALL = {
+    "data.world.size": 40,
+    "index.kind": "exact",
+    "run.questions_per_step": 2,
+    "run.save_every": 1,
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_step_of_failed_questions_trains_nothing(system: str):
+    recipe = load_recipe(load_config(CONFIGS / "tiny" / f"{system}.py", []))
+    roles = tuple(recipe.system.roles)
+    forest = build_forest([ANN, BOB], [], {0: "away", 1: "away"})
+    forest = forest._replace(reward_N=recipe.reward(forest))
+    credit_N, weight_N = recipe.credit(forest, forest.reward_N)
+    for rule in (recipe.credit, *recipe.advantages.values()):
+        assert [x_N.shape for x_N in rule(forest, forest.reward_N)] == [(0,), (0,)]
+    turns = turns_of(forest, credit_N, weight_N)
+    assert not turns and not pairs_of(forest, turns, roles)
+    metrics = describe_rollout(forest, credit_N)
+    metrics |= expert_fractions(forest, recipe.expander(frozenset(roles)), roles)
+    assert metrics["failed"] == 2 and np.isfinite(list(metrics.values())).all()
+    assert trees(forest, credit_N, 2) == []
+
+
+def small_run(folder: pathlib.Path, **changes: object) -> tuple[Job, Components]:
+    """Returns a job of CoDA in a directory, and its components."""
+    tokenizer().save(folder / "tokenizer")
+    base = save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    values = SMALL | {"policy": base} | {f"run.{key}": value for key, value in changes.items()}
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    job = load_job(load_config(CONFIGS / "tiny" / "coda.py", overrides))
+    return job, build_components(job, folder)
+
+
+def result(score: float, failures: tuple[str, ...] = ()) -> Result:
+    """Returns an evaluation of two questions with the same score, or NaN."""
+    scores = {"cover_em": np.full(2, score), "f1": np.full(2, score), "em": np.full(2, score)}
+    ended = collections.Counter(failed=len(failures))
+    return Result(scores, ended, {}, {}, {}, {}, (None, None), failures)
+
+
+def roll_out_nothing(job, environment, questions, roles, step):
+    return build_forest(questions, [], {})
+
+
+def test_an_outage_is_not_saved_and_its_steps_are_repeated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts = small_run(tmp_path, steps=7, dev_questions=0)
+    down, requests = {1, 2, 3, 4, 5}, []
+
+    def roll_out(job, environment, questions, roles, step):
+        requests.append((step, [question.id for question in questions]))
+        failed = range(len(questions)) if step in down else ()
+        return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
+
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "dev_metrics", lambda *_: {})
+    with pytest.raises(UserError, match=r"5 steps in a row .* no route to the server"):
+        loop.train(job, parts, tmp_path)
+    assert [step for step, _ in requests] == [0, 1, 2, 3, 4, 5]
+    assert Checkpoints(tmp_path).latest() == 1
+    before = requests[:]
+    with pytest.raises(UserError, match=r"the first step .* no route to the server"):
+        loop.train(job, parts, tmp_path)  # the first step of a process does not wait
+    assert requests[6:] == [before[1]]
+    requests[:], down = [], {2, 3}  # a shorter outage does not stop the run
+    loop.train(job, parts, tmp_path)
+    assert requests[:5] == before[1:] and requests[-1][0] == 6
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["failed"] for line in lines] == [0, 0, 2, 2, 0, 0, 0]
+
+
+def test_an_outage_at_the_last_step_is_repeated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts = small_run(tmp_path, steps=4, dev_questions=0)
+    down, requests = {2, 3}, []
+
+    def roll_out(job, environment, questions, roles, step):
+        requests.append((step, [question.id for question in questions]))
+        failed = range(len(questions)) if step in down else ()
+        return build_forest(questions, [], dict.fromkeys(failed, "no route to the server"))
+
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    with pytest.raises(UserError, match="not saved.*no route to the server.*--workdir=") as error:
+        loop.train(job, parts, tmp_path)
+    assert str(tmp_path) in str(error.value) and Checkpoints(tmp_path).latest() == 2
+    before, requests[:], down = requests[:], [], set()
+    loop.train(job, parts, tmp_path)
+    assert requests == before[2:] and Checkpoints(tmp_path).latest() == 4
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["failed"]) for row in rows] == [(i, 0) for i in (1, 2, 3, 4)]
+
+
+def test_an_evaluation_without_a_score_warns_or_is_repeated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    job, parts = small_run(tmp_path, steps=2, dev_questions=2, eval_every=1)
+    results = [result(np.nan, ("connection refused",) * 2)] * 2 + [result(0.5)]
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
+    with (
+        pytest.warns(UserWarning, match="no dev question could be scored.*connection refused"),
+        pytest.raises(UserError, match="last step is not saved: no dev question.*refused"),
+    ):
+        loop.train(job, parts, tmp_path)
+    assert Checkpoints(tmp_path).latest() == 1
+    loop.train(job, parts, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["eval/accuracy"] for row in rows] == [None, 0.5]
+    assert [row.get("eval/failed") for row in rows] == [2, None]
+    assert Checkpoints(tmp_path).latest() == 2
+
+
+def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The learning rate becomes infinite after three updates."""
+    job, parts = small_run(tmp_path, steps=6, dev_questions=0)
+    rate = lambda count: jnp.where(count < 3, 1e-4, jnp.inf)  # noqa: E731
+    turns = [Turn(i, "actor", (5, 6, 7), (8, 9 + i), credit=1.0 - 2 * i) for i in range(2)]
+    monkeypatch.setattr(optimizer, "_transform", functools.cache(lambda *_: optax.adamw(rate)))
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "turns_of", lambda *_, **__: [])
+
+    def learn(job, policies, forest, _, roles, step):
+        (name,), role = policies, next(iter(job.policy_of))
+        own = [turn._replace(role=role) for turn in turns]
+        return update_all(policies, {role: name}, [role], own, random.Random(step))
+
+    monkeypatch.setattr(loop, "learn", learn)
+    with pytest.raises(UserError, match="parameters of the policy are NaN or infinite"):
+        loop.train(job, parts, tmp_path)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() == 3
+    state = inference.trained_policies(job, parts.policies, tmp_path)
+    weights = jax.device_get(jax.tree.leaves(nnx.state(state[next(iter(state))], nnx.Param)))
+    assert all(np.isfinite(x).all() for x in weights)

@@ -1,0 +1,75 @@
+"""A run that is killed and resumed ends with bitwise equal parameters."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.models.hf import save_decoder
+from tests.tiny import policy, tokenizer
+
+REPO = pathlib.Path(__file__).parents[2]
+
+
+def command(workdir: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    small = {
+        "policy": folder,
+        "data.world.size": 40,
+        "run.steps": 4,
+        "run.questions_per_step": 2,
+        "run.save_every": 1,
+        "run.eval_every": 100,
+        "run.dev_questions": 2,
+        "packing.tokens_per_device": 1024,
+    }
+    overrides = [f"--config.{key}={value}" for key, value in small.items()]
+    config = f"--config={REPO / 'configs' / 'tiny' / 'c3po.py'}"
+    ragrl = [sys.executable, "-m", "jax_ragrl.cli.main", "train"]
+    return [*ragrl, config, f"--workdir={workdir}", *overrides]
+
+
+def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
+        assert manager.latest_step() == 4
+        restored = manager.restore(4, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    return {name: np.asarray(x) for name, x in restored["state"].items()}
+
+
+def run_until_killed(workdir: pathlib.Path, folder: pathlib.Path, checkpoint: int) -> None:
+    """Starts a run and sends SIGKILL shortly after the checkpoint of a step appears."""
+    process = subprocess.Popen(command(workdir, folder), cwd=REPO, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (workdir / "checkpoints" / str(checkpoint)).exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_ends_bit_identical(tmp_path: pathlib.Path):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    full, broken = tmp_path / "full", tmp_path / "broken"
+    subprocess.run(command(full, folder), cwd=REPO, check=True)
+    for checkpoint in (1, 3):
+        run_until_killed(broken, folder, checkpoint)
+    subprocess.run(command(broken, folder), cwd=REPO, check=True)
+    one, other = final_arrays(full), final_arrays(broken)
+    assert one.keys() == other.keys() and len(one) > 10
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    assert any("policy" in name for name in one)
+    steps = [line.split()[1] for line in (broken / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 4
