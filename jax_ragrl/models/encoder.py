@@ -306,11 +306,8 @@ def read_shape(
     Raises:
       UserError: there is no such model, or it is of another kind.
     """
-    named = str(source) == MINILM
-    if named:
-        folder = minilm_folder()
-    else:
-        folder = resolve_model(source, weights=weights, forms=FORMS)
+    packaged = str(source) == MINILM
+    folder = minilm_folder() if packaged else resolve_model(source, weights=weights, forms=FORMS)
     home = folder / _modules(folder).get("Transformer", "")
     config, settings = config_from_hf(_json(home / "config.json")), read_settings(folder)
     longest = min(settings.max_length, config.max_length)
