@@ -22,6 +22,7 @@ from jax_ragrl.options import CONFIG_HELP, natural, positive
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+MODEL = "a model folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny or smollm2"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +123,7 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--out", type=local, required=True)
     sub = command(_demos, "what a language model writes on the way to right answers", True)
     sub.add_argument("--out", type=local, required=True, help="for data.demos; goes on")
-    writers = "openai:MODEL[@URL], a folder, tiny, or labels (of MMOA-RAG; labels:answer)"
+    writers = f"openai:MODEL[@URL], {MODEL}, or labels (of MMOA-RAG; labels:answer)"
     sub.add_argument("--writer", required=True, help=writers)
     baseline = (
         "adaptive_rag or slim_plm: what its classifier learns, instead of the config's system"
@@ -133,7 +134,7 @@ def _training_commands(command: Command) -> None:
     sub.add_argument("--temperature", type=float, help="default: that of each role")
     sub = command(_pool, "write and score actions for OPERA's experts, before training", True)
     sub.add_argument("--out", type=local, required=True, help="for recipe.pool")
-    sub.add_argument("--writer", default="policy", help="policy, a folder, or openai:MODEL[@URL]")
+    sub.add_argument("--writer", default="policy", help=f"policy, openai:MODEL[@URL], or {MODEL}")
     sub.add_argument("--temperatures", default="0.3,0.5,0.7,0.9")
     sub.add_argument("--limit", type=natural, default=0, help="first N questions; 0: all")
 
@@ -158,7 +159,11 @@ def _data_commands(command: Command) -> None:
     sub = command(_index, "encode a corpus and build its index")
     sub.add_argument("--corpus", type=local, required=True)
     sub.add_argument("--out", type=local, required=True)
-    sub.add_argument("--encoder", default="lexical", help="lexical, minilm, or a model folder")
+    sub.add_argument(
+        "--encoder",
+        default="lexical",
+        help="lexical, minilm, a model folder, or OWNER/NAME on the Hub",
+    )
     sub.add_argument("--kind", default="scann", help="scann or exact")
     why = "of the vectors: float32 or, half as large, bfloat16"
     sub.add_argument("--dtype", default="float32", help=why)
@@ -193,7 +198,7 @@ def _run_commands(command: Command) -> None:
     sub.add_argument("workdir", type=local)
     sub = command(_plan, "memory that --config=FILE takes of each device, without one", True)
     sub.description = PLANNED
-    sub.add_argument("--shape", help="a published name, tiny, or a folder; or config.policy")
+    sub.add_argument("--shape", help=f"a published name, or {MODEL}; default: config.policy")
     sub.add_argument("--topology", required=True, help="such as v5e:4x4, or h100:8")
 
 
@@ -224,8 +229,8 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--index", dest="index_folder", type=local, help="made by ragrl index")
     why = "a server to search instead of both, or the web by the engine serper or searxng"
     sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=why)
-    sub.add_argument("--policy", default="tiny", help="tiny, or a Hugging Face folder")
-    sub.add_argument("--llm", default="tiny", help="tiny, a model folder, or openai:MODEL[@URL]")
+    sub.add_argument("--policy", default="tiny", help=MODEL)
+    sub.add_argument("--llm", default="tiny", help=f"openai:MODEL[@URL], or {MODEL}")
     sub.add_argument("--judge", default="", help="grades answers as the score judge; as --llm")
     sub.add_argument("--int8", action="store_true", help="eight-bit weights of a local --llm")
     sub.add_argument("--style", default="tiny", help="of the prompts: tiny or full")
@@ -488,6 +493,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     from jax_ragrl.config import settled
     from jax_ragrl.export import export, export_adapter
+    from jax_ragrl.models.by_name import local_model
     from jax_ragrl.train.assemble import load_policies, policy_folder
     from jax_ragrl.train.job import load_job
     from jax_ragrl.train.loop import trained_policies
@@ -498,9 +504,12 @@ def _export(arguments: argparse.Namespace) -> None:
     name = arguments.policy or (next(iter(policies)) if len(policies) == 1 else None)
     if name not in policies:
         raise UserError(f"--policy is {name!r}: the run has {', '.join(policies)}")
-    base = policy_folder(dict(job.policies).get(name, job.policy))
+    named = dict(job.policies).get(name, job.policy)
+    base = policy_folder(named)
     if arguments.adapter:
-        done = export_adapter(policies[name], arguments.out, str(base))
+        # A name on the Hub is valid on other machines; its folder in the cache is not.
+        public = local_model(named) is None
+        done = export_adapter(policies[name], arguments.out, named if public else str(base))
     else:
         done = export(policies[name], arguments.out, base, dtype=arguments.dtype)
     print(json.dumps(done._asdict(), default=str))

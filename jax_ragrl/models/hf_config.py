@@ -67,7 +67,9 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_dropout": (0, None),
     "attention_multiplier": (None,),
     "attn_logit_softcapping": (None,),
+    "add_cross_attention": (False, None),
     "auto_map": (None, {}),  # code of the checkpoint's own
+    "causal_attn": (True, None),
     "clip_qkv": (None,),
     "cross_attention_layers": (None, []),
     "embedding_multiplier": (1, None),
@@ -86,6 +88,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "num_local_experts": (None, 0),
     "partial_rotary_factor": (1, None),
     "pretraining_tp": (1, None),
+    "pruned_heads": ({}, None),
     "qk_layernorm": (False, None),
     "qk_layer_norms": (False, None),
     "query_pre_attn_scalar": (None,),
@@ -127,6 +130,15 @@ HARMLESS = {
     "unsloth_version",
     "use_cache",
 }
+
+# Settings of text generation, which older versions of Transformers saved with the rest.
+HARMLESS |= set(
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size is_decoder "
+    "length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
+    "num_return_sequences output_scores remove_invalid_values repetition_penalty "
+    "return_dict_in_generate temperature tf_legacy_loss tie_encoder_decoder top_k top_p "
+    "torchscript typical_p use_bfloat16".split()
+)
 
 # Models that are often asked for and are not implemented, by model_type.
 OTHER_MODELS = {

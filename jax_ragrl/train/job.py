@@ -101,7 +101,7 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class LLM:
-    """The frozen language model: `world_reader`, `local` (a folder or `tiny`), `openai`, `none`.
+    """The frozen language model: `world_reader`, `local` (see `resolve_model`), `openai`, `none`.
 
     A local one is kept, and computes, in `dtype`; `int8` gives it eight-bit weights (needs Qwix). A
     policy in training keeps its own: what it samples has to be what is scored. A local one writes
@@ -336,8 +336,8 @@ SERVER = "openai:"
 
 
 def parse_llm(text: str, *, int8: bool = False) -> LLM:
-    """A frozen language model named in a word: `tiny`, a folder, or `openai:MODEL[@URL][#EXTRA]`,
-    where EXTRA is what `llm.extra` holds, as JSON.
+    """A frozen language model by its name: any of `resolve_model`, or
+    `openai:MODEL[@URL][#EXTRA]`, in which EXTRA is `llm.extra` as JSON.
 
     Raises:
       UserError: EXTRA is no JSON object.

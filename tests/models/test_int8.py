@@ -89,5 +89,5 @@ def test_what_int8_weights_cannot_do_is_refused(tmp_path, monkeypatch):
         quantize_decoder(base)
     monkeypatch.undo()
     pytest.importorskip("qwix")
-    with pytest.raises(UserError, match="save the one it was made from"):
+    with pytest.raises(UserError, match="save the decoder that was quantized"):
         save_decoder(quantize_decoder(base), tmp_path / "out")

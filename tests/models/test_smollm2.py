@@ -82,7 +82,7 @@ def until_end(ids: np.ndarray) -> list[int]:
 
 
 def passages() -> list[str]:
-    """A thousand passages of HotpotQA if they are beside the checkout, else of a generated world."""
+    """A thousand passages of HotpotQA if they are beside the checkout, else generated ones."""
     here = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
     file = here / "hotpotqa" / "hotpotqa_corpus.json.gz"
     corpus = load_corpus(file).passages if file.exists() else world.generate(0, 400).passages
@@ -94,9 +94,7 @@ def test_a_thousand_passages_are_tokenized_alike(folder, reference):
     assert len(texts) == 1000
     tokenizer = ChatTokenizer.load(folder)
     expected = reference[1](texts, add_special_tokens=False)["input_ids"]
-    different = [i for i, text in enumerate(texts) if tokenizer.encode(text) != expected[i]]
-    # Transformers drops the rule that keeps digits apart (tokenizer.ggml.pre is smollm), which
-    # matters only after two or more spaces.
-    assert all("  " in texts[i] or "\t" in texts[i] for i in different), texts[different[0]]
-    assert len(different) < 20
+    # Transformers ignores that SmolLM2 keeps digits apart, which matters after two spaces alone:
+    # no passage has them.
+    assert [tokenizer.encode(text) for text in texts] == expected
     assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
