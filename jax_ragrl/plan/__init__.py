@@ -17,7 +17,7 @@ from jax_ragrl.batch import Layout
 from jax_ragrl.config import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hub
-from jax_ragrl.models.by_name import TINY
+from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.shapes import shape
@@ -132,7 +132,7 @@ def shape_of(name: str) -> DecoderConfig:
     Raises:
       UserError: it is neither, or the model is not a decoder of a supported family.
     """
-    if name == TINY or local(name).exists():
+    if name in PACKAGED or local(name).exists():
         return shape_by_name(name)
     try:
         return shape(name)

@@ -15,6 +15,8 @@ from jax_ragrl.errors import UserError  # noqa: E402
 from jax_ragrl.models import by_name, gguf_file, gguf_tokenizer, safetensors_io  # noqa: E402
 from jax_ragrl.models.hf import load_decoder  # noqa: E402
 from jax_ragrl.models.hf_config import from_hf  # noqa: E402
+from jax_ragrl.models.shapes import SHAPES  # noqa: E402
+from jax_ragrl.plan import shape_of  # noqa: E402
 from jax_ragrl.text.tokenizer import ChatTokenizer  # noqa: E402
 from jax_ragrl.types import Message  # noqa: E402
 
@@ -107,6 +109,16 @@ def test_the_config_is_that_of_the_model(tmp_path):
     assert by_name.model_config(path) == gguf_file.read_config(path)
     raw = json.loads((by_name.resolve_model(path) / "config.json").read_text())
     assert (raw["bos_token_id"], raw["eos_token_id"], raw["pad_token_id"]) == (1, 2, 2)
+
+
+def test_a_plan_takes_the_shape_of_a_file_or_of_a_package(tmp_path, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf")
+    assert shape_of(str(path)) == from_hf(CONFIG)
+    monkeypatch.setattr(by_name, "_smollm2", lambda: path)
+    assert shape_of("smollm2") == from_hf(CONFIG)
+    assert shape_of("Qwen/Qwen2.5-3B-Instruct") == SHAPES["qwen2.5-3b"]
+    with pytest.raises(UserError, match="no shape named 'nowhere'"):
+        shape_of("nowhere")
 
 
 def test_the_scaling_of_llama_3_is_recovered_from_its_factors(tmp_path):
