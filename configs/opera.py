@@ -17,20 +17,23 @@ been run at that size here. `ragrl pool` writes and scores the actions of `pool.
 eq. 14, which is also the code's reward; the paper has some 30,000 from DeepSeek-R1, for questions
 of MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %), and beside twelve plans a question
 one that was written from its supporting facts, which `ragrl pool` does not ask for. Paper and code
-differ in the scoring of plans and in the expert (`systems/opera.py`, departure 4).
+differ in the scoring of plans and in the expert (`systems/opera`, departure 4).
 
 Its ablations (table 2) take planner, rewriter or both away from what was trained with them, and
 table 10 changes how much is searched for:
     ragrl evaluate --run runs/opera --config.recipe.max_steps=0 --config.recipe.max_rewrites=0 ...
     ragrl evaluate --run runs/opera --config.recipe.top_k=10 ...
 Trained without planner, without rewriter (phases name the roles that are there, and `policies` none
-that is not), without experts, all roles at once, and GRPO, which compares whole rollouts by their
-answers, or the same groups divided by their deviation:
+that is not), without experts (rollouts continue with a sampled action in both cases, so this
+changes the groups and not how states come about), with rollouts that continue with the expert's
+query or analysis, all roles at once, and GRPO, which compares whole rollouts by their answers, or
+the same groups divided by their deviation:
     --config.recipe.max_steps=0 \
         --config.schedule.phases="({'steps':94,'roles':('analysis',)},{'steps':94,'roles':('rewrite',)})"
     --config.recipe.max_rewrites=0 --config.policies="()" \
         --config.schedule.phases="({'steps':141,'roles':('plan',)},{'steps':94,'roles':('analysis',)})"
     --config.recipe.expert.when=off --config.recipe.pool=none
+    --config.recipe.expert.carried=expert
     --config.schedule.phases="()"
     --config.recipe.group=1 --config.rollouts=8 --config.recipe.expert.when=off \
         --config.recipe.pool=none --config.schedule.phases="()" \
@@ -50,6 +53,7 @@ CHOICES = {
             "gradient": True,
             "period": 4,
             "roles": (),
+            "carried": "sampled",
         },
         "plan_reward": "paper",
     },
@@ -60,6 +64,7 @@ CHOICES = {
             "gradient": False,
             "period": 4,
             "roles": ("plan",),
+            "carried": "sampled",
         },
         "plan_reward": "code",
     },

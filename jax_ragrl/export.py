@@ -17,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder, causal_mask
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.lora import load_lora, merge_lora, save_lora
-from jax_ragrl.sharding import beside, mesh_of
+from jax_ragrl.runtime.sharding import beside, mesh_of
 
 PROBE = (2, 16)  # rows and tokens of the random ids that both models are asked about
 TOLERANCE = 1e-4  # two layouts of the same numbers may add them in another order

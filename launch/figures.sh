@@ -18,7 +18,7 @@ measure() {
   shift
   [[ -s "$file" ]] && return
   printf '%s: ragrl bench %s\n' "$(basename "$file" .json)" "$*" >&2
-  if "$python" -m jax_ragrl.cli bench "$@" --json >"$file.part" 2>"$file.log"; then
+  if "$python" -m jax_ragrl.cli.main bench "$@" --json >"$file.part" 2>"$file.log"; then
     mv "$file.part" "$file"
     printf '%s\n' "$(<"$file")" "  $((SECONDS - start)) s"
   else

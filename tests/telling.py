@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl import hosts
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import logical_axes
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
-from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import (
+from jax_ragrl.runtime import multihost as hosts
+from jax_ragrl.runtime.sharding import (
     fetch,
     make_mesh,
     mesh_of,
@@ -29,6 +27,8 @@ from jax_ragrl.sharding import (
     shard_batch,
     tree_shardings,
 )
+from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
+from jax_ragrl.sampling.weights import for_sampling
 from tests.tiny import policy, tokenizer
 
 MESHES = ((4, 1, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from jax_ragrl.cli import CONFIGS, PAPERS, load_config, main
-from jax_ragrl.compare import changed
+from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluate import METRICS
+from jax_ragrl.evaluation.table import changed
+from jax_ragrl.learner.objective import GROUPED
+from jax_ragrl.run.config import FileData, load_job, system_module
+from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.demos import load_warm_start
-from jax_ragrl.train.finetune import load_finetune
-from jax_ragrl.train.job import FileData, load_job, system_module
-from jax_ragrl.train.objective import GROUPED
-from jax_ragrl.train.warmup import load_warmup
+from jax_ragrl.warmstart.demos import load_warm_start
+from jax_ragrl.warmstart.finetune import load_finetune
+from jax_ragrl.warmstart.warmup import load_warmup
 
 FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")

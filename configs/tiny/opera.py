@@ -28,6 +28,7 @@ RECIPE = {
         "gradient": True,
         "period": 4,
         "roles": (),
+        "carried": "sampled",
     },
     "pool": "world",
     "gold": "world",

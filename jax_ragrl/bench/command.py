@@ -8,9 +8,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jax_ragrl.config import local
-from jax_ragrl.config_file import load_config
-from jax_ragrl.options import CONFIG_HELP, natural, positive
+from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import local
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -117,8 +117,8 @@ def _step(arguments: argparse.Namespace) -> dict[str, Any]:
     import tempfile
 
     from jax_ragrl.bench.step import bench_step
-    from jax_ragrl.models.shapes import shape
-    from jax_ragrl.train.job import load_job
+    from jax_ragrl.models.published import shape
+    from jax_ragrl.run.config import load_job
 
     job = load_job(load_config(None, arguments.config))
     size = None if arguments.shape is None else shape(arguments.shape)

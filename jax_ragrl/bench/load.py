@@ -25,8 +25,8 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, layer_weights, param_count, weights
 from jax_ragrl.models.hf import load_decoder, write_checkpoint
 from jax_ragrl.models.hf_config import to_hf
-from jax_ragrl.models.shapes import shape as shape_of
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.models.published import shape as shape_of
+from jax_ragrl.runtime.sharding import make_mesh
 
 DEVICES = 8
 SHARD_BYTES = 300_000_000

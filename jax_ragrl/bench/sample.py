@@ -16,7 +16,7 @@ from flax import nnx
 
 from jax_ragrl.bench.train import peak_bytes, timed
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.shapes import shape
+from jax_ragrl.models.published import shape
 from jax_ragrl.sampling.sampler import Job, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 

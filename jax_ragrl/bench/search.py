@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_ragrl.bench.train import peak_bytes, timed
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.dense import Searcher
 from jax_ragrl.retrieval.embed import DTYPES

@@ -18,17 +18,17 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_ragrl.batch import turns_of
 from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.learner.packing import turns_of
+from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
-from jax_ragrl.rollout.cohorts import Around
 from jax_ragrl.rollout.collect import Environment
-from jax_ragrl.train.assemble import Parts, assemble, mesh_for
-from jax_ragrl.train.job import Job
+from jax_ragrl.rollout.pipelining import Around
+from jax_ragrl.run.components import Parts, assemble, mesh_for
+from jax_ragrl.run.config import Job
 from jax_ragrl.train.loop import acting_environment, learn, prepare_policies, roll_out
-from jax_ragrl.train.policies import Policies
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]

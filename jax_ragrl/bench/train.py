@@ -23,16 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_ragrl.batch import Batch, Group, Layout, Turn, grouped, lay_out
+from jax_ragrl.learner.gradients import score
+from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Batch, Group, Layout, Turn, grouped, lay_out
+from jax_ragrl.learner.state import Models, Trainer, prepare
+from jax_ragrl.learner.targets import Targets
+from jax_ragrl.learner.update import optimize
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.models.shapes import shape as shape_of
-from jax_ragrl.train.objective import KL, Objective
-from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.step import score
-from jax_ragrl.train.targets import Targets
-from jax_ragrl.train.trainer import Models, Trainer, prepare
-from jax_ragrl.train.update import optimize
+from jax_ragrl.models.published import shape as shape_of
 
 OBJECTIVE = Objective(critic="none", advantage="group_normalised", kl=KL("none"))
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import grain
 
-from jax_ragrl.config import local
+from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question

@@ -13,8 +13,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax_ragrl.corpus import names
-from jax_ragrl.draws import pick, shuffled
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.types import Passage, Question
 
 SPLITS: Mapping[str, float] = {"train": 0.6, "dev": 0.1, "test": 0.3}

@@ -21,10 +21,16 @@ _monte_carlo = jax.jit(monte_carlo)
 def reachable_leaves(
     forest: Forest, reward_N: np.ndarray, *, ignore_dead: bool = False, multiplicity: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mean reward of the leaves below each node, and their number (C-3PO, eq. 5).
+    """The mean return of the paths from each node to its leaves, and the number of these leaves.
 
-    Dead leaves count with their reward, or not at all; `multiplicity` counts a merged sibling as
-    often as it was sampled.
+    A return is the reward of the leaf and of each action on the path, the node's own included. In
+    C-3PO only leaves have rewards (eq. 5). A node that leads to no leaf has credit 0 and weight 0.
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, what leaves and actions earned themselves.
+      ignore_dead: leave out dead leaves, which otherwise count with their reward.
+      multiplicity: count a merged sibling as often as it was sampled.
     """
     counted_N = forest.leaf_N & ~(forest.dead_N & ignore_dead)
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
@@ -80,19 +86,24 @@ def earned(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def over_rollouts(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A rollout's reward against the other rollouts of its question, to each of its actions.
+    """A rollout's return against the other rollouts of its question, to each of its actions.
 
-    One number a rollout enters the statistics, so the number of its actions cannot weigh (CoDA,
-    section 3.3.2). `rule` is one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
+    The return is the reward of the leaf and of every action on the path to it (in CoDA, the leaf's
+    alone). One number per rollout enters the statistics, so the number of its actions cannot weigh
+    (CoDA, section 3.3.2). An action that was not carried out to a leaf has weight 0.
+
+    Args:
+      forest: rollouts of one leaf each; `UserError` for others.
+      reward_N: float32, what leaves and actions earned themselves.
+      rule: one of `credit.advantages`: `group_normalised`, `leave_one_out`, ...
     """
     root_N = forest.roots()
     _check_lines(forest, root_N, "siblings")
+    return_N, leaves_N = reachable_leaves(forest, reward_N)
     roots, member_N = np.unique(root_N, return_inverse=True)
-    total_R = np.zeros(len(roots), np.float32)
-    np.add.at(total_R, member_N[forest.leaf_N], reward_N[forest.leaf_N])
-    questions = len(forest.questions)
-    advantage_R = _compared(rule, total_R, forest.question_N[roots], questions)
-    return advantage_R[member_N], np.ones(len(root_N), np.float32)
+    group_R = np.where(leaves_N[roots] > 0, forest.question_N[roots], -1)
+    advantage_R = _compared(rule, return_N[roots], group_R, len(forest.questions))
+    return advantage_R[member_N], (leaves_N > 0).astype(np.float32)
 
 
 def over_roles(

@@ -1,4 +1,4 @@
-"""Returns: the mean over the leaves that a node leads to, and GAE along contexts.
+"""Returns: the mean over the paths from a node to its leaves, and GAE along contexts.
 
 Arrays in, arrays out; `credit.assign` applies them to whole forests.
 """
@@ -15,17 +15,19 @@ from jax import Array
 def monte_carlo(
     parent_N: Array, leaf_N: Array, reward_N: Array, weight_N: Array
 ) -> tuple[Array, Array]:
-    """The mean reward of the leaves that can be reached from each node.
+    """The mean return of the paths from each node to the leaves that it can reach.
 
-      value(n) = sum_l w(n -> l) R(l) / sum_l w(n -> l)
+      value(n) = sum_l w(n -> l) G(n -> l) / sum_l w(n -> l)
 
-    where `w` is the product of `weight_N` below `n` on the way to leaf `l` (all ones: the plain
-    mean). Chen et al. 2025 (C-3PO), eq. 5. One reverse pass: every child comes after its parent.
+    where `G` is the sum of the rewards of the path from `n` to leaf `l`, both included, and `w` the
+    product of `weight_N` below `n` on that path (all ones: the plain mean). Chen et al. 2025
+    (C-3PO), eq. 5, in which only leaves have rewards, so that `G` is the reward of the leaf. One
+    reverse pass: every child comes after its parent.
 
     Args:
       parent_N: int32 parents, -1 at roots. Padding nodes are roots that are not leaves.
       leaf_N: bool, which nodes count as leaves; what is to be ignored is simply False.
-      reward_N: float32 rewards; read on leaves only.
+      reward_N: float32 rewards of leaves and of actions; not read where no leaf can be reached.
       weight_N: float32 weight of each node among its siblings (its multiplicity, or 1).
 
     Returns:
@@ -38,11 +40,16 @@ def monte_carlo(
 
     def push(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         n = count - 1 - i
-        return tuple(s.at[up_N[n]].add(weight_N[n] * s[n], mode="drop") for s in sums)  # type: ignore[return-value]
+        total_N, leaves_N = sums
+        earned = jnp.where(leaves_N[n] > 0, reward_N[n], 0.0) * leaves_N[n]
+        total_N = total_N.at[n].add(earned)
+        up, weight = up_N[n], weight_N[n]
+        total_N = total_N.at[up].add(weight * total_N[n], mode="drop")
+        return total_N, leaves_N.at[up].add(weight * leaves_N[n], mode="drop")
 
-    start = (jnp.where(leaf_N, reward_N, 0.0), jnp.where(leaf_N, 1.0, 0.0))
-    total_N, weight_N = jax.lax.fori_loop(0, count, push, start)
-    return total_N / jnp.where(weight_N > 0, weight_N, 1.0), weight_N
+    leaves_N = jnp.where(leaf_N, 1.0, 0.0)
+    total_N, leaves_N = jax.lax.fori_loop(0, count, push, (jnp.zeros_like(leaves_N), leaves_N))
+    return total_N / jnp.where(leaves_N > 0, leaves_N, 1.0), leaves_N
 
 
 def gae(

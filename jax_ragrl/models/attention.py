@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_ragrl.models.blockwise import blockwise
-from jax_ragrl.models.product import product
+from jax_ragrl.models.matmul import product
 from jax_ragrl.models.splash import splash, splash_takes
-from jax_ragrl.sharding import axis_size
+from jax_ragrl.runtime.sharding import axis_size
 from jax_ragrl.types import Tensor
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
@@ -81,6 +81,10 @@ def shared_attention(q_BLHF: Array, before: Pair, own: Pair, mask_BLS: Array) ->
     mask_PWLS = mask_BLS.reshape(*apart, length, -1)
     first = product("pwlkgf,pksf->pkwlgs", q_PWLKGF, before[0])
     first = _masked(first, mask_PWLS[:, None, :, :, None, :shared], width)
+    if q_PWLKGF.shape[1] == 1:
+        # Both products would have equal shapes, and XLA would merge them into one: its pass for
+        # GPUs first copies both keys into one array, with every token that is sampled.
+        q_PWLKGF = jax.lax.optimization_barrier(q_PWLKGF)
     last = product("pwlkgf,pwksf->pwklgs", q_PWLKGF, k_PWKSF)
     last = _masked(last, mask_PWLS[:, :, None, :, None, shared:], width)
     top = jnp.maximum(_by_row(jnp.max(first, -1)), jnp.max(last, -1))  # of both, [P, W, K, L, G]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.models.product import product
+from jax_ragrl.models.matmul import product
 
 LOWEST = jnp.finfo(jnp.float32).min
 

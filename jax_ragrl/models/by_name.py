@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from jax_ragrl.config import local
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import gguf_file, hub
 
@@ -29,7 +29,7 @@ def resolve_model(name: str | Path, *, weights: bool = True, forms: str = FORMS)
     """The local Hugging Face folder of a model.
 
     A model on the Hub is downloaded, and a GGUF file converted, on the first call. With several
-    processes wrap the call in `hosts.in_turn`, so that the first one does it.
+    processes wrap the call in `multihost.in_turn`, so that the first one does it.
 
     Args:
       name: one of the forms above.

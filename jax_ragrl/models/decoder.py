@@ -32,7 +32,7 @@ from jax_ragrl.models.config import (
 from jax_ragrl.models.layer import LayerCall, joined, one_layer, rms_norm
 from jax_ragrl.models.rope import rope_tables
 from jax_ragrl.models.vocabulary import copied, look_up, project, sink
-from jax_ragrl.sharding import Rules, constrain, replicate, tree_shardings
+from jax_ragrl.runtime.sharding import Rules, constrain, replicate, tree_shardings
 
 _drawn = jax.jit(init_params, static_argnums=0)
 

@@ -281,7 +281,9 @@ def _digest(folder: pathlib.Path) -> str:
 def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
     """The folder's tokenizer, if its ids are those of the model."""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{folder} has no readable tokenizer ({why}): copy it whole") from error

@@ -20,12 +20,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from jax_ragrl.config import local
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import beside, fetch, to_sharding
+from jax_ragrl.runtime.sharding import beside, fetch, to_sharding
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",

@@ -11,7 +11,7 @@ from jax import Array
 from jax_ragrl.models.attention import Pair, attention, earlier, shared_attention
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.rope import apply_rope
-from jax_ragrl.sharding import axis_size, constrain
+from jax_ragrl.runtime.sharding import axis_size, constrain
 
 
 class LayerCall(NamedTuple):

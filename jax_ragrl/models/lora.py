@@ -26,7 +26,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import fetch, mesh_of, replicate, tree_shardings
+from jax_ragrl.runtime.sharding import fetch, mesh_of, replicate, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

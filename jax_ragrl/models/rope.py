@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 
 KINDS = ("linear", "llama3", "yarn")

@@ -21,7 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-from jax_ragrl.sharding import Rules, axis_size, to_spec
+from jax_ragrl.runtime.sharding import Rules, axis_size, to_spec
 
 # Sides of a block, the largest that divides a row; the kernel takes multiples of 128.
 SIDES = (512, 256, 128)

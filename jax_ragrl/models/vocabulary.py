@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.models.product import product
-from jax_ragrl.sharding import constrain
+from jax_ragrl.models.matmul import product
+from jax_ragrl.runtime.sharding import constrain
 
 
 def copied(table_VD: Array, dtype: Any) -> Array:

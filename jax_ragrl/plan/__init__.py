@@ -13,23 +13,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.batch import Layout
-from jax_ragrl.config import local
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.dpo import Preference
+from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Layout
 from jax_ragrl.models import hub
 from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.models.shapes import shape
-from jax_ragrl.plan.beside import count_beside, shape_by_name
+from jax_ragrl.models.published import shape
+from jax_ragrl.plan.other_models import count_beside, shape_by_name
 from jax_ragrl.plan.policies import Trained, count_rollout, count_updates, state_bytes
+from jax_ragrl.run.config import LLM, Index, load_recipe
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import make_mesh
-from jax_ragrl.topology import memory_of
-from jax_ragrl.train.dpo import Preference
-from jax_ragrl.train.job import LLM, Index, load_recipe
-from jax_ragrl.train.objective import Objective
-from jax_ragrl.train.optimizer import Optimizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,18 +13,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.batch import Layout, Rows
+from jax_ragrl.learner.gradients import gradient, layout_of
+from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Layout, Rows
+from jax_ragrl.learner.targets import Targets
 from jax_ragrl.models.config import DecoderConfig, param_count, used_as
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
-from jax_ragrl.plan.described import abstract, attending, batch, bytes_of, compiled, whole
+from jax_ragrl.plan.abstract_arrays import abstract, attending, batch, bytes_of, compiled, whole
 from jax_ragrl.plan.sampling import count_sampling
+from jax_ragrl.runtime.sharding import Rules, ways
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import Rules, ways
-from jax_ragrl.train.objective import Objective
-from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.step import gradient, layout_of
-from jax_ragrl.train.targets import Targets
 
 GATHERED = Rules(embed=None)  # weights as a rollout has them: whole where a batch is split
 

@@ -12,10 +12,18 @@ from jax.sharding import Mesh
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
-from jax_ragrl.plan.described import abstract, attending, batch, bytes_of, compiled, placed, whole
+from jax_ragrl.plan.abstract_arrays import (
+    abstract,
+    attending,
+    batch,
+    bytes_of,
+    compiled,
+    placed,
+    whole,
+)
+from jax_ragrl.runtime.sharding import Rules, ways
 from jax_ragrl.sampling.decode import Grammar, Prompts, begin, generate, go_on
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sharding import Rules, ways
 
 
 def count_sampling(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import judged
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -39,7 +39,7 @@ from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
-from jax_ragrl.rows import write_json
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.types import Question
 
 KINDS = ("exact", "scann")

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats.files import loads
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import Patient, unless_refused
-from jax_ragrl.rows import append, keep_rows, rows_of
+from jax_ragrl.runtime.jsonl import append, keep_rows, rows_of
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/search"

@@ -254,9 +254,13 @@ class Rollout:
             self.records[grown.parent].state = state
             after.append(grown._replace(state=state))
         branching = self.expander(effect, self.questions[branch.question].text)
-        count = len(after) if branching.follow is None else branching.follow
-        rest = [b._replace(followed=False) for b in after[count:] if branching.peek]
-        return after[:count] + [b for b in rest if self._searches(b)]
+        if branching.follow is None:
+            return after
+        distinct = dict.fromkeys(action.ids for action in actions[branching.skip :])
+        chosen = {nodes[ids] for ids in list(distinct)[: branching.follow]}
+        rest = [b._replace(followed=False) for b in after if b.parent not in chosen]
+        peeked = [b for b in rest if branching.peek and self._searches(b)]
+        return [b for b in after if b.parent in chosen] + peeked
 
     def _searches(self, branch: Branch) -> bool:
         return all(isinstance(e, Search) for e in _several(self.system.wants(branch.state)))

@@ -22,15 +22,16 @@ class Forced(NamedTuple):
 class Branching(NamedTuple):
     """How many actions to sample, and which to force besides.
 
-    The rollout goes on from the first `follow` of them (forced ones come first); None: from all.
-    With `peek` a search that one of the others asks for is made all the same, and nothing after it:
-    what a query finds may be its reward.
+    Forced actions come first. The rollout continues with `follow` distinct actions, the first ones
+    after `skip` actions; with None, with all. With `peek` a search that one of the others asks for
+    is made all the same, and nothing after it: what a query finds may be its reward.
     """
 
     samples: int
     forced: tuple[Forced, ...] = ()
     follow: int | None = None
     peek: bool = False
+    skip: int = 0
 
 
 class Expander(Protocol):

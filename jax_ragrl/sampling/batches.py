@@ -19,6 +19,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jax_ragrl.models.decoder import KVCache
+from jax_ragrl.runtime.sharding import fetch, on, place, share, ways
 from jax_ragrl.sampling.decode import (
     STRIDE,
     Grammar,
@@ -29,7 +30,6 @@ from jax_ragrl.sampling.decode import (
     generate,
     go_on,
 )
-from jax_ragrl.sharding import fetch, on, place, share, ways
 
 Part = tuple[np.ndarray, Sampled]  # numbers of prompts, and what their rows hold, on the host
 Finish = Callable[[], list[Part]]

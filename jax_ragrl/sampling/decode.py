@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.models.decoder import KVCache, init_cache
-from jax_ragrl.sharding import constrain
+from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.types import Tensor
 
 # Tokens between two looks at whether rows have ended. A look is free on a CPU and a TPU; on a GPU

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_ragrl.runtime.sharding import mesh_of, share, ways
 from jax_ragrl.sampling.batches import Batch, Finish, Part, segments
 from jax_ragrl.sampling.decode import STRIDE, Grammar, Prompts, Sampled
-from jax_ragrl.sharding import mesh_of, share, ways
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 

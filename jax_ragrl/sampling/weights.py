@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 
 from jax_ragrl.models.config import used_as
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.sharding import own_part, whole_along_batch
+from jax_ragrl.runtime.sharding import own_part, whole_along_batch
 
 Form = tuple[jnp.dtype, Sharding]
 

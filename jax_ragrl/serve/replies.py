@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import end, failure, steps
-from jax_ragrl.systems.base import System
-from jax_ragrl.train.loop import answered
+from jax_ragrl.run.inference import answered
 
 
 class Served(NamedTuple):

@@ -1,10 +1,10 @@
-"""The shape of a system: a pure state machine over effects, and the recipe that trains it."""
+"""Recipes: a system with its rewards, credit and exploration, and wrappers of systems."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -12,36 +12,12 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.expand import Expander, once
 from jax_ragrl.rollout.roles import Parsed, Role
+from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import NO_PARENT, Forest, Record
 from jax_ragrl.types import Hits, Question
 
 Reply = Parsed | Hits | str
 Credit = Callable[[Forest, np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
-class System(Protocol):
-    """A system of language-model agents. States are values: a branch is a copy.
-
-    `wants` says what a state waits for, one effect or several at once: `Done` alone ends it.
-    `advance` takes the reply (a `Parsed` to `Generate`, `Hits` to `Search`, a string to `Ask`; a
-    tuple of them, in order, to several) and must be pure. `style` names the prompts, `top_k` is
-    how many passages a search returns.
-    """
-
-    @property
-    def style(self) -> str: ...
-
-    @property
-    def top_k(self) -> int: ...
-
-    @property
-    def roles(self) -> Mapping[str, Role]: ...
-
-    def start(self, question: Question) -> Any: ...
-
-    def wants(self, state: Any) -> Effect | tuple[Effect, ...]: ...
-
-    def advance(self, state: Any, reply: Any) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Ask, Done, Effect, Generate, Search

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import over_roles, shared
 from jax_ragrl.errors import UserError

@@ -44,11 +44,17 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
-        """The tokenizer in `folder` (Hugging Face layout); nothing is downloaded."""
+        """The tokenizer in `folder` (Hugging Face layout).
+
+        Nothing is downloaded, and code in the folder is not executed.
+        """
         if not (pathlib.Path(folder) / "tokenizer_config.json").exists():
             raise UserError(f"{folder}: no tokenizer_config.json; point at a Hugging Face folder")
         try:
-            read = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            # Never the code of a folder; None, the default, would ask on stdin whether to run it.
+            read = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # the reader in Rust raises nothing more special
             why = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: no readable tokenizer ({why}): copy its files") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,45 +10,43 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.batch import Turn, turns_of
 from jax_ragrl.corpus.questions import Batches, question_batches
-from jax_ragrl.errors import UserError
-from jax_ragrl.evaluate import Result, evaluate
-from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.rollout.cohorts import in_cohorts
-from jax_ragrl.rollout.collect import Environment, collect
-from jax_ragrl.rollout.expand import once
-from jax_ragrl.rollout.policy import Models as SamplerModels
-from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.shares import in_shares
-from jax_ragrl.rollout.trace import transcript, trees
-from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.systems.base import System
-from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import Parts
-from jax_ragrl.train.checkpoint import Checkpoints, abstract
-from jax_ragrl.train.dpo import pairs_of, prefer_all
-from jax_ragrl.train.job import Job
-from jax_ragrl.train.log import Clock, Log, Silent, describe, expert_shares, open_log
-from jax_ragrl.train.policies import (
+from jax_ragrl.learner.checkpoint import Checkpoints, abstract
+from jax_ragrl.learner.dpo import pairs_of, prefer_all
+from jax_ragrl.learner.packing import Turn, turns_of
+from jax_ragrl.learner.policies import (
     Policies,
     update_all,
     with_kl,
     with_new_references,
     with_phase_rate,
 )
-from jax_ragrl.train.speed import speed
-from jax_ragrl.train.trainer import Models, prepare, saved, trained
-from jax_ragrl.train.watch import Watch
+from jax_ragrl.learner.state import Models, prepare, trained
+from jax_ragrl.learner.throughput import speed
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.data_parallel import in_shares
+from jax_ragrl.rollout.pipelining import in_cohorts
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.trace import trees
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.components import Parts
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.guards import Watch
+from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.train.log import Clock, Log, Silent, open_log
+from jax_ragrl.train.rollout_metrics import describe, expert_shares
 from jax_ragrl.types import Question
 
 
 def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
     """Trains to `job.run.steps` updates, from the newest checkpoint of `workdir` where one is.
 
-    Raises `UserError` where the environment answers nothing any more, or a metric leaves its bounds
-    (see `train.watch`). Such steps are not saved: started again, the run takes them once more.
+    Raises `UserError` if the environment no longer answers, a metric leaves its bounds (see
+    `run.guards`), the last evaluation has no score, or parameters are no longer finite. Such steps
+    are not saved: started again, the run repeats them.
     """
     with _kept(job, workdir) as (checkpoints, log, watch):
         start = checkpoints.latest() or 0
@@ -73,14 +70,16 @@ def train(job: Job, parts: Parts, workdir: pathlib.Path) -> Policies:
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], meshed=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
-                metrics |= dev_metrics(job, parts, policies)
+                metrics |= dev_metrics(job, parts, policies, watch)
             shown = step % job.run.trees_every == 0 or last
             drawn = (
                 trees(forest, known_N, job.run.trees, tokenizer=parts.tokenizer) if shown else None
             )
             log.write(step + 1, metrics, drawn)
             watch.update(metrics)
-            if ((step + 1) % job.run.save_every == 0 and watch.well) or last:
+            if last:
+                watch.check_last()
+            if watch.well and ((step + 1) % job.run.save_every == 0 or last):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
         return policies
 
@@ -183,18 +182,6 @@ def acting_models(policies: Policies) -> dict[str, tuple[Any, Any]]:
     return for_sampling({name: trained(*policy) for name, policy in policies.items()})
 
 
-def trained_policies(
-    job: Job, decoders: Mapping[str, Decoder], workdir: pathlib.Path
-) -> dict[str, Decoder]:
-    """The policies of the newest checkpoint; `UserError` where there is none."""
-    checkpoints = Checkpoints(workdir)
-    newest = checkpoints.latest()
-    if newest is None:
-        raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
-    read = functools.partial(checkpoints.restore_part, newest)
-    return saved(decoders, job.objective, read, compute=job.compute, remat=job.remat)
-
-
 def acting_environment(job: Job, parts: Parts, policies: Policies) -> Environment:
     """What a rollout of the current policies acts on."""
     return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
@@ -249,39 +236,17 @@ def sampled_logps(forest: Forest) -> dict[int, tuple[float, ...]]:
     }
 
 
-def evaluate_models(
-    job: Job, parts: Parts, models: SamplerModels, questions: Sequence[Question]
-) -> Result:
-    """The inference algorithm: greedy, one path a question."""
-    acting = greedy_environment(job, parts, models)
-    return evaluate(job.recipe.evaluated, questions, acting, judge=parts.judge)
+def dev_metrics(job: Job, parts: Parts, policies: Policies, watch: Watch) -> dict[str, float]:
+    """Accuracy and strategy shares on the first dev questions, and how many failed if any did.
 
-
-def ask(job: Job, parts: Parts, question: str) -> str:
-    """The transcript of one question under a system's inference algorithm."""
-    environment = greedy_environment(job, parts, parts.models())
-    return transcript(answered(job.recipe.evaluated, environment, [question]), 0)
-
-
-def answered(system: System, environment: Environment, texts: Sequence[str]) -> Forest:
-    """One rollout of each distinct text, in order, which it gets beside any others too.
-
-    A text is its own id: seeds are folded from ids, and one that is there again would get others.
+    Without dev questions there are no metrics. `watch` gets the score.
     """
-    questions = [Question(text, text, ()) for text in dict.fromkeys(texts)]
-    return collect(system, once, questions, environment)
-
-
-def greedy_environment(job: Job, parts: Parts, models: SamplerModels) -> Environment:
-    """What an evaluation acts on; its answers are graded all at once, or by nobody."""
-    sampler = PolicySampler(models, parts.tokenizer, job.shapes, greedy=True)
-    return parts.environment(sampler)._replace(judge=None)
-
-
-def dev_metrics(job: Job, parts: Parts, policies: Policies) -> dict[str, float]:
-    """Accuracy and strategy shares on the first dev questions."""
     questions = parts.questions["dev"][: job.run.dev_questions]
+    if not questions:
+        return {}
     result = evaluate_models(job, parts, acting_models(policies), questions)
     shares = {f"strategy/{k}": n / len(questions) for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
-    return {"eval/accuracy": result.mean(metric), **shares}
+    watch.evaluation(result.mean(metric), result.failures)
+    failed = {"eval/failed": float(result.ended["failed"])} if result.failures else {}
+    return {"eval/accuracy": result.mean(metric), **shares, **failed}

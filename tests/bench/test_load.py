@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jax_ragrl.bench import load
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.published import shape
 from jax_ragrl.models.safetensors_io import INDEX
-from jax_ragrl.models.shapes import shape
 
 
 def test_a_random_sharded_checkpoint_of_a_published_family_loads(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import json
 
 from jax_ragrl.bench.sample import Rollout
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 
 UNEQUAL = Rollout("tiny", prompts=3, siblings=2, prompt=16, new=20, mean=5, batch=2)
 

@@ -7,7 +7,7 @@ import pytest
 
 from jax_ragrl.bench import search
 from jax_ragrl.bench.search import Search, found_share
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 
 SMALL = "--count 3000 --dimension 16 --queries 8 --k 5 --repeats 1".split()
 

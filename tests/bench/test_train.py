@@ -7,7 +7,7 @@ import pytest
 
 from jax_ragrl.bench.peers import beside, tunix_step
 from jax_ragrl.bench.train import Work, bench_train, train_flops
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 
 SMALL = Work("tiny", prompts=2, siblings=3, prompt=20, new=4, layers=1, dtype="float32", repeats=1)

@@ -6,7 +6,7 @@ import gzip
 import numpy as np
 import pytest
 
-from jax_ragrl import cli
+from jax_ragrl.cli import main as cli
 from jax_ragrl.corpus import passages, store
 from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus

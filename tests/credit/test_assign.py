@@ -76,6 +76,41 @@ def test_rollouts_are_compared_within_their_question(rule, expected):
     np.testing.assert_allclose(advantage_N[[0, 2]], expected, rtol=1e-5)
 
 
+OWN = [(0, -1.0), (1, -0.3), (3, -0.1)]
+
+
+def test_a_crossed_credit_counts_what_actions_earn_themselves():
+    """Two rollouts with equal answers: the first has two actions that cost 1 and 0.3, the second
+    one that costs 0.1."""
+    forest, reward_N = rewarded(chains(2, 1), [1.0, 1.0], OWN)
+    np.testing.assert_allclose(shared(forest, reward_N)[0], [0, 0.7, 1, 0.9, 1], atol=1e-6)
+    return_N, leaves_N = reachable_leaves(forest, reward_N)
+    np.testing.assert_allclose(return_N, [-0.3, 0.7, 1, 0.9, 1], atol=1e-6)
+    assert leaves_N.all()
+    advantage_N, weight_N = over_rollouts(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N, [-0.6] * 3 + [0.6] * 2, atol=1e-6)
+    assert weight_N.all()
+
+
+def test_siblings_with_equal_answers_are_compared_by_what_they_and_their_paths_cost():
+    records = chains(2, 1)
+    for i, node in enumerate((0, 3)):
+        records[node].path, records[node].action = (i,), Action((), (i,), "x")
+    advantage_N, weight_N = over_siblings(*rewarded(records, [1.0, 1.0], OWN), group_centred)
+    np.testing.assert_allclose(advantage_N[[0, 3]], [-0.6, 0.6], atol=1e-6)
+    assert weight_N.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_what_was_not_carried_out_is_no_part_of_a_rollout():
+    """A sibling without a leaf in the first rollout, and one in place of a rollout: their rewards
+    enter no statistics, and neither is trained."""
+    records = [*chains(1, 1), Record(0, 0, "role", 1, ()), Record(NO_PARENT, 0, "role", 1, ())]
+    forest, reward_N = rewarded(records, [1.0, 0.0], [(4, 5.0), (5, 7.0)])
+    advantage_N, weight_N = over_rollouts(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N[:4], [0.5, 0.5, -0.5, -0.5])
+    assert weight_N.tolist() == [1, 1, 1, 1, 0, 0]
+
+
 def test_more_actions_in_a_rollout_change_nobodys_advantage():
     few = over_rollouts(*rewarded(chains(1, 1, 1), [1.0, 2.0, 6.0]), group_normalised)[0]
     many = over_rollouts(*rewarded(chains(1, 7, 1), [1.0, 2.0, 6.0]), group_normalised)[0]

@@ -22,12 +22,13 @@ def values_of(
 
 
 def reference(parents, leaf, reward, weight):
-    """Eq. 5 by recursion, in float64: all leaves below a node with their weights."""
+    """Eq. 5 by recursion, in float64: the return of each path to a leaf, with its weight."""
     children = [[c for c in range(len(parents)) if parents[c] == n] for n in range(len(parents))]
 
     def below(n: int) -> list[tuple[float, float]]:
-        own = [(1.0, float(reward[n]))] if leaf[n] else []
-        return own + [(weight[c] * w, r) for c in children[n] for w, r in below(c)]
+        own = float(reward[n])
+        deeper = [(weight[c] * w, own + r) for c in children[n] for w, r in below(c)]
+        return [(1.0, own)] + deeper if leaf[n] else deeper
 
     found = [below(n) for n in range(len(parents))]
     weights = [sum(w for w, _ in leaves) for leaves in found]
@@ -40,8 +41,8 @@ def random_forest(rng: np.random.Generator, count: int):
     parents = [int(rng.integers(-1, n)) if n else -1 for n in range(count)]
     ends = set(range(count)) - set(parents)
     leaf = [n in ends and rng.random() < 0.7 for n in range(count)]
-    # What is no leaf may hold any reward: it is never read.
-    reward = np.where(leaf, rng.integers(0, 2, count), np.nan)
+    reward = rng.integers(-1, 2, count) / 2
+    reward[[n in ends and not leaf[n] for n in range(count)]] = np.nan  # never read
     return parents, leaf, reward, rng.integers(1, 4, count) / 2
 
 
@@ -55,11 +56,18 @@ def test_monte_carlo_equals_a_recursive_reference(seed):
     np.testing.assert_allclose(weight_N, weights, rtol=1e-5)
 
 
-def test_a_leaf_is_worth_its_own_reward_and_a_star_its_mean():
+def test_a_leaf_is_worth_its_own_reward_and_a_star_its_mean_and_what_it_earned_itself():
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
     value_N, weight_N = values_of([-1] + [0] * 5, [False] + [True] * 5, [9.0, *rewards], [1.0] * 6)
-    np.testing.assert_allclose(value_N, [0.6, *rewards], rtol=1e-6)
+    np.testing.assert_allclose(value_N, [9.6, *rewards], rtol=1e-6)
     assert weight_N.tolist() == [5, 1, 1, 1, 1, 1]
+
+
+def test_the_rewards_of_a_branch_are_earned_by_the_nodes_above_it_as_often_as_it_has_leaves():
+    """Below the root one branch of two leaves that costs 0.5, and one of one leaf that costs 2."""
+    parents, leaf = [-1, 0, 0, 1, 1, 2], [False] * 3 + [True] * 3
+    value_N, _ = values_of(parents, leaf, [-0.25, -0.5, -2.0, 1.0, 0.0, 1.0], [1.0] * 6)
+    np.testing.assert_allclose(value_N, [-0.25 - 1 / 3, 0.0, -1.0, 1.0, 0.0, 1.0], rtol=1e-6)
 
 
 def test_a_star_gives_the_centred_rewards_of_a_group():
@@ -102,7 +110,7 @@ def test_padding_nodes_change_nothing():
 
 
 def test_fractional_rewards_arrive_unrounded():
-    reward = np.float32([1 / 3, 0.1, 2.7, -1.3])
+    reward = np.float32([0.0, 0.1, 0.0, -1.3])
     chains, _ = values_of([-1, 0, -1, 2], [False, True, False, True], reward, [1.0] * 4)
     np.testing.assert_array_equal(chains, reward[[1, 1, 3, 3]])
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from jax_ragrl.config import build
-from jax_ragrl.config_file import override
+from jax_ragrl.config.overrides import override
+from jax_ragrl.config.schema import build
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.run.components import load_llm
+from jax_ragrl.run.config import LLM, parse_llm
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.assemble import load_llm
-from jax_ragrl.train.job import LLM, parse_llm
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import completion, serving
 

@@ -1,5 +1,7 @@
 """Attention in blocks of queries."""
 
+import importlib.util
+import re
 import types
 
 import jax
@@ -7,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_ragrl.models.attention import BLOCK, CUDNN_FROM, PAIR, attention, cudnn_takes
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.models.attention import (
+    BLOCK,
+    CUDNN_FROM,
+    PAIR,
+    attention,
+    cudnn_takes,
+    shared_attention,
+)
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.runtime.topology import describe_devices
 
 
 @pytest.mark.parametrize("impl", ["xla", "blockwise"])
@@ -89,3 +99,45 @@ def test_causal_attention_without_a_mask_sees_everything_before(impl):
     within = jax.jit(lambda *x: attention(*x, impl))
     found, expected = without(*jax.device_put((q, k, v))), within(*jax.device_put((q, k, v, mask)))
     np.testing.assert_allclose(*jax.device_get((found, expected)), rtol=1e-5, atol=2e-6)
+
+
+def decoded(width, dtype=np.float32, *, prompts=2, before=24, own=8, head_dim=4):
+    """The arguments of `shared_attention` for one token of `width` siblings after each prompt."""
+    rows = prompts * width
+    shapes = [(rows, 1, 4, head_dim)]
+    shapes += 2 * [(prompts, 2, before, head_dim)] + 2 * [(rows, 2, own, head_dim)]
+    rng = np.random.default_rng(0)
+    q, k0, v0, k1, v1 = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    mask = rng.random((rows, 1, before + own)) < 0.5
+    mask[..., 0] = True
+    return q, (k0, v0), (k1, v1), mask
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_shared_attention_is_attention_over_both_parts(width):
+    q, before, own, mask = jax.device_put(decoded(width))
+    whole = [
+        jnp.swapaxes(jnp.concatenate([jnp.repeat(b, width, axis=0), o], axis=2), 1, 2)
+        for b, o in zip(before, own, strict=True)
+    ]
+    outputs = jax.jit(shared_attention)(q, before, own, mask), attention(q, *whole, mask)
+    np.testing.assert_allclose(*jax.device_get(outputs), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("width", "barriers"), [(1, 1), (2, 0)])
+def test_a_single_sibling_multiplies_both_parts_with_queries_that_cannot_be_merged(width, barriers):
+    jaxpr = str(jax.make_jaxpr(shared_attention)(*decoded(width)))
+    assert jaxpr.count("optimization_barrier") == barriers
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_gpu_does_not_copy_the_keys_of_both_parts_into_one_array(width):
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        pytest.skip("a CUDA plugin describes GPUs; the lock for tests has none")
+    before, own = 512, 128
+    arrays = decoded(width, jnp.bfloat16, before=before, own=own, head_dim=64)
+    on_gpu = jax.sharding.SingleDeviceSharding(describe_devices("h100:1")[0])
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_gpu), arrays)
+    hlo = jax.jit(shared_attention).lower(*shapes).compile().as_text()
+    assert re.search(rf"bf16\[[0-9,]*\b{before}\b", hlo)
+    assert not re.search(rf"bf16\[[0-9,]*\b{before + own}\b", hlo)

@@ -18,8 +18,8 @@ from jax_ragrl.models.attention import attention
 from jax_ragrl.models.config import DecoderConfig, abstract_params, logical_axes, param_count
 from jax_ragrl.models.decoder import Decoder, causal_mask, init_cache
 from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.models.published import SHAPES, shape
 from jax_ragrl.models.rope import RopeScaling
-from jax_ragrl.models.shapes import SHAPES, shape
 
 TINY = DecoderConfig(
     vocab_size=64,

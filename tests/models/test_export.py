@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl import export as export_module
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.export import export, export_adapter, max_logit_difference
 from jax_ragrl.models.config import param_count
@@ -22,7 +22,7 @@ from jax_ragrl.models.lora import (
     add_lora,
     with_adapter,
 )
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.runtime.sharding import make_mesh
 
 GOLDEN = Path(__file__).parent / "golden"
 

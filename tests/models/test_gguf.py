@@ -15,7 +15,7 @@ from jax_ragrl.errors import UserError  # noqa: E402
 from jax_ragrl.models import by_name, gguf_file, gguf_tokenizer, safetensors_io  # noqa: E402
 from jax_ragrl.models.hf import load_decoder  # noqa: E402
 from jax_ragrl.models.hf_config import from_hf  # noqa: E402
-from jax_ragrl.models.shapes import SHAPES  # noqa: E402
+from jax_ragrl.models.published import SHAPES  # noqa: E402
 from jax_ragrl.plan import shape_of  # noqa: E402
 from jax_ragrl.text.tokenizer import ChatTokenizer  # noqa: E402
 from jax_ragrl.types import Message  # noqa: E402

@@ -14,8 +14,8 @@ from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, read_config, save_decoder
-from jax_ragrl.models.shapes import SHAPES
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.models.published import SHAPES
+from jax_ragrl.runtime.sharding import make_mesh
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -41,6 +41,7 @@ def test_export_loads_in_transformers_with_no_key_missing_and_equal_logits(name,
         output_loading_info=True,
         dtype=torch.float32,
         attn_implementation="eager",
+        trust_remote_code=False,
     )
     assert not any(info.values()), info
     golden = np.load(GOLDEN / name / "reference.npz")

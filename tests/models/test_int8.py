@@ -17,9 +17,9 @@ from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.hf import load_decoder, save_decoder
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.run.components import load_llm
+from jax_ragrl.run.config import LLM
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.train.assemble import load_llm
-from jax_ragrl.train.job import LLM
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.tiny import tokenizer
 

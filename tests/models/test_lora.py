@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder, save_decoder
@@ -25,10 +25,10 @@ from jax_ragrl.models.lora import (
     save_lora,
     with_adapter,
 )
+from jax_ragrl.run.components import load_policies
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import make_mesh
-from jax_ragrl.train.assemble import load_policies
-from jax_ragrl.train.job import load_job
 
 GOLDEN = Path(__file__).parent / "golden"
 LORA = LoRAConfig(rank=4, alpha=12.0)
@@ -112,13 +112,17 @@ def test_an_adapter_loads_in_peft_and_merged_in_transformers_with_equal_logits(n
     adapted = trained(base)
     save_decoder(base, tmp_path / "base")
     save_lora(adapted, tmp_path / "adapter", base_model=str(tmp_path / "base"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", dtype=torch.float32, trust_remote_code=False
+    )
     model = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
     logits = hf_reference.logits(model, IDS_BL, MASK_BL)
     actual = decoding.logits(adapted, IDS_BL, MASK_BL)
     np.testing.assert_allclose(actual[MASK_BL], logits[MASK_BL], atol=2e-4)
     save_decoder(merge_lora(adapted), tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "merged", dtype=torch.float32, trust_remote_code=False
+    )
     alone = hf_reference.logits(merged, IDS_BL, MASK_BL)
     np.testing.assert_allclose(alone[MASK_BL], logits[MASK_BL], atol=2e-4)
 
@@ -128,7 +132,9 @@ def test_an_adapter_made_by_peft_loads_with_equal_logits(base, tmp_path):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(GOLDEN / "qwen3", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        GOLDEN / "qwen3", dtype=torch.float32, trust_remote_code=False
+    )
     config = peft.LoraConfig(
         r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False
     )

@@ -13,7 +13,7 @@ import transformers
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf_config import from_hf, to_hf
-from jax_ragrl.models.shapes import SHAPES
+from jax_ragrl.models.published import SHAPES
 
 PUBLISHED = json.loads((pathlib.Path(__file__).parent / "published_configs.json").read_text())
 READ = [name for name, entry in PUBLISHED.items() if entry["expect"] == "read"]

@@ -12,11 +12,18 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jax_ragrl import sharding
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig, abstract_params, logical_axes
 from jax_ragrl.models.decoder import Decoder, init_sharded
-from jax_ragrl.sharding import Rules, constrain, make_mesh, shard_batch, to_spec, tree_shardings
+from jax_ragrl.runtime import sharding
+from jax_ragrl.runtime.sharding import (
+    Rules,
+    constrain,
+    make_mesh,
+    shard_batch,
+    to_spec,
+    tree_shardings,
+)
 
 TINY = DecoderConfig(
     vocab_size=64,

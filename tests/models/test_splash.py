@@ -13,7 +13,7 @@ from jax_ragrl.models.attention import attention, prefix_mask, reads_places
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.splash import SIDES, SPLASH_FROM, splash, splash_takes
-from jax_ragrl.sharding import make_mesh
+from jax_ragrl.runtime.sharding import make_mesh
 
 SIDE = 128
 LENGTH = 4 * SIDE

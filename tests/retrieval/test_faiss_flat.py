@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from jax_ragrl.cli import main
+from jax_ragrl.cli.main import main
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import index

@@ -23,8 +23,8 @@ from jax_ragrl.retrieval.index import (
     run_index,
 )
 from jax_ragrl.retrieval.lexical import LexicalEncoder
-from jax_ragrl.train.assemble import open_or_build_index
-from jax_ragrl.train.job import Index
+from jax_ragrl.run.components import open_or_build_index
+from jax_ragrl.run.config import Index
 from jax_ragrl.types import Hits, Passage, Question
 
 PASSAGES = tuple(

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from jax_ragrl.config import build
+from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
@@ -27,11 +27,11 @@ from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
+from jax_ragrl.run.components import load_data, load_retriever
+from jax_ragrl.run.config import Data, FileData, Index, WorldData
 from jax_ragrl.serve.app import application
 from jax_ragrl.serve.replies import Served
 from jax_ragrl.systems.baselines.standard import StandardRAG
-from jax_ragrl.train.assemble import load_data, load_retriever
-from jax_ragrl.train.job import Data, FileData, Index, WorldData
 from jax_ragrl.types import Passage, Question
 from tests.listening import listening
 from tests.rollout.tape import ANN, BOB, Tape

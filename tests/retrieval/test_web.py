@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from jax_ragrl.config import build
+from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.web import WebRetriever
-from jax_ragrl.train.assemble import load_retriever
-from jax_ragrl.train.job import Index, parse_index
+from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.config import Index, parse_index
 from jax_ragrl.types import Passage
 from tests.retrieval.engine import SIZE, engine, found, pages
 

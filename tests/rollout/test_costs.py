@@ -5,9 +5,9 @@ import pickle
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.evaluate import evaluate
 from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.rollout.costs import costs_of, role_costs, step_costs
+from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
 

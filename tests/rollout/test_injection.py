@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jax_ragrl.batch import Layout, grouped, lay_out, turns_of
+from jax_ragrl.learner.packing import Layout, grouped, lay_out, turns_of
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import LEAF, Action

@@ -14,8 +14,8 @@ from jax_ragrl.rollout.expand import Branching, Forced, once
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import NO_PARENT
+from jax_ragrl.run.components import policy_folder
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import policy_folder
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, BOB, Tape, action, passage
 
@@ -192,6 +192,18 @@ def test_a_rollout_goes_on_from_those_that_are_followed():
     assert [r.role for r in forest.records] == ["a"] * 6 + ["leaf"]
     assert forest.parent_N.tolist() == [NO_PARENT] * 3 + [0] * 3 + [3]
     assert all(record.state is not None for record in forest.records)
+
+
+@pytest.mark.parametrize(
+    ("follow", "skip", "parents"),
+    [(1, 1, [1]), (2, 1, [1, 2]), (2, 0, [0, 1]), (None, 1, [0, 1, 2])],
+)
+def test_actions_that_are_skipped_are_recorded_and_not_carried_on(follow, skip, parents):
+    some = lambda effect, question: Branching(3, follow=follow, skip=skip)  # noqa: E731
+    forest = collect(Line(), some, [ANN], Environment(Seeded(), Tape({}), Tape({})))
+    assert forest.parent_N[:3].tolist() == [NO_PARENT] * 3
+    assert sorted({0, 1, 2} & set(forest.parent_N.tolist())) == parents
+    assert forest.leaf_N.sum() == len(parents) ** 2
 
 
 @dataclasses.dataclass(frozen=True)

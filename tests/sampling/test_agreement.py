@@ -6,7 +6,18 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.batch import Batch, Layout, by_action, by_row, grouped, joined, lay_out, turns_of
+from jax_ragrl.learner.gradients import score
+from jax_ragrl.learner.packing import (
+    Batch,
+    Layout,
+    by_action,
+    by_row,
+    grouped,
+    joined,
+    lay_out,
+    turns_of,
+)
+from jax_ragrl.learner.update import token_weights
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.policy import PolicySampler
@@ -14,13 +25,11 @@ from jax_ragrl.rollout.roles import Parsed, Role
 from jax_ragrl.rollout.tree import Forest, Record, plant
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.coda import CoDA
-from jax_ragrl.train.step import score
-from jax_ragrl.train.update import token_weights
 from jax_ragrl.types import Message, Sampling
+from tests.learner.bigram import GRPO, GRPO_ADAM, prepared
+from tests.learner.turns import NOTHING
 from tests.rollout.tape import ANN, BOB, Tape
 from tests.tiny import policy, tokenizer
-from tests.train.bigram import GRPO, GRPO_ADAM, prepared
-from tests.train.turns import NOTHING
 
 WIDTH = 8  # tokens of an action at most
 LAYOUT = Layout(lengths=(64, 256), tokens=512)

@@ -11,12 +11,12 @@ from flax import nnx
 
 from jax_ragrl.bench.sample import FREE
 from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.runtime.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.sampling import batches, sampler
 from jax_ragrl.sampling.batches import Batch, segments
 from jax_ragrl.sampling.decode import Grammar, Sampled, begin, go_on
 from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs, start_jobs
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import make_mesh, replicate, shard_batch
 from tests.tiny import policy, tokenizer
 
 SHAPES = Shapes(lengths=(16,), batches=(1, 4), steps=32, slots=16)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.batch import Layout, Turn, by_action, grouped, lay_out
+from jax_ragrl.learner.gradients import score
+from jax_ragrl.learner.packing import Layout, Turn, by_action, grouped, lay_out
 from jax_ragrl.sampling.decode import Grammar, choose, drawn, generate, only, truncated
 from jax_ragrl.sampling.sampler import Job, Shapes, chunks, pad_prompts, sample_jobs
-from jax_ragrl.train.step import score
 from tests.tiny import policy, tokenizer
 
 DIGITS = "[0-9]+"

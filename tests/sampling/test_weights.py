@@ -12,10 +12,10 @@ from flax import nnx
 
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.lora import LoRAConfig, add_lora
+from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
 from jax_ragrl.sampling.decode import Grammar, Sampled, generate
 from jax_ragrl.sampling.sampler import Job, Shapes, pad_prompts, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
-from jax_ragrl.sharding import Rules, make_mesh, replicate, shard_batch
 from tests.compiled import compilations
 from tests.tiny import policy, tokenizer
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from jax_ragrl.evaluate import evaluate
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.effects import Done, Search
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from jax_ragrl.corpus.world import World, generate
-from jax_ragrl.evaluate import Result, evaluate
 from jax_ragrl.llm.reader import UNKNOWN, WorldReader, facts_of, resolve, understand
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.run.evaluate import Result, evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed import FixedStrategy
@@ -27,10 +27,10 @@ from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.text.prompts import read_numbered
-from jax_ragrl.train.reading import careful_reader
-from jax_ragrl.train.teachers.c3po import Teacher
-from jax_ragrl.train.warmup import search_world
 from jax_ragrl.types import LLMRequest, Message, Question
+from jax_ragrl.warmstart.reader_rows import careful_reader
+from jax_ragrl.warmstart.teachers.c3po import Teacher
+from jax_ragrl.warmstart.warmup import search_world
 from tests.rollout.tape import Tape
 
 STYLE, K = "baselines_tiny", 4

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jax_ragrl.config import build
+from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Parsed, malformed
 from jax_ragrl.rollout.tree import plant

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.config import build
+from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.executors import WorldExecutors
@@ -39,10 +39,10 @@ from jax_ragrl.systems.mao_arag import (
     turn_cost,
 )
 from jax_ragrl.systems.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
-from jax_ragrl.train.teacher import TeacherSampler
-from jax_ragrl.train.teachers.mao_arag import Teacher
-from jax_ragrl.train.warmup import search_world
 from jax_ragrl.types import Question, Sampling
+from jax_ragrl.warmstart.teachers.base import TeacherSampler
+from jax_ragrl.warmstart.teachers.mao_arag import Teacher
+from jax_ragrl.warmstart.warmup import search_world
 from tests.rollout.tape import ANN, Tape, passage
 from tests.tiny import tokenizer
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jax_ragrl.config import build
+from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import once
 from jax_ragrl.rollout.roles import Parsed
+from jax_ragrl.run.components import policy_folder
 from jax_ragrl.systems.mmoa_rag import (
     MMOARAG,
     Penalties,
@@ -38,17 +39,16 @@ from jax_ragrl.systems.mmoa_rag import (
 )
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.train.assemble import policy_folder
-from jax_ragrl.train.teacher import TeacherSampler
-from jax_ragrl.train.teachers.mmoa_rag import (
+from jax_ragrl.types import Passage, Question
+from jax_ragrl.warmstart.teachers.base import TeacherSampler
+from jax_ragrl.warmstart.teachers.mmoa_rag import (
     Teacher,
     heuristic_demos,
     useful,
     words_of_answer,
     words_of_both,
 )
-from jax_ragrl.train.warmup import search_world
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.warmstart.warmup import search_world
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.talk import talk
 

@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from jax_ragrl.batch import turns_of
-from jax_ragrl.cli import CONFIGS, load_config, main
+from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.dpo import pairs_of
+from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.rollout.collect import collect
+from jax_ragrl.run.config import load_job
 from jax_ragrl.systems.baselines import rag_ddr
 from jax_ragrl.systems.baselines.rag_ddr import Settings
 from jax_ragrl.systems.mmoa_rag import GENERATOR, MMOARAG, SELECTOR
 from jax_ragrl.train import loop
-from jax_ragrl.train.dpo import pairs_of
-from jax_ragrl.train.job import load_job
 from tests.rollout.tape import ANN, Tape
 
 SYSTEM = MMOARAG("mmoa_rag_tiny", "S+G", 2, "D")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import logging
+import pathlib
 
 import hypothesis
 import pytest
@@ -180,6 +182,34 @@ def test_a_damaged_tokenizer_is_named(tokenizer, damage, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match="no readable tokenizer"):
         ChatTokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "OwnTokenizer"])
+def test_code_in_a_folder_is_not_executed_and_nobody_is_asked(
+    tokenizer, tokenizer_class: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A known class loads without the code; an unknown class is an error."""
+    folder, trace = tmp_path / "policy", tmp_path / "executed"
+    tokenizer.save(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["auto_map"] = {"AutoTokenizer": ["own.OwnTokenizer", "own.OwnTokenizer"]}
+    config["tokenizer_class"] = tokenizer_class
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        "import pathlib\nimport transformers\n"
+        f"pathlib.Path({str(trace)!r}).touch()\n"
+        "class OwnTokenizer(transformers.PreTrainedTokenizerFast):\n    pass\n"
+    )
+    prompts = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": prompts.append(prompt) or "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    if tokenizer_class == "OwnTokenizer":
+        with pytest.raises(UserError, match="no readable tokenizer"):
+            ChatTokenizer.load(folder)
+    else:
+        message = [Message("user", "x")]
+        assert ChatTokenizer.load(folder).chat(message) == tokenizer.chat(message)
+    assert not prompts and not trace.exists()
 
 
 def test_transformers_does_not_tell_that_it_has_no_pytorch_and_tells_the_rest():

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_ragrl.batch import Turn, grouped
-from jax_ragrl.sharding import fetch, make_mesh
-from jax_ragrl.train.checkpoint import Checkpoints, by_path
-from jax_ragrl.train.optimizer import Optimizer
-from jax_ragrl.train.trainer import Models, Trainer
-from jax_ragrl.train.update import update
-from tests.train.bigram import DEEP, LAYOUT, STEERED, drawn, prepared
+from jax_ragrl.learner.checkpoint import Checkpoints, by_path
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Turn, grouped
+from jax_ragrl.learner.state import Models, Trainer
+from jax_ragrl.learner.update import update
+from jax_ragrl.runtime.sharding import fetch, make_mesh
+from tests.learner.bigram import DEEP, LAYOUT, STEERED, drawn, prepared
 
 
 def turns() -> list[Turn]:

@@ -12,23 +12,19 @@ import pytest
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.expand import Branching, Forced
-from jax_ragrl.rows import write_json
-from jax_ragrl.systems.mapgrpo import Groups, Injection
-from jax_ragrl.systems.opera import Opera
-from jax_ragrl.systems.opera_grammar import ANALYSIS, PLAN, REWRITE
-from jax_ragrl.train.job import Run
-from jax_ragrl.train.log import (
-    Clock,
-    Log,
+from jax_ragrl.run.config import Run
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
+from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
+from jax_ragrl.systems.opera.system import Opera
+from jax_ragrl.train.log import Clock, Log, number, open_log, told
+from jax_ragrl.train.rollout_metrics import (
     counts,
     describe,
     expert_shares,
     found_gold,
-    number,
-    open_log,
     own_rewards,
     right_logps,
-    told,
     zero_variance,
 )
 from jax_ragrl.types import Question
@@ -187,6 +183,15 @@ def test_questions_that_failed_are_shown_with_a_step_and_none_where_none_did(tmp
     first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
     assert first == "step 1 reward/mean 0.500 time/rollout_s 1.000 time/train_s 2.000"
     assert second.removeprefix("step 2") == f"{first.removeprefix('step 1')} failed 3.000"
+
+
+def test_skipped_optimizer_steps_are_shown_on_the_line_of_a_step(tmp_path, capsys):
+    log = Log(tmp_path, 0, 2)
+    log.write(1, {"reward/mean": 0.5, "skipped": 0.0}, None)
+    log.write(2, {"reward/mean": 0.5, "skipped": 3.0}, None)
+    log.close()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "reward" in line)
+    assert "skipped" not in first and second.endswith("skipped 3.000")
 
 
 def test_a_row_of_metrics_is_json_where_one_is_no_number(tmp_path):

@@ -16,10 +16,10 @@ from flax import nnx
 
 from jax_ragrl.models.hf import save_decoder
 from tests.flags import flags
+from tests.learner.learned_rows import assert_learned_alike, learned
 from tests.tiny import policy, tokenizer
-from tests.train.rows import assert_learned_alike, learned
 
-REPO = pathlib.Path(__file__).parent.parent.parent
+REPO = pathlib.Path(__file__).parents[2]
 CONFIG = REPO / "configs" / "tiny" / "c3po.py"
 SMALL = {
     # The frozen model knows all that is asked: some strategies are right, and there is a gradient.
@@ -46,7 +46,8 @@ def start(
     """One process of `ragrl train`, with so many devices of its own."""
     given = {**SMALL, "policy": folder, "mesh": mesh}
     overrides = [f"--config.{key}={value}" for key, value in given.items()]
-    command = [sys.executable, "-m", "jax_ragrl.cli", "train", f"--config={CONFIG}", *overrides]
+    ragrl = [sys.executable, "-m", "jax_ragrl.cli.main"]
+    command = [*ragrl, "train", f"--config={CONFIG}", *overrides]
     environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(devices)}
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(

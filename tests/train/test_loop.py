@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl.cli import CONFIGS, load_config
+from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.learner import state as trainer
+from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
-from jax_ragrl.train import loop, trainer
-from jax_ragrl.train.assemble import assemble
-from jax_ragrl.train.checkpoint import Checkpoints
-from jax_ragrl.train.job import load_job
+from jax_ragrl.run import inference
+from jax_ragrl.run.components import assemble
+from jax_ragrl.run.config import load_job
+from jax_ragrl.train import loop
 from tests.tiny import policy, tokenizer
 
 
@@ -116,7 +118,7 @@ def test_policies_are_read_of_a_checkpoint_without_what_only_training_needs(
     job, parts, folder, state = begun
     monkeypatch.setattr(trainer, "_state", lambda *_: pytest.fail("an optimizer is made"))
     monkeypatch.setattr(Checkpoints, "restore", lambda *_: pytest.fail("all of it is read"))
-    found = loop.trained_policies(job, parts.policies, folder)["policy"]
+    found = inference.trained_policies(job, parts.policies, folder)["policy"]
     saved = state["policy"].policy.params["policy"]
     np.testing.assert_array_equal(jax.device_get(found.embed[...]), saved["embed"][...])
     assert found.config.dtype == job.compute

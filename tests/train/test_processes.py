@@ -14,7 +14,7 @@ import pytest
 from tests.flags import flags
 from tests.train.processes import twice
 
-REPO = pathlib.Path(__file__).parent.parent.parent
+REPO = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.slow

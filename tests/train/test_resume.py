@@ -16,7 +16,7 @@ from flax import nnx
 from jax_ragrl.models.hf import save_decoder
 from tests.tiny import policy, tokenizer
 
-REPO = pathlib.Path(__file__).parent.parent.parent
+REPO = pathlib.Path(__file__).parents[2]
 
 
 def command(workdir: pathlib.Path, folder: pathlib.Path) -> list[str]:
@@ -32,7 +32,7 @@ def command(workdir: pathlib.Path, folder: pathlib.Path) -> list[str]:
     }
     overrides = [f"--config.{key}={value}" for key, value in small.items()]
     config = f"--config={REPO / 'configs' / 'tiny' / 'c3po.py'}"
-    ragrl = [sys.executable, "-m", "jax_ragrl.cli", "train"]
+    ragrl = [sys.executable, "-m", "jax_ragrl.cli.main", "train"]
     return [*ragrl, config, f"--workdir={workdir}", *overrides]
 
 

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
 from jax_ragrl.corpus.formats.beir import read_beir, read_beir_corpus
 from jax_ragrl.corpus.formats.dpr import read_dpr

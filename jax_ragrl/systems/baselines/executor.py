@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_ragrl.config import one_of
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.assign import earned, shared
 from jax_ragrl.rollout.effects import Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import Parsed, Role

@@ -2,7 +2,7 @@
 
 Li et al. 2025, "RAG-DDR: Optimizing Retrieval-Augmented Generation Using Differentiable Data
 Rewards". Several outputs of one module are sampled, each is carried out to the answer, and the best
-and the worst become a pair for direct preference optimisation (`train/dpo.py`); first the generator
+and the worst become a pair for direct preference optimisation (`dpo.py`); first the generator
 learns, then the module before it (the config section `schedule`).
 
 Departures from the paper
@@ -21,8 +21,8 @@ from jax_ragrl.credit.assign import reachable_leaves
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.mapgrpo import Groups, Injection
 from jax_ragrl.systems.mmoa_rag import MMOARAG
+from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
 from jax_ragrl.text.metrics import f1
 
 

@@ -20,9 +20,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jax_ragrl.draws import pick, shuffled
 from jax_ragrl.errors import EffectError
 from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.prompts import numbered, user_turn
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling

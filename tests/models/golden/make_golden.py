@@ -38,7 +38,7 @@ def _write(name: str, folder: str) -> dict[str, np.ndarray]:
     hf_reference.save(hf_reference.make_model(name).to(torch.bfloat16), folder)
     # Loaded again, because casting a model to bfloat16 and back also rounds its rotary frequencies.
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
     )
     ids_BL, mask_BL = hf_reference.padded_batch(hf_reference.LENGTH)
     grads = hf_reference.gradients(model, ids_BL, mask_BL)

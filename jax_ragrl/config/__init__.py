@@ -1,0 +1,1 @@
+"""The configuration: from a Python file with overrides to frozen dataclasses."""

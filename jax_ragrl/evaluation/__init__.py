@@ -1,0 +1,1 @@
+"""Tables of systems and baselines on one or several question sets."""

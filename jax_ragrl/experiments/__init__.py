@@ -1,0 +1,1 @@
+"""Experiments: the whole job of one system, and systems over several seeds."""

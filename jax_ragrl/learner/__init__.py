@@ -1,0 +1,1 @@
+"""The learner: from rollouts with credit to updated parameters."""

@@ -1,0 +1,1 @@
+"""A run: its configuration, its components, inference, evaluation and guards."""

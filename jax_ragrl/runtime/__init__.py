@@ -1,0 +1,1 @@
+"""Devices, processes, compiled programs, files of records and random numbers."""

@@ -1,0 +1,1 @@
+"""Supervised training before reinforcement learning, and the data for it."""

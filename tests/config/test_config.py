@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+import pytest
+
+from jax_ragrl.config.schema import build
+from jax_ragrl.config.snapshot import settle
+from jax_ragrl.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    rate: float
+    steps: int = 3
+    name: str = "adam"
+    nesterov: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    optimizer: Optimizer
+    lengths: tuple[int, ...] = (1,)
+    stages: tuple[Optimizer, ...] = ()
+    pair: tuple[int, float] = (1, 1.0)
+    url: str | None = None
+    extra: Optimizer | None = None
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def test_a_nested_mapping_becomes_nested_dataclasses():
+    values = {
+        "optimizer": {"rate": 1, "nesterov": True},
+        "lengths": [4, 5],
+        "stages": [{"rate": 0.5}, {"rate": 2, "steps": 7}],
+        "pair": [2, 3],
+        "extra": {"rate": 9.0},
+        "data": {"any": 1},
+    }
+    job = build(Job, values)
+    assert job == Job(
+        Optimizer(1.0, nesterov=True),
+        (4, 5),
+        (Optimizer(0.5), Optimizer(2.0, 7)),
+        (2, 3.0),
+        None,
+        Optimizer(9.0),
+        {"any": 1},
+    )
+    assert isinstance(job.optimizer.rate, float) and isinstance(job.pair[1], float)
+    assert hash(job.optimizer) and build(Job, {"optimizer": {"rate": 1.0}, "url": None}).url is None
+
+
+def test_the_mapping_of_a_config_dict_is_read():
+    given = ml_collections.ConfigDict({"optimizer": {"rate": 0.1}, "lengths": (2, 3)})
+    assert build(Job, given.to_dict()) == Job(Optimizer(0.1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optimizer": {"rate": 1.0, "stpes": 1}}, r"config\.optimizer\.stpes: did you mean steps"),
+        ({"optimizer": {"rate": 1.0}, "zzz": 1}, r"config\.zzz: known keys are optimizer, lengths"),
+        ({"optimizer": {}}, r"missing config key config\.optimizer\.rate"),
+        ({}, r"missing config key config\.optimizer"),
+        ({"optimizer": {"rate": "fast"}}, r"config\.optimizer\.rate is 'fast'.*type float"),
+        ({"optimizer": {"rate": True}}, r"config\.optimizer\.rate is True.*type float"),
+        ({"optimizer": {"rate": 1.0, "steps": 2.0}}, r"optimizer\.steps is 2\.0.*type int"),
+        ({"optimizer": {"rate": 1.0, "steps": True}}, r"optimizer\.steps is True.*type int"),
+        ({"optimizer": {"rate": 1.0, "nesterov": 1}}, r"optimizer\.nesterov is 1.*type bool"),
+        ({"optimizer": {"rate": 1.0, "name": 3}}, r"optimizer\.name is 3.*type str"),
+        ({"optimizer": {"rate": 1.0}, "lengths": ["1"]}, r"config\.lengths\[0\] is '1'.*type int"),
+        ({"optimizer": {"rate": 1.0}, "stages": [{"rat": 1}]}, r"config\.stages\[0\]\.rat"),
+        ({"optimizer": {"rate": 1.0}, "url": 5}, r"config\.url is 5.*type str"),
+        ({"optimizer": {"rate": None}}, r"config\.optimizer\.rate is None.*type float"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_named_by_its_path(values, message):
+    with pytest.raises(UserError, match=message):
+        build(Job, values)
+
+
+@pytest.mark.parametrize("value", [5, "abc", None, {"a": 1}])
+def test_a_value_that_is_no_sequence_is_refused_where_one_belongs(value):
+    with pytest.raises(UserError, match=r"config\.lengths"):
+        build(Job, {"optimizer": {"rate": 1.0}, "lengths": value})
+
+
+@pytest.mark.parametrize("value", [5, None, "adam", [1]])
+def test_a_value_that_is_no_mapping_is_refused_where_one_belongs(value):
+    with pytest.raises(UserError, match=r"config\.optimizer"):
+        build(Job, {"optimizer": value})
+
+
+def test_a_tuple_of_another_length_is_refused():
+    with pytest.raises(UserError, match=r"config\.pair"):
+        build(Job, {"optimizer": {"rate": 1.0}, "pair": [1, 2.0, 3]})
+
+
+def test_a_folder_belongs_to_one_config(tmp_path):
+    file = tmp_path / "run" / "config.json"
+    settle(file, {"a": {"b": 1}, "c": (1, 2)})
+    assert json.loads(file.read_text()) == {"a": {"b": 1}, "c": [1, 2]}
+    settle(file, {"c": [1, 2], "a": {"b": 1}})
+    with pytest.raises(UserError, match=r"config\.a\.b differs"):
+        settle(file, {"a": {"b": 2}, "c": [1, 2]})
+
+
+class Pair(NamedTuple):
+    left: float
+    right: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    pair: Pair = Pair(0.0)
+
+
+def test_a_named_tuple_is_a_section_of_keys():
+    assert build(Holder, {"pair": {"left": 1}}).pair == Pair(1.0, 2.0)
+    for wrong in ({"pair": {"lfet": 1}}, {"pair": {"right": 1}}, {"pair": [1, 2]}):
+        with pytest.raises(UserError, match=r"config\.pair"):
+            build(Holder, wrong)

@@ -1,0 +1,180 @@
+"""An update in NumPy float64, from its equations, for a model small enough to differentiate by
+differences: a decoder without layers, whose logits after a token depend on that token alone.
+
+  hidden(i) = embed[i] / rms(embed[i]) * gain,   logits(i) = lm_head hidden(i) / temperature
+  value(i) = kernel . hidden(i) + bias
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Turn
+
+Params = dict[str, np.ndarray]
+
+
+class Tokens(NamedTuple):
+    """All written tokens in a row: what precedes each, the token, its turn; and bool `[T, V]`, what
+    its role's grammar lets be written there (None: everything)."""
+
+    source: np.ndarray
+    target: np.ndarray
+    turn: np.ndarray
+    allowed: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, turns: list[Turn]) -> Tokens:
+        rows = [
+            (before, token, i)
+            for i, turn in enumerate(turns)
+            for before, token in zip((turn.prompt[-1], *turn.ids), turn.ids, strict=False)
+        ]
+        return cls(*np.array(rows).T)
+
+
+def hidden(p: Params, source: np.ndarray) -> np.ndarray:
+    x = p["embed"][source]
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-6) * p["final_norm"]
+
+
+def logps(p: Params, tokens: Tokens, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probability of each token and entropy before it."""
+    logits = hidden(p, tokens.source) @ p["lm_head"].T / temperature
+    if tokens.allowed is not None:
+        logits = np.where(tokens.allowed, logits, -1e9)
+    logits -= logits.max(axis=1, keepdims=True)
+    all_logps = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    chosen = all_logps[np.arange(len(tokens.target)), tokens.target]
+    return chosen, -(np.exp(all_logps) * all_logps).sum(axis=1)
+
+
+def values(p: Params, tokens: Tokens) -> np.ndarray:
+    return hidden(p, tokens.source) @ p["kernel"] + p["bias"]
+
+
+def gae(reward: np.ndarray, value: np.ndarray, turn: np.ndarray, gamma: float, lam: float):
+    advantage = np.zeros_like(reward)
+    for t in reversed(range(len(reward))):
+        last = t + 1 == len(reward) or turn[t + 1] != turn[t]
+        after = (0.0, 0.0) if last else (value[t + 1], advantage[t + 1])
+        advantage[t] = reward[t] + gamma * after[0] - value[t] + gamma * lam * after[1]
+    return advantage
+
+
+def weights(o: Objective, tokens: Tokens, roles: np.ndarray) -> np.ndarray:
+    """What each token weighs in the policy's loss; `roles` are those of the tokens."""
+    if o.aggregation == "token_mean":
+        return np.full(len(roles), 1 / len(roles))
+    if o.aggregation == "sequence_mean":
+        sizes = np.bincount(tokens.turn)
+        return 1 / (len(sizes) * sizes[tokens.turn])
+    given = dict(o.role_weights)
+    return np.array([given.get(r, 1.0) / (roles == r).sum() for r in roles])
+
+
+def difference(loss: Callable[[Params], float], p: Params, step: float = 1e-5) -> Params:
+    """The gradient by central differences."""
+    grads = {name: np.zeros_like(x) for name, x in p.items()}
+    for name, x in p.items():
+        for at in np.ndindex(x.shape):
+            moved = []
+            for sign in (1, -1):
+                shifted = np.array(x)
+                shifted[at] += sign * step
+                moved.append(loss(p | {name: shifted}))
+            grads[name][at] = (moved[0] - moved[1]) / (2 * step)
+    return grads
+
+
+class Adam:
+    """Kingma and Ba 2015 on a gradient clipped to a norm, with a cosine or constant rate."""
+
+    def __init__(self, optimizer: Optimizer, peak: float, total: int):
+        self.o, self.peak, self.total, self.count = optimizer, peak, total, 0
+        self.m: Params = {}
+        self.v: Params = {}
+
+    def step(self, p: Params, grads: Params) -> Params:
+        norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        scale = min(1.0, self.o.max_grad_norm / norm)
+        share = 1.0
+        if self.o.schedule == "cosine":
+            wave = 0.5 * (1 + np.cos(np.pi * self.count / self.total))
+            share = (1 - self.o.final) * wave + self.o.final
+        self.count += 1
+        out = {}
+        for name, g in grads.items():
+            g = g * scale
+            self.m[name] = self.o.b1 * self.m.get(name, 0.0) + (1 - self.o.b1) * g
+            self.v[name] = self.o.b2 * self.v.get(name, 0.0) + (1 - self.o.b2) * g**2
+            m = self.m[name] / (1 - self.o.b1**self.count)
+            v = self.v[name] / (1 - self.o.b2**self.count)
+            out[name] = p[name] - self.peak * share * m / (np.sqrt(v) + 1e-8)
+        return out
+
+
+def update(
+    o: Objective,
+    optimizer: Optimizer,
+    policy: Params,
+    critic: Params | None,
+    reference: Params,
+    turns: list[Turn],
+    number: np.ndarray,
+    temperature: float,
+    allowed: dict[str, np.ndarray] | None = None,
+) -> tuple[Params, Params | None]:
+    """`epochs` steps on all turns at once; `number` is one a turn, `allowed` bool `[V]` a role."""
+    tokens = Tokens.of(turns)
+    roles = np.array([turns[i].role for i in tokens.turn])
+    if allowed is not None:
+        tokens = tokens._replace(allowed=np.stack([allowed[role] for role in roles]))
+    old, _ = logps(policy, tokens, temperature)
+    ref, _ = logps(reference, tokens, temperature)
+    last = np.append(tokens.turn[1:] != tokens.turn[:-1], True)
+    reward = np.where(last, number[tokens.turn], 0.0)
+    if o.kl.where == "reward":
+        reward = reward - o.kl.coefficient * (old - ref)
+    if critic is None:
+        old_value = np.zeros(len(reward))
+        advantage = gae(reward, old_value, tokens.turn, 1.0, 1.0)
+    else:
+        old_value = values(critic, tokens)
+        advantage = gae(reward, old_value, tokens.turn, o.gamma, o.lam)
+    returns = advantage + old_value
+    if o.advantage == "whitened_gae":
+        advantage = (advantage - advantage.mean()) / np.sqrt(advantage.var() + 1e-8)
+    weight = weights(o, tokens, roles)
+
+    def policy_loss(p: Params) -> float:
+        logp, entropy = logps(p, tokens, temperature)
+        ratio = np.exp(logp - old)
+        clipped = np.clip(ratio, 1 - o.eps_low, 1 + o.eps_high)
+        gain = np.minimum(ratio * advantage, clipped * advantage)
+        if o.ratio == "dual_clip":
+            gain = np.where(advantage < 0, np.maximum(gain, o.dual * advantage), gain)
+        if o.ratio == "none":
+            gain = logp * advantage
+        loss = -gain - o.entropy * entropy
+        if o.kl.where == "loss":
+            loss = loss + o.kl.coefficient * (np.exp(ref - logp) - 1 - (ref - logp))
+        return float((weight * loss).sum())
+
+    def critic_loss(p: Params) -> float:
+        value = values(p, tokens)
+        near = old_value + np.clip(value - old_value, -o.value_clip, o.value_clip)
+        return float(0.5 * np.maximum((value - returns) ** 2, (near - returns) ** 2).mean())
+
+    adam = Adam(optimizer, optimizer.policy_lr, optimizer.epochs)
+    value_adam = Adam(optimizer, optimizer.value_lr, optimizer.epochs)
+    for _ in range(optimizer.epochs):
+        policy = adam.step(policy, difference(policy_loss, policy))
+        if critic is not None:
+            critic = value_adam.step(critic, difference(critic_loss, critic))
+    return policy, critic

@@ -1,0 +1,51 @@
+"""A run over a mesh is the run of one device."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.run.components import assemble
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.sharding import mesh_of
+from jax_ragrl.train.loop import train
+from tests.learner.learned_rows import assert_learned_alike, learned
+from tests.tiny import policy, tokenizer
+
+SMALL = {
+    "data.world.size": 40,
+    "run.steps": 2,
+    "run.questions": 2,
+    "run.save_every": 1,
+    "run.eval_every": 2,
+    "run.dev_questions": 2,
+    "layout.tokens": 1024,
+}
+
+
+def run(workdir: pathlib.Path, folder: pathlib.Path, mesh: str) -> pathlib.Path:
+    given = {**SMALL, "policy": folder, "mesh": mesh}
+    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+    values = load_config(CONFIGS / "tiny" / "c3po.py", overrides)
+    job = load_job(values | {"llm": {"kind": "local", "model": str(folder)}})
+    parts = assemble(job, workdir)
+    assert (mesh_of(parts.policies["policy"].params()) is None) == (mesh == "()")
+    train(job, parts, workdir)
+    return workdir
+
+
+@pytest.mark.slow
+def test_a_run_over_a_mesh_asks_writes_and_learns_what_a_run_on_one_device_does(
+    tmp_path: pathlib.Path,
+):
+    """The policy, its critic and reference, and the frozen language model over eight devices."""
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    alone = run(tmp_path / "alone", folder, "()")
+    spread = run(tmp_path / "spread", folder, "(2, 2, 2)")
+    assert [row["step"] for row in learned(alone)] == [1, 2]
+    assert_learned_alike(alone, spread)

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jax_ragrl.rollout.roles import malformed
+from jax_ragrl.systems.opera.grammar import (
+    Step,
+    parse_analysis,
+    parse_plan,
+    parse_rewrite,
+    render_analysis,
+)
+from jax_ragrl.systems.opera.rewards import (
+    Gold,
+    SubGoal,
+    analysis_reward,
+    ndcg,
+    plan_efficiency,
+    plan_logic,
+    plan_placeholders,
+    plan_potential,
+    plan_reward,
+    plan_reward_code,
+    plan_struct,
+    rewrite_reward,
+    steps_gold,
+)
+from jax_ragrl.systems.opera.world import world_gold
+from jax_ragrl.types import Passage, Question
+
+ASKED = "Where was the director of Jaws born?"
+PLAN = parse_plan("1 Who directed Jaws?\n2 Where was [answer 1] born?")
+
+# --- Plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (PLAN.args, 1.0),
+        ([Step("who made Jaws and Duel")], 0.8),
+        ([Step("who made Jaws", (1,)), Step("born", (1, 5))], 0.7 * 0.7),
+        ([Step("who made it")], 0.0),
+    ],
+)
+def test_logic(steps, score):
+    assert plan_logic(ASKED, steps) == pytest.approx(score)
+
+
+def test_names_are_covered_by_share_and_the_first_word_is_none():
+    asked = "Which film is older, Dark River or Blue Lake?"
+    assert plan_logic(asked, [Step("year of Dark River")]) == pytest.approx(0.5)
+    assert plan_logic("Who?", [Step("x")]) == plan_logic("", [Step("x")]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Name the seat of Acme Steel.",
+        "Where is Acme Steel's seat?",
+        "Where is the seat of the 'Acme Steel'?",
+        "Is it Acme Steel's.",
+    ],
+)
+def test_a_name_ends_before_its_genitive_and_the_sentences_stop(asked):
+    assert plan_logic(asked, [Step("seat of Acme Steel")]) == 1.0
+    assert plan_logic(asked, [Step("seat of Acme")]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (PLAN.args, 1.0),
+        ([Step("a")], 0.7),
+        ([Step("a")] * 5, 1.0),
+        ([Step("a")] * 6, 0.8),
+        ([Step("a", (), 2), Step("b", (), 1)], 0.8**3),
+        ([Step("a [2]", (2,)), Step("b [1]", (1,))], 0.7),
+        ([Step("a"), Step("b [1]")], 0.9),
+        ([Step("a"), Step("b [2]", (2,))], 0.7),  # no step can wait for itself
+        ([Step("a"), Step("b"), Step("c [1] [2]")], 0.9**2),
+    ],
+)
+def test_structure(steps, score):
+    assert plan_struct(steps) == pytest.approx(score)
+
+
+def test_a_single_step_may_be_right():
+    assert plan_struct([Step("a")], least=1) == 1.0
+
+
+def test_the_papers_plan_reward():
+    assert plan_reward(ASKED, PLAN, 1.0) == pytest.approx(1.0)
+    assert plan_reward(ASKED, PLAN, 0.0) == pytest.approx(0.7)
+    assert plan_reward(ASKED, parse_plan("1 Who directed Jaws?"), 0.5) == pytest.approx(
+        0.4 + 0.3 * 0.7 + 0.15
+    )
+    assert plan_reward(ASKED, malformed("No Plan"), 1.0) == pytest.approx(0.3)
+
+
+def test_the_codes_plan_reward():
+    assert plan_reward_code(ASKED, PLAN, 1.0) == pytest.approx(1.0)
+    plain = parse_plan("1 the director of Jaws\n2 birthplace of [1]")
+    potential = 0.9 * 0.9  # nothing is asked
+    expected = 0.25 + 0.25 * potential + 0.3 * 0.5 + 0.1 + 0.1
+    assert plan_reward_code(ASKED, plain, 0.5) == pytest.approx(expected)
+    assert plan_reward_code(ASKED, malformed("No Plan"), 1.0) == pytest.approx(0.3)
+
+
+def test_the_parts_of_the_codes_rubric():
+    assert plan_potential([Step("Who is"), Step("who is it", (1, 4))]) == pytest.approx(0.8 * 0.5)
+    itself = [Step("Who is he", (1,)), Step("who is it", (1,))]
+    assert plan_potential(itself) == pytest.approx(0.5)
+    assert [plan_efficiency(n) for n in range(1, 8)] == [0.3, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
+    steps = [Step("a"), Step("b [1]"), Step("c [3]", (3,)), Step("d [1]", (1,))]
+    assert plan_placeholders(steps) == pytest.approx((0.5 + 0.5 + 1.0) / 3)
+    assert plan_placeholders([Step("a")]) == 1.0
+
+
+# --- Analyses -----------------------------------------------------------------------------------
+
+TOLD, UNTOLD = Gold(("Ulm",), (True,), 1), Gold((), (False,), 1)
+UNKNOWN = Gold(None, (True,), 1)
+RIGHT, WRONG = (parse_analysis(render_analysis("a", x)) for x in ("Ulm", "Rom"))
+DECLINED = parse_analysis(render_analysis("a"))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "gold", "reward"),
+    [
+        (RIGHT, TOLD, 1.0),
+        (WRONG, TOLD, 0.25 + 0.1),
+        (DECLINED, TOLD, 0.1),
+        (DECLINED, UNTOLD, 1.0),
+        (RIGHT, UNTOLD, 0.1),  # it may be right, but it is not in the passages
+        (RIGHT, UNKNOWN, 0.1),
+        (DECLINED, UNKNOWN, 0.1),
+        (malformed("No Status"), UNTOLD, 0.9),
+        (malformed("No Status"), TOLD, 0.0),
+        (parse_analysis('{"status": "yes", "answer": "the Ulm"}'), TOLD, 0.9 + 0.07),
+    ],
+)
+def test_a_verdict_earns_status_answer_and_form(verdict, gold, reward):
+    assert analysis_reward(verdict, gold) == pytest.approx(reward)
+
+
+# --- Rewritten queries --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("relevant", "total", "gain"),
+    [
+        ((True, False, False), 1, 1.0),
+        ((False, True, False), 1, 1 / math.log2(3)),
+        ((False, False, True), 1, 1 / math.log2(4)),
+        ((True, True, False), 2, 1.0),
+        ((True, False, True), 2, (1 + 1 / 2) / (1 + 1 / math.log2(3))),
+        ((True, True), 5, 1.0),  # no more than k can be found
+        ((False, False), 2, 0.0),
+        ((), 2, 0.0),
+        ((False,), 0, 0.0),
+    ],
+)
+def test_ndcg(relevant, total, gain):
+    assert ndcg(relevant, total) == pytest.approx(gain)
+
+
+QUERY = parse_rewrite("expand: a b")
+
+
+def test_a_query_earns_the_root_of_its_gain_and_its_form():
+    second = Gold((), (False, True), 1)
+    root = (1 / math.log2(3)) ** 0.5
+    assert rewrite_reward(QUERY, second) == pytest.approx(0.9 * root + 0.1)
+    assert rewrite_reward(QUERY, second, power=1.0) == pytest.approx(0.9 * root**2 + 0.1)
+    assert rewrite_reward(parse_rewrite("a b"), second) == pytest.approx(0.9 * root + 0.025)
+    assert rewrite_reward(QUERY, Gold((), (False,), 0)) == pytest.approx(0.45 + 0.1)
+
+
+HOTPOT = Question("h", "q?", ("Ulm",), gold=("Ann Lee", "Jaws"))
+JAWS, OTHER = Passage("j", "Jaws", "t"), Passage("x", "x", "t")
+
+
+@pytest.mark.parametrize(
+    ("found", "gain"), [([JAWS], 1.0), ([OTHER], 0.0), ([JAWS, OTHER], 1 / (1 + 1 / math.log2(3)))]
+)
+def test_a_query_is_judged_by_gold_passages_though_its_steps_answer_is_unknown(found, gain):
+    gold = steps_gold(HOTPOT, SubGoal("g", 0, 2), found)
+    assert rewrite_reward(QUERY, gold) == pytest.approx(0.9 * gain**0.5 + 0.1)
+    assert analysis_reward(RIGHT, gold) == analysis_reward(DECLINED, gold) == 0.1
+
+
+def test_the_pieces_of_a_gold_article_count_once():
+    first, *rest = (Passage(f"p{i}", "Ann Lee", "t") for i in range(4))
+
+    def gain(*found):
+        gold = steps_gold(HOTPOT, SubGoal("g", 0, 1), found)
+        return ndcg(gold.relevant, gold.total)
+
+    assert gain(first, *rest) == gain(first, OTHER, OTHER, OTHER) < 1.0
+    assert gain(first, JAWS, *rest) == 1.0
+
+
+# --- Gold ---------------------------------------------------------------------------------------
+
+BORN = Passage("p1", "Ann Lee", "Ann Lee was born in Ulm.")
+WORKS = Passage("p2", "Ann Lee", "Ann Lee married Bob Ray and works for Acme Steel.")
+MUSIQUE = Question(
+    "m",
+    "q?",
+    ("Ulm", "City of Ulm"),
+    gold=("Ann Lee", "Jaws"),
+    metadata={"question_decomposition": [{"answer": "Ann Lee"}, {"answer": "Ulm"}]},
+)
+
+
+def test_gold_of_the_generated_world_is_what_the_passages_tell():
+    def gold(goal):
+        return world_gold(MUSIQUE, SubGoal(goal, 0, 1), [WORKS, BORN])
+
+    assert gold("birthplace of Ann Lee") == Gold(("Ulm",), (False, True), 1)
+    assert gold("birthplace of Bob Ray") == Gold((), (False, False), 1)
+    assert gold("Where was Ann Lee born?") == Gold(("Ulm",), (False, True), 1)
+    assert gold("same: Ulm, Ulm") == Gold(("yes",), (False, False), 0)
+    assert gold("what now") == Gold((), (False, False), 0)
+
+
+def test_gold_of_a_data_set_comes_from_its_decomposition():
+    def gold(number, steps, *passages):
+        return steps_gold(MUSIQUE, SubGoal("as put", number, steps), passages)
+
+    assert gold(0, 2, WORKS) == Gold(("Ann Lee",), (True,), 2)
+    assert gold(0, 2, Passage("p", "x", "Joann Leeds")) == Gold((), (False,), 2)
+    assert gold(1, 2, WORKS, BORN) == Gold(("Ulm", "City of Ulm"), (True, False), 2)
+    # A plan of another length has gold at its last step alone.
+    assert gold(2, 3, BORN) == Gold(("Ulm", "City of Ulm"), (True,), 2)
+    assert gold(1, 3, WORKS, BORN) == gold(0, 3, WORKS, BORN) == Gold(None, (True, False), 2)
+
+
+TRIPLES = [
+    ["Jaws", "director", "Ann Lee"],
+    ["Duel", "director", "Bob Ray"],
+    ["Ann Lee", "date of birth", "May 1, 1950"],
+    ["Bob Ray", "date of birth", "1 June 1940"],
+]
+WIKI = Question("w", "q?", ("Duel",), gold=("Jaws", "Ann Lee"), metadata={"evidences": TRIPLES})
+DIRECTED = Passage("p1", "Jaws", "Jaws was directed by Ann Lee.")
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.parametrize("number", [0, 2])
+def test_gold_of_triples_is_the_object_of_the_one_subject_that_is_named(steps, number):
+    """Whatever the order of the plan, which may end with a comparison."""
+
+    def answers(goal, *passages):
+        return steps_gold(WIKI, SubGoal(goal, number, steps), passages).answers
+
+    assert answers("Who made Jaws?", DIRECTED) == ("Ann Lee",)
+    assert answers("Who made Jaws?", OTHER) == ()
+    assert answers("Who made Jaws and Duel?", DIRECTED) is None
+    assert answers("Who made it?", DIRECTED) is None
+
+
+def test_gold_of_triples_is_for_the_middle_steps_of_plans_of_their_length():
+    goal = "Who made Jaws?"
+    assert steps_gold(WIKI, SubGoal(goal, 0, 3), [DIRECTED]).answers is None
+    assert steps_gold(WIKI, SubGoal(goal, 0, 6), [DIRECTED]).answers is None
+    last = steps_gold(WIKI, SubGoal(goal, 4, 5), [DIRECTED, Passage("p", "x", "Duel")])
+    assert last.answers == ("Duel",)
+
+
+def test_another_spelling_in_a_gold_passage_is_not_held_against_an_answer():
+    goal = SubGoal("When was Ann Lee's birth?", 1, 5)
+    told = Passage("p", "Ann Lee", "She was born on 1 May 1950.")
+    assert steps_gold(WIKI, goal, [told]).answers is None
+    assert steps_gold(WIKI, goal, [OTHER]).answers == ()
+
+
+def test_gold_without_a_decomposition_is_the_answer_of_the_question():
+    bare = Question("b", "q?", ("Ulm",))
+    assert steps_gold(bare, SubGoal("g", 0, 1), [BORN]) == Gold(("Ulm",), (False,), 0)
+    assert steps_gold(bare, SubGoal("g", 0, 2), [BORN]) == Gold(None, (False,), 0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "number", "steps", "rewards"),
+    [  # of the right answer, and of a refusal
+        ("AB", 0, 1, (1.0, 0.1)),
+        ("A", 0, 1, (0.1, 1.0)),
+        ("AA", 0, 1, (0.1, 1.0)),
+        ("AB", 2, 3, (1.0, 0.1)),
+        ("A", 2, 3, (0.1, 0.1)),  # earlier answers may settle it
+    ],
+)
+@pytest.mark.parametrize("answer", ["yes", "No"])
+def test_yes_and_no_are_told_by_gold_passages_and_not_by_their_words(
+    answer, shown, number, steps, rewards
+):
+    asked = Question("c", "Are A and B Dutch?", (answer,), gold=("A", "B"))
+    found = [Passage(str(i), title, f"{title} is Dutch.") for i, title in enumerate(shown)]
+    gold = steps_gold(asked, SubGoal(asked.text, number, steps), found)
+    right = parse_analysis(render_analysis("a", answer))
+    earned = analysis_reward(right, gold), analysis_reward(DECLINED, gold)
+    assert earned == pytest.approx(rewards)
+
+
+def test_yes_and_no_are_not_judged_without_gold_passages():
+    asked = Question("c", "Are A and B Dutch?", ("yes",))
+    gold = steps_gold(asked, SubGoal(asked.text, 0, 1), [BORN])
+    assert gold == Gold(None, (False,), 0)
