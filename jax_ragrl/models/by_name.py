@@ -1,7 +1,7 @@
-"""A model by its name: the one place that says what the name of a model may be.
+"""Resolves the name of a model to a local Hugging Face folder.
 
 A name is a Hugging Face folder, a `.gguf` file, `OWNER/NAME[@REVISION]` on the Hugging Face Hub,
-`tiny` or `smollm2`. Whatever it is, the result is a local Hugging Face folder.
+`tiny` or `smollm2`. No other module interprets such names.
 """
 
 from __future__ import annotations

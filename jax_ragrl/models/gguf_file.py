@@ -294,9 +294,9 @@ class GGUF:
                     f"{self.path} has {tensor.name} in {tensor.tensor_type.name}, but only "
                     f"{', '.join(TYPES)} are supported: use another quantization"
                 )
-        if strange := sorted(set(self.tensors) - expected):
+        if extra := sorted(set(self.tensors) - expected):
             raise UserError(
-                f"{self.path} has {strange[0]} and {len(strange) - 1} more tensors that a model of "
+                f"{self.path} has {extra[0]} and {len(extra) - 1} more tensors that a model of "
                 f"type {self.config['model_type']} has no place for: use another model"
             )
 

@@ -40,10 +40,10 @@ def download(name: str, *, weights: bool = True) -> Path:
     assert match, f"{name} is not a name on the Hub"
     repository, revision = match["name"], match["revision"]
     cached = _cached(repository, revision)
-    if cached and _is_complete(cached, weights):
+    if cached and _has_config(cached) and (_has_weights(cached) or not weights):
         return cached
     folder = _snapshot(repository, revision, SMALL)
-    if weights and not _is_complete(folder, weights):
+    if weights and not _has_weights(folder):
         # The commit of the first download: a branch may move in between.
         _snapshot(repository, folder.name, tuple(_weight_files(folder)))
         _check_weights(folder, name)
@@ -65,12 +65,13 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     return Path(folder)
 
 
-def _is_complete(folder: Path, weights: bool) -> bool:
-    """Whether a snapshot has its config and, if they are needed, all of its weights."""
-    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        return False
-    if not weights:
-        return True
+def _has_config(folder: Path) -> bool:
+    """Whether a snapshot has a config and a tokenizer: other tools may have fetched only one."""
+    return all(any(folder.rglob(name)) for name in ("config.json", "tokenizer_config.json"))
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a snapshot has all of its weights."""
     indexes = list(folder.rglob(INDEX))
     if not indexes:
         return any(folder.rglob(WEIGHTS))
@@ -90,7 +91,7 @@ def _weight_files(folder: Path) -> Iterator[str]:
 
 def _check_weights(folder: Path, name: str) -> None:
     """Raises `UserError` if a download brought no weights."""
-    if _is_complete(folder, weights=True):
+    if _has_weights(folder):
         return
     if (folder / "adapter_config.json").is_file():
         reason = "it is an adapter: merge it into its base model and give that folder"

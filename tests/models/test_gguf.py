@@ -1,6 +1,7 @@
 """GGUF files: converted values, config and tokenizer, and the cache that holds the result."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -265,6 +266,13 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, cache, monkeypa
     with pytest.raises(UserError, match="no space left to convert.*RAGRL_CACHE"):
         gguf_file.convert(path)
     assert not list(cache.iterdir())
+
+
+def test_without_the_package_a_file_says_how_to_install_it(tmp_path, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r'pip install "jax_ragrl\[gguf\]"'):
+        gguf_file.convert(path)
 
 
 def test_names_that_stand_for_nothing_say_what_can_be_given(tmp_path, monkeypatch):

@@ -198,6 +198,15 @@ def test_a_config_is_read_without_weights_which_follow_when_they_are_needed(repo
         assert (folder / "model.safetensors").is_file()
 
 
+def test_a_tokenizer_that_another_tool_did_not_download_is_added(repository, tmp_path):
+    with serving({NAME: repository}) as server:
+        done = resolve(NAME, tmp_path / "home", server.url)
+        folder = pathlib.Path(done.stdout.strip())
+        (folder / "tokenizer_config.json").unlink()
+        resolve(NAME, tmp_path / "home", server.url)
+    assert (folder / "tokenizer_config.json").is_file()
+
+
 def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tmp_path):
     (repository / "model.safetensors").rename(repository / "part-1.safetensors")
     (repository / "consolidated.safetensors").write_text("not needed")
