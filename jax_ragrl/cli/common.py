@@ -12,6 +12,7 @@ from jax_ragrl.errors import UserError
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 # Shipped with the repository, next to the package.
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+MODEL_FORMS = "a folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny or smollm2"
 DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
 
 

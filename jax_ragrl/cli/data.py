@@ -23,7 +23,9 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--corpus", type=local, required=True, help="file or folder of passages")
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
     sub.add_argument(
-        "--encoder", default="lexical", help="text encoder: lexical, minilm, or a model folder"
+        "--encoder",
+        default="lexical",
+        help="text encoder: lexical, minilm, a folder, or OWNER/NAME",
     )
     sub.add_argument("--kind", default="scann", help="kind of search: scann or exact")
     sub.add_argument(

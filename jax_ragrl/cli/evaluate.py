@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -36,9 +36,9 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--policy",
         default="tiny",
-        help="policy of the other systems: tiny or a Hugging Face folder",
+        help=f"policy of the other systems: {MODEL_FORMS}",
     )
-    llm = "frozen language model: tiny, a model folder, or openai:MODEL[@URL]"
+    llm = f"frozen language model: openai:MODEL[@URL], or {MODEL_FORMS}"
     sub.add_argument("--llm", default="tiny", help=llm)
     judge = "language model that grades answers, in the format of --llm; adds the score 'judge'"
     sub.add_argument("--judge", default="", help=judge)

@@ -120,6 +120,7 @@ def run_serve(options: argparse.Namespace) -> None:
 def run_export(options: argparse.Namespace) -> None:
     from jax_ragrl.config.snapshot import load_saved_config
     from jax_ragrl.export import export, export_adapter
+    from jax_ragrl.models.by_name import local_model
     from jax_ragrl.run.components import load_policies, policy_folder
     from jax_ragrl.run.config import load_job
     from jax_ragrl.run.inference import trained_policies
@@ -134,9 +135,12 @@ def run_export(options: argparse.Namespace) -> None:
         raise UserError(
             f"--policy is {name!r}: give one of the run's policies, {', '.join(policies)}"
         )
-    base = policy_folder(dict(job.policies).get(name, job.policy))
+    model = dict(job.policies).get(name, job.policy)
+    base = policy_folder(model)
     if options.adapter:
-        result = export_adapter(policies[name], options.out, str(base))
+        # A name on the Hub is valid on other machines; its folder in the cache is not.
+        public = local_model(model) is None
+        result = export_adapter(policies[name], options.out, model if public else str(base))
     else:
         result = export(policies[name], options.out, base, dtype=options.dtype)
     print(json.dumps(result._asdict(), default=str))

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
 from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
@@ -31,7 +31,7 @@ def add_commands(command: AddCommand) -> None:
     summary = "compute the memory that a config needs per device"
     sub = command("plan", run_plan, summary, takes_config=True)
     sub.description = PLAN
-    shape = "architecture of the policies: a published name, tiny, or a model folder"
+    shape = f"architecture of the policies: a published name, or {MODEL_FORMS}"
     sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
     sub.add_argument("--topology", required=True, help="devices, such as v5e:4x4 or h100:8")
     summary = "measure loading, training, sampling, search or a whole step"

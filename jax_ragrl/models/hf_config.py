@@ -1,13 +1,14 @@
 """`config.json` to `DecoderConfig` and back, for the families `qwen2`, `qwen3` and `llama`.
 
-Every field is understood, known to be harmless, required to have the one value that is supported,
-or refused by name. None is silently ignored: a field that changes the arithmetic and is skipped
-gives a model that is only slightly wrong.
+A field is read, known to leave the forward pass as it is, or refused if it changes the arithmetic
+in a way that is not implemented. A field that is none of these is ignored with a warning: published
+checkpoints carry many notes of the tools that wrote them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax_ragrl.models.rope import RopeScaling
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What tells a family apart; `head_dim` is its default, 0 meaning width / heads."""
+    """Properties of a family; `head_dim` is its default, 0 meaning width / heads."""
 
     architecture: str
     qkv_bias: bool = False
@@ -42,7 +43,7 @@ REQUIRED = {
 }
 
 # Read by name below.
-UNDERSTOOD = {
+READ = {
     *REQUIRED,
     "model_type",
     "num_key_value_heads",
@@ -60,42 +61,110 @@ UNDERSTOOD = {
     "layer_types",
 }
 
-# Other values would change the arithmetic, and are not implemented.
-ONLY = {
+# Values that are implemented, the first being the usual one; any other changes the arithmetic.
+ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "attention_dropout": (0, None),
-    "hidden_act": ("silu",),
-    "is_encoder_decoder": (False,),
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None,),
+    "add_cross_attention": (False, None),
+    "auto_map": (None, {}),  # code of the checkpoint's own
+    "causal_attn": (True, None),
+    "clip_qkv": (None,),
+    "cross_attention_layers": (None, []),
+    "embedding_multiplier": (1, None),
+    "final_logit_softcapping": (None,),
+    "hidden_act": ("silu", None),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+    "logit_scale": (1, None),
+    "logits_scaling": (1, None),
     "mlp_bias": (False, None),
+    "moe_intermediate_size": (None,),
+    "n_routed_experts": (None, 0),
+    "no_rope_layer_interval": (None, 0),
+    "no_rope_layers": (None, []),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
     "partial_rotary_factor": (1, None),
     "pretraining_tp": (1, None),
-    "quantization_config": (None,),
+    "pruned_heads": ({}, None),
+    "qk_layernorm": (False, None),
+    "qk_layer_norms": (False, None),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (1, None),
+    "rope_interleaved": (False, None),
+    "rope_local_base_freq": (None,),
     "use_mrope": (False, None),
+    "use_qk_norm": (False, None),
 }
 
-# They say how a model was made, is generated from or is printed; none touches the forward pass.
+# How a model was trained, saved, generated from or printed; none touches the forward pass.
 HARMLESS = {
+    "_attn_implementation",
     "_attn_implementation_autoset",
+    "_commit_hash",
+    "_model_name_or_path",
     "_name_or_path",
     "architectures",
     "bos_token_id",
+    "chunk_size_feed_forward",
     "dtype",
     "eos_token_id",
+    "id2label",
     "initializer_range",
+    "is_llama_config",
+    "label2id",
+    "neftune_noise_alpha",
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
+    "problem_type",
     "return_dict",
     "tokenizer_class",
     "torch_dtype",
+    "transformers.js_config",
     "transformers_version",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
     "use_cache",
-    "chunk_size_feed_forward",
-    "id2label",
-    "label2id",
-    "problem_type",
+}
+
+# Settings of text generation, which older versions of Transformers saved with the rest.
+HARMLESS |= set(
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size is_decoder "
+    "length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
+    "num_return_sequences output_scores remove_invalid_values repetition_penalty "
+    "return_dict_in_generate temperature tf_legacy_loss tie_encoder_decoder top_k top_p "
+    "torchscript typical_p use_bfloat16".split()
+)
+
+# Models that are often asked for and are not implemented, by model_type.
+OTHER_MODELS = {
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "gemma3_text": "Gemma 3",
+    "gpt_oss": "gpt-oss",
+    "granite": "Granite",
+    "llama4": "Llama 4",
+    "llama4_text": "Llama 4",
+    "mistral": "Mistral",
+    "mistral3": "Mistral 3",
+    "mixtral": "Mixtral",
+    "mllama": "Llama 3.2 Vision",
+    "olmo2": "OLMo 2",
+    "phi3": "Phi-3",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen2_moe": "Qwen2-MoE",
+    "qwen2_vl": "Qwen2-VL",
+    "qwen3_5": "Qwen3.5",
+    "qwen3_moe": "Qwen3-MoE",
+    "qwen3_vl": "Qwen3-VL",
+    "smollm3": "SmolLM3",
 }
 
 ROPE_FIELDS = {
@@ -121,7 +190,7 @@ _ROPE_COMMON = {
 def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a parsed `config.json`; `UserError` names the field that is not supported."""
     family = _family(raw)
-    _refuse_unknown(raw)
+    _check_fields(raw)
     fields = {ours: raw[theirs] for theirs, ours in REQUIRED.items()}
     heads = raw["num_attention_heads"]
     theta, scaling = _rope(raw)
@@ -145,28 +214,44 @@ def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
 def _family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type")
     if kind not in FAMILIES:
+        name = f"of {OTHER_MODELS[kind]} (" if kind in OTHER_MODELS else "("
         raise UserError(
-            f"config.json has model_type {kind!r}, which is not supported: "
-            f"use a model of type {', '.join(FAMILIES)}"
+            f"config.json is {name}model_type {kind!r}), which is not supported: use a model of "
+            f"type {', '.join(FAMILIES)} (Qwen2, Qwen2.5, Qwen3, Llama 3, SmolLM2)"
         )
     return FAMILIES[kind]
 
 
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+def _check_fields(raw: Mapping[str, Any]) -> None:
+    """Raises `UserError` for a field that is not implemented; warns of those that are unknown."""
     for name in REQUIRED:
         if not isinstance(raw.get(name), int):
             raise UserError(f"config.json gives {name} as {raw.get(name)!r}: it must be an integer")
-    for name, value in raw.items():
-        if name in ONLY and value not in ONLY[name]:
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise UserError(
+            f"config.json has a quantization_config (method {method}): its weights are quantized, "
+            "which is not implemented; use the same model in bfloat16, or as a .gguf file"
+        )
+    for name, values in ONLY.items():
+        if name in raw and raw[name] not in values:
             raise UserError(
-                f"config.json sets {name} = {value!r}, but only {ONLY[name][0]!r} is implemented: "
+                f"config.json sets {name} = {raw[name]!r}, but only {values[0]!r} is implemented: "
                 "use another checkpoint"
             )
-        if name not in UNDERSTOOD | HARMLESS | set(ONLY):
-            raise UserError(
-                f"config.json sets {name!r}, which is not understood and may change the model: "
-                "remove it if it does not, or use another checkpoint"
-            )
+    _warn_of_unknown(raw)
+
+
+def _warn_of_unknown(raw: Mapping[str, Any]) -> None:
+    """Names the fields with a value that this reader ignores; Python shows a warning once."""
+    known = READ | HARMLESS | set(ONLY) | {"quantization_config"}
+    unknown = sorted(name for name, value in raw.items() if name not in known and value is not None)
+    if unknown:
+        warnings.warn(
+            f"config.json sets {', '.join(unknown)}, unknown here and ignored: if the forward pass "
+            "depends on it, use another checkpoint",
+            stacklevel=2,
+        )
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -187,22 +272,22 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def _scaling(kind: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling:
-    known = ROPE_FIELDS[kind]
-    given = {name: value for name, value in rope.items() if value is not None}
-    unknown = sorted(set(given) - set(known) - _ROPE_COMMON)
-    if unknown or "factor" not in given:
-        what = f"has {unknown[0]!r}, which is not understood" if unknown else "has no factor"
-        raise UserError(f"{kind} rope scaling in config.json {what}: use another checkpoint")
+    names = ROPE_FIELDS[kind]
+    values = {name: value for name, value in rope.items() if value is not None}
+    unknown = sorted(set(values) - set(names) - _ROPE_COMMON)
+    if unknown or "factor" not in values:
+        reason = f"has {unknown[0]!r}, which is not implemented" if unknown else "has no factor"
+        raise UserError(f"{kind} rope scaling in config.json {reason}: use another checkpoint")
     original = (
         raw.get("original_max_position_embeddings")
-        or given.get("original_max_position_embeddings")
+        or values.get("original_max_position_embeddings")
         or raw.get("max_position_embeddings", 8192)
     )
     return RopeScaling(
         kind,
-        factor=float(given["factor"]),
+        factor=float(values["factor"]),
         original_max_positions=int(original),
-        **{ours: given[theirs] for theirs, ours in known.items() if theirs in given},
+        **{ours: values[theirs] for theirs, ours in names.items() if theirs in values},
     )
 
 
@@ -210,11 +295,11 @@ def _sliding(raw: Mapping[str, Any], family: Family) -> tuple[int | None, tuple[
     """Transformers' rule: layers from `max_window_layers` on, unless `layer_types` lists them."""
     num_layers, window = raw["num_hidden_layers"], raw.get("sliding_window")
     types = raw.get("layer_types") or []
-    strange = sorted(set(types) - {"full_attention", "sliding_attention"})
-    if strange or (types and len(types) != num_layers):
+    other = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if other or (types and len(types) != num_layers):
         raise UserError(
-            f"config.json lists layer_types {strange or len(types)} for {num_layers} layers: "
-            "only full_attention and sliding_attention, one a layer, are implemented"
+            f"config.json lists layer_types {other or len(types)} for {num_layers} layers: "
+            "only full_attention and sliding_attention, one per layer, are implemented"
         )
     if not family.slides or not raw.get("use_sliding_window") or window is None:
         if "sliding_attention" in types:
@@ -227,7 +312,7 @@ def _sliding(raw: Mapping[str, Any], family: Family) -> tuple[int | None, tuple[
 
 
 def to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """A `config.json` that Transformers 4 and 5 read; `UserError` where no family fits."""
+    """A `config.json` that Transformers 4 and 5 read; `UserError` if no family fits."""
     kind = _kind(config)
     family = FAMILIES[kind]
     raw = {
@@ -242,7 +327,7 @@ def to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": _scaling_to_hf(config.rope_scaling),
+        "rope_scaling": scaling_to_hf(config.rope_scaling),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": dtype,
         "use_cache": True,
@@ -263,7 +348,8 @@ def _kind(config: DecoderConfig) -> str:
     )
 
 
-def _scaling_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def scaling_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """The field `rope_scaling` of a `config.json`."""
     if scaling is None:
         return None
     fields = {theirs: getattr(scaling, ours) for theirs, ours in ROPE_FIELDS[scaling.kind].items()}

@@ -1,6 +1,6 @@
-"""Safetensors files, one tensor at a time: neither reading nor writing holds a whole file.
+"""Reads and writes safetensors files one tensor at a time; no whole file is in memory.
 
-The format: eight bytes with the header's length, a JSON header, the tensors back to back.
+Format: eight bytes with the length of the header, a JSON header, then the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class Entry(NamedTuple):
-    """A tensor to be written; `fetch` makes its value when its turn comes."""
+    """A tensor to be written; `fetch` returns its value, and is called once, when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def write_file(path: Path, entries: Sequence[Entry]) -> None:
-    """One safetensors file; at most one tensor is in memory."""
+    """Writes one safetensors file; at most one tensor is in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for e in entries:
@@ -61,12 +61,12 @@ def write_file(path: Path, entries: Sequence[Entry]) -> None:
 def _to_bytes(entry: Entry) -> memoryview:
     value: np.ndarray = np.ascontiguousarray(entry.fetch(), dtype=jnp.dtype(entry.dtype))
     if value.shape != entry.shape:
-        raise ValueError(f"{entry.name}: fetched {value.shape}, announced {entry.shape}")
+        raise ValueError(f"{entry.name}: fetched {value.shape}, but the header says {entry.shape}")
     return value.reshape(-1).view(np.uint8).data
 
 
 def write_shards(folder: Path, entries: Sequence[Entry], max_shard_bytes: int) -> None:
-    """`model.safetensors`, or numbered shards with an index where one file would be too large."""
+    """Writes `model.safetensors`, or several shards and an index if one would be too large."""
     shards = _group(entries, max_shard_bytes)
     if len(shards) == 1:
         write_file(folder / SINGLE, shards[0])
@@ -96,14 +96,15 @@ def _group(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
 def locate(folder: Path) -> dict[str, Path]:
     """The file of every tensor of a checkpoint folder, single-file or sharded.
 
-    Raises `UserError` where there is no safetensors file or a shard named by the index is missing.
+    Raises:
+      UserError: there is no safetensors file, or a shard that the index names is missing.
     """
     if (folder / INDEX).is_file():
         return _indexed(folder)
     if (folder / SINGLE).is_file():
         return {name: folder / SINGLE for name in shapes_of(folder / SINGLE)}
     raise UserError(
-        f"{folder} holds neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
+        f"{folder} has neither {SINGLE} nor {INDEX}: give a folder in safetensors format "
         "(convert a pytorch_model.bin with Transformers' save_pretrained)"
     )
 
@@ -120,7 +121,7 @@ def _indexed(folder: Path) -> dict[str, Path]:
 
 
 def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor shapes from a file's header; no tensor is read."""
+    """Tensor shapes by name, from a file's header; no tensor is read."""
     with _open(path) as f:
         return {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118
 
@@ -128,8 +129,8 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
 def read(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """A slice of one tensor, in its stored dtype.
 
-    The file is opened for each read: a mapping kept open would count every page ever touched as
-    memory of this process.
+    The file is opened for each read: with a mapping that stays open, every page that was ever read
+    would count as memory of this process.
     """
     with _open(path) as f:
         return f.get_slice(name)[index]

@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.kinds import LLM, Index, NoLLMConfig, VectorIndex, WorldReaderConfig
+from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
+from jax_ragrl.models import hub
+from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
-from jax_ragrl.plan.other_models import count_other_models, local_config
+from jax_ragrl.plan.other_models import config_by_name, count_other_models
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
-from jax_ragrl.run.components import policy_folder
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
@@ -142,12 +144,19 @@ def policies_of(
 
 
 def config_named(name: str) -> DecoderConfig:
-    """The architecture of the decoder in a folder of this machine, or of a published model.
+    """Returns the architecture of a decoder: of a published size, or of a model by its name.
 
     Raises:
-      UserError: the name is neither.
+      UserError: the name is neither, or the model is not a decoder of a supported family.
     """
-    return local_config(name) if policy_folder(name).is_dir() else published_config(name)
+    if name in PACKAGED or local(name).exists():
+        return config_by_name(name)
+    try:
+        return published_config(name)
+    except UserError:
+        if not hub.NAME.fullmatch(name):
+            raise
+        return config_by_name(name)
 
 
 def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:

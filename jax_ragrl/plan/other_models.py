@@ -21,6 +21,7 @@ from jax_ragrl.config.kinds import LLM, Index, LocalLLMConfig, VectorIndex
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import encoder, hf
 from jax_ragrl.models.bert import Bert
+from jax_ragrl.models.by_name import model_config
 from jax_ragrl.models.config import DecoderConfig, layer_weights
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.plan.abstract_arrays import (
@@ -32,7 +33,6 @@ from jax_ragrl.plan.abstract_arrays import (
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.exact import BLOCK, most_queries, nearest, share_of_first
 from jax_ragrl.retrieval.index import read_description
-from jax_ragrl.run.components import policy_folder
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -103,11 +103,11 @@ def count_other_models(
     return others
 
 
-def local_config(name: str) -> DecoderConfig:
-    """The architecture of the decoder in a folder of this machine; `UserError` if there is none."""
+def config_by_name(name: str) -> DecoderConfig:
+    """Returns the architecture of a model by its name; reads no weights."""
     if not name:
         raise UserError("the config does not name its folder yet")
-    return from_hf(hf.read_config(policy_folder(name)))
+    return from_hf(model_config(name))
 
 
 def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
 def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the temporary memory of its largest batch of prompts."""
     dtypes = {"dtype": llm.dtype, "param_dtype": llm.dtype}
-    config = dataclasses.replace(local_config(llm.model), **dtypes)  # type: ignore[arg-type]
+    config = dataclasses.replace(config_by_name(llm.model), **dtypes)  # type: ignore[arg-type]
     params = nnx.state(abstract_decoder(config, _host_mesh(mesh)), nnx.Param)
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.resources
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -33,6 +31,7 @@ from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.int8 import quantize_decoder
@@ -51,7 +50,7 @@ from jax_ragrl.retrieval.index import (
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
-from jax_ragrl.run.config import REPLY, TINY, Data, Job
+from jax_ragrl.run.config import REPLY, Data, Job
 from jax_ragrl.runtime.multihost import process_zero_first
 from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
@@ -316,20 +315,21 @@ def open_or_build_index(
     return open_index(folder, corpus)
 
 
-def policy_folder(name: str) -> pathlib.Path:
-    """Returns the folder of a policy; `tiny` is the policy that ships with the package."""
-    if name != TINY:
-        return local(name)
-    return pathlib.Path(str(importlib.resources.files("jax_ragrl") / "data" / "tiny"))
+def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
+    """Returns the local folder of a model by its name, see `by_name.resolve_model`.
+
+    All processes call it together: the first one downloads or converts a model that is missing.
+    """
+    return process_zero_first(lambda: resolve_model(name, weights=weights))
 
 
 def load_policy(
     name: str, mesh: Mesh | None = None, dtype: str = "float32"
 ) -> tuple[Decoder, ChatTokenizer]:
-    """Loads a decoder and its tokenizer from a folder in Hugging Face layout.
+    """Loads a decoder and its tokenizer.
 
     Args:
-      name: the folder, or `tiny`.
+      name: the name of the model, see `by_name.resolve_model`.
       mesh: the mesh that the weights are sharded over; None: the first device.
       dtype: the dtype of the weights.
     """

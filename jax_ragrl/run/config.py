@@ -27,6 +27,7 @@ from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.learner.policies import Schedule
 from jax_ragrl.models.attention import IMPLEMENTATIONS
+from jax_ragrl.models.by_name import TINY as TINY
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.web import ENGINES
@@ -38,7 +39,6 @@ from jax_ragrl.systems.base import Credit, Recipe, check_group_size
 from jax_ragrl.systems.registry import system_module
 
 REMOTE = "remote"  # the kind of an index on a server
-TINY = "tiny"  # the warm-started policy that ships with the package
 REPLY = 512  # maximum new tokens of a frozen local model: no system requests more
 
 

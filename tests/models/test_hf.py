@@ -181,7 +181,8 @@ def config_with(**changes) -> dict:
     ("changes", "words"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
-        ({"num_experts": 8}, "'num_experts', which is not understood"),
+        ({"num_experts": 8}, "sets num_experts = 8"),
+        ({"model_type": "gemma3_text"}, "of Gemma 3"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"attention_bias": True}, "attention_bias = True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -196,6 +197,12 @@ def config_with(**changes) -> dict:
 def test_a_config_field_that_is_not_supported_is_refused_by_name(changes, words):
     with pytest.raises(UserError, match=words):
         hf_config.from_hf(config_with(**changes))
+
+
+def test_an_unknown_field_is_ignored_with_a_warning_that_names_it():
+    with pytest.warns(UserWarning, match="sets trained_on, unknown here and ignored"):
+        config = hf_config.from_hf(config_with(trained_on="notes", unk_token_id=0, odd=None))
+    assert config == hf_config.from_hf(config_with())
 
 
 def test_both_spellings_of_rope_are_one_config():

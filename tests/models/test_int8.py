@@ -91,5 +91,5 @@ def test_adapters_and_saving_are_refused_for_int8(tmp_path, monkeypatch):
         quantize_decoder(base)
     monkeypatch.undo()
     pytest.importorskip("qwix")
-    with pytest.raises(UserError, match="save the one it was made from"):
+    with pytest.raises(UserError, match="save the decoder that was quantized"):
         save_decoder(quantize_decoder(base), tmp_path / "out")

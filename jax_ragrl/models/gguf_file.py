@@ -1,0 +1,373 @@
+"""GGUF files: read for their config, and converted once to a Hugging Face folder in a cache.
+
+Each tensor keeps its exact values: float16 and bfloat16 tensors stay what they are, and a quantized
+tensor, whose values are products of a float16 scale and an integer, becomes float32 (bfloat16 would
+round it to 8 bits, more than some quantizations did). The folder is written under another name and
+renamed, so that it is whole whenever it is there, whichever of several processes wrote it.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import gguf_tokenizer, hf, hf_config, safetensors_io
+from jax_ragrl.models.rope import RopeScaling, frequencies
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+CACHE_VARIABLE = "RAGRL_CACHE"
+VERSION = 1  # of the conversion: another one makes another folder
+SHARD_BYTES = 5_000_000_000
+SAMPLE = 1 << 20  # bytes at either end of a file that its key depends on
+
+DTYPES = {"F16": "float16", "BF16": "bfloat16"}  # any other becomes float32
+TYPES = (
+    *DTYPES,
+    *("F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+TOP_NAMES = {
+    "embed": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "lm_head": "output.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "q_proj": "attn_q.weight",
+    "k_proj": "attn_k.weight",
+    "v_proj": "attn_v.weight",
+    "o_proj": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate_proj": "ffn_gate.weight",
+    "up_proj": "ffn_up.weight",
+    "down_proj": "ffn_down.weight",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # what rotary frequencies are divided by, in Llama 3.1 and later
+REQUIRED = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+TOKEN_IDS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+ROPE_SCALING = "rope.scaling."
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def convert(path: Path) -> Path:
+    """The Hugging Face folder of a GGUF file, converted on the first call.
+
+    Raises:
+      UserError: the package `gguf` is missing, the file is not whole, its architecture,
+        quantization or tokenizer is not supported, or the disk is full.
+    """
+    folder = cache_folder() / _key(path)
+    if not folder.is_dir():
+        try:
+            _write_atomically(GGUF(path), folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"no space left to convert {path} in {folder.parent}: free some, or set "
+                f"{CACHE_VARIABLE} to another folder"
+            ) from error
+    return folder
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields of a `config.json` for the model in a GGUF file; no weights are read."""
+    return GGUF(path).config
+
+
+def cache_folder() -> Path:
+    """The folder of converted files: `RAGRL_CACHE`, or one below the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "jax_ragrl") / "gguf"
+
+
+def _key(path: Path) -> str:
+    """A folder's name for a file: by its size, time of change and both ends.
+
+    The header, at the beginning, holds every setting, and training changes every tensor, the last
+    one included; reading 30 GB at each start to hash all of it would take a minute.
+    """
+    status = path.stat()
+    digest = hashlib.sha256(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(SAMPLE))
+        file.seek(max(0, status.st_size - SAMPLE))
+        digest.update(file.read())
+    return f"{path.stem}-{digest.hexdigest()[:16]}"
+
+
+def _write_atomically(file: GGUF, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        file.write(partial)
+        partial.rename(folder)
+    except OSError:
+        # A folder with files in it is not replaced: another process has finished first.
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class GGUF:
+    """A GGUF file of a supported decoder."""
+
+    def __init__(self, path: Path):
+        """Reads the header and checks that the config, the tensors and their types are supported.
+
+        Raises:
+          UserError: as in `convert`.
+        """
+        reader = _open(path)
+        self.path = path
+        self.fields = _Fields(reader.fields)
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.config = self._config()
+        self.decoder_config = hf_config.from_hf(self.config)
+        self._check_tensors()
+
+    def write(self, folder: Path) -> None:
+        """Writes weights, config and tokenizer into a folder."""
+        names = hf.stored_tensors(self.decoder_config)
+        with tqdm.tqdm(
+            total=len(self.tensors), desc=f"converting {self.path.name}", disable=None
+        ) as bar:
+            entries = [self._entry(*row, bar=bar) for row in names]
+            safetensors_io.write_shards(folder, entries, SHARD_BYTES)
+        hf.write_json(folder / "config.json", self.config)
+        ids = {name: self.config[name] for name in hf.SPECIAL_IDS if name in self.config}
+        hf.write_json(folder / "generation_config.json", ids)
+        tokens = self.fields.below("tokenizer.ggml.")
+        gguf_tokenizer.build_tokenizer(tokens).save(str(folder / "tokenizer.json"))
+        template = self.fields.get("tokenizer.chat_template")
+        length = self.config["max_position_embeddings"]
+        described = gguf_tokenizer.tokenizer_config(tokens, template, length)
+        hf.write_json(folder / "tokenizer_config.json", described)
+
+    def _entry(
+        self, stored: str, name: str, layer: int | None, layout: hf.Layout, bar: tqdm.tqdm
+    ) -> safetensors_io.Entry:
+        tensor = self.tensors[gguf_name(name, layer)]
+
+        def fetch() -> np.ndarray:
+            bar.update()
+            return self._value(name, layer).reshape(layout.stored_shape)
+
+        dtype = DTYPES.get(tensor.tensor_type.name, "float32")
+        return safetensors_io.Entry(stored, layout.stored_shape, dtype, fetch)
+
+    def _value(self, name: str, layer: int | None) -> np.ndarray:
+        """A tensor's values, rows in Transformers' order."""
+        from gguf import dequantize
+
+        tensor = self.tensors[gguf_name(name, layer)]
+        value = np.asarray(dequantize(tensor.data, tensor.tensor_type))
+        if self.fields["general.architecture"] == "llama" and name in ("q_proj", "k_proj"):
+            return split_halves(value, self.decoder_config.head_dim)
+        return value
+
+    def _config(self) -> dict[str, Any]:
+        """The fields of `config.json`; `hf_config` checks that their values are supported."""
+        kind = self._family()
+        values = self.fields.below(f"{kind}.")
+        heads = self._number(values, "attention.head_count")
+        sizes = {ours: self._number(values, theirs) for ours, theirs in REQUIRED.items()}
+        head_dim = values.get("attention.key_length") or sizes["hidden_size"] // heads
+        if values.get("rope.dimension_count", head_dim) != head_dim:
+            raise UserError(f"{self.path} rotates only part of each head: this is not implemented")
+        theta = float(values.get("rope.freq_base", 10000.0))
+        ids = {ours: self.fields.get(f"tokenizer.ggml.{name}") for ours, name in TOKEN_IDS.items()}
+        return {
+            "architectures": [hf_config.FAMILIES[kind].architecture],
+            "model_type": kind,
+            **sizes,
+            "num_key_value_heads": values.get("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "vocab_size": int(self._tensor(TOP_NAMES["embed"]).shape[-1]),
+            # Stored as float32: 1e-5 reads as 9.999999747378752e-06.
+            "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
+            "rope_theta": float(f"{theta:.6g}"),
+            "rope_scaling": self._rope_scaling(values, head_dim, theta),
+            "tie_word_embeddings": TOP_NAMES["lm_head"] not in self.tensors,
+            "hidden_act": "silu",
+            "torch_dtype": "float32",
+            **{name: number for name, number in ids.items() if number is not None},
+        }
+
+    def _family(self) -> str:
+        """The model type of a supported file."""
+        kind = self.fields.get("general.architecture")
+        if kind not in hf_config.FAMILIES:
+            raise UserError(
+                f"{self.path} has the architecture {kind!r}, which is not supported: use one of "
+                f"{', '.join(hf_config.FAMILIES)}"
+            )
+        if self.fields.get(f"{kind}.expert_count"):
+            raise UserError(f"{self.path} is a mixture of experts, which is not implemented")
+        if self.fields.get("split.count", 1) > 1:
+            raise UserError(
+                f"{self.path} is one part of several: merge them with llama.cpp's "
+                "'llama-gguf-split --merge' and give the result"
+            )
+        return str(kind)
+
+    def _number(self, values: Mapping[str, Any], name: str) -> int:
+        value = values.get(name)
+        if not isinstance(value, int):
+            raise UserError(
+                f"{self.path} gives {name} as {value!r}, but one integer for all layers is "
+                "implemented: use another model"
+            )
+        return value
+
+    def _tensor(self, name: str) -> Any:
+        if name not in self.tensors:
+            raise UserError(f"{self.path} lacks the tensor {name}: download it again")
+        return self.tensors[name]
+
+    def _rope_scaling(
+        self, values: Mapping[str, Any], head_dim: int, theta: float
+    ) -> dict[str, Any] | None:
+        if ROPE_FACTORS in self.tensors:
+            factors = np.asarray(self.tensors[ROPE_FACTORS].data, np.float64)
+            return llama3_scaling(factors, head_dim, theta)
+        scaling = {
+            name.removeprefix(ROPE_SCALING): value
+            for name, value in values.items()
+            if name.startswith(ROPE_SCALING)
+        }
+        kind, _ = scaling.pop("type", "none"), scaling.pop("finetuned", None)
+        if kind == "none":
+            return None
+        original = scaling.pop("original_context_length", None)
+        # Names that hf_config does not know stay, and are refused there.
+        return {"rope_type": kind, "original_max_position_embeddings": original} | scaling
+
+    def _check_tensors(self) -> None:
+        """Raises `UserError` unless every tensor is expected, and of its shape and a known type."""
+        expected = {ROPE_FACTORS}
+        for _, name, layer, layout in hf.stored_tensors(self.decoder_config):
+            tensor = self._tensor(gguf_name(name, layer))
+            expected.add(tensor.name)
+            shape = tuple(int(n) for n in reversed(tensor.shape))
+            if shape != layout.stored_shape:
+                raise UserError(
+                    f"{self.path} has {tensor.name} of shape {list(shape)}, but its metadata asks "
+                    f"for {list(layout.stored_shape)}: download it again"
+                )
+            if tensor.tensor_type.name not in TYPES:
+                raise UserError(
+                    f"{self.path} has {tensor.name} in {tensor.tensor_type.name}, but only "
+                    f"{', '.join(TYPES)} are supported: use another quantization"
+                )
+        if extra := sorted(set(self.tensors) - expected):
+            raise UserError(
+                f"{self.path} has {extra[0]} and {len(extra) - 1} more tensors that a model of "
+                f"type {self.config['model_type']} has no place for: use another model"
+            )
+
+
+class _Fields:
+    """Metadata by name; a value is decoded when it is read."""
+
+    def __init__(self, fields: Mapping[str, Any]):
+        self._fields = fields
+        self._read = functools.cache(lambda name: fields[name].contents())
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._read(name) if name in self._fields else default
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """All values whose names begin with `prefix`, by the rest of the name."""
+        names = [name for name in self._fields if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self._read(name) for name in names}
+
+
+def _open(path: Path) -> Any:
+    """The reader of the package `gguf` on a whole file."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UserError(
+            f"reading {path} needs the package gguf: 'pip install \"jax_ragrl[gguf]\"', or "
+            "'pip install gguf'"
+        ) from error
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise UserError(f"{path} is not a GGUF file: download it again")
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a whole GGUF file ({error}): download it again") from error
+
+
+def gguf_name(name: str, layer: int | None) -> str:
+    """The name in a GGUF file of a parameter of a layer, or of the model if `layer` is None."""
+    return TOP_NAMES[name] if layer is None else f"blk.{layer}.{LAYER_NAMES[name]}"
+
+
+def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Query or key rows of a Llama file in Transformers' order, `[heads * head_dim, inputs]`.
+
+    The file rotates neighbouring pairs of rows (0, 1), (2, 3), ...; Transformers, and this package,
+    rotate row i with row i + head_dim / 2.
+    """
+    paired = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
+
+
+def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
+    """The `rope_scaling` of Llama 3.1 and later whose frequencies are divided by `factors`.
+
+    The file holds the result, float32 `[head_dim / 2]`, and not the four numbers it comes from. All
+    published models share three of them; the fourth is the largest of the factors.
+
+    Raises:
+      UserError: these numbers do not give the factors of the file.
+    """
+    scaling = RopeScaling("llama3", factor=float(factors.max()))
+    plain, _ = frequencies(head_dim, theta, None)
+    scaled, _ = frequencies(head_dim, theta, scaling)
+    if factors.shape != plain.shape or not np.allclose(plain / scaled, factors, rtol=1e-3):
+        raise UserError(
+            f"{ROPE_FACTORS} of this GGUF file is not the scaling of Llama 3.1 or later: give the "
+            "original folder"
+        )
+    return hf_config.scaling_to_hf(scaling) or {}

@@ -1,0 +1,144 @@
+"""The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
+
+GGUF stores a vocabulary, its merges and the name of the rule that splits text before merging
+(`tokenizer.ggml.pre`), not the rule. The rules here are those of the published `tokenizer.json` of
+each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from jax_ragrl.errors import UserError
+
+# Of tokenizer.ggml.token_type.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+# By tokenizer.ggml.pre: the pattern of a piece, or None for GPT-2's with each digit on its own.
+SPLITS: Mapping[str, str | None] = {
+    "qwen2": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
+    "deepseek-r1-qwen": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
+    "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    "llama3": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    "llama-v3": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    "smaug-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    "smollm": None,
+}
+# Unicode is composed first, as in Qwen's tokenizer.json.
+COMPOSED = ("qwen2", "deepseek-r1-qwen")
+# A piece that is a token is not merged from its characters, as in Llama 3's tokenizer.json.
+WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a file's metadata.
+
+    Args:
+      fields: values by the names that follow `tokenizer.ggml.` in the file.
+
+    Raises:
+      UserError: another kind of tokenizer, or an unknown splitting rule.
+    """
+    rule = str(fields.get("pre"))
+    if fields.get("model") != "gpt2":
+        raise UserError(
+            f"this GGUF file has a tokenizer of kind {fields.get('model')!r}, but only byte-level "
+            "BPE ('gpt2': Qwen, Llama 3, SmolLM2) is supported: give the original folder"
+        )
+    if rule not in SPLITS:
+        raise UserError(
+            f"this GGUF file splits text by the rule {rule!r}, but only {', '.join(SPLITS)} are "
+            "supported: give the original folder"
+        )
+    types = fields.get("token_type") or [1] * len(fields["tokens"])
+    tokenizer = Tokenizer(_bpe(fields, types, rule))
+    tokenizer.pre_tokenizer = _splitter(SPLITS[rule])
+    tokenizer.decoder = decoders.ByteLevel()
+    if rule in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        texts = [text for text, t in zip(fields["tokens"], types, strict=True) if t == kind]
+        added = [AddedToken(text, special=special, normalized=False) for text in texts]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    tokenizer.post_processor = _ends(fields)
+    return tokenizer
+
+
+def _bpe(fields: Mapping[str, Any], types: list[int], rule: str) -> models.BPE:
+    """Tokens that only pad the vocabulary to the rows of the embedding are left out."""
+    pairs = enumerate(zip(fields["tokens"], types, strict=True))
+    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
+    return models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_PIECES)
+
+
+def _splitter(pattern: str | None) -> pre_tokenizers.PreTokenizer:
+    if pattern is None:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        return pre_tokenizers.Sequence([digits, bytes_])
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, bytes_])
+
+
+def _ends(fields: Mapping[str, Any]) -> processors.PostProcessor:
+    """Tokens put before and after a text if special tokens are asked for."""
+    names = special_tokens(fields)
+    first = [names["bos_token"]] if fields.get("add_bos_token") else []
+    last = [names["eos_token"]] if fields.get("add_eos_token") else []
+    if not first + last:
+        return processors.ByteLevel(trim_offsets=False)
+    ids = [(text, fields["tokens"].index(text)) for text in first + last]
+    return processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1"]
+        + [f"{text}:1" for text in last],
+        special_tokens=ids,
+    )
+
+
+def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the begin, end, unknown and padding tokens that the file names."""
+    ids = {name: fields.get(key) for name, key in SPECIAL.items()}
+    return {name: fields["tokens"][number] for name, number in ids.items() if number is not None}
+
+
+def tokenizer_config(fields: Mapping[str, Any], template: str | None, length: int) -> dict:
+    """The fields of `tokenizer_config.json`.
+
+    Args:
+      fields: as in `build_tokenizer`.
+      template: the chat template, in Jinja, if the file has one.
+      length: tokens in the model's context.
+    """
+    config: dict[str, Any] = {
+        **special_tokens(fields),
+        "add_bos_token": bool(fields.get("add_bos_token")),
+        "add_eos_token": bool(fields.get("add_eos_token")),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": length,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    return config | ({"chat_template": template} if template else {})

