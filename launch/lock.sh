@@ -17,7 +17,7 @@ lock() {
   local name=$1
   shift
   echo "requirements/$name.lock"
-  uv pip compile pyproject.toml --group build --extra serve "$@" \
+  uv pip compile pyproject.toml --group build --extra gguf --extra serve "$@" \
     --constraints requirements/constraints.txt --output-file "requirements/$name.lock" \
     --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
 }

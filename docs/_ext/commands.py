@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `ragrl`."""
-    from jax_ragrl.cli import main
+    from jax_ragrl.cli.main import _parser
 
-    return main._parser()
+    return _parser()
 
 
 def commands(
