@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -219,6 +220,7 @@ def settings_of(module: Any) -> Any:
 RECIPE_KEYS = ("system", "recipe", "credit", "rollouts")
 
 
+@functools.cache
 def groups() -> dict[str, list[Section]]:
     """All sections, by what reads them."""
     from jax_ragrl.warmstart.demos import load_warm_start
@@ -248,6 +250,7 @@ def undescribed() -> list[str]:
     return sorted({f"{k.owner}.{k.name.rpartition('.')[2]}" for k in keys if not k.described})
 
 
+@functools.cache
 def all_names() -> set[str]:
     """Every dotted key of every config."""
     names = {key.name for group in groups().values() for s in group for key in s.keys}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import pathlib
 import re
 from typing import Any
 
@@ -32,6 +36,27 @@ def literal_blocks(lines: list[str]) -> list[str]:
             in_block = True
         result.append(line)
     return result
+
+
+def departures(module: str) -> str:
+    """The departures that the docstring of a system's module lists, as Markdown."""
+    text = inspect.getdoc(importlib.import_module(module)) or ""
+    lines = text[re.search(r"^(?=Departures?\b)", text, re.MULTILINE).start() :].splitlines()
+    result, before = list[str](), ""
+    for line in lines[1:] if lines[0].count(" ") < 8 else lines:
+        flush = not line.startswith(" ")
+        if flush and before.startswith(" "):
+            result.append("")  # a paragraph after the list
+        result.append(re.sub(r"^  (\d+\.) ", r"\1 ", line) if not flush else line)
+        before = line
+    return "\n".join(re.sub(r"^     ", "   ", line) for line in result) + "\n"
+
+
+def config_file(name: str) -> str:
+    """The docstring of a file of configs/, as text."""
+    file = pathlib.Path(__file__).parents[2] / "configs" / f"{name}.py"
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return f"```text\n{text}\n```\n"
 
 
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -15,11 +15,13 @@ from typing import Any
 import api
 import commands
 import config_keys
+import docstrings
 import metrics
 import results
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.roles import XRefRole
 
 MAKERS: dict[str, Callable[..., str]] = {
     "config": config_keys.markdown,
@@ -28,8 +30,10 @@ MAKERS: dict[str, Callable[..., str]] = {
     "results": results.markdown,
     "public": api.public,
     "api": api.markdown,
+    "departures": docstrings.departures,
+    "config_file": docstrings.config_file,
 }
-MARK = re.compile(r"^<!-- generated: (\w+)((?: [\w.]+)*) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (\w+)((?: [\w./]+)*) -->$", re.MULTILINE)
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def key_signature(env: Any, text: str, node: addnodes.desc_signature) -> str:
         node += addnodes.desc_annotation(kind, "", nodes.Text(f"  {kind}"))
     if default:
         node += addnodes.desc_annotation(default, "", nodes.Text(f" = {default}"))
-    return target
+    return target if shown else name
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -77,5 +81,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read)
     app.connect("env-get-outdated", always)
     app.add_object_type("config-key", "key", "%s", parse_node=key_signature)
+    app.add_role_to_domain("std", "key", XRefRole(warn_dangling=True), override=True)
     app.add_object_type("metric", "metric", "%s", parse_node=key_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -252,6 +252,114 @@ def mesh() -> Figure:
     return f
 
 
+# --- systems -------------------------------------------------------------------------------------
+
+
+def c3po() -> Figure:
+    f = Figure("C-3PO: a proxy between a frozen retriever and a frozen language model", 420)
+    f.box(160, 8, 140, 34, "question", "f0")
+    f.line((230, 42), (230, 62))
+    f.box(150, 64, 160, 42, ["router", "policy"], "fa")
+    for x, name in ((70, "[No Retrieval]"), (230, "[Retrieval] query"), (390, "[Planning]")):
+        f.line((230, 106), (x, 138))
+        f.text(x, 154, name, "code")
+    f.line((390, 162), (390, 184))
+    f.box(322, 186, 136, 42, ["decision maker", "roadmap by LLM"], "fa")
+    f.line((230, 162), (230, 246))
+    f.line((390, 228), (390, 246))
+    f.box(170, 248, 276, 38, ["search", "frozen retriever"], "fc")
+    f.line((310, 286), (310, 304))
+    f.box(200, 306, 220, 42, ["filter: [i, j]", "policy"], "fa")
+    f.line((420, 327), (456, 327), (456, 232), (440, 232), (440, 228))
+    f.line((70, 162), (70, 372))
+    f.line((310, 348), (310, 372))
+    f.box(10, 374, 440, 38, ["answer", "frozen language model"], "fb")
+    return f
+
+
+def mmoa_rag() -> Figure:
+    f = Figure("MMOA-RAG: rewriter, selector and generator in a line", 420)
+    steps = [
+        (["rewriter", "policy: one sub-question per line"], "fa"),
+        (["search", "retriever: k passages shared by the queries"], "fc"),
+        (["selector", "policy: Document0,Document4 (grammar mask)"], "fa"),
+        (["generator", "policy: **answer**"], "fa"),
+        (["reward", "F1 of the answer to every role, minus own penalties"], "f0"),
+    ]
+    f.box(160, 8, 140, 34, "question", "f0")
+    for i, (lines, look) in enumerate(steps):
+        y = 64 + 72 * i
+        f.line((230, y - 22), (230, y - 2))
+        f.box(50, y, 360, 48, lines, look)
+    return f
+
+
+def coda() -> Figure:
+    f = Figure("CoDA: planner and executor with separate contexts", 330)
+    f.text(115, 20, "planner's context", "bold")
+    f.text(345, 20, "executor's context", "bold")
+    f.items.append('<rect class="box f0" x="8" y="30" width="214" height="230" rx="7"/>')
+    f.items.append('<rect class="box f0" x="238" y="30" width="214" height="230" rx="7"/>')
+    for y, name, look in ((44, "question", "f0"), (92, "<task>", "fa"), (172, "<result>", "fc")):
+        f.box(30, y, 170, 34, name, look)
+    f.box(30, 216, 170, 34, "<answer>", "fa")
+    f.line((200, 109), (258, 61))
+    f.box(260, 44, 170, 34, "sub-question", "f0")
+    f.line((345, 78), (345, 90))
+    f.box(260, 92, 170, 34, "<search>", "fa")
+    f.line((345, 126), (345, 138))
+    f.box(260, 140, 170, 34, "documents", "fc")
+    f.line((345, 174), (345, 186))
+    f.box(260, 188, 170, 34, "<refine> <answer>", "fa")
+    f.line((260, 205), (202, 190))
+    f.note(230, 284, "One policy plays both. The planner sees results alone.", "middle")
+    f.note(230, 302, "All turns of a rollout share one advantage, compared", "middle")
+    f.note(230, 320, "with the other rollouts of the question.", "middle")
+    return f
+
+
+def mao_arag() -> Figure:
+    f = Figure("MAO-ARAG: a planner over frozen executors", 400)
+    f.box(160, 8, 140, 34, "question", "f0")
+    f.line((230, 42), (230, 62))
+    f.box(120, 64, 220, 42, ["planner", "policy: a comma list"], "fa")
+    for x in (90, 230, 370):
+        f.line((230, 106), (x, 136))
+    f.box(10, 138, 138, 56, ["QR,R,DS,AG", "one workflow"], "f0")
+    f.box(161, 138, 138, 56, ["QDS", "serial parts"], "f0")
+    f.box(312, 138, 138, 56, ["QDP", "parallel parts"], "f0")
+    for x in (230, 380):
+        f.line((x, 194), (x, 220))
+    f.box(161, 222, 289, 42, ["planner, once per sub-question", "policy: a workflow each"], "fa")
+    f.line((80, 194), (80, 292))
+    f.line((306, 264), (306, 292))
+    f.box(10, 294, 440, 42, ["executors", "frozen LLM and retriever; each has a price"], "fb")
+    f.line((230, 336), (230, 352))
+    f.box(50, 354, 360, 40, ["reward", "F1 minus alpha x (tokens, searches, turns)"], "f0")
+    return f
+
+
+def opera() -> Figure:
+    f = Figure("OPERA: plan, analysis and rewrite, each with a policy and reward of its own", 430)
+    f.box(160, 8, 140, 34, "question", "f0")
+    f.line((230, 42), (230, 62))
+    f.box(120, 64, 220, 42, ["plan", "policy 1: list of sub-goals"], "fa")
+    f.line((230, 106), (230, 136))
+    f.note(240, 126, "each sub-goal")
+    f.box(120, 138, 220, 40, ["search", "retriever"], "fc")
+    f.line((230, 178), (230, 206))
+    f.box(120, 208, 220, 42, ["analysis", "policy 2: yes + answer, or no"], "fa")
+    f.line((230, 250), (230, 282))
+    f.note(240, 270, "no")
+    f.box(120, 284, 220, 42, ["rewrite", "policy 3: another query"], "fb")
+    f.line((120, 305), (60, 305), (60, 158), (118, 158))
+    f.line((340, 229), (410, 229), (410, 356))
+    f.note(346, 220, "yes")
+    f.box(250, 358, 202, 40, ["answer", "of the last sub-goal"], "f0")
+    f.note(230, 420, "Roles learn one after the other, from groups at their decisions.", "middle")
+    return f
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "effects": effects,
     "forest": forest,
@@ -260,6 +368,11 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "packing": packing,
     "sampler": sampler,
     "mesh": mesh,
+    "c3po": c3po,
+    "mmoa_rag": mmoa_rag,
+    "coda": coda,
+    "mao_arag": mao_arag,
+    "opera": opera,
 }
 
 

@@ -4,12 +4,14 @@ A marker is an HTML comment on the line directly above a block:
 
     <!-- run -->               a bash block that a slow test runs
     <!-- not run: REASON -->   a block that no test runs; commands of `ragrl` are still checked
+    <!-- slow: REASON -->      a Python block that only a slow test executes
 
-Python blocks without a marker are executed, those of a page one after another in one namespace.
+Python blocks are executed, those of a page one after another in one namespace.
 """
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import shlex
@@ -22,6 +24,8 @@ FENCE = re.compile(
     r"^(?P<fence>```+)(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
+ENDS = ("&&", "||", "|", ";")
+ASSIGNED = re.compile(r"\w+=.*")  # a variable before a command
 PYTHON, SHELL = ("python",), ("bash", "console", "sh", "shell")
 
 
@@ -70,10 +74,9 @@ def commands(text: str) -> list[list[str]]:
     result = []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         line = re.sub(r"^\$ ", "", line.strip())
-        for part in re.split(r"\s(?:&&|\|\||\||;)\s", line):
-            words = shlex.split(part, comments=True)
-            while words and re.fullmatch(r"\w+=\S*", words[0]):
-                words = words[1:]
-            if words:
-                result.append(words)
+        words = shlex.split(line, comments=True)
+        for ends, part in itertools.groupby(words, key=lambda word: word in ENDS):
+            command = list(itertools.dropwhile(ASSIGNED.fullmatch, part))
+            if command and not ends:
+                result.append(command)
     return result
