@@ -12,6 +12,7 @@ import config_keys
 import metrics
 import pytest
 
+from jax_ragrl.cli.main import main
 from jax_ragrl.train.metric_names import METRICS
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -94,3 +95,21 @@ def test_the_figures_are_those_that_the_script_draws(tmp_path, monkeypatch):
 
     for name, figure in draw.FIGURES.items():
         assert (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8") == figure().svg()
+
+
+SMALL = ["run.steps=1", "run.questions=4", "run.dev_questions=4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sixth", "coda", "opera"])
+def test_every_metric_that_a_run_writes_is_in_the_table(name, tmp_path):
+    root = DOCS.parent
+    sixth = name == "sixth"
+    config = root / ("tests/sixth/config.py" if sixth else f"configs/tiny/{name}.py")
+    changes = [] if sixth else [f"--config.{change}" for change in SMALL]
+    assert main(["train", f"--config={config}", f"--workdir={tmp_path}", *changes]) == 0
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    names = [name for group in METRICS.values() for name in group]
+    forms = [re.sub("<[a-z]+>", "[^/]+", re.escape(name)) for name in names]
+    unknown = [key for key in row if not any(re.search(rf"(^|/){form}$", key) for form in forms)]
+    assert unknown == ["step"]
