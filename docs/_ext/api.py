@@ -36,11 +36,16 @@ def markdown(package: str) -> str:
     """The text of the page of one package."""
     parts = []
     for name in modules(package):
-        if name == f"jax_ragrl.{package}" and not documented(name):
-            parts.append(f"{inspect.getdoc(importlib.import_module(name)) or ''}\n")
-            continue
-        parts += [f"## `{name}`\n", automodule(name)]
+        head = "" if name == f"jax_ragrl.{package}" else f"## `{name}`\n"
+        # What a package only imports from its modules is documented with these.
+        text = automodule(name) if documented(name) else f"{docstring(name)}\n"
+        parts += [head, text]
     return "\n".join(parts)
+
+
+def docstring(name: str) -> str:
+    """The first paragraph of a module's docstring."""
+    return (inspect.getdoc(importlib.import_module(name)) or "").partition("\n\n")[0]
 
 
 def automodule(name: str) -> str:

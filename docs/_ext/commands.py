@@ -11,7 +11,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `ragrl`."""
     from jax_ragrl.cli.main import _parser
 
-    return _parser()
+    return _parser()[0]
 
 
 def commands(
@@ -43,7 +43,7 @@ def section(name: str, sub: argparse.ArgumentParser) -> str:
 
 
 # What help texts write without backticks: options, placeholders and `<name>`, a tag in HTML.
-CODE = re.compile(r"(?<![\w`-])(--[\w-][^\s,:;)]*|[\w./-]*<\w+>[\w./-]*|\w+:[A-Z]+\[[^\s,;)]*)")
+CODE = re.compile(r"(?<![\w`-])(--[\w-][^\s,;)]*|[\w./-]*<\w+>[\w./-]*|\w+:[A-Z]+\[[^\s,;)]*)")
 
 
 def sentence(text: str) -> str:
@@ -53,7 +53,7 @@ def sentence(text: str) -> str:
     return (
         text
         if "`" in text
-        else CODE.sub(lambda m: f"`{m[1].rstrip('.')}`" + "." * m[1].endswith("."), text)
+        else CODE.sub(lambda m: f"`{m[1].rstrip('.:')}`" + m[1][len(m[1].rstrip(".:")) :], text)
     )
 
 

@@ -180,7 +180,7 @@ def sections(cls: Any, prefix: str = "", instance: Any = None) -> Iterator[Secti
             (c, f"{path}{after}.", default if type(default) is c else None) for after, c in inner
         ]
         shown = "" if inner and is_section(type(default)) else default_text(default, required)
-        meaning = own.get(name, "")
+        meaning = own.get(name, "") or only_value(hint)
         keys.append(
             Key(
                 path,
@@ -196,6 +196,12 @@ def sections(cls: Any, prefix: str = "", instance: Any = None) -> Iterator[Secti
         yield from sections(inner_cls, path, default)
 
 
+def only_value(hint: Any) -> str:
+    """What a key says that has one value only: the kind of its section."""
+    values = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    return f"Selects this kind of section: `{values[0]}`." if len(values) == 1 else ""
+
+
 def run_config() -> type:
     """The dataclass of a run's whole config."""
     module = importlib.import_module("jax_ragrl.run.config")
@@ -204,11 +210,11 @@ def run_config() -> type:
 
 def systems() -> dict[str, Any]:
     """The modules of the systems, by their name in a config, and baselines that train."""
-    from jax_ragrl.run.config import SYSTEMS
+    from jax_ragrl.systems.registry import MODULES, system_module
 
     baselines = ("executor", "rag_ddr", "tree_grpo")
-    dotted = [f"jax_ragrl.systems.baselines.{name}" for name in baselines]
-    return dict(SYSTEMS) | {name: importlib.import_module(name) for name in dotted}
+    names = [*MODULES, *(f"jax_ragrl.systems.baselines.{name}" for name in baselines)]
+    return {name: system_module(name) for name in names}
 
 
 def settings_of(module: Any) -> Any:
@@ -280,7 +286,8 @@ def markdown(page: str) -> str:
         if name not in PAGES.get(page, ()) and not (page == "recipes" and ":" in name):
             continue
         parts.append(f"## {TITLES.get(name) or title(name.partition(':')[2])}\n")
-        parts += [text_of(section, name, group) for section in group if section.cls not in known]
+        seen: set[str] = set()
+        parts += [text_of(s, name, group, seen) for s in group if s.cls not in known]
     return "\n".join(parts)
 
 
@@ -289,12 +296,24 @@ def title(system: str) -> str:
     return f"`{system.rpartition('.')[2]}`"
 
 
-def text_of(section: Section, group: str, others: list[Section]) -> str:
+def text_of(section: Section, group: str, others: list[Section], seen: set[str]) -> str:
     """The heading, introduction and keys of a section."""
     prefixes = {other.prefix for other in others}
-    head = f"### `{section.prefix}`\n" if section.prefix else ""
-    keys = [entry(key, group, prefixes) for key in section.keys if key.name not in RECIPE_KEYS]
+    head = f"### `{section.prefix}`{kind_of(section)}\n" if section.prefix else ""
+    own = [key for key in section.keys if key.name not in RECIPE_KEYS]
+    keys = [entry(key, group, prefixes, seen) for key in own]
     return "\n".join([head, introduction(section.cls) + "\n", *keys])
+
+
+def sentence(text: str) -> str:
+    """Text with a capital, unless it begins with code, and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
+
+
+def kind_of(section: Section) -> str:
+    """The values of `kind` that select a section, if it is one of several."""
+    kinds = typing.get_args(typing.get_type_hints(section.cls).get("kind"))
+    return f" of kind {' or '.join(f'`{kind}`' for kind in kinds)}" if kinds else ""
 
 
 def introduction(cls: Any) -> str:
@@ -310,14 +329,23 @@ def introduction(cls: Any) -> str:
     return "\n".join(lines).strip()
 
 
-def entry(key: Key, group: str, prefixes: set[str]) -> str:
-    """One key as a directive, which gives it a link of its own."""
+def entry(key: Key, group: str, prefixes: set[str], seen: set[str]) -> str:
+    """One key as a directive, which gives it a link of its own.
+
+    Args:
+      group: what reads the key, see `groups`.
+      prefixes: the sections of the group.
+      seen: the targets so far; a key that several kinds of a section have is a target once.
+    """
     after = f" = {key.default}" if key.default else ""
     target = key.name if group == "run" else f"{group.partition(':')[2] or group}:{key.name}"
     text = key.meaning
     inner = f"{key.name}[i]" if f"{key.name}[i]" in prefixes else key.name
     if key.name in prefixes or inner in prefixes:
         text = f"{text} The keys of `{inner}` have a section of their own.".strip()
-    text = text or "*(no description in the code yet)*"
+    text = sentence(text) or "*(no description in the code yet)*"
     required = "" if after or key.type.startswith("section") else " (required)"
-    return f":::{{config-key}} {target} | {key.name}: {key.type}{required}{after}\n{text}\n:::\n"
+    once = ":no-index:\n\n" if target in seen else ""
+    seen.add(target)
+    head = f":::{{config-key}} {target} | {key.name}: {key.type}{required}{after}"
+    return f"{head}\n{once}{text}\n:::\n"

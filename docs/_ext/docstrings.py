@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pathlib
+import pkgutil
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ from sphinx.application import Sphinx
 
 SECTION = re.compile(r"^(Args|Arguments|Returns|Yields|Raises|Fields|Attributes|Example|Note)s?:$")
 
+DEPARTURES = re.compile(r"^(?=Departures?\b)", re.MULTILINE)
+DEEPEST = 4  # spaces before the second line of an entry of a section
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(\w?)")
 
 
@@ -22,10 +25,12 @@ def indent(line: str) -> int:
 
 
 def literal_blocks(lines: list[str]) -> list[str]:
-    """Marks each indented paragraph outside of sections with `::`."""
+    """Marks each indented paragraph outside of sections with `::`; levels the lines of entries."""
     result: list[str] = []
     in_section = in_block = False
     for line in lines:
+        if in_section and indent(line) > DEEPEST:
+            line = " " * DEEPEST + line.strip()  # reST takes deeper lines for a quotation
         flush = bool(line.strip()) and indent(line) == 0
         if flush:
             if in_block:
@@ -38,10 +43,18 @@ def literal_blocks(lines: list[str]) -> list[str]:
     return result
 
 
+def modules_of(name: str) -> list[str]:
+    """A module, and if it is a package its modules `recipe` and `system`."""
+    below = pkgutil.iter_modules(getattr(importlib.import_module(name), "__path__", ()))
+    names = {module.name for module in below}
+    return [name, *(f"{name}.{part}" for part in ("recipe", "system") if part in names)]
+
+
 def departures(module: str) -> str:
     """The departures that the docstring of a system's module lists, as Markdown."""
-    text = inspect.getdoc(importlib.import_module(module)) or ""
-    lines = text[re.search(r"^(?=Departures?\b)", text, re.MULTILINE).start() :].splitlines()
+    texts = (inspect.getdoc(importlib.import_module(name)) or "" for name in modules_of(module))
+    text = next(text for text in texts if DEPARTURES.search(text))
+    lines = text[DEPARTURES.search(text).start() :].splitlines()
     result, before = list[str](), ""
     for line in lines[1:] if lines[0].count(" ") < 8 else lines:
         flush = not line.startswith(" ")

@@ -106,12 +106,12 @@ def effects() -> Figure:
     f.line((230, 54), (230, 84))
     f.box(130, 86, 200, 44, ["State", "a frozen dataclass"], "fa")
     f.line((230, 130), (230, 160))
-    f.note(240, 150, "wants(state)")
+    f.note(240, 150, "next_effects(state)")
     for i, (name, by, look) in enumerate(
         [
             ("Generate", "policy", "fa"),
             ("Search", "retriever", "fc"),
-            ("Ask", "frozen LLM", "fb"),
+            ("CallLLM", "frozen LLM", "fb"),
             ("Done", "a leaf", "f0"),
         ]
     ):

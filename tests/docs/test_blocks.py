@@ -19,7 +19,7 @@ from tests.docs.pages import PYTHON, ROOT, SHELL, Block, blocks, commands, pages
 PAGES = pages()
 SHELL_BLOCKS = [block for page in PAGES for block in blocks(page, SHELL)]
 REASON = re.compile(r"not run: \S.{8,}")
-BUILT = ("_train", "_plan")  # commands whose whole config is on the command line
+BUILT = ("train", "plan")  # commands whose whole config is on the command line
 
 
 def relative(page: pathlib.Path) -> str:
@@ -49,7 +49,7 @@ def test_commands_parse_and_their_files_exist(block: Block, capsys):
             except SystemExit as end:
                 assert end.code == 0, f"{' '.join(words)}: {capsys.readouterr().err}"
             else:
-                check_config(arguments)
+                check_config(words[1], arguments)
 
 
 def files_of(words: list[str]) -> list[str]:
@@ -59,13 +59,13 @@ def files_of(words: list[str]) -> list[str]:
     return [name for name in named if name.startswith(roots) and "_build" not in name]
 
 
-def check_config(arguments) -> None:
+def check_config(command: str, arguments) -> None:
     """Builds the config of a command that names a whole one."""
     changes = [a for a in arguments.config if a.startswith("--config.")]
     for change in changes:
         name = change.removeprefix("--config.").partition("=")[0]
         assert known_key(name), f"no config has the key {name}"
-    if arguments.run.__name__ not in BUILT or not arguments.config:
+    if command not in BUILT or not arguments.config:
         return
     try:
         load_job(load_config(None, arguments.config))
@@ -85,7 +85,7 @@ def known_key(name: str) -> bool:
     return name in names or any(".".join(parts[:i]) in MAPPINGS for i in range(1, len(parts)))
 
 
-MAPPINGS = ("llm.extra", "judge.extra", "recipe")
+MAPPINGS = ("llm.extra_body", "judge.extra_body")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
