@@ -138,7 +138,7 @@ def type_name(hint: Any) -> str:
     """A type in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        names = [type_name(a) for a in args if a is not type(None)]
+        names = list(dict.fromkeys(type_name(a) for a in args if a is not type(None)))
         return " or ".join(names) + (" or None" if type(None) in args else "")
     if origin is typing.Literal:
         return " or ".join(repr(a) for a in args)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import commands as reference
 import pytest
 
 from jax_ragrl.cli import main as cli
@@ -85,7 +86,38 @@ def known_key(name: str) -> bool:
     return name in names or any(".".join(parts[:i]) in MAPPINGS for i in range(1, len(parts)))
 
 
+OTHERS = {"--num-slices", "--all", "--list"}  # of other programs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_inline_commands_and_options_exist(page: pathlib.Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    spans = re.findall(r"`([^`\n]*)`", text)
+    parsers = dict(reference.commands(reference.parser()))
+    known = {o for p in parsers.values() for a in p._actions for o in a.option_strings} | OTHERS
+    options = {o for span in spans for o in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    assert not {o for o in options if o not in known and not o.startswith("--config")}
+    names = {m[0] for span in spans if (m := re.match(r"ragrl [a-z]+", span))}
+    assert not names - set(parsers)
+
+
+def test_the_overrides_of_algorithms_name_keys_that_exist():
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    keys = re.findall(r"`([\w.]+)=[^`\s]+`", text)
+    assert len(keys) > 20 and not [key for key in keys if not known_key(key)]
+
+
 MAPPINGS = ("llm.extra_body", "judge.extra_body")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_files_that_are_named_exist(page: pathlib.Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh|ipynb|svg|json))`", text)
+    names = [name for name in names if "NAME" not in name]  # a placeholder
+    roots = (ROOT, ROOT / "jax_ragrl", ROOT / "jax_ragrl" / "systems")
+    missing = sorted({n for n in names if not any((root / n).exists() for root in roots)})
+    assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
