@@ -86,6 +86,14 @@ def known_key(name: str) -> bool:
     return name in names or any(".".join(parts[:i]) in MAPPINGS for i in range(1, len(parts)))
 
 
+def test_the_path_of_a_question_names_functions_that_exist():
+    text = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^(\w+/\w+\.py) +(\w+)", text, re.MULTILINE)
+    assert len(steps) > 10
+    for file, name in steps:
+        assert f"\ndef {name}(" in (ROOT / "jax_ragrl" / file).read_text(encoding="utf-8"), name
+
+
 OTHERS = {"--num-slices", "--all", "--list"}  # of other programs
 
 
