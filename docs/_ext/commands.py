@@ -30,6 +30,16 @@ def markdown() -> str:
     return "\n".join(section(name, sub) for name, sub in commands(parser()) if name != "ragrl")
 
 
+def table(name: str) -> str:
+    """The sub-commands of a command with their descriptions."""
+    rows = [
+        f"| `{full}` | {sentence(sub.description or '')} |"
+        for full, sub in commands(parser())
+        if full.startswith(f"ragrl {name} ")
+    ]
+    return "\n".join(["| command | measures |", "|---|---|", *rows, ""])
+
+
 def section(name: str, sub: argparse.ArgumentParser) -> str:
     """The text of one command."""
     level = "##" if name.count(" ") == 1 else "###"

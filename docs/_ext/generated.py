@@ -26,6 +26,7 @@ from sphinx.roles import XRefRole
 MAKERS: dict[str, Callable[..., str]] = {
     "config": config_keys.markdown,
     "commands": commands.markdown,
+    "subcommands": commands.table,
     "metrics": metrics.markdown,
     "results": results.markdown,
     "public": api.public,
