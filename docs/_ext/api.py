@@ -55,7 +55,7 @@ def automodule(name: str) -> str:
 
 def public() -> str:
     """The names of `import jax_ragrl`, if it has any."""
-    names = getattr(jax_ragrl, "__all__", ())
+    names = sorted(getattr(jax_ragrl, "__all__", ()), key=lambda name: (name[0].isupper(), name))
     lines = []
     for name in names:
         value = getattr(jax_ragrl, name)

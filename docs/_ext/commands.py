@@ -45,7 +45,7 @@ def section(name: str, sub: argparse.ArgumentParser) -> str:
     level = "##" if name.count(" ") == 1 else "###"
     parts = [f"{level} `{name}`\n", sentence(sub.description or ""), ""]
     options = [a for a in sub._actions if not isinstance(a, argparse._SubParsersAction)]
-    options = [a for a in options if not isinstance(a, argparse._HelpAction)]
+    options = [a for a in options if not isinstance(a, argparse._HelpAction) and is_shown(a)]
     parts += [option(name, action) for action in options]
     if sub.epilog:
         parts += [sentence(sub.epilog), ""]
@@ -65,6 +65,11 @@ def sentence(text: str) -> str:
         if "`" in text
         else CODE.sub(lambda m: f"`{m[1].rstrip('.:')}`" + m[1][len(m[1].rstrip(".:")) :], text)
     )
+
+
+def is_shown(action: argparse.Action) -> bool:
+    """Whether an option is in the help; former names of options are not."""
+    return action.help != argparse.SUPPRESS
 
 
 def option(name: str, action: argparse.Action) -> str:

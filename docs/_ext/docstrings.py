@@ -82,7 +82,13 @@ def literal(match: re.Match[str]) -> str:
     return f"``{match[1]}``" + ("\\ " if match[2] else "") + match[2]
 
 
+def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leaves out the fields of a `NamedTuple`: their docstring is "Alias for field number 0"."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Registers the handler, with a priority before napoleon's 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

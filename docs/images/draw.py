@@ -20,7 +20,7 @@ STYLE = """
     svg.drawing-svg { --ink: #e6e9ee; --soft: #9aa5b1; --a: #7aa7ff; --b: #f0a070; --c: #7bd88f; }
   }
   .drawing-svg text { font: 14px system-ui, sans-serif; fill: var(--ink); }
-  .drawing-svg .small { font-size: 12px; fill: var(--soft); }
+  .drawing-svg .small { font-size: 13px; fill: var(--soft); }
   .drawing-svg .code { font: 13px ui-monospace, monospace; }
   .drawing-svg .bold { font-weight: 600; }
   .drawing-svg .box { fill: none; stroke: var(--ink); stroke-width: 1.5; }
@@ -181,7 +181,7 @@ def objective() -> Figure:
     ]
     for i, (lines, look) in enumerate(rows):
         y = 8 + 68 * i
-        f.box(60, y, 340, 46, lines, look)
+        f.box(45, y, 370, 46, lines, look)
         if i + 1 < len(rows):
             f.line((230, y + 46), (230, y + 66))
     return f
