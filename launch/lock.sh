@@ -27,4 +27,4 @@ lock cpu "$@"
 lock cuda --extra cuda --constraints requirements/cpu.lock
 lock cuda12 --extra cuda12 --constraints requirements/cpu.lock
 lock tpu --extra tpu --constraints requirements/cpu.lock
-lock test --extra test --constraints requirements/cpu.lock
+lock test --extra test --extra docs --constraints requirements/cpu.lock

@@ -1,0 +1,186 @@
+"""Every fenced command and Python block of the pages runs, or says why a test does not run it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import commands as reference
+import pytest
+
+from jax_ragrl.cli import main as cli
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.run.config import load_job
+from tests.docs.pages import PYTHON, ROOT, SHELL, Block, blocks, commands, pages
+
+PAGES = pages()
+SHELL_BLOCKS = [block for page in PAGES for block in blocks(page, SHELL)]
+REASON = re.compile(r"not run: \S.{8,}")
+BUILT = ("train", "plan")  # commands whose whole config is on the command line
+
+
+def relative(page: pathlib.Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def parsed(words: list[str]):
+    """The arguments of a command of `ragrl`; fails with the message of its parser."""
+    return cli._parse(words[1:])
+
+
+@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.name)
+def test_shell_blocks_run_or_say_why_not(block: Block):
+    assert block.marker == "run" or REASON.fullmatch(block.marker), (
+        "put <!-- run --> or <!-- not run: REASON --> on the line above the block"
+    )
+
+
+@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.name)
+def test_commands_parse_and_their_files_exist(block: Block, capsys):
+    for words in commands(block.text):
+        for name in files_of(words):
+            assert (ROOT / name).exists(), f"{name} is not in the repository"
+        if pathlib.Path(words[0]).name in ("ragrl", "ragrl.sh") and "..." not in words:
+            try:
+                arguments = parsed(words)
+            except SystemExit as end:
+                assert end.code == 0, f"{' '.join(words)}: {capsys.readouterr().err}"
+            else:
+                check_config(words[1], arguments)
+
+
+def files_of(words: list[str]) -> list[str]:
+    """The files of the repository that a command names."""
+    named = [word.removeprefix("--config=").partition(":")[0] for word in words]
+    roots = ("configs/", "launch/", "./launch/", "notebooks/", "tests/", "docs/", "requirements/")
+    return [name for name in named if name.startswith(roots) and "_build" not in name]
+
+
+def check_config(command: str, arguments) -> None:
+    """Builds the config of a command that names a whole one."""
+    changes = [a for a in arguments.config if a.startswith("--config.")]
+    for change in changes:
+        name = change.removeprefix("--config.").partition("=")[0]
+        assert known_key(name), f"no config has the key {name}"
+    if command not in BUILT or not arguments.config:
+        return
+    try:
+        load_job(load_config(None, arguments.config))
+    except UserError as error:
+        # Placeholders of a config that the text leaves out, and folders that are only examples.
+        if "(set it with" not in str(error):
+            raise
+
+
+def known_key(name: str) -> bool:
+    """Whether some config has a key, or a mapping that holds it."""
+    from config_keys import all_names
+
+    names = {re.sub(r"\[\w+\]", "", key) for key in all_names()}
+    name = re.sub(r"\[\w+\]", "", name)
+    parts = name.split(".")
+    return name in names or any(".".join(parts[:i]) in MAPPINGS for i in range(1, len(parts)))
+
+
+def test_the_path_of_a_question_names_functions_that_exist():
+    text = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^(\w+/\w+\.py) +(\w+)", text, re.MULTILINE)
+    assert len(steps) > 10
+    for file, name in steps:
+        assert f"\ndef {name}(" in (ROOT / "jax_ragrl" / file).read_text(encoding="utf-8"), name
+
+
+OTHERS = {"--num-slices", "--all", "--list"}  # of other programs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_inline_commands_and_options_exist(page: pathlib.Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    spans = re.findall(r"`([^`\n]*)`", text)
+    parsers = dict(reference.commands(reference.parser()))
+    actions = [action for p in parsers.values() for action in p._actions]
+    known = {o for a in actions if reference.is_shown(a) for o in a.option_strings} | OTHERS
+    options = {o for span in spans for o in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    assert not {o for o in options if o not in known and not o.startswith("--config")}
+    names = {m[0] for span in spans if (m := re.match(r"ragrl [a-z]+", span))}
+    assert not names - set(parsers)
+
+
+def test_the_overrides_of_algorithms_name_keys_that_exist():
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    keys = re.findall(r"`([\w.]+)=[^`\s]+`", text)
+    assert len(keys) > 20 and not [key for key in keys if not known_key(key)]
+
+
+MAPPINGS = ("llm.extra_body", "judge.extra_body")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_files_that_are_named_exist(page: pathlib.Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = re.findall(r"`((?:\w+/)+\w+\.(?:py|sh|ipynb|svg|json))`", text)
+    names = [name for name in names if "NAME" not in name]  # a placeholder
+    roots = (ROOT, ROOT / "jax_ragrl", ROOT / "jax_ragrl" / "systems")
+    missing = sorted({n for n in names if not any((root / n).exists() for root in roots)})
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_inline_overrides_name_keys_that_exist(page: pathlib.Path):
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"--config\.([\w.\[\]]*\w)(?==)", text)
+    unknown = sorted({n for n in names if not known_key(n) and n not in ("a.b", "KEY")})
+    assert not unknown, f"no config has these keys: {unknown}"
+
+
+def scripts() -> list:
+    """The pages with Python blocks; those with a slow block are for a slow test."""
+    params = []
+    for page in PAGES:
+        markers = [block.marker for block in blocks(page, PYTHON)]
+        slow = [pytest.mark.slow] if any(m.startswith("slow: ") for m in markers) else []
+        if markers:
+            params.append(pytest.param(page, marks=slow, id=relative(page)))
+    return params
+
+
+@pytest.mark.parametrize("page", scripts())
+def test_python_blocks_run(page: pathlib.Path, tmp_path, monkeypatch):
+    workplace(tmp_path, monkeypatch)
+    namespace: dict = {"__name__": "__main__"}
+    for block in blocks(page, PYTHON):
+        if block.marker and not block.marker.startswith("slow: "):
+            assert REASON.fullmatch(block.marker), f"{block.name}: say why it is not run"
+            compile(block.text, block.name, "exec")
+            continue
+        code = "\n" * block.line + block.text
+        exec(compile(code, ROOT / block.file, "exec"), namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "block", [block for block in SHELL_BLOCKS if block.marker == "run"], ids=lambda b: b.name
+)
+def test_marked_shell_blocks_run(block: Block, tmp_path, monkeypatch):
+    workplace(tmp_path, monkeypatch)
+    script = "set -euo pipefail\n" + re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def workplace(folder: pathlib.Path, monkeypatch) -> None:
+    """A folder with the files of a checkout that pages name, and `ragrl` on the path."""
+    for name in ("configs", "tests", "launch", "notebooks"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "bin").mkdir()
+    command = folder / "bin" / "ragrl"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m jax_ragrl.cli.main "$@"\n')
+    command.chmod(0o755)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(folder)
