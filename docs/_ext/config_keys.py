@@ -342,7 +342,7 @@ def entry(key: Key, group: str, prefixes: set[str], seen: set[str]) -> str:
     text = key.meaning
     inner = f"{key.name}[i]" if f"{key.name}[i]" in prefixes else key.name
     if key.name in prefixes or inner in prefixes:
-        text = f"{text} The keys of `{inner}` have a section of their own.".strip()
+        text = f"{text} The keys are listed under `{inner}`.".strip()
     text = sentence(text) or "*(no description in the code yet)*"
     required = "" if after or key.type.startswith("section") else " (required)"
     once = ":no-index:\n\n" if target in seen else ""
