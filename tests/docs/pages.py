@@ -6,7 +6,7 @@ A marker is an HTML comment on the line directly above a block:
     <!-- not run: REASON -->   a block that no test runs; commands of `ragrl` are still checked
     <!-- slow: REASON -->      a Python block that only a slow test executes
 
-Python blocks are executed, those of a page one after another in one namespace.
+Python blocks are executed; the blocks of a page share a namespace, in order.
 """
 
 from __future__ import annotations

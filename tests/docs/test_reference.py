@@ -1,4 +1,4 @@
-"""The generated reference is complete, and what is committed next to it is current."""
+"""The generated reference is complete, and the committed files are current."""
 
 from __future__ import annotations
 
