@@ -390,5 +390,5 @@ def check_finite(metrics: dict[str, float]) -> None:
             f"after an optimizer step parameters of the {' and the '.join(models)} are NaN or "
             "infinite: training has diverged, and the step is not saved. The newest checkpoint is "
             "from before; start a new run with a lower learning rate, from the beginning or from "
-            "the policy that 'ragrl export' makes of that checkpoint"
+            "the policy that 'ragrl export' writes from that checkpoint"
         )

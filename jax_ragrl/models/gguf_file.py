@@ -3,7 +3,7 @@
 Each tensor keeps its exact values: float16 and bfloat16 tensors stay what they are, and a quantized
 tensor, whose values are products of a float16 scale and an integer, becomes float32 (bfloat16 would
 round it to 8 bits, more than some quantizations did). The folder is written under another name and
-renamed, so that it is whole whenever it is there, whichever of several processes wrote it.
+renamed, so that it is complete whenever it exists, whichever of several processes wrote it.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """

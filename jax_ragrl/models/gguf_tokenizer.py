@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
 
 GGUF stores a vocabulary, its merges and the name of the rule that splits text before merging
-(`tokenizer.ggml.pre`), not the rule. The rules here are those of the published `tokenizer.json` of
+(`tokenizer.ggml.pre`), not the rule. The rules are taken from the published `tokenizer.json` of
 each family.
 """
 

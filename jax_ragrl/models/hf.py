@@ -151,7 +151,7 @@ def load_decoder(
     """Loads the decoder of a Hugging Face folder.
 
     Args:
-      folder: a local folder; `by_name.resolve_model` makes one of any model's name.
+      folder: a local folder; `by_name.resolve_model` returns it for the name of a model.
       mesh: the devices that the parameters are sharded over; None: the first device.
       dtype: the compute dtype.
       param_dtype: the dtype that the parameters are kept in; None: `dtype`.
@@ -172,7 +172,7 @@ def load_decoder(
 
 
 def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
-    """Raises `UserError` unless the tensors of a checkpoint are those of its config.
+    """Raises `UserError` unless the tensors of a checkpoint match its config.
 
     Args:
       config: the decoder that `config.json` describes.

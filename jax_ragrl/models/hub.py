@@ -51,7 +51,7 @@ def download(name: str, *, weights: bool = True) -> Path:
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:
-    """The folder of a revision in the cache; None if no file of it is there."""
+    """The folder of a revision in the cache; None if the cache has no file of it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

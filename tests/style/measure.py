@@ -73,6 +73,7 @@ def files() -> list[pathlib.Path]:
     """Python files and pages, relative to the root of the repository, without this folder's."""
     paths = [path for top in (PACKAGE, "tests", "configs") for path in (ROOT / top).rglob("*.py")]
     paths += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    paths = [path for path in paths if "_build" not in path.parts]
     relative = sorted(path.relative_to(ROOT) for path in paths)
     return [path for path in relative if SELF not in path.parents]
 

@@ -18,7 +18,7 @@ BUDGET = {
     "per": 0.1,
     "where": 0.9,
     "what": 1.7,
-    "idiom": 5.8,
+    "idiom": 5.3,
     "opening": 0.1,
     "pronoun": 0.3,
     "participle": 0.4,
@@ -28,7 +28,7 @@ BUDGET = {
     "maximum length": 39,
     "described": 95.0,
     "comments": 6.0,
-    "count of per": 700,
+    "count of per": 600,
 }
 AT_LEAST = {"described", "comments", "count of per"}  # the other limits are upper ones
 LISTS = {"described": "args", "median length": "long", "maximum length": "long"}

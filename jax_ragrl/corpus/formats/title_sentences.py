@@ -13,6 +13,6 @@ def read_title_sentences(path: pathlib.Path | str) -> tuple[list[Question], list
     """Reads passages: the title is the id, the sentences are joined."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: not one JSON object of title: [sentence, ...]")
+        raise UserError(f"{path}: the file must be one JSON object of title: [sentence, ...]")
     record = Record(str(path), value)
     return [], [Passage(title, title, join_sentences(strings(record, title))) for title in value]

@@ -29,5 +29,5 @@ def read_triviaqa(path: pathlib.Path | str) -> tuple[list[Question], list[Passag
     """Reads questions; the first answer is the value, its aliases follow."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: not one JSON object with the field 'Data'")
+        raise UserError(f"{path}: the file must be one JSON object with the field 'Data'")
     return [_question(record) for record in parts(Record(str(path), value), "Data")], []
