@@ -208,8 +208,8 @@ def test_a_first_record_may_exceed_the_head(tmp_path, monkeypatch, content):
     for indent in (None, 1) if content[0] == "[" else (None,):
         dumped = [json.dumps(r, indent=indent, ensure_ascii=False) for r in records]
         path = write(tmp_path / "long", content.format(*dumped))
-        found = list(formats.iter_passages(path))
-        assert [p.id for p in found] == ["0", "1"] and len(found[0].text) == 99
+        result = list(formats.iter_passages(path))
+        assert [p.id for p in result] == ["0", "1"] and len(result[0].text) == 99
 
 
 def test_half_a_surrogate_pair_is_replaced(tmp_path):

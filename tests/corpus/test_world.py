@@ -64,8 +64,8 @@ def test_a_seed_gives_the_same_world_in_another_process(hash_seed):
         "PYTHONHASHSEED": hash_seed,
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == WORLD_0_120
+    matches = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert matches.stdout.strip() == WORLD_0_120
 
 
 def test_worlds_of_other_seeds_and_sizes_differ():
@@ -125,20 +125,20 @@ def test_every_fact_is_in_exactly_its_source_passage():
             assert world().facts[pair[0]][pair[1]] == value
             told.setdefault(pair, []).append(passage.id)
     assert told == {pair: [passage] for pair, passage in world().source.items()}
-    assert set(told) == {(name, r) for name, known in world().facts.items() for r in known}
+    assert set(told) == {(name, r) for name, relations in world().facts.items() for r in relations}
 
 
 def test_facts_join_the_kinds_that_their_relations_declare():
-    kinds = {name: next(iter(known)) for name, known in world().facts.items()}
+    kinds = {name: next(iter(relations)) for name, relations in world().facts.items()}
     subjects = {name: RELATIONS[relation].subject for name, relation in kinds.items()}
-    for name, known in world().facts.items():
-        for relation, value in known.items():
+    for name, relations in world().facts.items():
+        for relation, value in relations.items():
             assert RELATIONS[relation].subject == subjects[name]
             if RELATIONS[relation].object in CLUSTERS:
                 assert subjects[value] == RELATIONS[relation].object
             assert value != name
-        if "spouse" in known and len(known["spouse"]) == 1:
-            assert world().facts[known["spouse"]]["spouse"] == name
+        if "spouse" in relations and len(relations["spouse"]) == 1:
+            assert world().facts[relations["spouse"]]["spouse"] == name
 
 
 def test_passages_have_unique_ids_and_titles_name_their_subject():
@@ -179,7 +179,9 @@ def test_the_famous_share_changes_neither_facts_nor_questions():
 
 def test_most_facts_have_a_distractor_that_shares_a_name():
     def alike(name: str, relation: str) -> bool:
-        others = (n for n, known in world().facts.items() if relation in known and n != name)
+        others = (
+            n for n, relations in world().facts.items() if relation in relations and n != name
+        )
         return any(set(name.split()) & set(other.split()) for other in others)
 
     pairs = list(world().source)

@@ -151,8 +151,8 @@ def test_lambda_one_gives_reward_to_go_minus_value():
 
 
 def test_the_defaults_are_gamma_1_and_lambda_95_hundredths():
-    given = [0.5, 1.0, -2.0], [0.2, -0.4, 3.0], [True] * 3
-    np.testing.assert_array_equal(advantages(*given), advantages(*given, gamma=1.0, lam=0.95))
+    values = [0.5, 1.0, -2.0], [0.2, -0.4, 3.0], [True] * 3
+    np.testing.assert_array_equal(advantages(*values), advantages(*values, gamma=1.0, lam=0.95))
 
 
 def test_a_chain_without_values_has_the_reward_to_go():
@@ -180,12 +180,12 @@ def test_padding_after_an_action_is_never_read():
 )
 def test_gae_skips_observations_between_turns(mask, gamma, lam):
     rng = np.random.default_rng(len(mask))
-    kept = np.array(mask)
+    kept_N = np.array(mask)
     reward, value = rng.normal(size=(2, len(mask)))
     expected = np.zeros(len(mask))
-    own = gae_reference(reward[kept].tolist(), value[kept].tolist(), gamma, lam)
-    expected[kept] = own
-    reward[~kept], value[~kept] = np.nan, np.inf
+    own = gae_reference(reward[kept_N].tolist(), value[kept_N].tolist(), gamma, lam)
+    expected[kept_N] = own
+    reward[~kept_N], value[~kept_N] = np.nan, np.inf
     actual = advantages(reward, value, mask, gamma=gamma, lam=lam)
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-5)
 
@@ -209,9 +209,9 @@ def test_gae_over_turns_is_the_mean_over_conversations():
     paths = np.array([[0, 1], [0, 2], [3, -1], [-1, -1]], np.int32)
     expected, times = np.zeros((5, 4)), np.zeros(5)
     for path in ([0, 1], [0, 2], [3]):
-        kept = [(a, t) for a in path for t in range(4) if mask[a, t]]
-        along = gae_reference(*([x[at] for at in kept] for x in (reward, value)), 0.9, 0.7)
-        for at, x in zip(kept, along, strict=True):
+        kept_N = [(a, t) for a in path for t in range(4) if mask[a, t]]
+        along = gae_reference(*([x[at] for at in kept_N] for x in (reward, value)), 0.9, 0.7)
+        for at, x in zip(kept_N, along, strict=True):
             expected[at] += x
         times[path] += 1
     expected /= np.maximum(times, 1)[:, None]
@@ -234,11 +234,11 @@ def test_padding_of_conversations_changes_nothing():
     reward_AT = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
     value_AT, mask_AT = np.full((3, 2), 0.5, np.float32), np.ones((3, 2), bool)
     path_CS = np.array([[0, 1, -1], [2, -1, -1]], np.int32)
-    given = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
-    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*given))
+    values = jax.device_put((reward_AT, value_AT, mask_AT, path_CS))
+    actual = jax.device_get(jax.jit(lambda *x: gae_over_turns(*x, gamma=1.0, lam=1.0))(*values))
     np.testing.assert_allclose(actual, [[2.5, 2.5], [1.5, 1.5], [3.5, 3.5]])
     usual, named = (
-        jax.device_get(jax.jit(lambda *x, k=k: gae_over_turns(*x, **k))(*given))
+        jax.device_get(jax.jit(lambda *x, k=k: gae_over_turns(*x, **k))(*values))
         for k in ({}, {"gamma": 1.0, "lam": 0.95})
     )
     np.testing.assert_array_equal(usual, named)

@@ -115,11 +115,11 @@ def test_memory_and_documents_are_combined():
 
 def test_documents_behind_the_limit_are_not_read():
     question = next(q for q in questions() if q.kind == "chain" and q.hops == 1)
-    told = gold(question)[0]
+    fact_passage = gold(question)[0]
     blank = [Passage("", f"t{i}", "Nothing.") for i in range(5)]
     reader = ignorant(limit=5)
-    assert ask(reader, question, [*blank[:4], told]) in question.answers
-    assert ask(reader, question, [*blank, told]) == UNKNOWN
+    assert ask(reader, question, [*blank[:4], fact_passage]) in question.answers
+    assert ask(reader, question, [*blank, fact_passage]) == UNKNOWN
 
 
 def others(question: Question) -> list[Passage]:

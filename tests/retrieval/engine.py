@@ -17,7 +17,7 @@ Reply = Callable[[dict[str, Any]], Any]
 SIZE = 3  # hits of a page
 
 
-def found(asked: dict[str, Any], first: int, number: int) -> list[dict[str, Any]]:
+def results(asked: dict[str, Any], first: int, number: int) -> list[dict[str, Any]]:
     """Hits of a page, under the names of both engines."""
     query = asked["q"]
     at = [f"http://{query}/{n}" for n in range(first, first + number)]
@@ -29,7 +29,7 @@ def found(asked: dict[str, Any], first: int, number: int) -> list[dict[str, Any]
 def pages(asked: dict[str, Any]) -> dict[str, Any]:
     """Two pages of hits: a whole one, and one that begins with the last hit of the one before."""
     page = int(asked.get("page") or asked["pageno"])
-    hits = found(asked, (SIZE - 1) * (page - 1), SIZE) if page < 3 else []
+    hits = results(asked, (SIZE - 1) * (page - 1), SIZE) if page < 3 else []
     return {"organic": hits, "results": hits}
 
 

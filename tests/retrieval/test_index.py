@@ -126,9 +126,9 @@ def test_an_index_keeps_its_passages_whatever_corpus_is_tried(corpus, tmp_path):
     save_corpus(Corpus(PASSAGES[::-1]), tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="built for corpus.*but .*other.jsonl holds"):
         load_indexed(tmp_path / "other.jsonl", folder)
-    kept = load_indexed(path, folder)
-    assert kept.stored_fingerprint and tuple(kept.passages) == PASSAGES
-    assert open_index(folder, kept).search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+    cached = load_indexed(path, folder)
+    assert cached.stored_fingerprint and tuple(cached.passages) == PASSAGES
+    assert open_index(folder, cached).search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
 
 
 def test_another_encoder_is_refused(corpus, tmp_path):
@@ -205,9 +205,9 @@ def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
 def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
     encoder = LexicalEncoder.fit(corpus.passages, 64)
     vectors = encoder.encode_passages(corpus.passages)
-    given = build_index(corpus, encoder, "exact", tmp_path / "given", vectors=vectors)
+    values = build_index(corpus, encoder, "exact", tmp_path / "given", vectors=vectors)
     made = build_index(corpus, encoder, "exact", tmp_path / "made")
-    assert given.search(["Harbor"], 6) == made.search(["Harbor"], 6)
+    assert values.search(["Harbor"], 6) == made.search(["Harbor"], 6)
     with pytest.raises(UserError, match=r"\(5, 64\) do not fit"):
         build_index(corpus, encoder, "exact", tmp_path / "wrong", vectors=vectors[:5])
     with pytest.raises(UserError, match="differ from this encoder"):
@@ -247,10 +247,10 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
                 raise RuntimeError("power cut")
             return super().encode_passages(passages)
 
-    def build_with(left, **given):
+    def build_with(left, **values):
         encoder = Counting.fit(corpus.passages, 32)
         encoder.left = left
-        build_index(corpus, encoder, "exact", tmp_path, **given)
+        build_index(corpus, encoder, "exact", tmp_path, **values)
         return encoder.asked
 
     with pytest.raises(RuntimeError):
@@ -268,8 +268,8 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
         with pytest.raises(RuntimeError):
             build_with(5)
         encoder = LexicalEncoder.fit(fitted, 32)
-        found = build_index(made, encoder, "exact", tmp_path)
-        assert found.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
+        hits = build_index(made, encoder, "exact", tmp_path)
+        assert hits.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
         expected = encoder.encode_passages(made.passages)
         np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
 
@@ -281,9 +281,9 @@ def test_recall_counts_gold_by_id_or_title():
         def search(self, queries, k):
             return [Hits(PASSAGES[:k], (0.0,) * min(k, 6)) for _ in queries]
 
-    found = recall(Fixed(), QUESTIONS, ks=(1, 2, 3))
-    assert found == {"recall@1": (1 + 0) / 2, "recall@2": (1 + 1 / 2) / 2, "recall@3": 1.0}
-    assert recall(Fixed(), QUESTIONS, ks=(3, 1, 2)) == found
+    hits = recall(Fixed(), QUESTIONS, ks=(1, 2, 3))
+    assert hits == {"recall@1": (1 + 0) / 2, "recall@2": (1 + 1 / 2) / 2, "recall@3": 1.0}
+    assert recall(Fixed(), QUESTIONS, ks=(3, 1, 2)) == hits
     twice = [dataclasses.replace(QUESTIONS[0], gold=("p0", "p5", "p5"))]
     assert recall(Fixed(), twice) == {"recall@2": 0.5, "recall@5": 0.5, "recall@10": 1.0}
     with pytest.raises(UserError, match="none of the 1 questions"):
@@ -299,10 +299,10 @@ def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
     )
     assert half.searcher._parts[0].nbytes * 2 == whole.searcher._parts[0].nbytes
     assert embed.read_vectors(tmp_path / "bfloat16" / "vectors").dtype == np.float32
-    found, expected = half.search(queries, 5), whole.search(queries, 5)
-    for x, y in zip(found, expected, strict=True):
+    hits, expected = half.search(queries, 5), whole.search(queries, 5)
+    for x, y in zip(hits, expected, strict=True):
         np.testing.assert_allclose(x.scores, y.scores, atol=2**-8)
-    assert [x.scores for x in found] != [y.scores for y in expected]
+    assert [x.scores for x in hits] != [y.scores for y in expected]
     with pytest.raises(UserError, match="index dtype is 'int8': use one of float32, bfloat16"):
         build_index(made, encoder, "exact", tmp_path / "int8", dtype="int8")
     with pytest.raises(UserError, match="index.dtype is 'int8'"):
@@ -344,13 +344,13 @@ def test_recall_is_of_the_questions_that_a_file_judges(corpus, tmp_path):
     paths = [tmp_path / name for name in ("corpus.jsonl", "out", "questions.jsonl", "qrels")]
     save_corpus(corpus, paths[0])
     save_questions(QUESTIONS, paths[2])
-    given = {"kind": "exact", "questions_path": paths[2], "qrels_path": paths[3]}
+    values = {"kind": "exact", "questions_path": paths[2], "qrels_path": paths[3]}
     for passage, expected in (("p0", 1.0), ("p5", 0.0)):  # found first, and last
         paths[3].write_text(f"1 0 {passage} 1\n3 0 p0 0\n")
-        report = run_index(*paths[:2], **given)
+        report = run_index(*paths[:2], **values)
         assert (report["questions"], report["recall@2"]) == (1, expected)
     with pytest.raises(UserError, match="give --questions"):
-        run_index(*paths[:2], **given | {"questions_path": None})
+        run_index(*paths[:2], **values | {"questions_path": None})
 
 
 def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):

@@ -136,8 +136,8 @@ def test_half_a_surrogate_pair_of_a_server_is_replaced():
 def test_batches_share_a_connection_and_keep_the_order():
     with answering(documents) as (address, seen, connected):
         remote = RemoteRetriever(address, batch=2)
-        found = [hits for _ in range(2) for hits in remote.search(list("abcde"), 1)]
-    assert [hits.passages[0].title for hits in found] == [f"{q} 0" for q in "abcde" * 2]
+        results = [hits for _ in range(2) for hits in remote.search(list("abcde"), 1)]
+    assert [hits.passages[0].title for hits in results] == [f"{q} 0" for q in "abcde" * 2]
     assert [len(body["queries"]) for body in seen] == [2, 2, 1] * 2 and len(connected) == 1
 
 
@@ -156,8 +156,8 @@ def test_a_transient_outage_is_retried():
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_an_unavailable_server_gets_no_single_queries(status: int):
     with answering(lambda body: (status, {})) as (address, seen, _):
-        found = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
-    assert all(isinstance(x, EffectError) for x in found) and len(seen) == 2
+        results = RemoteRetriever(address, retries=1, pause=0.01).search(["a", "b"], 1)
+    assert all(isinstance(x, EffectError) for x in results) and len(seen) == 2
 
 
 def test_requests_are_json_without_a_key(monkeypatch: pytest.MonkeyPatch):
@@ -197,8 +197,8 @@ def test_a_timeout_is_a_failure():
     assert len(seen) == 2
 
 
-def is_found(found: list[Any]) -> list[bool]:
-    return [not isinstance(hits, EffectError) for hits in found]
+def is_found(results: list[Any]) -> list[bool]:
+    return [not isinstance(hits, EffectError) for hits in results]
 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 500])
@@ -211,10 +211,10 @@ def test_a_query_that_a_server_makes_nothing_of_fails_alone(status: int, wrong: 
         return (status, {"detail": "cannot"}) if bad else documents(body)
 
     with answering(reply) as (address, seen, _):
-        found = RemoteRetriever(address, retries=1, pause=0.01).search(queries, 1)
-    assert is_found(found) == [i not in wrong for i in range(8)]
-    assert f"query 'bad {wrong[0]}' with status {status}" in str(found[wrong[0]])
-    assert all(found[i].passages[0].title == f"good {i} 0" for i in range(8) if i not in wrong)
+        results = RemoteRetriever(address, retries=1, pause=0.01).search(queries, 1)
+    assert is_found(results) == [i not in wrong for i in range(8)]
+    assert f"query 'bad {wrong[0]}' with status {status}" in str(results[wrong[0]])
+    assert all(results[i].passages[0].title == f"good {i} 0" for i in range(8) if i not in wrong)
     # Once more where that may help, and then halves of halves.
     assert len(seen) <= 1 + (status == 500) + 2 * 3 * len(wrong)
 
@@ -225,8 +225,8 @@ def test_an_outage_keeps_earlier_hits_and_skips_later_batches():
 
     with answering(reply) as (address, seen, _):
         remote = RemoteRetriever(address, batch=2, retries=1, pause=0.01)
-        found = remote.search(list("abcdef"), 1)
-    assert is_found(found) == [True] * 2 + [False] * 4 and "failed 2 times" in str(found[-1])
+        results = remote.search(list("abcdef"), 1)
+    assert is_found(results) == [True] * 2 + [False] * 4 and "failed 2 times" in str(results[-1])
     assert [body["queries"] for body in seen] == [["a", "b"], ["c", "d"], ["c", "d"]]
 
 
@@ -234,15 +234,15 @@ def test_later_refusals_of_a_working_server_end_no_run():
     replies = iter([documents, lambda body: (404, {}), lambda body: (200, b"<html>")])
     with answering(lambda body: next(replies)(body)) as (address, _, _):
         remote = RemoteRetriever(address)
-        found = [remote.search(["a"], 1)[0] for _ in range(3)]
-    assert is_found(found) == [True, False, False]
-    assert "status 404" in str(found[1]) and "<html>" in str(found[2])
+        results = [remote.search(["a"], 1)[0] for _ in range(3)]
+    assert is_found(results) == [True, False, False]
+    assert "status 404" in str(results[1]) and "<html>" in str(results[2])
 
 
 def test_a_failing_server_is_not_a_refusing_one():
     with answering(lambda body: (500, {})) as (address, _, _):
-        found = RemoteRetriever(address, retries=0).search(["a", "b"], 1)
-    assert is_found(found) == [False, False] and "failed on query 'b'" in str(found[1])
+        results = RemoteRetriever(address, retries=0).search(["a", "b"], 1)
+    assert is_found(results) == [False, False] and "failed on query 'b'" in str(results[1])
 
 
 def test_extra_hits_are_dropped():
@@ -264,8 +264,10 @@ def test_unreadable_hits_fail_only_their_query():
     nan = b'{"document": {"id": 1, "contents": "x"}, "score": NaN}'
     both = b'{"result": [[%s], [%s]]}' % (json.dumps(GOOD).encode(), nan)
     with answering(lambda body: (200, both)) as (address, _, _):
-        found = RemoteRetriever(address).search(["a", "b"], 1)
-    assert is_found(found) == [True, False] and "query 2, hit 1: the score 'nan'" in str(found[1])
+        results = RemoteRetriever(address).search(["a", "b"], 1)
+    assert is_found(results) == [True, False] and "query 2, hit 1: the score 'nan'" in str(
+        results[1]
+    )
 
 
 def test_recall_is_of_the_questions_whose_search_came_back():
@@ -298,18 +300,18 @@ def test_an_unreachable_server_excludes_its_questions():
 
 
 def test_what_a_server_refuses_is_not_asked_again():
-    refused = pytest.raises(UserError, match="'a'.*422.*topk too large")
-    with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen, _), refused:
+    refusal = pytest.raises(UserError, match="'a'.*422.*topk too large")
+    with answering(lambda body: (422, {"detail": "topk too large"})) as (address, seen, _), refusal:
         RemoteRetriever(address).search(["a", "b"], 1)
     assert [body["queries"] for body in seen] == [["a", "b"], ["a"], ["b"]]
-    refused = pytest.raises(UserError, match="2 queries.*404")
-    with answering(lambda body: (404, {})) as (address, seen, _), refused:
+    refusal = pytest.raises(UserError, match="2 queries.*404")
+    with answering(lambda body: (404, {})) as (address, seen, _), refusal:
         RemoteRetriever(address).search(["a", "b"], 1)
     assert len(seen) == 1
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (b"<html>hello", "<html>hello"),
         ([[GOOD]], "contents"),
@@ -328,11 +330,11 @@ def test_what_a_server_refuses_is_not_asked_again():
         (b'{"result": [[{"document": {"id": 1, "contents": "x"}, "score": 1e999}]]}', "'inf'"),
     ],
 )
-def test_a_reply_of_another_form_is_shown(value: Any, told: str):
-    refused = pytest.raises(UserError)
-    with answering(lambda body: (200, value)) as (address, _, _), refused as wrong:
+def test_a_reply_of_another_form_is_shown(value: Any, message: str):
+    refusal = pytest.raises(UserError)
+    with answering(lambda body: (200, value)) as (address, _, _), refusal as wrong:
         RemoteRetriever(address).search(["a"], 3)
-    assert told in str(wrong.value) and address in str(wrong.value)
+    assert message in str(wrong.value) and address in str(wrong.value)
 
 
 def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
@@ -351,15 +353,15 @@ def test_a_remote_index_needs_an_address_and_no_corpus(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("values", "message"),
     [
         ({"kind": "remote"}, r"missing config key config\.index\.url: set it"),
         ({"url": "http://localhost:8000"}, r"index\.kind is 'scann', and only kind remote"),
     ],
 )
-def test_half_a_remote_index_is_refused(given: dict[str, str], told: str):
-    with pytest.raises(UserError, match=told):
-        convert(Index, given, "config.index")
+def test_half_a_remote_index_is_refused(values: dict[str, str], message: str):
+    with pytest.raises(UserError, match=message):
+        convert(Index, values, "config.index")
 
 
 def test_retries_and_timeout_come_from_the_config(tmp_path: pathlib.Path):

@@ -140,10 +140,10 @@ def test_oversized_batches_are_split(monkeypatch):
 )
 def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     """Room in queries of all vectors; where two devices hold them a query takes half of it."""
-    asked = set()
+    batch_sizes = set()
 
     def nearest(queries, passages, count, k):
-        asked.add(len(queries))
+        batch_sizes.add(len(queries))
         return exact_nearest(queries, passages, count, k)
 
     exact_nearest = exact.nearest
@@ -151,7 +151,7 @@ def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     monkeypatch.setattr(exact, "SCORE_BYTES", int(4 * 500 * room))
     monkeypatch.setattr(exact, "PART", part)
     ExactSearcher(VECTORS).search(QUERIES[: 2 * rows][:256], 7)
-    assert asked == {rows}
+    assert batch_sizes == {rows}
 
 
 def test_a_bucket_is_the_next_power_of_two():
@@ -167,8 +167,8 @@ def test_vectors_on_several_devices_are_searched_as_on_one(monkeypatch, k):
     searcher = ExactSearcher(repeated)
     assert [int(n) for n in searcher._counts] == [167, 167, 167, 167, 166, 166]
     assert len({x.device for x in searcher._parts}) == 6
-    for found, x in zip(searcher.search(QUERIES, k), expected, strict=True):
-        np.testing.assert_array_equal(found, x)
+    for result, x in zip(searcher.search(QUERIES, k), expected, strict=True):
+        np.testing.assert_array_equal(result, x)
 
 
 @pytest.mark.parametrize("size", [3000, 3072])
@@ -179,18 +179,18 @@ def test_block_top_k_equals_top_k_with_ties_in_order(size):
     # The block of the best holds an equal of one in an earlier block.
     scores_QX[2], scores_QX[2, [300, 2600, 2601]] = 0.0, (1, 2, 1)
     for k in (1, 3, 10):
-        found = jax.device_get(jax.jit(exact.top, static_argnums=1)(jax.device_put(scores_QX), k))
+        result = jax.device_get(jax.jit(exact.top, static_argnums=1)(jax.device_put(scores_QX), k))
         order = np.argsort(-scores_QX, axis=1, kind="stable")[:, :k]
-        np.testing.assert_array_equal(found[1], order)
-        np.testing.assert_array_equal(found[0], np.take_along_axis(scores_QX, order, 1))
+        np.testing.assert_array_equal(result[1], order)
+        np.testing.assert_array_equal(result[0], np.take_along_axis(scores_QX, order, 1))
 
 
 def test_exact_search_copies_nothing_silently(no_transfers):
     searcher = ExactSearcher(VECTORS)
     expected = searcher.search(QUERIES[:3], 5)
     with no_transfers():
-        found = searcher.search(QUERIES[:3], 5)
-    for x, y in zip(found, expected, strict=True):
+        result = searcher.search(QUERIES[:3], 5)
+    for x, y in zip(result, expected, strict=True):
         np.testing.assert_array_equal(x, y)
 
 

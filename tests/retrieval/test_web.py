@@ -18,7 +18,7 @@ from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.config import parse_index
 from jax_ragrl.types import Passage
-from tests.retrieval.engine import SIZE, engine, found, pages
+from tests.retrieval.engine import SIZE, engine, pages, results
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_pages_are_requested_until_there_are_enough_hits(name: str, number: str)
 
 
 def test_a_repeated_page_ends_the_search():
-    with engine(lambda asked: {"results": found(asked, 0, 2)}) as (address, seen):
+    with engine(lambda asked: {"results": results(asked, 0, 2)}) as (address, seen):
         (hits,) = WebRetriever("searxng", address).search(["a"], 9)
     assert len(hits.passages) == 2 and len(seen) == 2
 
@@ -73,8 +73,8 @@ def test_cached_hits_serve_a_resumed_run(tmp_path: pathlib.Path):
         again = WebRetriever("searxng", address, folder, writer=1)
         assert search_pages(again, asked) == before and len(seen) == number
         again.search(["d"], 1)
-        beside = WebRetriever("searxng", address, folder)  # another process of the run
-        assert beside.search(["a", "d"], 1) == again.search(["a", "d"], 1)
+        other_process = WebRetriever("searxng", address, folder)  # another process of the run
+        assert other_process.search(["a", "d"], 1) == again.search(["a", "d"], 1)
         assert len(seen) == number + 1
     assert sorted(file.name for file in folder.iterdir()) == ["searxng-1.jsonl"]
 
@@ -129,7 +129,7 @@ def test_remaining_queries_do_not_wait_for_an_unavailable_engine():
 
 
 @pytest.mark.parametrize(
-    ("name", "reply", "told"),
+    ("name", "reply", "message"),
     [
         ("serper", Response('{"message": "Unauthorized."}', 403), "403.*SERPER_API_KEY right"),
         ("searxng", Response("Forbidden", 403), "403.*json under search.formats"),
@@ -138,11 +138,11 @@ def test_remaining_queries_do_not_wait_for_an_unavailable_engine():
         ("serper", JSONResponse([]), "no list 'organic'"),
     ],
 )
-def test_an_engine_that_never_found_anything_ends_the_run(name: str, reply: Response, told: str):
+def test_an_engine_that_never_found_anything_ends_the_run(name: str, reply: Response, message: str):
     with engine(lambda asked: reply) as (address, _):
-        with pytest.raises(UserError, match=told) as refused:
+        with pytest.raises(UserError, match=message) as refusal:
             WebRetriever(name, address).search(["a", "b"], 1)
-        assert address in str(refused.value) and "secret" not in str(refused.value)
+        assert address in str(refusal.value) and "secret" not in str(refusal.value)
 
 
 def test_hits_without_an_address_are_dropped():
@@ -179,7 +179,7 @@ def test_a_run_caches_hits_in_its_folder(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "url", "told"),
+    ("kind", "url", "message"),
     [
         ("bing", "", "index.kind is 'bing': use one of scann, exact, remote, searxng, serper"),
         ("searxng", "", "index.url is empty"),
@@ -191,8 +191,8 @@ def test_a_run_caches_hits_in_its_folder(tmp_path: pathlib.Path):
         ),
     ],
 )
-def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, told: str):
-    with pytest.raises(UserError, match=told):
+def test_a_kind_has_an_address_where_it_needs_one(kind: str, url: str, message: str):
+    with pytest.raises(UserError, match=message):
         convert(Index, {"kind": kind, "url": url}, "config.index")
     assert SerperIndex().url == "" and parse_index("serper").kind == "serper"
     assert parse_index("http://me@host:1") == RemoteIndex("http://me@host:1")
@@ -207,9 +207,9 @@ def test_a_key_is_stripped_and_never_printed(
     assert seen[0]["key"] == "secret"
     for broken in ("sec\u2019ret", "sec\nret"):
         monkeypatch.setenv("SERPER_API_KEY", broken)
-        with pytest.raises(UserError, match="SERPER_API_KEY contains invalid") as refused:
+        with pytest.raises(UserError, match="SERPER_API_KEY contains invalid") as refusal:
             WebRetriever("serper", "http://localhost:1")
-        assert "sec" not in str(refused.value)
+        assert "sec" not in str(refusal.value)
 
 
 def test_cached_pages_do_not_hide_a_refused_key(tmp_path: pathlib.Path):
@@ -231,8 +231,8 @@ def test_a_query_that_no_request_can_hold_fails_alone(query: str):
 
 def test_an_engine_that_has_moved_says_where_to():
     moved = Response("", 301, headers={"Location": "https://elsewhere/search"})
-    told = pytest.raises(UserError, match="with 301.*it has moved to https://elsewhere/search")
-    with engine(lambda asked: moved) as (address, _), told:
+    message = pytest.raises(UserError, match="with 301.*it has moved to https://elsewhere/search")
+    with engine(lambda asked: moved) as (address, _), message:
         WebRetriever("searxng", address).search(["a"], 1)
 
 

@@ -530,10 +530,10 @@ def test_hits_reach_the_branch_that_searched():
     assert read == {0: (passage(31),), 1: (passage(32),)}
 
 
-def judged_forest(told: dict) -> tuple[Forest, Tape]:
+def judged_forest(reply_of: dict) -> tuple[Forest, Tape]:
     """Returns the paper's tree of two questions in an environment with a judge."""
     texts = {"filter": "Thought: t\nAction: [1]", "decision": "Thought: t\nAction: [LLM]"}
-    tape = Tape(lambda role, *_: texts[role], replies=told)
+    tape = Tape(lambda role, *_: texts[role], replies=reply_of)
     environment = tape.environment()._replace(judge=tape)
     return collect(system(), PAPER, (ANN, BOB), environment), tape
 

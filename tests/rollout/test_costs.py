@@ -30,8 +30,8 @@ def test_peak_context_is_the_longest_prompt_with_its_action():
 def test_policy_tokens_count_the_tokens_of_actions():
     forest = play(single())
     (cost,) = costs_of(forest)
-    written = [len(r.action.ids) for r in forest.records if r.action]
-    assert (cost["policy_calls"], cost["policy_tokens"]) == (2, sum(written))
+    text_of = [len(r.action.ids) for r in forest.records if r.action]
+    assert (cost["policy_calls"], cost["policy_tokens"]) == (2, sum(text_of))
 
 
 def test_step_costs_leave_out_calls_that_were_not_made():
@@ -78,12 +78,16 @@ def test_role_costs_leave_out_failed_questions():
 def test_a_call_above_several_leaves_counts_once():
     """Three routes; in the third, two decisions share a roadmap and make equal requests."""
     texts = iter("ab" * 9)
-    written = {
+    text_of = {
         "filter": lambda: "Thought: t\nAction: [1]",
         "decision": lambda: f"Thought: {next(texts)}\nAction: [LLM]",
     }
-    told = {"roadmap": MeteredReply("1. one step", 100, 10), "answer": ULM, "answer_direct": ULM}
-    tape = Tape(lambda role, prompt, rng: written[role](), replies=told)
+    reply_of = {
+        "roadmap": MeteredReply("1. one step", 100, 10),
+        "answer": ULM,
+        "answer_direct": ULM,
+    }
+    tape = Tape(lambda role, prompt, rng: text_of[role](), replies=reply_of)
     forest = play(tape, expander=PAPER)
     assert len(forest.leaf_N.nonzero()[0]) == 4
     assert step_costs(forest) == {

@@ -239,8 +239,8 @@ class Looks:
 
 @pytest.mark.parametrize("peek", [False, True])
 def test_peeking_makes_the_searches_of_other_actions(peek):
-    found = {"one": [passage(1)], "two": [passage(2), passage(3)]}
-    tape = Tape({"a": ["one", "silent", "two", "end"]}, found)
+    result = {"one": [passage(1)], "two": [passage(2), passage(3)]}
+    tape = Tape({"a": ["one", "silent", "two", "end"]}, result)
     first = Branching(3, follow=1, peek=peek)
     three = lambda effect, question: first if effect.depth == 1 else Branching(1)  # noqa: E731
     forest = collect(Looks(), three, [ANN], Environment(tape, tape, tape))

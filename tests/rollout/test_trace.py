@@ -56,8 +56,8 @@ def test_a_decision_after_a_filter_shows_no_passages():
     }
     forest = play(Tape(texts))
     (tree,) = trees(forest, credit_of(forest), 1)
-    shown = {n["id"]: len(n["passages"]) for n in tree["nodes"]}
-    assert shown == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0}
+    lines = {n["id"]: len(n["passages"]) for n in tree["nodes"]}
+    assert lines == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0}
 
 
 def test_credit_without_a_leaf_is_null():
@@ -118,5 +118,5 @@ def test_without_readers_nodes_show_the_passages_found():
     texts = {"agent": ["<search>Ann</search>", "<answer>Ulm</answer>"]}
     forest = collect(agent, single_chain, [ANN], Tape(texts).environment())
     (tree,) = trees(forest, np.zeros(3), 1)
-    found = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
-    assert [node["passages"] for node in tree["nodes"]] == [found, [], []]
+    result = [{"title": f"title {i}", "text": f"text {i}"} for i in (1, 2)]
+    assert [node["passages"] for node in tree["nodes"]] == [result, [], []]

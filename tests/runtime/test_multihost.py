@@ -67,9 +67,9 @@ def test_a_cloud_tpu_reports_its_workers(monkeypatch: pytest.MonkeyPatch):
 
 def test_explicit_variables_are_used_entirely():
     assert explicit_settings(NO_TPU) == {}
-    given = explicit_settings(ALL)
-    assert given["coordinator_address"] == "10.0.0.1:8476"
-    assert (given["num_processes"], given["process_id"]) == (4, 3)
+    environment = explicit_settings(ALL)
+    assert environment["coordinator_address"] == "10.0.0.1:8476"
+    assert (environment["num_processes"], environment["process_id"]) == (4, 3)
     # An address alone complements a launcher.
     assert explicit_settings(SLURM | {"JAX_COORDINATOR_ADDRESS": "a:1"}) == {}
 
@@ -112,10 +112,10 @@ def test_one_process_joins_no_other(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_without_others_gives_up_with_advice(number: int):
     address = free_address()
-    told = dict(zip(hosts.NAMES, (address, "2", str(number)), strict=True))
+    settings = dict(zip(hosts.NAMES, (address, "2", str(number)), strict=True))
     program = [sys.executable, "-c", "from jax_ragrl.runtime.multihost import join; join(2)"]
     run = subprocess.run(
-        program, cwd=REPO, env=os.environ | told, capture_output=True, text=True, timeout=300
+        program, cwd=REPO, env=os.environ | settings, capture_output=True, text=True, timeout=300
     )
     assert run.returncode == hosts.EXIT_TIMEOUT
     assert f"not all of 2 processes joined at {address} within 2 s" in run.stderr
@@ -126,8 +126,8 @@ def test_a_waiting_process_prints_messages(monkeypatch, capfd):
     monkeypatch.setattr(hosts, "WAIT_MESSAGE_EVERY", 0.02)
     with hosts._waiting():
         time.sleep(0.2)
-    said = capfd.readouterr().err
-    assert 2 <= said.count("process 0 has waited for others for 0 s") <= 11
+    output = capfd.readouterr().err
+    assert 2 <= output.count("process 0 has waited for others for 0 s") <= 11
     time.sleep(0.1)
     assert "waited" not in capfd.readouterr().err
 
@@ -161,22 +161,22 @@ def test_collectives_of_one_process_are_plain_calls(tmp_path: pathlib.Path):
 
 @pytest.mark.slow
 def test_two_processes_exchange_results_and_errors(tmp_path: pathlib.Path):
-    told = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
-    given = told | {"XLA_FLAGS": flags(2)}
+    settings = dict(zip(hosts.NAMES, (free_address(), "2", ""), strict=True))
+    environment = settings | {"XLA_FLAGS": flags(2)}
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.telling", str(tmp_path)],
             cwd=REPO,
-            env=os.environ | given | {"JAX_PROCESS_ID": str(i)},
+            env=os.environ | environment | {"JAX_PROCESS_ID": str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for i in range(2)
     ]
-    said = [process.communicate(timeout=300)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
-    assert all(text.count("as it should") == 1 for text in said), said
+    output = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], output
+    assert all(text.count("as it should") == 1 for text in output), output
 
 
 # --- Whose devices --------------------------------------------------------------------------------
