@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import grain
 
-from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.packaged import data_file
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -69,7 +69,7 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
     Raises:
       UserError: as `load_answered`, and if two files have the same name.
     """
-    files = [local(path.strip()) for path in paths.split(",")]
+    files = [data_file(path.strip()) for path in paths.split(",")]
     sets = [_subset(load_answered(file), each) for file in files]
     if len(files) == 1:
         return sets[0]

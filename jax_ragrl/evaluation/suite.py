@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import tqdm
 
 from jax_ragrl.config.kinds import VectorIndex
-from jax_ragrl.config.schema import local
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import FORMATS, detect
+from jax_ragrl.corpus.packaged import data_file
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import fingerprint, set_name
 from jax_ragrl.errors import UserError
@@ -64,8 +64,8 @@ def parse_data(text: str) -> DataSet:
     """
     name, equals, files = text.partition("=")
     questions, _, corpus = (files if equals else text).partition("@")
-    path = local(questions)
-    return DataSet(name if equals else set_name(path), path, local(corpus) if corpus else None)
+    path = data_file(questions)
+    return DataSet(name if equals else set_name(path), path, data_file(corpus) if corpus else None)
 
 
 def evaluate_suite(

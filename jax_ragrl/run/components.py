@@ -22,8 +22,8 @@ from jax_ragrl.config.kinds import (
     ServerIndex,
     VectorIndex,
 )
-from jax_ragrl.config.schema import local
 from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.packaged import data_file
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.errors import UserError
@@ -238,7 +238,7 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        path = local(files.corpus)
+        path = data_file(files.corpus)
         return LoadedData(process_zero_first(lambda: load_indexed(path, folder)), splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
