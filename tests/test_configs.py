@@ -36,12 +36,16 @@ GIVEN = {
 }
 POOL = {"recipe.expert_pool": "pool.jsonl"}
 TAUGHT = {"data.demos": "demos.jsonl"}
-DEMOS = {"tiny/sft_c3po": TAUGHT, "warmup_c3po": TAUGHT | {"policy": "models/policy"}}
+DEMOS = {
+    "tiny/sft_c3po": TAUGHT,
+    "warmup_c3po": TAUGHT | {"policy": "models/policy"},
+    "smollm2/warm_start": TAUGHT,
+}
 
 
 def given_to(name: str) -> dict[str, str]:
     """The paths that a config of full size leaves to the user."""
-    if name in DEMOS or name.startswith("tiny/"):
+    if name in DEMOS or name.startswith(("tiny/", "smollm2/")):
         return DEMOS.get(name, {})
     return GIVEN | (POOL if name.startswith("opera") else {})
 

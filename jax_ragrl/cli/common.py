@@ -14,6 +14,8 @@ PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 MODEL_FORMS = "a folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny or smollm2"
 DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
+REAL_CONFIG = CONFIGS / "smollm2" / "mmoa_rag.py"
+REAL_WARM_START = CONFIGS / "smollm2" / "warm_start.py"
 
 
 class Command(Protocol):

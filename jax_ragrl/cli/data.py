@@ -7,7 +7,7 @@ import json
 
 from jax_ragrl.cli.common import AddCommand, print_json
 from jax_ragrl.config.schema import local
-from jax_ragrl.corpus.packaged import data_file
+from jax_ragrl.corpus.builtin import data_file
 
 
 def add_commands(command: AddCommand) -> None:

@@ -12,6 +12,8 @@ from jax_ragrl.cli.common import (
     CONFIGS,
     DEFAULT_CONFIG,
     PAPERS,
+    REAL_CONFIG,
+    REAL_WARM_START,
     AddCommand,
     parse_numbers,
     print_json,
@@ -29,7 +31,17 @@ def add_quickstart(command: AddCommand) -> None:
     sub = command("quickstart", run_quickstart, summary, takes_config=True)
     sub.add_argument("--seed", type=int, default=0, help="random seed of the data and of training")
     sub.add_argument(
-        "--workdir", type=local, help="folder of the run (default: runs/quickstart-SEED)"
+        "--workdir",
+        type=local,
+        help="folder of the run (default: runs/quickstart-SEED, or runs/real-SEED)",
+    )
+    real = "train a pretrained language model on real questions instead (MMOA-RAG, SmolLM2)"
+    sub.add_argument("--real", action="store_true", help=real)
+    sub.add_argument(
+        "--warm-questions",
+        type=int,
+        default=120,
+        help="with --real: questions whose labels the policy imitates before the training",
     )
 
 
@@ -60,17 +72,25 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
 
 def run_quickstart(options: argparse.Namespace) -> None:
     # A folder per seed, so that a second call with another seed does not resume the first run.
-    workdir = options.workdir or pathlib.Path("runs") / f"quickstart-{options.seed}"
-    values = load_config(DEFAULT_CONFIG, options.config)
+    name = "real" if options.real else "quickstart"
+    workdir = options.workdir or pathlib.Path("runs") / f"{name}-{options.seed}"
+    values = load_config(REAL_CONFIG if options.real else DEFAULT_CONFIG, options.config)
     from jax_ragrl.runtime.multihost import is_process_zero, join
 
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.experiments.experiment import quickstart
+    from jax_ragrl.experiments.real import real_quickstart
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
-    job = _seeded_job(values, options.seed, workdir)
-    enable_compile_cache(workdir)
-    summary = quickstart(job, workdir)
+    if options.real:
+        # On a CPU too: compiling this model takes minutes, and an interrupted run resumes.
+        enable_compile_cache(workdir, also_cpu=True)
+        warm_values = load_config(REAL_WARM_START, ["--config.data.demos=demos.jsonl"])
+        values["seed"] = options.seed
+        summary = real_quickstart(values, warm_values, workdir, options.warm_questions)
+    else:
+        enable_compile_cache(workdir)
+        summary = quickstart(_seeded_job(values, options.seed, workdir), workdir)
     if is_process_zero():
         print_json(summary)
 

@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import grain
 
+from jax_ragrl.corpus.builtin import data_file
 from jax_ragrl.corpus.formats import load_questions
-from jax_ragrl.corpus.packaged import data_file
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 

@@ -17,8 +17,8 @@ import tqdm
 
 from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.config.snapshot import save_config
+from jax_ragrl.corpus.builtin import data_file
 from jax_ragrl.corpus.formats import FORMATS, detect
-from jax_ragrl.corpus.packaged import data_file
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import fingerprint, set_name
 from jax_ragrl.errors import UserError

@@ -20,6 +20,7 @@ SYSTEMS = {
     "direct": "No retrieval",
     "standard_rag": "Standard RAG",
     "warm_start": "Warm start",
+    "supervised": "Supervised, same time",
     "trained": "Trained",
 }
 FACTS = {

@@ -23,7 +23,7 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
 )
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.packaged import data_file
+from jax_ragrl.corpus.builtin import data_file
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.errors import UserError

@@ -130,6 +130,7 @@ class WarmStart:
       optimizer: learning rate and schedule.
       policy: directory of the initial policy.
       epochs: how often each demonstration is used.
+      steps: the number of steps, in place of `epochs`; 0: from the epochs.
       batch_size: demonstrations per step.
       save_every: steps between checkpoints for resuming; 0: none.
       lora: trains an adapter, which is merged at the end.
@@ -142,6 +143,7 @@ class WarmStart:
     optimizer: Optimizer
     policy: str = TINY
     epochs: int = 3
+    steps: int = 0
     batch_size: int = 512
     save_every: int = 0
     lora: LoRAConfig | None = None
@@ -179,7 +181,7 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     # The number of demonstrations is part of the config: a longer file is another run.
     save_config(out / "config.json", dataclasses.asdict(run) | {"demos": len(demos)}, place="--out")
     counts = collections.Counter(demo.role for demo in demos)
-    steps = -(-run.epochs * len(demos) // run.batch_size)  # rounded up
+    steps = run.steps or -(-run.epochs * len(demos) // run.batch_size)  # rounded up
     decoder, tokenizer = load_policy(run.policy, make_mesh(run.mesh) if run.mesh else None)
     if run.lora is not None:
         decoder = add_lora(decoder, run.lora, rngs=nnx.Rngs(run.seed))

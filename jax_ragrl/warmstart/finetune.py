@@ -13,6 +13,7 @@ import itertools
 import pathlib
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -257,11 +258,13 @@ def train_supervised(
         rest = itertools.islice(data, start, steps)
         bar = tqdm(rest, unit="step", initial=start, total=steps)
         for step, batch in enumerate(bar, start + 1):
-            examples = [encode(item) for item in batch]
+            begin, examples = time.perf_counter(), [encode(item) for item in batch]
             policy, metrics = imitate(policy, examples)
+            seconds = {"time/step_s": round(time.perf_counter() - begin, 3)}
             longest = policy.spec.layout.row_lengths[-1]
             long = sum(len(e.prompt) + len(e.target) > longest for e in examples)
-            append_row(out / "metrics.jsonl", {"step": step, **metrics, "too_long": long})
+            row = {"step": step, **metrics, "too_long": long, **seconds}
+            append_row(out / "metrics.jsonl", row)
             if save_every and step % save_every == 0:
                 checkpoints.save(step, policy.state, {})
     return policy, metrics

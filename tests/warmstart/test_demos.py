@@ -125,10 +125,15 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypa
     }
     for one, other in zip(weights(tmp_path / "full"), weights(tmp_path / "cut"), strict=True):
         np.testing.assert_array_equal(one, other)
-    curves = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("full", "cut")]
-    assert curves[0] == curves[1]
+    assert curve(tmp_path / "full") == curve(tmp_path / "cut")
     with pytest.raises(UserError, match="checkpoint exists already"):
         warm_start(config, tmp_path / "cut")
+
+
+def curve(folder: pathlib.Path) -> list[dict]:
+    """The metrics of all steps, without durations."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 @pytest.mark.slow

@@ -25,6 +25,6 @@ def data_file(path: str | pathlib.Path) -> pathlib.Path:
         return local(path)
     if match[2] not in FILES:
         names = ", ".join(f"{match[1]}:{file}" for file in FILES)
-        raise UserError(f"{str(path)!r} is no file of the packaged data: use one of {names}")
+        raise UserError(f"{str(path)!r} is not a packaged data file: use one of {names}")
     folder = pathlib.Path(str(importlib.resources.files("jax_ragrl"))) / "data" / match[1]
     return folder / f"{match[2]}.jsonl.gz"

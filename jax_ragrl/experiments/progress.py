@@ -1,0 +1,89 @@
+"""Lines about the time left of a run of several stages, read from the files that stages write."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax_ragrl.runtime.jsonl import read_rows
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class Stage(NamedTuple):
+    """A stage of a run.
+
+    Fields:
+      name: its name in a line.
+      minutes: its duration on two cores; only the ratios between stages matter.
+      done: returns the finished fraction, 0 to 1, from the files of the work folder.
+    """
+
+    name: str
+    minutes: float
+    done: Callable[[pathlib.Path], float]
+
+
+def rows_of(file: str, total: int) -> Callable[[pathlib.Path], float]:
+    """Returns the fraction of `total` rows that a JSONL file of the work folder has."""
+    return lambda folder: min(1.0, sum(1 for _ in read_rows(folder / file)) / total)
+
+
+def exists(file: str) -> Callable[[pathlib.Path], float]:
+    """Returns 1 if the work folder has a file, otherwise 0."""
+    return lambda folder: float((folder / file).exists())
+
+
+def remaining(stages: tuple[Stage, ...], workdir: pathlib.Path) -> tuple[float, str]:
+    """Returns the minutes of all unfinished work on two cores, and the name of the current stage.
+
+    Args:
+      stages: all stages in order.
+      workdir: the work folder.
+    """
+    # A later stage proves that the earlier ones are complete, even if they leave no file.
+    fractions = [stage.done(workdir) for stage in stages]
+    for i in reversed(range(len(stages) - 1)):
+        fractions[i] = 1.0 if fractions[i + 1] > 0 else fractions[i]
+    rest = sum(stage.minutes * (1 - f) for stage, f in zip(stages, fractions, strict=True))
+    names = (stage.name for stage, f in zip(stages, fractions, strict=True) if f < 1)
+    return rest, next(names, "the end")
+
+
+class TimeLeft:
+    """A context in which a line per `SECONDS_BETWEEN_LINES` tells the stage and the time left.
+
+    The first line comes at once, with the duration on two cores. Later lines scale it by the speed
+    of this machine so far.
+    """
+
+    def __init__(self, stages: tuple[Stage, ...], workdir: pathlib.Path) -> None:
+        """Sets the stages and the work folder, which need not exist."""
+        self._stages, self._workdir = stages, workdir
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._report, daemon=True)
+
+    def __enter__(self) -> TimeLeft:
+        """Starts the lines."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the lines."""
+        self._end.set()
+        self._thread.join()
+
+    def _report(self) -> None:
+        start, (work, _) = time.monotonic(), remaining(self._stages, self._workdir)
+        while True:
+            rest, name = remaining(self._stages, self._workdir)
+            minutes = (time.monotonic() - start) / 60
+            # Until some work is done, the machine is taken for one with two cores.
+            speed = minutes / (work - rest) if work - rest > 1 else 1.0
+            print(f"{name}: about {rest * speed:.0f} min left", file=sys.stderr, flush=True)
+            if self._end.wait(SECONDS_BETWEEN_LINES):
+                return

@@ -1,0 +1,133 @@
+"""A pretrained language model on real questions (`ragrl quickstart --real`), from labels to report.
+
+  1. demonstrations  labels of the training questions; builds the index
+  2. warm start      supervised training on a few of them
+  3. baselines       the untrained model without and with passages, and the warm start
+  4. training        reinforcement learning from the warm start
+  5. evaluation      the trained policy on held-out questions
+  6. supervised      the warm start, trained on further labels for as long as 4. took, and evaluated
+
+The last stage is the honest alternative to reinforcement learning. Every stage resumes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jax_ragrl.experiments.experiment import paired_gain, quickstart, result_row
+from jax_ragrl.experiments.progress import Stage, TimeLeft, exists, rows_of
+from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.report.build import build_report
+from jax_ragrl.run.components import build_components
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.jsonl import read_rows, write_json
+from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
+from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
+
+WRITER = WriterConfig("labels:answer")
+
+
+def real_quickstart(
+    values: dict[str, Any], warm_values: Mapping[str, Any], workdir: pathlib.Path, questions: int
+) -> dict[str, Any]:
+    """Runs all stages that are not finished in `workdir`.
+
+    Args:
+      values: the config of the training; its policy is the untrained model.
+      warm_values: the config of the warm start, without demonstrations.
+      workdir: the folder of the run.
+      questions: the number of training questions in the warm start.
+
+    Returns:
+      The content of `summary.json`, see `quickstart`; also `accuracy.supervised` and
+      `gain_over_supervised`.
+
+    Raises:
+      UserError: a model is not installed, or the config is not valid.
+    """
+    start = load_job(values)
+    resolve_model(start.policy, weights=False)  # before the work of minutes
+    with TimeLeft(stages(start.run.steps), workdir):
+        # 1. Labels of the questions of the warm start, and of all questions.
+        few, all_demos = workdir / "demos.jsonl", workdir / "demos-all.jsonl"
+        make_demos(values, few, WRITER, questions)
+        make_demos(values, all_demos, WRITER, 0)
+        # 2. The warm start.
+        run = load_warm_start({**warm_values, "policy": start.policy, "seed": start.seed})
+        warm = _trained_on(run, few, workdir / "warm")
+        # 3. to 5. Baselines, training and evaluation.
+        job = claim_workdir({**values, "policy": str(warm)}, workdir)
+        summary = quickstart(job, workdir)
+        # 6. The warm start, continued by supervision for as long as the training took.
+        steps = equal_time_steps(workdir)
+        run = dataclasses.replace(run, policy=str(warm), steps=steps)
+        row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
+    after = json.loads((workdir / "trained.json").read_text(encoding="utf-8"))
+    metric = job.recipe.metric
+    summary["accuracy"]["supervised"] = row[metric]
+    summary["supervised_steps"] = steps
+    over = paired_gain(row["scores"][metric], after["scores"][metric])
+    summary["gain_over_supervised"] = {"over": "supervised", **over}
+    write_json(workdir / "summary.json", summary)
+    build_report(workdir)
+    return summary
+
+
+def stages(steps: int) -> tuple[Stage, ...]:
+    """Returns the stages of a run with their minutes on two cores.
+
+    Args:
+      steps: the number of training steps.
+    """
+    return (
+        Stage("index and demonstrations", 4.0, exists("demos-all.jsonl")),
+        Stage("warm start", 8.0, exists("warm/checkpoint")),
+        Stage("baselines", 10.0, exists("baselines.json")),
+        Stage("training", 0.6 * steps, rows_of("metrics.jsonl", steps)),
+        Stage("evaluation", 4.5, exists("trained.json")),
+        Stage("supervised alternative", 0.6 * steps, exists("supervised/checkpoint")),
+        Stage("its evaluation", 4.5, exists("supervised.json")),
+    )
+
+
+def _trained_on(run: WarmStart, demos: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """Returns the checkpoint of supervised training on a file, which is trained if missing."""
+    if not (out / "checkpoint").exists():
+        data = dataclasses.replace(run.data, demos=str(demos))
+        warm_start(dataclasses.replace(run, data=data), out)
+    return out / "checkpoint"
+
+
+def equal_time_steps(workdir: pathlib.Path) -> int:
+    """Returns the supervised steps that take as long as the training took, at least one.
+
+    Both durations are sums over steps without the first ones, which compile.
+    """
+    rows = list(read_rows(workdir / "metrics.jsonl"))
+    training = sum(
+        row["time/rollout_s"] + row["time/train_s"] - row["time/compile_s"] for row in rows
+    )
+    seconds = [row["time/step_s"] for row in read_rows(workdir / "warm" / "metrics.jsonl")]
+    usual = sorted(seconds)[len(seconds) // 2]
+    return max(1, round(training / usual))
+
+
+def _supervised_row(job: Job, checkpoint: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
+    """Evaluates a checkpoint on the held-out questions, or reads its scores."""
+    file = workdir / "supervised.json"
+    if file.is_file():
+        row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return row
+    job = dataclasses.replace(job, policy=str(checkpoint))
+    parts = build_components(job, workdir)
+    questions = parts.questions["test"][: job.run.test_questions]
+    result = evaluate_models(job, parts, parts.models(), questions)
+    result.check_answered()
+    write_json(file, result_row(result))
+    return result_row(result)

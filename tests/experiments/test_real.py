@@ -1,0 +1,105 @@
+"""Laws of `quickstart --real`, with a random model of two layers in the shape of SmolLM2."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from configs.smollm2 import mmoa_rag
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.experiments import real
+from jax_ragrl.experiments.progress import Stage, exists, remaining, rows_of
+from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
+from jax_ragrl.runtime.jsonl import append_row
+
+CONFIGS = pathlib.Path(mmoa_rag.__file__).parent
+SHAPES = {"prompt_lengths": (512,), "batch_sizes": (4,), "max_new_tokens": 16}
+PACKING = {"row_lengths": (576,), "tokens_per_device": 1152}
+
+
+def _write(path: pathlib.Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
+    """The two configs with a random model, eight passages and eight questions."""
+    pytest.importorskip("gguf")
+    from tests.models.gguf_models import CONFIG, write_gguf
+
+    raw = CONFIG | {"max_position_embeddings": 1024, "intermediate_size": 64}
+    model = str(write_gguf(tmp_path / "random.gguf", raw=raw))
+    names = [f"Person {letter}" for letter in "ABCDEFGH"]
+    corpus = [
+        {"id": f"{i}", "contents": f'"{n}"\n{n} was born in {1900 + i}.'}
+        for i, n in enumerate(names)
+    ]
+    questions = [
+        {"id": f"q{i}", "question": f"when was {n} born", "golden_answers": [f"{1900 + i}"]}
+        for i, n in enumerate(names)
+    ]
+    file = _write(tmp_path / "questions.jsonl", questions)
+    files = {"corpus": _write(tmp_path / "corpus.jsonl", corpus)} | dict.fromkeys(
+        ("train", "dev", "test"), file
+    )
+    values = load_config(CONFIGS / "mmoa_rag.py", [])
+    values |= {"policy": model, "data": {"files": files}, "shapes": SHAPES, "packing": PACKING}
+    values |= {"index": {"encoder": "lexical", "kind": "exact"}, "compute_dtype": "float32"}
+    values["llm"] = {"kind": "local", "model": model}
+    values["recipe"]["rollouts"] = 2
+    sizes = {"steps": 2, "questions_per_step": 2, "save_every": 1, "dev_questions": 2}
+    values["run"] |= sizes | {"test_questions": 4}
+    warm = load_config(CONFIGS / "warm_start.py", ["--config.data.demos=demos.jsonl"])
+    warm |= {"packing": PACKING, "batch_size": 4, "compute_dtype": "float32"}
+    return values, warm
+
+
+@pytest.mark.slow
+def test_all_stages_run_and_a_finished_run_repeats_none(tmp_path, monkeypatch):
+    values, warm = _small(tmp_path)
+    out = tmp_path / "run"
+    summary = real_quickstart(values, warm, out, questions=4)
+    rows = {"direct", "standard_rag", "warm_start", "supervised", "trained"}
+    assert set(summary["accuracy"]) == rows
+    assert summary["gain"]["pairs"] == summary["gain_over_supervised"]["pairs"] == 4
+    assert "Supervised" in (out / "report.html").read_text()
+    warm_rows = [json.loads(x) for x in (out / "warm" / "metrics.jsonl").read_text().splitlines()]
+    assert len(warm_rows) == 2  # eight demonstrations of four questions, four per step
+    # The demonstrations of the warm start are a subset, not all that there are.
+    assert len((out / "demos-all.jsonl").read_text().splitlines()) == 16
+    monkeypatch.setattr(real, "warm_start", lambda *_: pytest.fail("trained again"))
+    again = real_quickstart(values, warm, out, questions=4)
+    assert again["accuracy"] == summary["accuracy"]
+
+
+def test_a_model_that_is_missing_ends_the_run_before_any_work(tmp_path):
+    values, warm = _small(tmp_path)
+    with pytest.raises(UserError, match=r"none\.gguf"):
+        real_quickstart(values | {"policy": "./none.gguf"}, warm, tmp_path / "run", questions=4)
+    assert not (tmp_path / "run").exists()
+
+
+def test_supervision_gets_the_time_of_the_training(tmp_path):
+    for step in range(4):
+        row = {"step": step, "time/rollout_s": 20.0, "time/train_s": 10.0, "time/compile_s": 0.0}
+        append_row(tmp_path / "metrics.jsonl", row)
+    (tmp_path / "warm").mkdir()
+    for seconds in (90.0, 6.0, 5.0):  # the first step compiles
+        append_row(tmp_path / "warm" / "metrics.jsonl", {"step": 1, "time/step_s": seconds})
+    assert equal_time_steps(tmp_path) == 20
+
+
+def test_the_time_left_counts_stages_and_parts_of_stages(tmp_path):
+    stages = (
+        Stage("first", 10.0, exists("first")),
+        Stage("second", 20.0, rows_of("rows.jsonl", 4)),
+        Stage("third", 5.0, exists("third")),
+    )
+    assert remaining(stages, tmp_path) == (35.0, "first")
+    append_row(tmp_path / "rows.jsonl", {"step": 1})
+    assert remaining(stages, tmp_path) == (20.0, "second")
+    (tmp_path / "third").touch()
+    assert remaining(stages, tmp_path) == (0.0, "the end")
