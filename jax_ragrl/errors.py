@@ -5,6 +5,10 @@ class UserError(Exception):
     """An input cannot be used. The message says what was given, why it fails and what to do."""
 
 
+class Preempted(Exception):  # noqa: N818 - not an error: the run can resume
+    """A run stopped because it was asked to (SIGTERM). Its newest step is saved."""
+
+
 class EffectError(Exception):
     """The retriever or the frozen language model failed after its retries.
 

@@ -21,7 +21,7 @@ from jax_ragrl.cli import data, evaluate, inference, measure, train, warmstart
 from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpFormatter
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.config.overrides import load_config
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, Preempted, UserError
 
 __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
 
@@ -47,7 +47,10 @@ CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Executes a command and returns the exit code: 0, or 2 after an error of the user."""
+    """Executes a command and returns the exit code.
+
+    0; 2 after an error of the user; 130 after Ctrl-C; 143 after SIGTERM, if a run has saved.
+    """
     warnings.formatwarning = _format_warning
     if hasattr(signal, "SIGUSR1") and sys.__stderr__:
         # `kill -USR1 PID` prints the stack of a process that hangs.
@@ -57,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.run(options)
     except (UserError, EffectError) as error:
         return _report_error(str(error))
+    except Preempted as notice:
+        return _report_error(str(notice), 143)
+    except KeyboardInterrupt:
+        return _report_error("interrupted: the same command continues from what is saved", 130)
     except (OSError, ValueError) as error:  # TensorStore raises ValueError when the disk is full
         if not (message := _disk_error_message(error)):
             raise
@@ -64,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _report_error(message: str) -> int:
+def _report_error(message: str, code: int = 2) -> int:
     print(f"ragrl: {message}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _format_warning(

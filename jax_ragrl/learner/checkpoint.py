@@ -1,19 +1,28 @@
 """Checkpoints of a run (Orbax), written after updates; a resumed run continues bit-exactly.
 
 A checkpoint holds every array of the training state under its path in the tree, and a JSON object
-with the step, the state of the question iterator and the array shapes.
+with the step, the state of the question iterator, and the shapes and checksums of the arrays.
 """
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.checksum import checksums
 from jax_ragrl.runtime.multihost import on_process_zero
+
+T = TypeVar("T")
+
+
+class DamagedCheckpointError(UserError):
+    """The files of a checkpoint cannot be read, or hold other values than were saved."""
 
 
 class Checkpoints:
@@ -39,7 +48,8 @@ class Checkpoints:
         """
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
         arrays = by_path(state)
-        meta = {**meta, "step": step, "shapes": shapes_of(state)}
+        shapes, sums = shapes_of(state), checksums(arrays)
+        meta = {**meta, "step": step, "shapes": shapes, "checksums": sums}
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -51,29 +61,93 @@ class Checkpoints:
         """Returns the state of a step in the structure of `like`, and the JSON object.
 
         Only shapes, dtypes and shardings of `like` are used: `jax.ShapeDtypeStruct` is enough.
-        Raises `UserError` if the checkpoint has other array shapes.
+        Raises `UserError` if the checkpoint has other array shapes, `DamagedCheckpointError` if it
+        is damaged.
         """
         meta = self._meta(step)
         self._check(step, meta["shapes"], shapes_of(like))
-        return self._read(step, like), meta
+        return self._read(step, like, meta), meta
+
+    def restore_newest(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
+        """Restores the newest checkpoint that is not damaged; there must be a checkpoint.
+
+        A damaged checkpoint is renamed to `damaged-<step>` with a warning, so that its step can be
+        saved again.
+
+        Args:
+          like: as in `restore`.
+
+        Returns:
+          The step, the state and the JSON object.
+
+        Raises:
+          UserError: every checkpoint is damaged, or the newest other one has other array shapes.
+        """
+        damage: DamagedCheckpointError | None = None
+        while (step := self.latest()) is not None:
+            try:
+                return (step, *self.restore(step, like))
+            except DamagedCheckpointError as error:
+                # Processes could see different damage and then continue from different steps.
+                if jax.process_count() > 1:
+                    raise
+                damage = error
+                self._set_aside(step)
+        raise UserError(
+            f"{self.folder} has no intact checkpoint, the oldest one is damaged too ({damage}): "
+            "restore the folder from a backup, or choose another --workdir"
+        )
+
+    def _set_aside(self, step: int) -> None:
+        name = f"damaged-{step}"
+        (self.folder / str(step)).rename(self.folder / name)
+        self._manager.reload()
+        warnings.warn(
+            f"checkpoint {step} in {self.folder} is damaged: it is renamed to {name}, and the run "
+            "continues from the checkpoint before",
+            stacklevel=3,
+        )
 
     def restore_part(self, step: int, like: Any) -> Any:
         """Restores only the paths that `like` has; the other arrays are not read."""
-        shapes, saved_shapes = shapes_of(like), self._meta(step)["shapes"]
-        self._check(step, {k: v for k, v in saved_shapes.items() if k in shapes}, shapes)
-        return self._read(step, like)
+        shapes, meta = shapes_of(like), self._meta(step)
+        self._check(step, {k: v for k, v in meta["shapes"].items() if k in shapes}, shapes)
+        return self._read(step, like, meta)
 
     def _meta(self, step: int) -> dict[str, Any]:
         item = ocp.args.Composite(meta=ocp.args.JsonRestore())
-        meta: dict[str, Any] = self._manager.restore(step, args=item)["meta"]
+        meta = self._reading(step, lambda: self._manager.restore(step, args=item)["meta"])
+        if not isinstance(meta, dict) or not isinstance(meta.get("shapes"), dict):
+            raise self._damage(step, "its metadata is incomplete")
         return meta
 
-    def _read(self, step: int, like: Any) -> Any:
+    def _reading(self, step: int, read: Callable[[], T]) -> T:
+        """Calls `read`; any failure means that files are damaged."""
+        try:
+            return read()
+        # Orbax and TensorStore raise many types for a file that is cut, empty or missing.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise self._damage(step, f"{type(error).__name__}: {reason}") from error
+
+    def _damage(self, step: int, cause: str) -> DamagedCheckpointError:
+        return DamagedCheckpointError(
+            f"checkpoint {self.folder / str(step)} is damaged ({cause}): remove this folder to use "
+            "the checkpoint before"
+        )
+
+    def _read(self, step: int, like: Any, meta: dict[str, Any]) -> Any:
         items = by_path(abstract(like))
         # Arrays are read directly into their shardings.
         layouts = ocp.checkpoint_utils.construct_restore_args(items)
         part = ocp.args.PyTreeRestore(items, restore_args=layouts, partial_restore=True)
-        arrays = self._manager.restore(step, args=ocp.args.Composite(state=part))["state"]
+        args = ocp.args.Composite(state=part)
+        arrays = self._reading(step, lambda: self._manager.restore(step, args=args)["state"])
+        # Checkpoints of earlier versions have no checksums.
+        expected = meta.get("checksums", {})
+        sums = checksums({path: arrays[path] for path in items if path in expected})
+        if wrong := [path for path, value in sums.items() if value != expected[path]]:
+            raise self._damage(step, f"the values of {wrong[0]} are not those that were saved")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
 from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
 
 
@@ -15,13 +16,15 @@ def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
     """Returns the job of a config, which becomes the only config of `workdir`.
 
     Raises:
-      UserError: the config is invalid, or `workdir` holds results of another config.
+      UserError: the config is invalid, `workdir` holds results of another config, or another
+        process uses it.
     """
     job, file = load_job(values), workdir / "config.json"
     # A learning rate that does not depend on the length of a run permits extending the run.
     free = (*LOCATION_KEYS, "config.run.steps") if job.optimizer.steady else LOCATION_KEYS
     # 1. All hosts must see one folder, or each would save a config for itself.
     check_shared_folder(workdir)
+    on_process_zero(lambda: lock_folder(workdir))
     # 2. One process writes, because several writers would replace each other's file.
     on_process_zero(lambda: save_config(file, values, free=free, renew=not has_results(workdir)))
     # 3. Every host compares its config with that file: hosts may have been started differently.

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jax_ragrl.corpus.questions import Batches, question_batches
+from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
 from jax_ragrl.learner.packing import Turn, turns_of
@@ -38,9 +38,10 @@ from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.training.log import Clock, Log, NoOpLog, open_log
+from jax_ragrl.training.log import Clock, open_log
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
 from jax_ragrl.types import Question
 
@@ -60,10 +61,15 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
       UserError: the environment no longer answers, a metric exceeds its bounds (see `run.guards`),
         the last evaluation has no score, or parameters are no longer finite. Such steps are not
         saved; when the run is started again, it repeats them.
+      Preempted: the process received SIGTERM; the newest step is saved.
     """
-    with _run_files(job, workdir) as (checkpoints, log, monitor):
-        start = checkpoints.latest() or 0
-        policies, data = _start_or_resume(job, parts, checkpoints, start)
+    with contextlib.ExitStack() as files:
+        checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
+        start, policies, data = _start_or_resume(job, parts, checkpoints)
+        log = open_log(workdir, start, job.run.steps, job.run.wandb_project)
+        files.enter_context(contextlib.closing(log))
+        monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
+        notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={})
         for step in range(start, job.run.steps):
@@ -97,34 +103,27 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             monitor.check_metrics(metrics)
             if last:
                 monitor.check_last()
-            if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last):
+            stop = notice.reached(step + 1)
+            if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last or stop):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
+            if stop and not last:
+                raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
 
 
-@contextlib.contextmanager
-def _run_files(
-    job: Job, workdir: pathlib.Path
-) -> Iterator[tuple[Checkpoints, Log | NoOpLog, RunMonitor]]:
-    """Opens checkpoints and logs, and closes them however the run ends."""
-    with contextlib.closing(Checkpoints(workdir)) as checkpoints:
-        log = open_log(workdir, checkpoints.latest() or 0, job.run.steps, job.run.wandb_project)
-        with contextlib.closing(log):
-            yield checkpoints, log, RunMonitor(job.guard, workdir, job.run.eval_every)
-
-
 def _start_or_resume(
-    job: Job, parts: Components, checkpoints: Checkpoints, start: int
-) -> tuple[Policies, Batches]:
-    """Returns policies and questions at step `start`, restored from a checkpoint if it is not 0."""
+    job: Job, parts: Components, checkpoints: Checkpoints
+) -> tuple[int, Policies, Batches]:
+    """Returns the steps that are finished, and policies and questions after them."""
     policies = prepare_policies(job, parts.policies, parts.tokenizer)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
-    if start:
-        # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
-        policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}
-        policies, meta = restore_policies(checkpoints, start, policies)
-        data.set_state(meta["data"])
-    return policies, data
+    if checkpoints.latest() is None:
+        return 0, policies, data
+    # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
+    policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}
+    start, states, meta = checkpoints.restore_newest(trained_state(policies))
+    data.set_state(meta["data"])
+    return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, data
 
 
 def prepare_policies(
@@ -208,23 +207,6 @@ def allowed_tokens(job: Job, tokenizer: ChatTokenizer, size: int) -> np.ndarray 
 def trained_state(policies: Policies) -> dict[str, PolicyState]:
     """Returns the state of each policy: the content of a checkpoint."""
     return {name: policy.state for name, policy in policies.items()}
-
-
-def restore_policies(
-    checkpoints: Checkpoints, step: int, policies: Policies
-) -> tuple[Policies, dict[str, Any]]:
-    """Restores the policies after a step.
-
-    Args:
-      checkpoints: the checkpoints of the run.
-      step: the step to restore.
-      policies: policies whose state has the right structure; `jax.ShapeDtypeStruct` is enough.
-
-    Returns:
-      The policies, and the JSON object that was saved with them.
-    """
-    states, meta = checkpoints.restore(step, trained_state(policies))
-    return {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, meta
 
 
 def acting_models(policies: Policies) -> dict[str, SplitModel]:

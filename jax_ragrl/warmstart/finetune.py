@@ -250,9 +250,10 @@ def train_supervised(
     """
     metrics: dict[str, float] = {}
     with contextlib.closing(Checkpoints(out / "unfinished", keep=1)) as checkpoints:
-        start = checkpoints.latest() or 0
-        if start:
-            policy = policy._replace(state=checkpoints.restore(start, policy.state)[0])
+        start = 0
+        if checkpoints.latest() is not None:
+            start, state, _ = checkpoints.restore_newest(policy.state)
+            policy = policy._replace(state=state)
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
         rest = itertools.islice(data, start, steps)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.learner import checkpoint
+from jax_ragrl.learner.checkpoint import Checkpoints, DamagedCheckpointError
+from jax_ragrl.learner.checksum import checksums
 
 
 class Tree(NamedTuple):
@@ -49,3 +53,85 @@ def test_a_part_restores_its_own_paths_only(tmp_path):
             checkpoints.restore_part(1, {"c": tree(0)})
         with pytest.raises(UserError, match=r"a/first of shape \[2\], .* needs None"):
             checkpoints.restore(1, {"b": tree(0, 3)})
+
+
+def _save_three(folder) -> Checkpoints:
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, tree(step), {"data": f"at {step}"})
+    return Checkpoints(folder)
+
+
+def _largest_data_file(folder):
+    return max((x for x in folder.glob("**/d/*") if x.is_file()), key=lambda x: x.stat().st_size)
+
+
+def _cut(folder):
+    file = _largest_data_file(folder / "state")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _write_metadata(folder, text):
+    for file in (folder / "meta").iterdir():
+        file.write_text(text)
+
+
+DAMAGE = {
+    "cut": _cut,
+    "metadata empty": lambda x: _write_metadata(x, ""),
+    "metadata a list": lambda x: _write_metadata(x, "[]"),
+    "state missing": lambda x: shutil.rmtree(x / "state"),
+    "manifest missing": lambda x: [m.unlink() for m in (x / "state").glob("**/manifest.ocdbt")],
+    "everything missing": lambda x: [shutil.rmtree(y) for y in x.iterdir() if y.is_dir()],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, name):
+    with contextlib.closing(_save_three(tmp_path)) as checkpoints:
+        DAMAGE[name](checkpoints.folder / "3")
+        with pytest.warns(UserWarning, match="checkpoint 3 .* damaged-3"):
+            step, state, meta = checkpoints.restore_newest(tree(0))
+        assert (step, meta["data"], state.second.tolist()) == (2, "at 2", [2.0, 2.0])
+        # The step can be saved again.
+        checkpoints.save(3, tree(3), {"data": "again"})
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        assert checkpoints.restore_newest(tree(0))[2]["data"] == "again"
+
+
+def test_other_values_than_were_saved_are_damage(tmp_path, monkeypatch):
+    right = checkpoint.checksums
+    monkeypatch.setattr(checkpoint, "checksums", lambda x: {k: v ^ 1 for k, v in right(x).items()})
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, tree(1), {})
+    monkeypatch.undo()
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        with pytest.raises(DamagedCheckpointError, match="values of second.*remove this folder"):
+            checkpoints.restore(1, tree(0))
+        with (
+            pytest.warns(UserWarning, match="damaged-1"),
+            pytest.raises(UserError, match="no intact checkpoint"),
+        ):
+            checkpoints.restore_newest(tree(0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "bfloat16", np.int32, np.uint8, np.bool_])
+def test_a_checksum_notices_every_flipped_bit(dtype):
+    x = np.random.default_rng(0).integers(0, 2, (3, 5)).astype(jnp.dtype(dtype))
+    before = checksums({"x": jax.device_put(x)})["x"]
+    bits = x.view(np.uint8).copy()
+    for i in range(bits.size):
+        for k in range(1 if dtype == np.bool_ else 8):
+            flipped = bits.copy()
+            flipped.reshape(-1)[i] ^= 1 << k
+            changed = flipped.view(x.dtype).reshape(x.shape)
+            assert checksums({"x": jax.device_put(changed)})["x"] != before
+
+
+def test_a_checksum_does_not_depend_on_the_sharding():
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    mesh = jax.make_mesh((8,), ("data",))
+    shard = jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
+    swapped = jax.device_put(x[:, ::-1].copy())
+    sums = [checksums({"x": y})["x"] for y in (shard, jax.device_put(x), swapped)]
+    assert sums[0] == sums[1] != sums[2]

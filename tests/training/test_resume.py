@@ -45,16 +45,45 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in restored["state"].items()}
 
 
+def wait_for(file: pathlib.Path, process: subprocess.Popen) -> None:
+    """Waits until a running process has made a file."""
+    deadline = time.monotonic() + 300
+    while not file.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def run_until_killed(workdir: pathlib.Path, folder: pathlib.Path, checkpoint: int) -> None:
     """Starts a run and sends SIGKILL shortly after the checkpoint of a step appears."""
     process = subprocess.Popen(command(workdir, folder), cwd=REPO, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while not (workdir / "checkpoints" / str(checkpoint)).exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(workdir / "checkpoints" / str(checkpoint), process)
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@pytest.mark.slow
+def test_sigterm_saves_the_step_and_a_second_process_is_refused(tmp_path: pathlib.Path):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    workdir = tmp_path / "run"
+    # Without the signal only the last step would be saved.
+    rare = [*command(workdir, folder), "--config.run.save_every=100"]
+    process = subprocess.Popen(rare, cwd=REPO, stderr=subprocess.PIPE, text=True)
+    wait_for(workdir / "config.json", process)
+    second = subprocess.run(rare, cwd=REPO, capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert f"in use by process {process.pid}" in second.stderr.splitlines()[-1]
+    wait_for(workdir / "metrics.jsonl", process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 143, errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("ragrl: stopped after step")
+    (saved,) = (int(x.name) for x in (workdir / "checkpoints").iterdir())
+    assert f"step {saved}:" in last and 1 <= saved < 4
+    subprocess.run(rare, cwd=REPO, check=True)
+    assert len(final_arrays(workdir)) > 10
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""A lock on a work folder: one run at a time writes to it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from typing import IO
+
+from jax_ragrl.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows, whose file system would need another call
+    fcntl = None  # type: ignore[assignment]
+
+FILE = ".lock"
+# Open files, because closing one releases its lock. The system releases the locks of a process
+# however it ends, so that no stale lock stops a run that resumes.
+_locks: dict[pathlib.Path, IO[str]] = {}
+
+
+def lock_folder(folder: pathlib.Path) -> None:
+    """Locks a folder for the rest of this process; does nothing if it holds the lock already.
+
+    A file system without locks (some network mounts) is not locked.
+
+    Args:
+      folder: the folder, which is created if it does not exist.
+
+    Raises:
+      UserError: another process holds the lock.
+    """
+    path = folder.resolve() / FILE
+    if fcntl is None or path in _locks:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"{folder} is in use by {owner}, and two runs would overwrite each other's files: wait "
+            "for its end, or choose another --workdir"
+        ) from None
+    except OSError:
+        file.close()
+        return
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _locks[path] = file
+
+
+def unlock_folder(folder: pathlib.Path) -> None:
+    """Releases the lock of `lock_folder`, if this process holds it."""
+    if (file := _locks.pop(folder.resolve() / FILE, None)) is not None:
+        file.close()
