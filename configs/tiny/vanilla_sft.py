@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
             "test_questions": 200,
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "optimizer": {"policy_lr": 3e-3, "warmup_fraction": 0.1},
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
