@@ -74,7 +74,7 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
-    from jax_ragrl.config.kinds import HASHED
+    from jax_ragrl.config.kinds import HASHED_WORDS
     from jax_ragrl.retrieval import index
     from jax_ragrl.run.index_folder import build_folder, section_of
 
@@ -86,7 +86,7 @@ def run_index(options: argparse.Namespace) -> None:
     result = index.run_index(
         corpus_path=options.corpus,
         out=options.out,
-        encoder=options.encoder or HASHED,
+        encoder=options.encoder or HASHED_WORDS,
         kind=options.kind or "scann",
         questions_path=options.questions,
         vectors_path=options.vectors,

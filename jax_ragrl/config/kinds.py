@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jax_ragrl.config.schema import kinds_of, local
 from jax_ragrl.errors import UserError
 
-HASHED, FORMER_HASHED = "hashed", "lexical"  # the encoder of hashed words
+HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
 
@@ -32,14 +32,14 @@ class VectorIndex:
         work folder.
     """
 
-    encoder: str = HASHED
+    encoder: str = HASHED_WORDS
     kind: Literal["scann", "exact"] = "scann"
     dtype: Dtype = "float32"
     folder: str = ""
 
     def __post_init__(self) -> None:
-        if self.encoder == FORMER_HASHED:
-            object.__setattr__(self, "encoder", HASHED)
+        if self.encoder == FORMER_HASHED_WORDS:
+            object.__setattr__(self, "encoder", HASHED_WORDS)
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
         if self.folder:
             local(self.folder)

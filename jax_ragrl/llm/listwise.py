@@ -84,7 +84,7 @@ class ListwiseReranker:
         """Returns the reciprocal ranks of each pair's passages, float32 [K], or an error."""
         orders: list[list[int] | EffectError] = [list(range(len(p))) for _, p in pairs]
         slides = [windows(len(passages), self.width, self.stride) for _, passages in pairs]
-        # The windows of one query follow each other; those of several queries are one batch.
+        # The windows of one query follow each other; a batch has one window per query.
         for step in range(max(map(len, slides), default=0)):
             places = {q: s[step] for q, s in enumerate(slides) if step < len(s)}
             self._slide(pairs, orders, places)

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.config.kinds import (
-    HASHED,
+    HASHED_WORDS,
     LISTWISE,
     LLM,
     Index,
@@ -95,7 +95,7 @@ def count_other_models(
         suffix = f" {number}" if number > 1 else ""
         if part.kind == "exact":
             counts[f"index{suffix}"] = functools.partial(_vectors, part.folder, mesh)
-        if part.encoder != HASHED:
+        if part.encoder != HASHED_WORDS:
             counts[f"encoder{suffix}"] = functools.partial(_encoder, part.encoder, mesh)
     for name, llm in models.items():
         if isinstance(llm, LocalLLMConfig):

@@ -3,7 +3,7 @@
 The score of a passage is the sum, over the words of the query, of idf(word) times a saturated count
 of the word in the passage (Robertson and Zaragoza 2009); the methods differ as in Kamphuis et al.
 2020. Words are runs of at least two letters or digits in lower case, without stop words, stemmed by
-Snowball. A passage without a word of the query is no hit.
+Snowball. Hits have a word of the query.
 
 index.json  corpus fingerprint, kind, language, k1, b, method, count; written last
 passages/   the corpus, see `corpus.store`, if it was read from a file
@@ -58,7 +58,7 @@ def _bm25s() -> Any:
             f"BM25 cannot be used ({error}): run 'pip install bm25s PyStemmer', or use the index "
             "kind 'exact'"
         ) from error
-    # It sets itself to DEBUG, so that a program that logs would print a line per query.
+    # The import sets the level DEBUG: a program that logs would print a line per query.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 
@@ -124,7 +124,7 @@ class BM25Retriever:
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
         """Returns up to `k` passages per query, best first; ties by position in the corpus.
 
-        Passages without a word of the query are no hits.
+        Each hit has a word of the query.
 
         Raises:
           UserError: k is below 1.
@@ -206,7 +206,7 @@ def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
     check_corpus(folder, description, corpus)
     with _readable(folder):
         scores = library.BM25.load(folder / FOLDER, mmap=True, show_progress=False)
-        # Scores of a passage without the word, which bm25l and bm25+ add to each passage alike.
+        # Scores of a passage without the word, which bm25l and bm25+ add to every passage.
         scores.nonoccurrence_array = None
         return BM25Retriever(corpus, Analyzer(description["language"]), scores)
 

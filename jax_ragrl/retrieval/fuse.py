@@ -57,8 +57,10 @@ def fuse(results: Sequence[Hits], weights: Sequence[float], method: str) -> Hits
             parts.setdefault(passage, []).append(points)
     # An exact sum, so that equal contributions tie in any order of the retrievers.
     score = {passage: math.fsum(points) for passage, points in parts.items()}
-    ranked = sorted(score.items(), key=lambda item: -item[1])
-    return Hits(tuple(passage for passage, _ in ranked), tuple(points for _, points in ranked))
+    best_first = sorted(score.items(), key=lambda item: -item[1])
+    return Hits(
+        tuple(passage for passage, _ in best_first), tuple(points for _, points in best_first)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +90,8 @@ class FusedRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
         """Returns up to `k` passages per query, best first.
 
-        A query that failed in one retriever fails: the hits of the others alone would be those of
-        another environment.
+        A query that failed in one retriever fails: hits of the others alone would come from another
+        environment.
         """
         check_depth(k)
         results = [retriever.search(queries, self.candidates) for retriever in self.retrievers]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import FORMER_HASHED, HASHED
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
@@ -36,7 +36,7 @@ from jax_ragrl.retrieval.embed import (
     write_vectors,
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.hashed import HashedEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
@@ -156,8 +156,8 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
         raise UserError(
             f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
         ) from error
-    if encoder.get("kind") == FORMER_HASHED:
-        encoder["kind"] = HASHED
+    if encoder.get("kind") == FORMER_HASHED_WORDS:
+        encoder["kind"] = HASHED_WORDS
     return description
 
 
@@ -179,7 +179,7 @@ def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corp
 
 def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
     """Loads the encoder with which an index was built."""
-    if description["kind"] == HASHED:
+    if description["kind"] == HASHED_WORDS:
         return HashedEncoder.load(folder / "encoder")
     return from_description(description)
 
@@ -241,10 +241,10 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
     """
-    if name not in (HASHED, FORMER_HASHED):
+    if name not in (HASHED_WORDS, FORMER_HASHED_WORDS):
         return load_encoder(name, **prefixes)
     if any(prefixes.values()):
-        raise UserError("a prefix was given, but the hashed encoder has none: omit it")
+        raise UserError("a prefix was given, but hashed words have none: omit it")
     return HashedEncoder.fit(corpus.passages)
 
 
@@ -267,7 +267,7 @@ def with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None)
 def run_index(
     corpus_path: pathlib.Path | str,
     out: pathlib.Path | str,
-    encoder: str = HASHED,
+    encoder: str = HASHED_WORDS,
     kind: str = "exact",
     questions_path: pathlib.Path | str | None = None,
     vectors_path: pathlib.Path | str | None = None,

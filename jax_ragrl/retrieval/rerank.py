@@ -71,9 +71,9 @@ class PairReranker:
 def load_cross_encoder(name: str) -> PairReranker:
     """Loads a cross-encoder by its name or folder as a reranker."""
     # Imported here: only a run that reranks needs the model.
-    from jax_ragrl.models import cross_encoder
+    from jax_ragrl.models.cross_encoder import load_cross_encoder as load
 
-    return PairReranker(cross_encoder.load_cross_encoder(name))
+    return PairReranker(load(name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.config.kinds import (
-    HASHED,
+    HASHED_WORDS,
     LLM,
     BM25Index,
     Index,
@@ -151,16 +151,16 @@ def build_surroundings(
         mesh=local_mesh(mesh),
     )
     # Before the index: all processes load the model together, but build the index one by one.
-    frozen = load(job.llm) if llm is None else llm
+    language_model = load(job.llm) if llm is None else llm
     if retriever is None:
         # The first process builds the index; the others open it.
         retriever = process_zero_first(
-            lambda: load_retriever(corpus, job.index, workdir, lambda: frozen)
+            lambda: load_retriever(corpus, job.index, workdir, lambda: language_model)
         )
     return Components(
         questions=questions,
         retriever=retriever,
-        llm=frozen,
+        llm=language_model,
         policies={},
         tokenizer=tokenizer,
         # Without a judge the rewards use the metric of the recipe.
@@ -325,7 +325,7 @@ def open_or_build_index(
     built_with = description.get("encoder", {"kind": "none"})
     encoder = built_with.get("source", built_with["kind"])
     # Encoders in folders are not compared: the same encoder may have moved to another folder.
-    is_builtin = {encoder, index.encoder} & {HASHED, "minilm"}
+    is_builtin = {encoder, index.encoder} & {HASHED_WORDS, "minilm"}
     if (kind, dtype) != (index.kind, index.dtype) or (is_builtin and encoder != index.encoder):
         raise UserError(
             f"index {folder} is of kind {kind}, in {dtype}, with the encoder {encoder}, but "

@@ -70,11 +70,11 @@ def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
                 f"--{name.replace('_', '-')} is {options[name]}, but --kind is {kind}, and only "
                 f"{' or '.join(kinds)} reads this option: leave it out, or change the kind"
             )
-    given = {name: options[name] for name in SETTINGS if options[name]}
-    if "retrievers" in given:
-        given["retrievers"] = tuple(given["retrievers"].split(","))
+    choices = {name: options[name] for name in SETTINGS if options[name]}
+    if "retrievers" in choices:
+        choices["retrievers"] = tuple(choices["retrievers"].split(","))
     section = {BM25Index.kind: BM25Index, PipelineIndex.kind: PipelineIndex}.get(kind)
-    values = {"kind": kind, "folder": str(options["out"]), **given}
+    values = {"kind": kind, "folder": str(options["out"]), **choices}
     return build(section, values, "index") if section else None
 
 
@@ -145,7 +145,7 @@ def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) 
         )
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
-    # Its order needs a language model, which has no part in an index.
+    # A language model is no part of an index.
     rerank = "" if index.rerank == LISTWISE else index.rerank
     retriever = load_retriever(corpus, dataclasses.replace(index, rerank=rerank), folder)
     facts = {"corpus": corpus.fingerprint, "count": len(corpus)}

@@ -70,13 +70,13 @@ def load_reranker(name: str, llm: LoadLLM | None) -> Reranker:
 
 def placed_sections(index: PipelineIndex, folder: pathlib.Path) -> Iterator[SingleIndex]:
     """Yields the retrievers of a pipeline, each with its own folder."""
-    taken: set[str] = set()
+    names: set[str] = set()
     for part in index.sections:
         if isinstance(part, RemoteIndex) or part.folder:
             yield part
             continue
-        name = _unused(_short_name(part), taken)
-        taken.add(name)
+        name = _unused(_short_name(part), names)
+        names.add(name)
         yield dataclasses.replace(part, folder=str(folder / name))
 
 
@@ -88,9 +88,9 @@ def _short_name(part: SingleIndex) -> str:
     return f"{part.kind}-{encoder}"
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def _unused(name: str, names: set[str]) -> str:
     number = 1
-    while (result := name if number == 1 else f"{name}-{number}") in taken:
+    while (result := name if number == 1 else f"{name}-{number}") in names:
         number += 1
     return result
 

@@ -36,7 +36,7 @@ from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.hashed import HashedEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run import components as assemble
 from jax_ragrl.run.components import load_policies, policy_folder

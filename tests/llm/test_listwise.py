@@ -1,4 +1,4 @@
-"""A listwise reranker follows the order that the model writes, and nothing else that it writes."""
+"""A listwise reranker follows the order in a reply, whatever surrounds it."""
 
 from __future__ import annotations
 

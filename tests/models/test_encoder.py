@@ -179,7 +179,7 @@ def test_an_index_remembers_its_prefixes(tmp_path):
     run_index(corpus, tmp_path / "index", str(TINY), "exact", None, query_prefix="who ")
     opened = open_index(tmp_path / "index", load_corpus(corpus))
     assert opened.encoder.settings.query_prefix == "who "
-    with pytest.raises(UserError, match="hashed encoder has none"):
+    with pytest.raises(UserError, match="hashed words have none"):
         run_index(corpus, tmp_path / "other", "hashed", "exact", None, query_prefix="who ")
 
 

@@ -11,7 +11,7 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import index
 from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat
-from jax_ragrl.retrieval.hashed import HashedEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.types import Passage
 

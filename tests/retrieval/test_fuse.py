@@ -154,7 +154,6 @@ def test_a_model_of_pairs_reads_all_queries_in_one_batch(monkeypatch):
     fake = types.ModuleType("cross_encoder")
     fake.load_cross_encoder = {"folder": model}.__getitem__
     monkeypatch.setitem(sys.modules, "jax_ragrl.models.cross_encoder", fake)
-    monkeypatch.setattr("jax_ragrl.models.cross_encoder", fake, raising=False)
     reranker = load_cross_encoder("folder")
     assert isinstance(reranker, PairReranker)
     parts = reranker.scores_of([("ab", PASSAGES[1:3]), ("c", ()), ("d", PASSAGES[5:6])])

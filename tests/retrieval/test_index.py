@@ -16,7 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.hashed import HashedEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import (
     build_index,
     load_indexed,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.retrieval.hashed import HashedEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.systems.baselines.adaptive import cheapest_classes, classifier_examples

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import HASHED
+from jax_ragrl.config.kinds import HASHED_WORDS
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
@@ -120,7 +120,7 @@ class HashedEncoder:
         for array in self._arrays().values():
             digest.update(array.astype("<i8").tobytes())
         return {
-            "kind": HASHED,
+            "kind": HASHED_WORDS,
             "dimension": self.dimension,
             "weights": digest.hexdigest()[:16],
         }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.hashed import HashedEncoder, hash_word, inverse_frequency
+from jax_ragrl.retrieval.hashed_words import HashedEncoder, hash_word, inverse_frequency
 from jax_ragrl.types import Passage
 
 PASSAGES = [
