@@ -95,6 +95,7 @@ def get_config() -> ConfigDict:
                     "test": path(),
                 }
             },
+            # Without an encoder: --config.index.kind=bm25, which searches words.
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             # The frozen model that plans and answers.
             "llm": {

@@ -82,6 +82,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "system": SYSTEMS.get(preset, "coda"),
             "recipe": {"rollouts": 8, **CHOICES[preset]},  # rollouts per question: the group
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            # Without an encoder: --config.index.kind=bm25, which searches words.
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {"kind": "none"},  # the policy answers itself
             "objective": {

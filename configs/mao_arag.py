@@ -79,6 +79,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "compute_dtype": "bfloat16",
             "remat": "full",  # recompute activations in the backward pass: least memory
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            # Without an encoder: --config.index.kind=bm25, which searches words.
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             # The frozen model that plays the executors.
             "llm": {"kind": "openai", "model": "gpt-4o-mini"},

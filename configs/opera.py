@@ -121,6 +121,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "ndcg_power": 0.5,
             },
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},
+            # Without an encoder: --config.index.kind=bm25, which searches words.
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             "llm": {"kind": "none"},  # the policy answers itself
             # Equations 2 to 4: no ratio, no clip, and the log-probability of a whole action.

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
             "remat": "none",  # a small model: activations fit in memory
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             # The rule-based reader of the synthetic corpus, in place of a frozen language model.
             "llm": {"kind": "world_reader", "max_documents": 5, "noise": 0.1, "confusion": 0.35},
             "system": "mao_arag",

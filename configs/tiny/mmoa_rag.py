@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
             "remat": "none",  # a small model: activations fit in memory
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1,)}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "system": "mmoa_rag",
             "recipe": {
                 "system": {

@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
             "recipe": RECIPE,
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "objective": {
                 "ratio": "clip",
                 "critic": "none",

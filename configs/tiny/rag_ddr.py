@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
             },
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "preference": {"beta": 0.1},
             # DPO reads from the objective only that there is a reference.
             "objective": {

@@ -56,7 +56,7 @@ def get_config(preset: str = "grpo") -> ConfigDict:
             },
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3, "hops": (1, 2)}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "objective": {"ratio": "clip", "aggregation": "token_mean", **OBJECTIVE[preset]},
             "optimizer": {
                 "policy_lr": 4e-4,

@@ -1,7 +1,8 @@
 """Vanilla RAG + SFT on the synthetic corpus with a tiny policy, on two CPU cores.
 
     ragrl sft --config=configs/tiny/vanilla_sft.py --out=runs/vanilla_sft
-    ragrl world --out runs/world && ragrl index --corpus runs/world/passages.jsonl --out runs/index
+    ragrl world --out runs/world && ragrl index --corpus runs/world/passages.jsonl \
+        --encoder hashed --out runs/index
     ragrl evaluate --systems standard_rag --corpus runs/world/passages.jsonl \
         --questions runs/world/test.jsonl --index runs/index --llm runs/vanilla_sft/checkpoint
 
@@ -25,7 +26,7 @@ def get_config() -> ConfigDict:
             "test_questions": 200,
             # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
             "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
-            "index": {"encoder": "lexical", "kind": "scann"},
+            "index": {"encoder": "hashed", "kind": "scann"},
             "optimizer": {"policy_lr": 3e-3, "warmup_fraction": 0.1},
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {

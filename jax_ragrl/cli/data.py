@@ -6,6 +6,7 @@ import argparse
 import json
 
 from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.builtin import data_file
 
@@ -25,10 +26,12 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
     sub.add_argument(
         "--encoder",
-        default="lexical",
-        help="text encoder: lexical, minilm, a folder, or OWNER/NAME",
+        default="",
+        help="text encoder: hashed, minilm, a folder, or OWNER/NAME (default: none, for bm25)",
     )
-    sub.add_argument("--kind", default="scann", help="kind of search: scann or exact")
+    kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
+    sub.add_argument("--kind", default="", help=kind)
+    _add_pipeline_options(sub)
     sub.add_argument(
         "--dtype",
         default="float32",
@@ -43,6 +46,18 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             f"--{text}-prefix", help=f"prefix of each {text} (default: that of the model folder)"
         )
+
+
+def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
+    language = "language of stop words and stemmer, with bm25 (default: english; none: neither)"
+    sub.add_argument("--language", default="", help=language)
+    retrievers = "retrievers of a pipeline, with commas, such as bm25,minilm"
+    sub.add_argument("--retrievers", default="", help=retrievers)
+    sub.add_argument("--fuse", default="", help="fusion of a pipeline: rrf (default) or weighted")
+    rerank = "reranker of a pipeline: name or folder of a cross-encoder, or llm"
+    sub.add_argument("--rerank", default="", help=rerank)
+    candidates = "hits per retriever that a pipeline fuses and reranks (default: 100)"
+    sub.add_argument("--candidates", type=natural, default=0, help=candidates)
 
 
 def run_world(options: argparse.Namespace) -> None:
@@ -60,13 +75,20 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
+    from jax_ragrl.config.kinds import HASHED_WORDS
     from jax_ragrl.retrieval import index
+    from jax_ragrl.run.index_folder import build_folder, section_of
 
+    section = section_of(vars(options))
+    if section is not None:
+        paths = (options.corpus, options.questions, options.qrels)
+        print_json(build_folder(section, *paths))
+        return
     result = index.run_index(
         corpus_path=options.corpus,
         out=options.out,
-        encoder=options.encoder,
-        kind=options.kind,
+        encoder=options.encoder or HASHED_WORDS,
+        kind=options.kind or "scann",
         questions_path=options.questions,
         vectors_path=options.vectors,
         dtype=options.dtype,

@@ -67,8 +67,8 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         "search server or web search engine (serper, searxng), instead of a corpus and index"
     )
     sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=retriever)
-    encoder = "encoder of newly built indexes, with --data"
-    sub.add_argument("--encoder", default="lexical", help=encoder)
+    encoder = "encoder of newly built indexes, with --data, or bm25 for indexes of words"
+    sub.add_argument("--encoder", default="bm25", help=encoder)
 
 
 def _add_output_options(sub: argparse.ArgumentParser) -> None:

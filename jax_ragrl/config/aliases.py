@@ -63,6 +63,15 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+# Former values by the current name of their key.
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "index.encoder": {"lexical": "hashed"},
+    "index.retrievers.encoder": {"lexical": "hashed"},
+    # of the table of `ragrl evaluate --data`
+    "encoder": {"lexical": "hashed"},
+}
+
+
 def _moved(*keys: str, **renamed: str) -> dict[str, str]:
     """Keys of `recipe` that became keys of `recipe.system`, some under another name."""
     names = {key: key for key in keys} | renamed
@@ -201,8 +210,12 @@ def _rename(
             renamed[f"{prefix}{key}"] = new
         # Lists of sections are renamed entry by entry, under the path of the list.
         if isinstance(value, list | tuple):
-            sections = [_rename(v, aliases, renamed, f"{new}.") for v in value if _is_section(v)]
-            value = type(value)(sections or value)
+            value = type(value)(
+                _rename(v, aliases, renamed, f"{new}.") if _is_section(v) else v for v in value
+            )
+        if former := VALUES.get(new, {}).get(value) if isinstance(value, str) else None:
+            renamed[f"{new}={value}"] = f"{new}={former}"
+            value = former
         # The new path may be in another section, which may not exist yet.
         section = result
         *outer, last = new.removeprefix(prefix).split(".")

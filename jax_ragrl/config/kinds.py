@@ -8,12 +8,14 @@ kind does not read is an error.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from jax_ragrl.config.schema import kinds_of, local
 from jax_ragrl.errors import UserError
 
+HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
 
@@ -23,22 +25,73 @@ class VectorIndex:
     """A vector index of the corpus on this machine.
 
     Fields:
-      encoder: `lexical`, `minilm`, or the folder of an encoder.
+      encoder: `hashed` (words, without weights), `minilm`, or the folder of an encoder.
       kind: `scann` searches approximately, `exact` compares with every passage.
       dtype: the dtype of stored vectors.
       folder: the index is opened if it exists there and built there otherwise; empty: the run's
         work folder.
     """
 
-    encoder: str = "lexical"
+    encoder: str = HASHED_WORDS
     kind: Literal["scann", "exact"] = "scann"
     dtype: Dtype = "float32"
     folder: str = ""
 
     def __post_init__(self) -> None:
+        if self.encoder == FORMER_HASHED_WORDS:
+            object.__setattr__(self, "encoder", HASHED_WORDS)
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
         if self.folder:
             local(self.folder)
+
+
+# The languages of which both stop words and a stemmer exist; see `retrieval.bm25`.
+Language = Literal[
+    "english",
+    "danish",
+    "dutch",
+    "french",
+    "german",
+    "italian",
+    "norwegian",
+    "portuguese",
+    "russian",
+    "spanish",
+    "swedish",
+    "turkish",
+    "none",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class BM25Index:
+    """An index of the words of the corpus on this machine, searched with BM25.
+
+    Fields:
+      kind: `bm25`.
+      language: the language of stop words and of the stemmer; `none`: every word is kept as it is.
+      k1: how much a repeated word counts; 0: as much as one occurrence.
+      b: how much long passages are discounted, 0 to 1.
+      method: the form of BM25, see Kamphuis et al. 2020.
+      folder: the index is opened if it exists there and built there otherwise; empty: the run's
+        work folder.
+    """
+
+    kind: Literal["bm25"] = "bm25"
+    language: Language = "english"
+    k1: float = 1.5
+    b: float = 0.75
+    method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] = "lucene"
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.folder:
+            local(self.folder)
+        if not (0 <= self.k1 < math.inf and 0 <= self.b <= 1):
+            raise UserError(
+                f"index.k1 is {self.k1} and index.b {self.b}: k1 must be at least 0, and b between "
+                "0 and 1 (1.5 and 0.75 are usual)"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +154,88 @@ def _check_url(url: str, kind: str) -> None:
 
 
 ServerIndex = RemoteIndex | SearxngIndex | SerperIndex
+LocalIndex = VectorIndex | BM25Index
 # The first member of a union is the kind of a section without the key `kind`.
-Index = VectorIndex | RemoteIndex | SearxngIndex | SerperIndex
+SingleIndex = VectorIndex | BM25Index | RemoteIndex | SearxngIndex | SerperIndex
+LISTWISE = "llm"  # a reranker that is the frozen language model of the run
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineIndex:
+    """Several retrievers whose hits are fused, a reranker of the hits, or both.
+
+    Fields:
+      kind: `pipeline`.
+      retrievers: each is a section of another kind, or one word: `bm25`, an encoder (`hashed`,
+        `minilm`, a folder), the address of a server, or `ENGINE[@URL]` of a web search.
+      fuse: `rrf` adds reciprocal ranks, `weighted` adds scores that are scaled to 0 to 1 per query.
+      weights: the weight of each retriever; empty: equal ones.
+      rerank: the name or folder of a cross-encoder that scores the first hits again; `llm`: the
+        frozen language model of the run orders them; empty: no reranker.
+      candidates: the number of hits per retriever that are fused, and of hits that are reranked.
+      folder: of the indexes of the retrievers; empty: the run's work folder.
+    """
+
+    kind: Literal["pipeline"] = "pipeline"
+    retrievers: tuple[str | SingleIndex, ...] = ("bm25",)
+    fuse: Literal["rrf", "weighted"] = "rrf"
+    weights: tuple[float, ...] = ()
+    rerank: str = ""
+    candidates: int = 100
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.folder:
+            local(self.folder)
+        if not self.retrievers or self.candidates < 1:
+            raise UserError(
+                f"index.retrievers is {self.retrievers} and index.candidates {self.candidates}: "
+                "give at least one retriever, such as bm25, and one candidate"
+            )
+        valid = len(self.weights) in (0, len(self.retrievers))
+        if not valid or not all(0 < weight < math.inf for weight in self.weights):
+            raise UserError(
+                f"index.weights is {self.weights}: give one weight above 0 for each of the "
+                f"{len(self.retrievers)} retrievers, or none"
+            )
+        _ = self.sections  # a wrong word is reported now
+
+    @property
+    def sections(self) -> tuple[SingleIndex, ...]:
+        """The retrievers, with each word in the form of a section."""
+        return tuple(
+            parse_retriever(part) if isinstance(part, str) else part for part in self.retrievers
+        )
+
+
+Index = VectorIndex | BM25Index | RemoteIndex | SearxngIndex | SerperIndex | PipelineIndex
+
+
+def parse_retriever(text: str) -> SingleIndex:
+    """Parses a retriever that is given as one word, see `PipelineIndex`.
+
+    Raises:
+      UserError: the word is empty, or an engine needs its address.
+    """
+    name, _, url = text.partition("@")
+    if name == "searxng":
+        return SearxngIndex(url)
+    if name == "serper":
+        return SerperIndex(url)
+    if text.startswith(("http://", "https://")):
+        return RemoteIndex(text)
+    return parse_local_index(text)
+
+
+def parse_local_index(text: str) -> LocalIndex:
+    """Parses an index on this machine that is given as one word: `bm25`, or an encoder.
+
+    Raises:
+      UserError: the word is empty.
+    """
+    if not text:
+        raise UserError("a retriever is empty: give bm25, hashed, minilm or the folder of a model")
+    return BM25Index() if text == "bm25" else VectorIndex(text)
 
 
 @dataclasses.dataclass(frozen=True)

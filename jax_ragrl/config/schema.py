@@ -84,6 +84,7 @@ def kinds_of(union: Any) -> dict[str, Any]:
     return {
         kind: member
         for member in typing.get_args(union)
+        if dataclasses.is_dataclass(member)
         for kind in typing.get_args(typing.get_type_hints(member)["kind"])
     }
 

@@ -89,7 +89,8 @@ def _skr(context: BuildContext) -> SKR:
         raise UserError("skr_knn learns from labeled questions: give them with --train FILE")
     if not isinstance(context.retriever, DenseRetriever):
         raise UserError(
-            "skr_knn compares the embeddings of questions: give --index, not --retriever"
+            "skr_knn compares the embeddings of questions: give the --index of an encoder, "
+            "not --retriever"
         )
     direct_scores, rag_scores = (
         evaluate(SYSTEMS[name](context), context.train, context.environment).scores["cover_em"]

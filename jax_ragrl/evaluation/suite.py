@@ -6,6 +6,7 @@ affect the others. An interrupted suite resumes: finished cells are read, failed
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 import time
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tqdm
 
-from jax_ragrl.config.kinds import VectorIndex
+from jax_ragrl.config.kinds import BM25Index, parse_local_index
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.builtin import data_file
 from jax_ragrl.corpus.formats import FORMATS, detect
@@ -35,8 +36,7 @@ from jax_ragrl.evaluation.table import (
     select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.run.components import open_or_build_index, server_retriever
+from jax_ragrl.run.components import load_retriever, server_retriever
 from jax_ragrl.run.config import parse_index
 from jax_ragrl.run.evaluate import METRIC_NAMES
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
@@ -80,7 +80,7 @@ def evaluate_suite(
         corpus, a retriever serves all sets; `questions` is not used.
       sets: question sets with distinct names.
       workdir: holds one table, the indexes built for it, and cached web searches.
-      encoder: encoder of these indexes.
+      encoder: encoder of these indexes, or `bm25`.
 
     Returns:
       The table in Markdown, and whether any cell has scores.
@@ -192,13 +192,16 @@ def _open_set(
         return OpenSet(error=_error_cell(error))
 
 
-def _open_index(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> DenseRetriever:
+def _open_index(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> Retriever:
     """Opens the index of a corpus in the work folder, or builds it."""
     # The digest of the path keeps corpora with the same file name apart.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
     corpus = load_corpus(path, folder=workdir / "passages" / digest)
-    index = VectorIndex(encoder, folder=str(workdir / "indexes" / corpus.fingerprint))
-    return open_or_build_index(corpus, index, workdir)
+    index, name = parse_local_index(encoder), corpus.fingerprint
+    # Another folder, because a table may first have been made with vectors.
+    name = f"{name}-{index.kind}" if isinstance(index, BM25Index) else name
+    index = dataclasses.replace(index, folder=str(workdir / "indexes" / name))
+    return load_retriever(corpus, index, workdir)
 
 
 def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> Cell:

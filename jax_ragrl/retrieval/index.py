@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
@@ -35,7 +36,7 @@ from jax_ragrl.retrieval.embed import (
     write_vectors,
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
@@ -95,7 +96,7 @@ def build_index(
 
     Args:
       corpus: at least one passage.
-      encoder: e.g. `LexicalEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
+      encoder: e.g. `HashedEncoder.fit(corpus.passages)` or `models.encoder.load_encoder(folder)`.
       kind: `exact` or `scann`.
       folder: created if it does not exist; an index in it is replaced.
       vectors: floats [X, D] that this encoder computed before (see `open_vectors`); None encodes
@@ -149,17 +150,37 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
     """
     path = pathlib.Path(folder) / FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        encoder = description.get("encoder", {})
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
         ) from error
+    if encoder.get("kind") == FORMER_HASHED_WORDS:
+        encoder["kind"] = HASHED_WORDS
+    return description
+
+
+def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:
+    """Raises `UserError` if the index of a folder was built for another corpus.
+
+    Args:
+      folder: of the index.
+      description: its `index.json`.
+      corpus: the corpus that it is opened with.
+    """
+    if description["corpus"] != corpus.fingerprint:
+        raise UserError(
+            f"index {folder} was built for corpus {description['corpus']}, but "
+            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
+            "for"
+        )
 
 
 def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
     """Loads the encoder with which an index was built."""
-    if description["kind"] == "lexical":
-        return LexicalEncoder.load(folder / "encoder")
+    if description["kind"] == HASHED_WORDS:
+        return HashedEncoder.load(folder / "encoder")
     return from_description(description)
 
 
@@ -183,12 +204,7 @@ def open_index(
     """
     folder = pathlib.Path(folder)
     description = read_description(folder)
-    if description["corpus"] != corpus.fingerprint:
-        raise UserError(
-            f"index {folder} was built for corpus {description['corpus']}, but "
-            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
-            "for"
-        )
+    check_corpus(folder, description, corpus)
     encoder = _reload(description["encoder"], folder) if encoder is None else encoder
     # Vectors of different encoders are not comparable, although a search would return hits.
     if _identity(encoder.describe()) != _identity(description["encoder"]):
@@ -215,24 +231,24 @@ def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
-    """Loads an encoder: `lexical`, `minilm`, or a local folder of a BERT-family model.
+    """Loads an encoder: `hashed`, `minilm`, or a local folder of a BERT-family model.
 
     Args:
       name: the name or folder.
-      corpus: the lexical encoder's weights are computed from it.
+      corpus: the weights of hashed words are computed from it.
       prefixes: see `models.encoder.load_encoder`.
 
     Raises:
       UserError: the folder holds no such model, or MiniLM's package is not installed.
     """
-    if name != "lexical":
+    if name not in (HASHED_WORDS, FORMER_HASHED_WORDS):
         return load_encoder(name, **prefixes)
     if any(prefixes.values()):
-        raise UserError("a prefix was given, but the lexical encoder has none: omit it")
-    return LexicalEncoder.fit(corpus.passages)
+        raise UserError("a prefix was given, but hashed words have none: omit it")
+    return HashedEncoder.fit(corpus.passages)
 
 
-def _with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
+def with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
     """Returns the questions on which recall is measured; none without a path."""
     if path is None:
         if qrels is not None:
@@ -251,7 +267,7 @@ def _with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None
 def run_index(
     corpus_path: pathlib.Path | str,
     out: pathlib.Path | str,
-    encoder: str = "lexical",
+    encoder: str = HASHED_WORDS,
     kind: str = "exact",
     questions_path: pathlib.Path | str | None = None,
     vectors_path: pathlib.Path | str | None = None,
@@ -282,7 +298,7 @@ def run_index(
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
     # Read before the long work, so that a wrong path fails immediately.
-    questions = _with_gold(questions_path, qrels_path)
+    questions = with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)

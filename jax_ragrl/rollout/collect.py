@@ -243,7 +243,7 @@ class BatchRollout:
     def _perform_effects(self, pending: Sequence[PendingEffect]) -> list[EffectReply]:
         """Performs all effects in one batched call per kind; returns one reply per effect."""
         searches = [p.effect for p in pending if isinstance(p.effect, Search)]
-        hits = self.pool.submit(_search, self.environment.retriever, searches)
+        search = functools.partial(_search, self.environment.retriever, searches)
         llm_calls = [
             (p.effect, self._seed(p.branch, p.slot))
             for p in pending
@@ -251,7 +251,9 @@ class BatchRollout:
         ]
         call_llm = functools.partial(self._call_llm, llm_calls)
         # Devices of a mesh must start their programs in one order on every host. So a model on the
-        # devices runs in the thread of the sampler, after it.
+        # devices runs in the thread of the sampler, after it, as does a search that asks one.
+        if not getattr(self.environment.retriever, "on_device", False):
+            search = self.pool.submit(search).result  # type: ignore[assignment]
         if not getattr(self.environment.llm, "on_device", False):
             call_llm = self.pool.submit(call_llm).result  # type: ignore[assignment]
         actions = self.environment.sampler.sample(
@@ -263,7 +265,7 @@ class BatchRollout:
         )
         replies: dict[type, Iterator[EffectReply]] = {
             Generate: iter(actions),
-            Search: iter(hits.result()),
+            Search: iter(search()),
             CallLLM: iter(call_llm()),
         }
         return [

@@ -44,13 +44,17 @@ def pipelined_rollout(
     # One lock per resource, so that a search in one group overlaps with sampling in another.
     device, search = threading.Lock(), threading.Lock()
 
+    # A reranker may be a language model on the sampler's devices.
+    retriever = environment.retriever
+    searches = device if getattr(retriever, "on_device", False) else search
+
     def with_lock(model: Any) -> Any:
         # Servers accept concurrent requests, so a language model on a server has no lock.
         return ContextProxy(model, lambda: device) if getattr(model, "on_device", False) else model
 
     exclusive = environment._replace(
         sampler=ContextProxy(environment.sampler, lambda: device),
-        retriever=ContextProxy(environment.retriever, lambda: search),
+        retriever=ContextProxy(retriever, lambda: searches),
         llm=with_lock(environment.llm),
         judge=with_lock(environment.judge),
     )

@@ -13,11 +13,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jax_ragrl.config.kinds import (
+    HASHED_WORDS,
     LLM,
+    BM25Index,
     Index,
     LocalLLMConfig,
     NoLLMConfig,
     OpenAIConfig,
+    PipelineIndex,
     RemoteIndex,
     ServerIndex,
     VectorIndex,
@@ -38,6 +41,7 @@ from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import add_lora
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.bm25 import open_or_build_bm25
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import (
@@ -51,6 +55,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.run.config import REPLY, Data, Job
+from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.runtime.multihost import process_zero_first
 from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
@@ -137,9 +142,6 @@ def build_surroundings(
       llm: a frozen language model instead of the config's.
     """
     corpus, questions, world = data
-    if retriever is None:
-        # The first process builds the index; the others open it.
-        retriever = process_zero_first(lambda: load_retriever(corpus, job.index, workdir))
     # Each process answers the requests of its questions, on its local devices.
     load = functools.partial(
         load_llm,
@@ -148,10 +150,17 @@ def build_surroundings(
         shapes=job.shapes,
         mesh=local_mesh(mesh),
     )
+    # Before the index: all processes load the model together, but build the index one by one.
+    language_model = load(job.llm) if llm is None else llm
+    if retriever is None:
+        # The first process builds the index; the others open it.
+        retriever = process_zero_first(
+            lambda: load_retriever(corpus, job.index, workdir, lambda: language_model)
+        )
     return Components(
         questions=questions,
         retriever=retriever,
-        llm=load(job.llm) if llm is None else llm,
+        llm=language_model,
         policies={},
         tokenizer=tokenizer,
         # Without a judge the rewards use the metric of the recipe.
@@ -256,21 +265,30 @@ def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(folder or workdir / "index")
 
 
-def load_retriever(corpus: Corpus, index: Index, workdir: pathlib.Path) -> Retriever:
-    """Builds the retriever of a run: a client of a server, or an index of the corpus.
+def load_retriever(
+    corpus: Corpus, index: Index, workdir: pathlib.Path, llm: LoadLLM | None = None
+) -> Retriever:
+    """Builds the retriever of a run: a client of a server, an index of the corpus, or several.
 
     Args:
       corpus: the passages; not read for a server.
       index: the config of the index.
       workdir: the folder of the run, which holds the index unless the config names another folder.
+      llm: loads the frozen language model, for a pipeline that it reranks.
     """
-    if not isinstance(index, VectorIndex):
-        return server_retriever(index, index_folder(index, workdir))
+    folder = index_folder(index, workdir)
+    if isinstance(index, PipelineIndex):
+        load = functools.partial(load_retriever, corpus, workdir=workdir)
+        return build_pipeline(index, folder, load, llm)
+    if not isinstance(index, VectorIndex | BM25Index):
+        return server_retriever(index, folder)
     if not len(corpus):
         raise UserError(
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
             "set index.kind to remote and index.url"
         )
+    if isinstance(index, BM25Index):
+        return open_or_build_bm25(corpus, index, folder)
     return open_or_build_index(corpus, index, workdir)
 
 
@@ -303,9 +321,11 @@ def open_or_build_index(
     # Checked here, because `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
-    encoder = description["encoder"].get("source", description["encoder"]["kind"])
+    # An index of words has no encoder.
+    built_with = description.get("encoder", {"kind": "none"})
+    encoder = built_with.get("source", built_with["kind"])
     # Encoders in folders are not compared: the same encoder may have moved to another folder.
-    is_builtin = {encoder, index.encoder} & {"lexical", "minilm"}
+    is_builtin = {encoder, index.encoder} & {HASHED_WORDS, "minilm"}
     if (kind, dtype) != (index.kind, index.dtype) or (is_builtin and encoder != index.encoder):
         raise UserError(
             f"index {folder} is of kind {kind}, in {dtype}, with the encoder {encoder}, but "

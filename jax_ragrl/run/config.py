@@ -156,7 +156,7 @@ class Job:
       objective: the losses and the divergence penalty.
       optimizer: learning rates, epochs and minibatches.
       data: corpus and questions.
-      index: the retriever.
+      index: the retriever; without this section BM25 for files, hashed words for a world.
       llm: the frozen language model.
       judge: a language model that grades answers. It replaces the system's metric in the reward
         and on dev questions; kind `none`: no judge.
@@ -279,8 +279,19 @@ class Job:
 def load_job(values: Mapping[str, Any]) -> Job:
     """Builds a job from the values of a config: `system` names a system, `recipe` its settings."""
     # A copy, because `load_recipe` removes keys.
-    values = dict(values)
+    values = with_default_index(values)
     return build(Job, {"recipe": load_recipe(values), **values})
+
+
+def with_default_index(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a config in which files without a section `index` are searched with BM25.
+
+    A generated world keeps the default of `Job`, hashed words.
+    """
+    data = values.get("data")
+    has_files = isinstance(data, Mapping) and bool(data.get("files"))
+    default = {"index": {"kind": "bm25"}} if has_files else {}
+    return {**default, **values}
 
 
 def load_recipe(values: dict[str, Any]) -> Recipe:

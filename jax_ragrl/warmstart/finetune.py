@@ -37,7 +37,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import index_folder, load_data, load_llm, load_policy, load_retriever
-from jax_ragrl.run.config import TINY, Data
+from jax_ragrl.run.config import TINY, Data, with_default_index
 from jax_ragrl.run.evaluate import NoSampler, evaluate
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, write_json
 from jax_ragrl.runtime.portable_random import shuffled
@@ -103,7 +103,7 @@ class Finetune:
 
 def load_finetune(values: Mapping[str, Any]) -> Finetune:
     """Builds a run from the values of a config."""
-    return build(Finetune, values)
+    return build(Finetune, with_default_index(values))
 
 
 class ExampleSource(NamedTuple):

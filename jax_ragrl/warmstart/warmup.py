@@ -44,7 +44,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.scann import ScannSearcher
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.effects import Generate
@@ -169,9 +169,9 @@ def world_texts(seeds: range) -> Iterator[str]:
 
 
 def build_world_retriever(world: World) -> DenseRetriever:
-    """Builds the lexical ScaNN retriever of a world, in memory."""
+    """Builds the ScaNN retriever of a world, in memory."""
     corpus = Corpus(world.passages)
-    encoder = LexicalEncoder.fit(corpus.passages)
+    encoder = HashedEncoder.fit(corpus.passages)
     searcher = ScannSearcher.from_vectors(encoder.encode_passages(corpus.passages))
     return DenseRetriever(corpus, encoder, searcher)
 

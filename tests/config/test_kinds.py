@@ -60,7 +60,7 @@ def test_a_key_that_the_kind_does_not_read_is_refused(values, message):
 
 
 def test_the_kinds_are_those_of_the_retrievers():
-    assert set(kinds_of(Index)) == {*KINDS, REMOTE, *ENGINES}
+    assert set(kinds_of(Index)) == {*KINDS, "bm25", REMOTE, *ENGINES, "pipeline"}
     for dtype in DTYPES:
         assert convert(Index, {"dtype": dtype}, "config.index") == VectorIndex(dtype=dtype)
     home = {kind for kind, engine in ENGINES.items() if engine.url}

@@ -36,7 +36,7 @@ from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run import components as assemble
 from jax_ragrl.run.components import load_policies, policy_folder
@@ -74,7 +74,7 @@ class Frozen(Tape):
 
 def context(style: str = "tiny", train=(ANN, BOB)) -> BuildContext:
     corpus = Corpus(tuple(passage(i) for i in range(9)))
-    encoder = LexicalEncoder.fit(corpus.passages)
+    encoder = HashedEncoder.fit(corpus.passages)
     searcher = ExactSearcher(encoder.encode_passages(corpus.passages))
     retriever = DenseRetriever(corpus, encoder, searcher)
     tape = Frozen(lambda role, prompt, rng: {"classifier": "B"}.get(role, "[No Retrieval]"))

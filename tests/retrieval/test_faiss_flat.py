@@ -11,7 +11,7 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import index
 from jax_ragrl.retrieval.faiss_flat import HEADER, read_faiss_flat
-from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.types import Passage
 
@@ -61,7 +61,7 @@ def test_imported_vectors_are_probed_not_encoded(name, save, tmp_path, capsys, m
         )
     )
     corpus = load_corpus(tmp_path / "corpus.jsonl")
-    vectors = LexicalEncoder.fit(corpus.passages).encode_passages(corpus.passages)
+    vectors = HashedEncoder.fit(corpus.passages).encode_passages(corpus.passages)
     save(tmp_path / name, vectors)
     monkeypatch.setattr(index, "embed", None)
     files = {k: str(tmp_path / path) for k, path in (FILES | {"vectors": name}).items()}
@@ -123,7 +123,7 @@ def test_a_header_of_numpy_that_breaks_off_is_damaged(tmp_path):
 
 def test_raw_vectors_of_another_corpus_are_refused(tmp_path):
     corpus = Corpus(tuple(Passage(str(i), f"t{i}", "x") for i in range(4)))
-    encoder = LexicalEncoder.fit(corpus.passages, 8)
+    encoder = HashedEncoder.fit(corpus.passages, 8)
     as_memmap(tmp_path / "x.memmap", encoder.encode_passages(corpus.passages)[:3])
     as_numpy(tmp_path / "x.npy", VECTORS)
     vectors, others = open_vectors(tmp_path / "x.memmap"), open_vectors(tmp_path / "x.npy")

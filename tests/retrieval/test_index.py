@@ -16,6 +16,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import (
     build_index,
     load_indexed,
@@ -24,7 +25,6 @@ from jax_ragrl.retrieval.index import (
     recall,
     run_index,
 )
-from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.run.components import open_or_build_index
 from jax_ragrl.types import Hits, Passage, Question
 
@@ -55,13 +55,13 @@ def corpus():
 
 
 def build(corpus, kind, folder):
-    return build_index(corpus, LexicalEncoder.fit(corpus.passages, 512), kind, folder)
+    return build_index(corpus, HashedEncoder.fit(corpus.passages, 512), kind, folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_opened_index_finds_what_the_built_one_found(corpus, kind, dtype, tmp_path):
-    encoder = LexicalEncoder.fit(corpus.passages, 512)
+    encoder = HashedEncoder.fit(corpus.passages, 512)
     built = build_index(corpus, encoder, kind, tmp_path / "index", dtype=dtype)
     assert read_description(tmp_path / "index")["dtype"] == dtype
     opened = open_index(tmp_path / "index", corpus)
@@ -93,7 +93,7 @@ def test_hits_that_were_not_found_are_left_out(corpus):
             del k
             return np.array([[0.5, -np.inf]], np.float32), np.array([[3, 0]], np.int32)
 
-    retriever = DenseRetriever(corpus, LexicalEncoder.fit(corpus.passages), Short())
+    retriever = DenseRetriever(corpus, HashedEncoder.fit(corpus.passages), Short())
     assert retriever.search(["q"], 2) == [Hits((PASSAGES[3],), (0.5,))]
 
 
@@ -105,7 +105,7 @@ def test_search_depth_is_bounded_by_the_corpus(corpus):
             asked.append(k)
             return np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int32)
 
-    retriever = DenseRetriever(corpus, LexicalEncoder.fit(corpus.passages), Counting())
+    retriever = DenseRetriever(corpus, HashedEncoder.fit(corpus.passages), Counting())
     for k in (5, 6, 7, 100):
         retriever.search(["q"], k)
     assert asked == [5, 6, 6, 6]
@@ -135,11 +135,11 @@ def test_another_encoder_is_refused(corpus, tmp_path):
     built = build(corpus, "exact", tmp_path)
     open_index(tmp_path, corpus, built.encoder)
     with pytest.raises(UserError, match="with the encoder"):
-        open_index(tmp_path, corpus, LexicalEncoder.fit(corpus.passages, 64))
+        open_index(tmp_path, corpus, HashedEncoder.fit(corpus.passages, 64))
 
 
 def test_an_encoder_may_have_moved(corpus, tmp_path):
-    class Placed(LexicalEncoder):
+    class Placed(HashedEncoder):
         place = "here"
 
         def describe(self):
@@ -156,7 +156,7 @@ def test_only_a_whole_index_opens(corpus, tmp_path):
         open_index(tmp_path, corpus)
     build(corpus, "exact", tmp_path)
 
-    class Failing(LexicalEncoder):
+    class Failing(HashedEncoder):
         def encode_passages(self, passages):
             raise RuntimeError("power cut")
 
@@ -180,18 +180,18 @@ def test_lost_vectors_are_named(corpus, tmp_path):
 def test_a_lost_shard_is_an_error_and_zeros_are_kept(corpus, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "BATCH", 1)
     monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
-    vectors = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
+    vectors = HashedEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
     vectors[2:4] = 0
     embed.write_vectors(vectors, tmp_path / "zeros")
     np.testing.assert_array_equal(embed.read_vectors(tmp_path / "zeros"), vectors)
-    build_index(corpus, LexicalEncoder.fit(corpus.passages, 32), kind, tmp_path)
+    build_index(corpus, HashedEncoder.fit(corpus.passages, 32), kind, tmp_path)
     (tmp_path / "vectors" / "c" / "2" / "0").unlink()
     with pytest.raises(UserError, match="no readable vectors.*missing.*rerun 'ragrl index'"):
         open_index(tmp_path, corpus)
 
 
 def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
-    embed.embed(corpus.passages, LexicalEncoder.fit(corpus.passages, 32), tmp_path, "of")
+    embed.embed(corpus.passages, HashedEncoder.fit(corpus.passages, 32), tmp_path, "of")
 
     def killed(*_, **__):
         raise RuntimeError("power cut")
@@ -203,7 +203,7 @@ def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
 
 
 def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
-    encoder = LexicalEncoder.fit(corpus.passages, 64)
+    encoder = HashedEncoder.fit(corpus.passages, 64)
     vectors = encoder.encode_passages(corpus.passages)
     values = build_index(corpus, encoder, "exact", tmp_path / "given", vectors=vectors)
     made = build_index(corpus, encoder, "exact", tmp_path / "made")
@@ -228,7 +228,7 @@ def test_unknown_kinds_and_a_missing_scann_are_named(corpus, tmp_path, monkeypat
 
 def test_vectors_are_written_in_batches_as_encoded(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "BATCH", 4)
-    encoder = LexicalEncoder.fit(corpus.passages, 32)
+    encoder = HashedEncoder.fit(corpus.passages, 32)
     embed.embed(corpus.passages, encoder, tmp_path / "v", "of")
     expected = encoder.encode_passages(corpus.passages)
     np.testing.assert_array_equal(embed.read_vectors(tmp_path / "v"), expected)
@@ -238,7 +238,7 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
     monkeypatch.setattr(embed, "BATCH", 1)
     monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
 
-    class Counting(LexicalEncoder):
+    class Counting(HashedEncoder):
         left, asked = 5, 0
 
         def encode_passages(self, passages):
@@ -256,7 +256,7 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
     with pytest.raises(RuntimeError):
         build_with(5)
     assert build_with(9) == 2  # of three shards, two were whole
-    expected = LexicalEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
+    expected = HashedEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
     np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
     assert build_with(9) == 6  # a whole index is made anew
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
     for made, fitted in ((other, other.passages), (corpus, PASSAGES[:2])):
         with pytest.raises(RuntimeError):
             build_with(5)
-        encoder = LexicalEncoder.fit(fitted, 32)
+        encoder = HashedEncoder.fit(fitted, 32)
         hits = build_index(made, encoder, "exact", tmp_path)
         assert hits.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
         expected = encoder.encode_passages(made.passages)
@@ -292,7 +292,7 @@ def test_recall_counts_gold_by_id_or_title():
 
 def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
     made = Corpus(world.generate(0, 60).passages)
-    encoder, queries = LexicalEncoder.fit(made.passages), [p.title for p in made.passages[:40]]
+    encoder, queries = HashedEncoder.fit(made.passages), [p.title for p in made.passages[:40]]
     whole, half = (
         build_index(made, encoder, "exact", tmp_path / dtype, dtype=dtype)
         for dtype in ("float32", "bfloat16")
@@ -315,7 +315,7 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     report = run_index(
         tmp_path / "corpus.jsonl",
         tmp_path / "out",
-        "lexical",
+        "hashed",
         "exact",
         tmp_path / "questions.jsonl",
     )
@@ -359,5 +359,7 @@ def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):
     assert open_or_build_index(corpus, asked, tmp_path).fingerprint == corpus.fingerprint
     others = ({"kind": "scann"}, {"encoder": "minilm"}, {"encoder": "folder"})
     for other in (*others, {"dtype": "bfloat16"}):
-        with pytest.raises(UserError, match="is of kind exact, in float32, with the encoder lex"):
+        with pytest.raises(
+            UserError, match="is of kind exact, in float32, with the encoder hashed"
+        ):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)

@@ -22,8 +22,8 @@ from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import search_all, search_pages
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.index import build_index
-from jax_ragrl.retrieval.lexical import LexicalEncoder
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
@@ -98,7 +98,7 @@ def documents(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def test_a_served_index_equals_the_local_one(tmp_path: pathlib.Path):
-    encoder = LexicalEncoder.fit(PASSAGES, 512)
+    encoder = HashedEncoder.fit(PASSAGES, 512)
     local = build_index(Corpus(PASSAGES), encoder, "exact", tmp_path / "index")
     tape = Tape({}, replies={"answer": "Ulm"})
     environment = Environment(tape, local, tape)

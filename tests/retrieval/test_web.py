@@ -181,7 +181,11 @@ def test_a_run_caches_hits_in_its_folder(tmp_path: pathlib.Path):
 @pytest.mark.parametrize(
     ("kind", "url", "message"),
     [
-        ("bing", "", "index.kind is 'bing': use one of scann, exact, remote, searxng, serper"),
+        (
+            "bing",
+            "",
+            "index.kind is 'bing': use one of scann, exact, bm25, remote, searxng, serper",
+        ),
         ("searxng", "", "index.url is empty"),
         ("remote", "", "index.url is empty"),
         (

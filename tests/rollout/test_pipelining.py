@@ -97,7 +97,8 @@ class Crowd:
         ("sampler.sample", "llm.complete", True, 1),
         ("sampler.sample", "judge.complete", True, 1),
         ("retriever.search", "retriever.search", True, 1),
-        ("retriever.search", "sampler.sample", True, 2),
+        ("retriever.search", "sampler.sample", False, 2),
+        ("retriever.search", "sampler.sample", True, 1),  # a reranker on the sampler's devices
         ("llm.complete", "sampler.sample", False, 2),
         ("judge.complete", "llm.complete", False, 2),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.retrieval.lexical import LexicalEncoder
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import collect
 from jax_ragrl.rollout.expand import ForcedAction, Tree, single_chain
 from jax_ragrl.systems.baselines.adaptive import cheapest_classes, classifier_examples
@@ -240,7 +240,7 @@ TEXTS = ("film alpha", "film beta", "song gamma", "song delta", "film song")
 
 
 def neighbors_of(alone: list[float], retrieved_scores: list[float], k: int = 2) -> Neighbors:
-    encoder = LexicalEncoder.fit([Passage("", "", text) for text in TEXTS])
+    encoder = HashedEncoder.fit([Passage("", "", text) for text in TEXTS])
     questions = [Question(text, text, ("x",)) for text in TEXTS]
     return fit_neighbors(encoder, questions, np.array(alone), np.array(retrieved_scores), k)
 

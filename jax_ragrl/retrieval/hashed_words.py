@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config.kinds import HASHED_WORDS
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
 
 WORD = re.compile(r"\w+")
-FILE = "lexical.npz"
+FILE = "lexical.npz"  # a former name of the encoder, which indexes on disk have
 
 
 def words(text: str) -> list[str]:
@@ -53,7 +54,7 @@ def count_documents(texts: Iterable[str]) -> collections.Counter[int]:
     return counts
 
 
-class LexicalEncoder:
+class HashedEncoder:
     """Encodes queries and passages as unit vectors of hashed words; see the module docstring.
 
     Attributes:
@@ -78,7 +79,7 @@ class LexicalEncoder:
         self._idf = {key: inverse_frequency(n, documents) for key, n in self._counts.items()}
 
     @classmethod
-    def fit(cls, passages: Sequence[Passage], dimension: int = 1024) -> LexicalEncoder:
+    def fit(cls, passages: Sequence[Passage], dimension: int = 1024) -> HashedEncoder:
         """Counts the words of a corpus and returns its encoder."""
         counts = count_documents(passage_text(passage) for passage in passages)
         return cls(counts, len(passages), dimension)
@@ -119,7 +120,7 @@ class LexicalEncoder:
         for array in self._arrays().values():
             digest.update(array.astype("<i8").tobytes())
         return {
-            "kind": "lexical",
+            "kind": HASHED_WORDS,
             "dimension": self.dimension,
             "weights": digest.hexdigest()[:16],
         }
@@ -131,7 +132,7 @@ class LexicalEncoder:
         np.savez_compressed(folder / FILE, **arrays)
 
     @classmethod
-    def load(cls, folder: pathlib.Path) -> LexicalEncoder:
+    def load(cls, folder: pathlib.Path) -> HashedEncoder:
         """Reads the encoder that `save` wrote.
 
         Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.lexical import LexicalEncoder, hash_word, inverse_frequency
+from jax_ragrl.retrieval.hashed_words import HashedEncoder, hash_word, inverse_frequency
 from jax_ragrl.types import Passage
 
 PASSAGES = [
@@ -18,7 +18,7 @@ PASSAGES = [
 
 @pytest.fixture
 def fitted():
-    return LexicalEncoder.fit(PASSAGES, dimension=256)
+    return HashedEncoder.fit(PASSAGES, dimension=256)
 
 
 def test_hashes_are_the_same_on_every_machine():
@@ -60,7 +60,7 @@ def test_a_word_of_every_document_weighs_nothing():
 
 
 def test_inner_products_estimate_the_tf_idf_cosine():
-    wide = LexicalEncoder.fit(PASSAGES, dimension=1 << 20)
+    wide = HashedEncoder.fit(PASSAGES, dimension=1 << 20)
     query, passage = wide.encode_queries(["plants tree"]), wide.encode_passages(PASSAGES[1:2])
     once, mint = math.log(4 / 2), 1 + math.log(2)
     # ajuga (twice), genus, plants (twice), mint and family are of one passage each; a and is of
@@ -81,7 +81,7 @@ def test_inner_products_estimate_the_tf_idf_cosine():
 
 def test_saved_weights_come_back_bit_by_bit(fitted, tmp_path):
     fitted.save(tmp_path)
-    loaded = LexicalEncoder.load(tmp_path)
+    loaded = HashedEncoder.load(tmp_path)
     assert loaded.describe() == fitted.describe()
     np.testing.assert_array_equal(
         loaded.encode_passages(PASSAGES), fitted.encode_passages(PASSAGES)
@@ -89,15 +89,15 @@ def test_saved_weights_come_back_bit_by_bit(fitted, tmp_path):
 
 
 def test_the_description_tells_fits_apart(fitted):
-    fits = [fitted, LexicalEncoder.fit(PASSAGES[:2], 256), LexicalEncoder.fit(PASSAGES, 128)]
+    fits = [fitted, HashedEncoder.fit(PASSAGES[:2], 256), HashedEncoder.fit(PASSAGES, 128)]
     assert len({str(fit.describe()) for fit in fits}) == 3
 
 
 def test_what_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(UserError, match="dimension is 0"):
-        LexicalEncoder.fit(PASSAGES, dimension=0)
+        HashedEncoder.fit(PASSAGES, dimension=0)
     with pytest.raises(UserError, match="ragrl index"):
-        LexicalEncoder.load(tmp_path)
+        HashedEncoder.load(tmp_path)
     (tmp_path / "lexical.npz").write_bytes(b"no archive")
     with pytest.raises(UserError, match="ragrl index"):
-        LexicalEncoder.load(tmp_path)
+        HashedEncoder.load(tmp_path)

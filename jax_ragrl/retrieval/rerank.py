@@ -1,0 +1,132 @@
+"""Reranking: a slower model orders the first hits of any retriever again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.errors import EffectError
+from jax_ragrl.retrieval.base import Retriever, check_depth
+from jax_ragrl.types import Hits, Passage
+
+Pair = tuple[str, Sequence[Passage]]  # a query and the passages to order
+
+
+class Reranker(Protocol):
+    """Scores the passages of queries; higher is better.
+
+    A reranker that computes on the devices of the run, in programs over a mesh, has the attribute
+    `on_device = True`: searches then run in the thread of the sampler, see `llm.base.FrozenLLM`.
+    """
+
+    def scores_of(self, pairs: Sequence[Pair]) -> Sequence[np.ndarray | EffectError]:
+        """Returns the scores of each pair's passages, float32 [K], or the error of its query."""
+        ...
+
+
+def scores(reranker: Reranker, query: str, passages: Sequence[Passage]) -> np.ndarray:
+    """Returns the scores of the passages of one query, float32 [K].
+
+    Args:
+      reranker: any reranker.
+      query: the search text.
+      passages: at least one.
+
+    Raises:
+      EffectError: the reranker failed.
+    """
+    (result,) = reranker.scores_of([(query, passages)])
+    if isinstance(result, EffectError):
+        raise result
+    return result
+
+
+class PairScorer(Protocol):
+    """A model that reads a query and a text together, such as a cross-encoder."""
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Returns one score per pair of query and text, float32 [N]; N is at least 1."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PairReranker:
+    """Scores each passage on its own, with a model of pairs."""
+
+    model: PairScorer
+
+    def scores_of(self, pairs: Sequence[Pair]) -> list[np.ndarray | EffectError]:
+        """Returns float32 [K] per pair; the passages of all pairs are one batch."""
+        flat = [(query, passage_text(p)) for query, passages in pairs for p in passages]
+        if not flat:
+            return [np.zeros(0, np.float32) for _ in pairs]
+        ends = np.cumsum([len(passages) for _, passages in pairs])
+        return [*np.split(self.model.scores(flat), ends[:-1])]
+
+
+def load_cross_encoder(name: str) -> PairReranker:
+    """Loads a cross-encoder by its name or folder as a reranker."""
+    # Imported here: only a run that reranks needs the model.
+    from jax_ragrl.models.cross_encoder import load_cross_encoder as load
+
+    return PairReranker(load(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankedRetriever:
+    """Orders the first `candidates` hits of a retriever by the scores of a reranker.
+
+    The reranker reads the same candidates whatever the depth of a search, so that the order of the
+    first hits does not depend on it. Deeper hits keep their order after the candidates; each has a
+    score of 1 less than the hit before it.
+
+    Fields:
+      retriever: any retriever.
+      reranker: its scores order the candidates; ties stay in the order of the retriever.
+      candidates: hits per query that the reranker reads.
+    """
+
+    retriever: Retriever
+    reranker: Reranker
+    candidates: int = 100
+
+    @property
+    def fingerprint(self) -> str:
+        """Returns the fingerprint of the corpus."""
+        return self.retriever.fingerprint
+
+    @property
+    def on_device(self) -> bool:
+        """Returns whether a search must run in the thread of the sampler, see `Reranker`."""
+        return any(getattr(x, "on_device", False) for x in (self.retriever, self.reranker))
+
+    def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
+        """Returns up to `k` passages per query, best first; a query may fail in either stage."""
+        check_depth(k)
+        results = self.retriever.search(queries, max(k, self.candidates))
+        order = iter(self.reranker.scores_of([*self._pairs(queries, results)]))
+        return [
+            self._reranked(hits, next(order), k) if isinstance(hits, Hits) else hits
+            for hits in results
+        ]
+
+    def _pairs(
+        self, queries: Sequence[str], results: Sequence[Hits | EffectError]
+    ) -> Iterator[Pair]:
+        for query, hits in zip(queries, results, strict=True):
+            if isinstance(hits, Hits):
+                yield query, hits.passages[: self.candidates]
+
+    def _reranked(self, hits: Hits, order: np.ndarray | EffectError, k: int) -> Hits | EffectError:
+        if isinstance(order, EffectError):
+            return order
+        best = np.argsort(-order, kind="stable").tolist()
+        lowest = float(order[best[-1]]) if best else 0.0
+        deeper = range(len(best), len(hits.passages))
+        passages = [hits.passages[n] for n in (*best, *deeper)]
+        new_scores = [*order[best].tolist(), *(lowest - n - 1 for n in range(len(deeper)))]
+        return Hits(tuple(passages[:k]), tuple(new_scores[:k]))

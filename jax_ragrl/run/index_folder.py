@@ -1,0 +1,153 @@
+"""Index folders of every kind: the kinds that `retrieval.index` does not build, and opening any."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from jax_ragrl.config.kinds import (
+    LISTWISE,
+    BM25Index,
+    PipelineIndex,
+)
+from jax_ragrl.config.schema import build, one_of
+from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
+from jax_ragrl.retrieval.index import (
+    FILE,
+    KINDS,
+    PASSAGES,
+    open_index,
+    read_description,
+    with_gold,
+)
+from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
+from jax_ragrl.runtime.jsonl import write_json
+
+
+def open_folder(
+    folder: pathlib.Path | str, corpus: Corpus, llm: LoadLLM | None = None
+) -> Retriever:
+    """Opens an index of any kind with the corpus for which it was built.
+
+    Args:
+      folder: written by `ragrl index` or by a run.
+      corpus: the same passages in the same order.
+      llm: loads the frozen language model, for a pipeline that it reranks.
+
+    Raises:
+      UserError: no index, or another corpus.
+    """
+    folder = pathlib.Path(folder)
+    description = read_description(folder)
+    if description["kind"] == BM25Index.kind:
+        return open_bm25(folder, corpus)
+    if description["kind"] == PipelineIndex.kind:
+        return load_retriever(corpus, pipeline_of(description, folder), folder, llm)
+    return open_index(folder, corpus)
+
+
+def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
+    """Returns the section that the options of `ragrl index` describe.
+
+    None is an index of vectors, which `retrieval.index.run_index` builds.
+
+    Raises:
+      UserError: an option is not read by the kind, or the kind is unknown.
+    """
+    kind = options["kind"] or _kind_of(options)
+    one_of("index kind", kind, (BM25Index.kind, *KINDS, PipelineIndex.kind))
+    for name, kinds in READERS.items():
+        if options.get(name) and kind not in kinds:
+            raise UserError(
+                f"--{name.replace('_', '-')} is {options[name]}, but --kind is {kind}, and only "
+                f"{' or '.join(kinds)} reads this option: leave it out, or change the kind"
+            )
+    choices = {name: options[name] for name in SETTINGS if options[name]}
+    if "retrievers" in choices:
+        choices["retrievers"] = tuple(choices["retrievers"].split(","))
+    section = {BM25Index.kind: BM25Index, PipelineIndex.kind: PipelineIndex}.get(kind)
+    values = {"kind": kind, "folder": str(options["out"]), **choices}
+    return build(section, values, "index") if section else None
+
+
+# The kinds that read an option.
+READERS = {
+    **dict.fromkeys(("encoder", "vectors", "query_prefix", "passage_prefix"), KINDS),
+    "language": (BM25Index.kind,),
+    **dict.fromkeys(("retrievers", "fuse", "rerank", "candidates"), (PipelineIndex.kind,)),
+}
+SETTINGS = ("language", "retrievers", "fuse", "rerank", "candidates")
+
+
+def _kind_of(options: Mapping[str, Any]) -> str:
+    """The kind that options imply: an encoder needs vectors, and its absence words."""
+    if options["retrievers"] or options["rerank"]:
+        return PipelineIndex.kind
+    return "scann" if options["encoder"] or options["vectors"] else BM25Index.kind
+
+
+def build_folder(
+    index: BM25Index | PipelineIndex,
+    corpus_path: pathlib.Path | str,
+    questions_path: pathlib.Path | str | None = None,
+    qrels_path: pathlib.Path | str | None = None,
+) -> dict[str, Any]:
+    """Builds an index of words or a pipeline from a file; implements `ragrl index`.
+
+    Args:
+      index: the settings, with the folder.
+      corpus_path: passages in any known format.
+      questions_path: questions in any known format; recall is measured on those with gold.
+      qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
+
+    Returns:
+      A report for JSON: corpus, count, kind and its settings, seconds (of building); with questions
+      also `recall@2`, `recall@5`, `recall@10` and the number of questions.
+
+    Raises:
+      UserError: an argument cannot be used.
+    """
+    # Read before the long work, so that a wrong path fails immediately.
+    questions = with_gold(questions_path, qrels_path)
+    is_listwise = isinstance(index, PipelineIndex) and index.rerank == LISTWISE
+    if is_listwise and questions:
+        raise UserError(
+            "recall after the reranker 'llm' needs the language model of a run: leave out "
+            "--questions, or --rerank"
+        )
+    folder = pathlib.Path(index.folder)
+    corpus = load_corpus(corpus_path, folder=folder / PASSAGES)
+    start = time.perf_counter()
+    if isinstance(index, PipelineIndex):
+        retriever = _build_pipeline(corpus, index, folder)
+    else:
+        retriever = build_bm25(corpus, index, folder)
+    seconds = round(time.perf_counter() - start, 2)
+    recall_at = recall(retriever, questions) if questions else {}
+    counts = {"questions": len(questions)} if questions else {}
+    return {**read_description(folder), "seconds": seconds, **counts, **recall_at}
+
+
+def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) -> Retriever:
+    """Builds the indexes of a pipeline that do not exist yet, and describes it in `index.json`."""
+    if not local_parts(index):
+        raise UserError(
+            f"every retriever of {index.retrievers} is a server: there is no index to build; set "
+            "config.index in the config of a run"
+        )
+    # Removed first and written last, so that its presence proves that the index is complete.
+    (folder / FILE).unlink(missing_ok=True)
+    # A language model is no part of an index.
+    rerank = "" if index.rerank == LISTWISE else index.rerank
+    retriever = load_retriever(corpus, dataclasses.replace(index, rerank=rerank), folder)
+    facts = {"corpus": corpus.fingerprint, "count": len(corpus)}
+    write_json(folder / FILE, {**facts, **describe_pipeline(index)})
+    return retriever

@@ -1,0 +1,119 @@
+"""Builds the pipeline of a config: retrievers, fusion of their hits, a reranker."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jax_ragrl.config.kinds import (
+    LISTWISE,
+    BM25Index,
+    PipelineIndex,
+    RemoteIndex,
+    SingleIndex,
+    VectorIndex,
+)
+from jax_ragrl.config.schema import build
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.listwise import ListwiseReranker
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.fuse import FusedRetriever
+from jax_ragrl.retrieval.rerank import RerankedRetriever, Reranker, load_cross_encoder
+
+# A call, because a local model is loaded only if it is needed.
+LoadLLM = Callable[[], FrozenLLM]
+
+
+def build_pipeline(
+    index: PipelineIndex,
+    folder: pathlib.Path,
+    load: Callable[[SingleIndex], Retriever],
+    llm: LoadLLM | None = None,
+) -> Retriever:
+    """Builds the retrievers of a pipeline and its stages.
+
+    Args:
+      index: the config of the pipeline.
+      folder: holds one folder per retriever, unless its section names another one.
+      load: opens or builds a retriever.
+      llm: loads the frozen language model, which a listwise reranker needs.
+
+    Raises:
+      UserError: a retriever or the reranker cannot be built.
+    """
+    retrievers = tuple(load(part) for part in placed_sections(index, folder))
+    weights = index.weights or (1.0,) * len(retrievers)
+    retriever = retrievers[0]
+    # A single retriever keeps its scores, and its hits beyond the candidates.
+    if len(retrievers) > 1:
+        retriever = FusedRetriever(retrievers, weights, index.fuse, index.candidates)
+    if not index.rerank:
+        return retriever
+    return RerankedRetriever(retriever, load_reranker(index.rerank, llm), index.candidates)
+
+
+def load_reranker(name: str, llm: LoadLLM | None) -> Reranker:
+    """Loads a reranker, see `PipelineIndex.rerank`; `llm` loads the frozen language model."""
+    if name != LISTWISE:
+        return load_cross_encoder(name)
+    if llm is None:
+        raise UserError(
+            f"index.rerank is {LISTWISE!r}, but this command has no frozen language model: name a "
+            "cross-encoder, or leave the key empty"
+        )
+    return ListwiseReranker(llm())
+
+
+def placed_sections(index: PipelineIndex, folder: pathlib.Path) -> Iterator[SingleIndex]:
+    """Yields the retrievers of a pipeline, each with its own folder."""
+    names: set[str] = set()
+    for part in index.sections:
+        if isinstance(part, RemoteIndex) or part.folder:
+            yield part
+            continue
+        name = _unused(_short_name(part), names)
+        names.add(name)
+        yield dataclasses.replace(part, folder=str(folder / name))
+
+
+def _short_name(part: SingleIndex) -> str:
+    """The name of a retriever's folder, such as `bm25` or `scann-minilm`."""
+    if not isinstance(part, VectorIndex):
+        return part.kind
+    encoder = re.sub(r"[^\w.-]+", "-", pathlib.Path(part.encoder).name)
+    return f"{part.kind}-{encoder}"
+
+
+def _unused(name: str, names: set[str]) -> str:
+    number = 1
+    while (result := name if number == 1 else f"{name}-{number}") in names:
+        number += 1
+    return result
+
+
+def describe_pipeline(index: PipelineIndex) -> dict[str, Any]:
+    """Returns the settings of a pipeline for `index.json`, without its folder."""
+    values = dataclasses.asdict(dataclasses.replace(index, retrievers=index.sections))
+    del values["folder"]
+    return values
+
+
+def pipeline_of(description: Mapping[str, Any], folder: pathlib.Path) -> PipelineIndex:
+    """Returns the pipeline that `describe_pipeline` described, in a folder.
+
+    Args:
+      description: the content of `index.json`, which may have further keys.
+      folder: of the index.
+    """
+    names = [field.name for field in dataclasses.fields(PipelineIndex)]
+    values = {name: description[name] for name in names if name in description}
+    return build(PipelineIndex, values | {"folder": str(folder)}, "index")
+
+
+def local_parts(index: PipelineIndex) -> list[VectorIndex | BM25Index]:
+    """Returns the retrievers of a pipeline that are indexes on this machine."""
+    return [part for part in index.sections if isinstance(part, VectorIndex | BM25Index)]

@@ -1,0 +1,206 @@
+"""A pipeline in the config searches as its parts do, in every command."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli.main import main
+from jax_ragrl.config.kinds import (
+    BM25Index,
+    Index,
+    PipelineIndex,
+    RemoteIndex,
+    SearxngIndex,
+    SerperIndex,
+    VectorIndex,
+    parse_retriever,
+)
+from jax_ragrl.config.schema import convert
+from jax_ragrl.corpus import world
+from jax_ragrl.corpus.formats import save_questions
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.bm25 import BM25Retriever
+from jax_ragrl.retrieval.fuse import FusedRetriever
+from jax_ragrl.retrieval.rerank import RerankedRetriever
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.run import pipeline
+from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.config import with_default_index
+from jax_ragrl.run.index_folder import open_folder
+from jax_ragrl.systems.baselines.standard import StandardRAG
+
+MADE = world.generate(0, 40)
+
+
+@pytest.fixture
+def corpus():
+    return Corpus(MADE.passages)
+
+
+class Alphabetic:
+    """Prefers the passages whose titles come last."""
+
+    def scores_of(self, pairs):
+        return [np.array([ord(p.title[0]) for p in passages], np.float32) for _, passages in pairs]
+
+
+@pytest.mark.parametrize(
+    ("word", "section"),
+    [
+        ("bm25", BM25Index()),
+        ("hashed", VectorIndex("hashed")),
+        ("lexical", VectorIndex("hashed")),
+        ("models/e5", VectorIndex("models/e5")),
+        ("http://h:1", RemoteIndex("http://h:1")),
+        ("searxng@http://h:1", SearxngIndex("http://h:1")),
+        ("serper", SerperIndex()),
+    ],
+)
+def test_a_word_is_short_for_a_section(word, section):
+    assert parse_retriever(word) == section
+    values = {"kind": "pipeline", "retrievers": [word, {"kind": "bm25", "k1": 1}]}
+    index = convert(Index, values, "config.index")
+    assert index.sections == (section, BM25Index(k1=1.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"retrievers": ()}, "give at least one retriever"),
+        ({"retrievers": ("",)}, "a retriever is empty"),
+        ({"retrievers": ("searxng",)}, "index.url is empty"),
+        ({"retrievers": ({"kind": "pipeline"},)}, r"retrievers\[0\].kind is 'pipeline': use one"),
+        ({"retrievers": (3,)}, r"retrievers\[0\] is 3: it must be"),
+        ({"weights": (1.0, 2.0)}, "one weight above 0 for each of the 1 retrievers"),
+        ({"weights": (0.0,)}, "one weight above 0"),
+        ({"candidates": 0}, "one candidate"),
+        ({"fuse": "sum"}, "index.fuse is 'sum': use one of rrf, weighted"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_built_is_refused_with_the_config(values, message):
+    with pytest.raises(UserError, match=message):
+        convert(Index, {"kind": "pipeline", **values}, "config.index")
+
+
+def test_parts_are_built_once_in_their_own_folders(corpus, tmp_path, monkeypatch):
+    words = ("bm25", "hashed", BM25Index(language="none"))
+    index = PipelineIndex(retrievers=words, folder=str(tmp_path), candidates=5)
+    built = load_retriever(corpus, index, tmp_path)
+    assert isinstance(built, FusedRetriever) and built.candidates == 5
+    folders = {"bm25", "scann-hashed", "bm25-2"}
+    assert {path.name for path in tmp_path.iterdir()} == folders
+    monkeypatch.setattr("jax_ragrl.retrieval.bm25.build_bm25", None)  # a second build would fail
+    monkeypatch.setattr("jax_ragrl.run.components.build_index", None)
+    opened = load_retriever(corpus, index, tmp_path)
+    queries = [question.text for question in MADE.questions["dev"][:5]]
+    assert opened.search(queries, 4) == built.search(queries, 4)
+
+
+def test_one_retriever_is_not_fused_and_a_reranker_follows(corpus, tmp_path, monkeypatch):
+    index = PipelineIndex(folder=str(tmp_path))
+    assert isinstance(load_retriever(corpus, index, tmp_path), BM25Retriever)
+    monkeypatch.setattr(pipeline, "load_cross_encoder", {"model": Alphabetic()}.__getitem__)
+    index = PipelineIndex(folder=str(tmp_path), rerank="model", candidates=4)
+    reranked = load_retriever(corpus, index, tmp_path)
+    assert isinstance(reranked, RerankedRetriever)
+    (hits,) = reranked.search([MADE.questions["dev"][0].text], 4)
+    titles = [p.title[0] for p in hits.passages]
+    assert titles == sorted(titles, reverse=True)
+
+
+class Last:
+    """Writes the numbers of a prompt in reverse, in the thread of its caller."""
+
+    name, on_device = "last", True
+
+    def __init__(self):
+        self.threads = set()
+
+    def complete(self, requests):
+        self.threads |= {threading.current_thread() for _ in requests}
+        return ["20 > " + " > ".join(map(str, range(19, 0, -1))) for _ in requests]
+
+
+def test_the_frozen_model_of_the_run_orders_the_hits_in_the_thread_of_the_sampler(corpus, tmp_path):
+    index = PipelineIndex(rerank="llm", candidates=20, folder=str(tmp_path))
+    with pytest.raises(UserError, match="this command has no frozen language model"):
+        load_retriever(corpus, index, tmp_path)
+    llm = Last()
+    retriever = load_retriever(corpus, index, tmp_path, lambda: llm)
+    plain = load_retriever(corpus, PipelineIndex(folder=str(tmp_path)), tmp_path)
+    question = MADE.questions["dev"][0]
+    (hits,), (before,) = retriever.search([question.text], 20), plain.search([question.text], 20)
+    assert hits.passages == before.passages[::-1]
+    llm.threads.clear()
+    system = StandardRAG("baselines_tiny", 3)
+
+    class NoActions:
+        def sample(self, requests):
+            return [[] for _ in requests]
+
+    collect(system, single_chain, [question], Environment(NoActions(), retriever, llm))
+    assert llm.threads == {threading.current_thread()}
+
+
+@pytest.fixture
+def files(tmp_path):
+    save_corpus(Corpus(MADE.passages), tmp_path / "corpus.jsonl")
+    save_questions(MADE.questions["dev"][:20], tmp_path / "questions.jsonl")
+    return tmp_path
+
+
+def index(files, *options, code=0):
+    args = ["--corpus", f"{files}/corpus.jsonl", "--out", f"{files}/index", *options]
+    assert main(["index", *args]) == code
+
+
+def test_the_command_builds_words_unless_there_is_an_encoder(files, capsys, corpus):
+    index(files, "--questions", f"{files}/questions.jsonl")
+    report = json.loads(capsys.readouterr().out)
+    assert report["kind"] == "bm25" and report["recall@10"] > 0.5 and report["questions"] > 0
+    index(files, "--encoder", "hashed")
+    assert json.loads(capsys.readouterr().out)["kind"] == "scann"
+    index(files, "--kind", "exact", "--language", "german", code=2)
+    assert "only bm25 reads this option" in capsys.readouterr().err
+    index(files, "--encoder", "minilm", "--kind", "bm25", code=2)
+    assert "--encoder is minilm, but --kind is bm25" in capsys.readouterr().err
+    index(files, "--kind", "flat", code=2)
+    assert "use one of bm25, exact, scann, pipeline" in capsys.readouterr().err
+
+
+def test_the_command_builds_a_pipeline_that_other_commands_open(files, capsys, corpus):
+    options = ("--retrievers", "bm25,hashed", "--fuse", "weighted", "--candidates", "7")
+    index(files, *options, "--questions", f"{files}/questions.jsonl")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kind"], report["fuse"], report["candidates"]) == ("pipeline", "weighted", 7)
+    assert [part["kind"] for part in report["retrievers"]] == ["bm25", "scann"]
+    opened = open_folder(files / "index", corpus)
+    assert isinstance(opened, FusedRetriever) and opened.candidates == 7
+    assert opened.fingerprint == corpus.fingerprint
+    args = ["--questions", f"{files}/questions.jsonl", "--corpus", f"{files}/corpus.jsonl"]
+    args += ["--index", f"{files}/index", "--systems", "standard_rag", "--limit", "2"]
+    assert main(["evaluate", *args]) == 0
+    assert json.loads(capsys.readouterr().out)["standard_rag"]["ended"] == {"answered": 2}
+
+
+def test_recall_after_a_language_model_needs_a_run(files, capsys):
+    options = ("--rerank", "llm", "--questions", f"{files}/questions.jsonl")
+    index(files, *options, code=2)
+    assert "needs the language model of a run" in capsys.readouterr().err
+    index(files, "--rerank", "llm")
+    assert json.loads(capsys.readouterr().out)["rerank"] == "llm"
+    index(files, "--retrievers", "http://h:1", code=2)
+    assert "there is no index to build" in capsys.readouterr().err
+
+
+def test_files_without_a_section_are_searched_by_words():
+    files = {"data": {"files": {"corpus": "c"}}}
+    assert with_default_index(files)["index"] == {"kind": "bm25"}
+    assert with_default_index({**files, "index": {}})["index"] == {}
+    assert "index" not in with_default_index({"data": {"world": {}}})
