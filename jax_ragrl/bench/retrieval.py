@@ -33,13 +33,14 @@ from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
 HYBRID = {"kind": "pipeline", "retrievers": ("bm25", "minilm"), "fuse": "rrf", "candidates": 100}
+RERANK = "hybrid+rerank"
 # The config section `index` of each retriever.
 SECTIONS: dict[str, dict[str, Any]] = {
     "hashed": {"kind": "exact", "encoder": "lexical"},
     "bm25": {"kind": "bm25"},
     "minilm": {"kind": "exact", "encoder": "minilm"},
     "hybrid": {**HYBRID, "rerank": ""},
-    "hybrid+rerank": {**HYBRID, "rerank": "minilm"},
+    RERANK: HYBRID,  # with the reranker that `sections` is given
 }
 COLUMNS = {
     "Set": "set",
@@ -53,6 +54,7 @@ COLUMNS = {
 }
 TITLE = "Gold passages among the hits, with the text of the question as the query"
 Row = Mapping[str, Any]
+Retrievers = Mapping[str, Mapping[str, Any]]
 
 
 class GoldSet(NamedTuple):
@@ -66,6 +68,24 @@ class GoldSet(NamedTuple):
     def identity(self) -> str:
         """The passages and questions, for cells that are read again."""
         return f"{self.corpus.fingerprint} {fingerprint(self.questions)}"
+
+
+def sections(names: Sequence[str], reranker: str = "") -> dict[str, dict[str, Any]]:
+    """Returns the config section `index` of each retriever, by its name.
+
+    Args:
+      names: names in `SECTIONS`.
+      reranker: name or folder of the cross-encoder of `hybrid+rerank`.
+
+    Raises:
+      UserError: a name is unknown, or the reranker is missing.
+    """
+    for name in names:
+        one_of("--retrievers", name, SECTIONS)
+    if RERANK in names and not reranker:
+        raise UserError(f"{RERANK} needs a cross-encoder: give its name or folder, --reranker")
+    known = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
+    return {name: known[name] for name in names}
 
 
 def parse_set(text: str) -> list[DataSet]:
@@ -153,21 +173,19 @@ def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
 
 
 def bench_retrieval(
-    sets: Sequence[DataSet], retrievers: Sequence[str], workdir: pathlib.Path, limit: int = 0
+    sets: Sequence[DataSet], retrievers: Retrievers, workdir: pathlib.Path, limit: int = 0
 ) -> list[Row]:
     """Measures each retriever on each set.
 
     Args:
       sets: the sets, with distinct names.
-      retrievers: names in `SECTIONS`.
+      retrievers: the result of `sections`.
       workdir: holds indexes and finished cells (resumable).
       limit: number of questions per set, from the first; 0 = all.
 
     Returns:
       One row per set and retriever, in order; a row that could not be measured has an `error`.
     """
-    for name in retrievers:
-        one_of("--retrievers", name, SECTIONS)
     names = [data.name for data in sets]
     if repeated_names := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
@@ -178,11 +196,12 @@ def bench_retrieval(
     for data in sets:
         gold_set = open_set(data, workdir, limit)
         missing = report_missing_gold(gold_set.questions, gold_set.corpus)
-        for name in retrievers:
+        for name, section in retrievers.items():
             bar.set_description(f"{data.name} {name}")
-            row = _finished(file, gold_set, name)
+            key = _key(gold_set, name, section)
+            row = _finished(file, key)
             if row is None:
-                row = _cell(gold_set, name, workdir) | missing
+                row = key | missing | _cell(gold_set, name, section, workdir)
                 append_row(file, row)
             rows.append(row)
             bar.update()
@@ -190,34 +209,39 @@ def bench_retrieval(
     return rows
 
 
-def _key(gold_set: GoldSet, retriever: str) -> dict[str, Any]:
-    """The fields that a cell must share with a finished one."""
-    section = {k: [*v] if isinstance(v, tuple) else v for k, v in SECTIONS[retriever].items()}
-    key = {"set": gold_set.name, "retriever": retriever, "index": section}
-    return key | {"data": gold_set.identity}
+def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a cell must share with a finished one, as they are read again."""
+    index = {k: [*v] if isinstance(v, tuple) else v for k, v in section.items()}
+    return {
+        "set": gold_set.name,
+        "retriever": retriever,
+        "index": index,
+        "data": gold_set.identity,
+        "passages": len(gold_set.corpus),
+        "questions": len(gold_set.questions),
+    }
 
 
-def _finished(file: pathlib.Path, gold_set: GoldSet, retriever: str) -> Row | None:
-    key = _key(gold_set, retriever)
+def _finished(file: pathlib.Path, key: Mapping[str, Any]) -> Row | None:
     rows = [row for row in read_rows(file) if key.items() <= row.items()]
     return rows[-1] if rows else None
 
 
-def _cell(gold_set: GoldSet, name: str, workdir: pathlib.Path) -> dict[str, Any]:
+def _cell(
+    gold_set: GoldSet, name: str, section: Mapping[str, Any], workdir: pathlib.Path
+) -> dict[str, Any]:
     """Measures one retriever on one set; any failure is an error of this cell alone."""
-    facts = {"passages": len(gold_set.corpus), "questions": len(gold_set.questions)}
-    row = _key(gold_set, name) | facts
-    # A reranker reads no index: the pipelines with and without one share a folder.
+    # A reranker has no index: the pipelines with and without one share a folder.
     folder = workdir / "indexes" / gold_set.corpus.fingerprint / name.removesuffix("+rerank")
     try:
         start = time.perf_counter()
-        retriever = retriever_from(gold_set.corpus, SECTIONS[name], folder)
-        build_s = time.perf_counter() - start
-        return row | {"build_s": round(build_s, 2)} | measure(retriever, gold_set.questions)
+        retriever = retriever_from(gold_set.corpus, section, folder)
+        build_s = round(time.perf_counter() - start, 2)
+        return {"build_s": build_s} | measure(retriever, gold_set.questions)
     except Exception as error:  # any error: the other cells must not be lost
         message = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"ragrl: {gold_set.name}, {name}: {message}", file=sys.stderr)
-        return row | {"error": message}
+        return {"error": message}
 
 
 def measure(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:

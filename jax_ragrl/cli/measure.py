@@ -75,6 +75,8 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--data", nargs="+", required=True, metavar=form, help=data)
     names = "comma-separated: hashed, bm25, minilm, hybrid, hybrid+rerank"
     kind.add_argument("--retrievers", default="hashed,bm25,minilm,hybrid", help=names)
+    reranker = "name or folder of the cross-encoder of hybrid+rerank"
+    kind.add_argument("--reranker", default="", help=reranker)
     kind.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
     out = "write the table to OUT.json and OUT.md"
     kind.add_argument("--out", type=local, metavar="OUT", help=out)
@@ -238,11 +240,12 @@ def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:
     from jax_ragrl.bench import retrieval
 
     sets = [data for text in options.data for data in retrieval.parse_set(text)]
-    names = options.retrievers.split(",")
-    rows = retrieval.bench_retrieval(sets, names, options.workdir, options.limit)
+    retrievers = retrieval.sections(options.retrievers.split(","), options.reranker)
+    rows = retrieval.bench_retrieval(sets, retrievers, options.workdir, options.limit)
     # Tables are published: absolute folders mean nothing on another machine.
     data = [re.sub(r"(?<![^=@:])/[^@:]*/", "", text.rstrip("/")) for text in options.data]
     words = ["ragrl bench retrieval --data", *data, "--retrievers", options.retrievers]
+    words += ["--reranker", options.reranker] if options.reranker else []
     words += ["--limit", str(options.limit)] if options.limit else []
     table = retrieval.table(rows, " ".join(words))
     if options.out:

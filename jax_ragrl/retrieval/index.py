@@ -37,7 +37,7 @@ from jax_ragrl.retrieval.embed import (
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.lexical import LexicalEncoder
-from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
+from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.runtime.jsonl import write_json
@@ -297,10 +297,6 @@ def run_index(
     passage_encoder = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
-    measures: dict[str, Any] = {}
-    if questions:
-        measures = {"questions": len(questions), **report_missing_gold(questions, corpus)}
-        measures |= search_quality(retriever, questions)
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder,
@@ -309,5 +305,5 @@ def run_index(
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
         "duplicates": report_duplicates(corpus, near_duplicates),
-        **measures,
+        **describe_quality(retriever, questions, corpus),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
@@ -109,3 +110,22 @@ def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[s
             file=sys.stderr,
         )
     return {"gold": count, "gold_missing": len(missing)}
+
+
+def describe_quality(
+    retriever: Retriever, questions: Sequence[Question], corpus: Corpus
+) -> dict[str, Any]:
+    """Returns the report of a retriever on questions with gold; empty without questions.
+
+    Args:
+      retriever: the retriever.
+      questions: questions that name gold passages.
+      corpus: its passages.
+
+    Returns:
+      `questions`, their number, the counts of `report_missing_gold`, and `search_quality`.
+    """
+    if not questions:
+        return {}
+    counts = {"questions": len(questions)} | report_missing_gold(questions, corpus)
+    return counts | search_quality(retriever, questions)

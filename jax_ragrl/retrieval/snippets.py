@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jax_ragrl.retrieval.lexical import WORD
 from jax_ragrl.types import Hits
 
+WORD = re.compile(r"\w+")
 WIDTH = 240  # characters of a snippet, about
 # English words that nearly every passage has: marking them would hide the others.
 COMMON = frozenset(
