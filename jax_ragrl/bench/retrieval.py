@@ -8,6 +8,7 @@ one that compiles; building the index is not part of it.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -272,12 +273,10 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
       rows: the result of `bench_retrieval`.
       command: the command that measured them.
     """
-    import jax
-
-    commit, device = revision(), f"{jax.devices()[0].device_kind}, {jax.device_count()} device(s)"
+    commit = revision()
     return {
         "title": TITLE,
-        "device": device,
+        "device": device_name(),
         "columns": [*COLUMNS],
         "rows": [
             {"cells": _cells(row), "command": command, "commit": commit, "group": row["set"]}
@@ -294,6 +293,16 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
 
 def _cells(row: Row) -> dict[str, Any]:
     return {column: row[name] for column, name in COLUMNS.items()}
+
+
+def device_name() -> str:
+    """Returns the number and kind of the devices, or of the cores if there is no accelerator."""
+    import jax
+
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return f"{os.cpu_count()} CPU cores"
+    return f"{jax.device_count()} {first.device_kind}"
 
 
 def revision() -> str:

@@ -61,7 +61,7 @@ def _add_search_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--k", type=positive, default=5, help="passages per query")
     sub.add_argument("--json", action="store_true", help="print one JSON object per query")
     run = "write a TREC run file instead of printing passages"
-    sub.add_argument("--run", type=local, metavar="FILE", help=run)
+    sub.add_argument("--run", dest="run_file", type=local, metavar="FILE", help=run)
     sub.add_argument("--tag", default="ragrl", help="name of the run in --run")
     sub.epilog = f"{CONFIG_HELP} Give INDEX_FOLDER and QUERY next to each other."
 
@@ -108,7 +108,7 @@ def run_search(options: argparse.Namespace) -> None:
     queries = _queries(options)
     with _open_retriever(options) as retriever:
         results = retriever.search([text for _, text in queries], options.k)
-    if options.run:
+    if options.run_file:
         _write_run(options, queries, results)
         return
     for (name, text), result in zip(queries, results, strict=True):
@@ -149,10 +149,10 @@ def _write_run(
     rankings = [(q[0], hits) for q, hits in pairs if not isinstance(hits, EffectError)]
     if not rankings:
         raise failures[0]
-    write_run(options.run, rankings, options.tag)
+    write_run(options.run_file, rankings, options.tag)
     if failures:
         print(
-            f"ragrl: {len(failures)} of {len(pairs)} queries failed and are not in {options.run}, "
+            f"ragrl: {len(failures)} of {len(pairs)} queries failed and are not in {options.run_file}, "
             f"the first with: {failures[0]}",
             file=sys.stderr,
         )
