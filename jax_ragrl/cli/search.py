@@ -152,8 +152,8 @@ def _write_run(
     write_run(options.run_file, rankings, options.tag)
     if failures:
         print(
-            f"ragrl: {len(failures)} of {len(pairs)} queries failed and are not in {options.run_file}, "
-            f"the first with: {failures[0]}",
+            f"ragrl: {len(failures)} of {len(pairs)} queries failed and are not in "
+            f"{options.run_file}, the first with: {failures[0]}",
             file=sys.stderr,
         )
 
