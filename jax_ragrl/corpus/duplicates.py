@@ -115,7 +115,8 @@ def describe_duplicates(passages: Sequence[Passage], near: bool = False) -> dict
 
     Args:
       passages: the corpus.
-      near: whether near duplicates are searched too; this takes about as long as reading.
+      near: whether near duplicates are searched too, which takes some tenths of a millisecond per
+        passage of 100 words.
 
     Returns:
       `exact`, the number of copies, and `examples`, pairs of ids; with `near` the same under
