@@ -85,8 +85,8 @@ def sections(names: Sequence[str], reranker: str = "") -> dict[str, dict[str, An
         one_of("--retrievers", name, SECTIONS)
     if RERANK in names and not reranker:
         raise UserError(f"{RERANK} needs a cross-encoder: give its name or folder, --reranker")
-    known = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
-    return {name: known[name] for name in names}
+    all_sections = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
+    return {name: all_sections[name] for name in names}
 
 
 def parse_set(text: str) -> list[DataSet]:
@@ -121,7 +121,7 @@ def sets_in(folder: pathlib.Path) -> list[DataSet]:
     if _is_beir(folder):
         return [DataSet(folder.resolve().name, folder, folder)]
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
-    sets = [found for path in subfolders if (found := _set_in(path)) is not None]
+    sets = [data for path in subfolders if (data := _set_in(path)) is not None]
     if not sets:
         raise UserError(
             f"{folder} has no subfolder with a file named 'corpus' and questions that name gold "

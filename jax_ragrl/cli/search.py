@@ -120,8 +120,8 @@ def run_search(options: argparse.Namespace) -> None:
 
 def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Pairs of an id and a text; raises `UserError` unless they come from one place."""
-    given = (options.query is not None, bool(options.queries), bool(options.questions))
-    if sum(given) != 1:
+    sources = (options.query is not None, bool(options.queries), bool(options.questions))
+    if sum(sources) != 1:
         raise UserError("give either one QUERY, or --queries FILE, or --questions FILE")
     if options.query is not None:
         return [("1", options.query)]

@@ -224,7 +224,7 @@ def evaluate_system(
 def system_result(
     name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
 ) -> Result:
-    """Evaluates one system; the arguments are those of `evaluate_system`.
+    """Evaluates one system, see `evaluate_system`.
 
     Args:
       name: a name in `SYSTEMS`, or `run:WORKDIR`.

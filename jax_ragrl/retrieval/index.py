@@ -272,7 +272,7 @@ def run_index(
       vectors_path: a file of vectors that this encoder computed before.
       dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
-      near_duplicates: whether near duplicates are counted, besides exact copies.
+      near_duplicates: whether near duplicates are counted, too.
       prefixes: see `make_encoder`.
 
     Returns:

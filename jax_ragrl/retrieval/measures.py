@@ -2,7 +2,7 @@
 
 Gold passages are named by id or, if a data set has no ids, by title. A gold name counts once, at
 its first passage, because several passages may share a title; later ones neither add nor subtract.
-With unique ids the values equal those of TREC's program `trec_eval` for the same judgments.
+With unique ids the program `trec_eval` gives the same values for the same judgments.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def recall_by_turn(gold: Sequence[str], turns: Iterable[Sequence[Passage]]) -> l
       gold: ids or titles of the gold passages, at least one.
       turns: the passages that each turn added, in order.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     recalls = []
     for passages in turns:
-        seen |= names_of(passages) & set(gold)
-        recalls.append(len(seen) / len(set(gold)))
+        names |= names_of(passages) & set(gold)
+        recalls.append(len(names) / len(set(gold)))
     return recalls
 
 

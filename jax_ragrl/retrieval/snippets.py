@@ -36,8 +36,8 @@ def clean(text: str) -> str:
     Passages come from anywhere: an escape sequence could change the title of a terminal, or hide
     text, and a bidirectional override could reverse a line.
     """
-    spaced = " ".join(text.split())
-    kinds = ((c, unicodedata.category(c)) for c in spaced)
+    line = " ".join(text.split())
+    kinds = ((c, unicodedata.category(c)) for c in line)
     # C: control, format, surrogate, private and unassigned characters.
     return "".join(c for c, kind in kinds if not kind.startswith("C"))
 

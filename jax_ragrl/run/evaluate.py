@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.tree import Action, Forest, Record
+from jax_ragrl.rollout.tree import Action, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -140,10 +141,7 @@ def evaluate(
       judge: a language model that grades the answers, as the score `judge`.
       batch: the number of questions rolled out together; results do not depend on it.
     """
-
-    def roll_out(chunk: Sequence[Question]) -> Forest:
-        return collect(system, single_chain, chunk, environment)
-
+    roll_out = functools.partial(collect, system, single_chain, environment=environment)
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
@@ -154,14 +152,13 @@ def evaluate(
         # A failed question is neither right nor wrong, also for the judge.
         has_failed = np.array([leaf is None for leaf in leaves])
         scores["judge"] = np.where(has_failed, np.nan, grade_answers(judge, questions, answers))
-    costs = [cost for forest in forests for cost in costs_of(forest)]
     records = [record for forest in forests for record in forest.records]
     return Result(
         scores=scores,
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        costs=_columns(costs),
+        costs=_columns([cost for forest in forests for cost in costs_of(forest)]),
         roles=role_costs(forests),
         answers=answers,
         failures=tuple(message for forest in forests for message in forest.failures),

@@ -1,4 +1,4 @@
-"""A retriever behind HTTP returns what the retriever returns, in any batch, within its limits."""
+"""A retriever behind HTTP returns the hits of the retriever, in any batch, within its limits."""
 
 from __future__ import annotations
 
