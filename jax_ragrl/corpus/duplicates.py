@@ -105,7 +105,7 @@ def _rarest(shingle_S: np.ndarray, count_S: np.ndarray) -> list[int]:
 
 
 def is_near(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the Jaccard similarity |A ∩ B| / |A ∪ B| of two sets is at least 0.8."""
+    """Whether two sets have at least 4/5 of the elements of their union in common (Jaccard)."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return NEAR[1] * common >= NEAR[0] * (len(a) + len(b) - common)
 
