@@ -36,7 +36,8 @@ class Question:
       id: unique within a data set.
       text: the question.
       answers: all correct answers.
-      gold: the supporting passages, by passage id or, if the data set has no ids, by title.
+      gold: the supporting passages, by passage id or, if the data set has no ids, by title; in the
+        order of the hops if the data set has one.
       steps: the decomposition, one sub-question per hop; `#1` stands for the first answer.
       hops: how many facts the answer combines; 0 if unknown.
       kind: the type of the question, as the data set names it.

@@ -37,7 +37,10 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         default="float32",
         help="dtype of the vectors: float32 or bfloat16 (half the size)",
     )
-    sub.add_argument("--questions", type=data_file, help="questions on which recall@k is measured")
+    questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
+    sub.add_argument("--questions", type=data_file, help=questions)
+    near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
+    sub.add_argument("--near-duplicates", action="store_true", help=near)
     qrels = "relevance judgments of the questions (TREC or BEIR), instead of their gold passages"
     sub.add_argument("--qrels", type=local, help=qrels)
     vectors = "precomputed vectors in corpus order (flat Faiss, .npy, .memmap)"
@@ -82,7 +85,7 @@ def run_index(options: argparse.Namespace) -> None:
     section = section_of(vars(options))
     if section is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        print_json(build_folder(section, *paths))
+        print_json(build_folder(section, *paths, near_duplicates=options.near_duplicates))
         return
     result = index.run_index(
         corpus_path=options.corpus,
@@ -93,6 +96,7 @@ def run_index(options: argparse.Namespace) -> None:
         vectors_path=options.vectors,
         dtype=options.dtype,
         qrels_path=options.qrels,
+        near_duplicates=options.near_duplicates,
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
     )

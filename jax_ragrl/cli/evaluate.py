@@ -73,6 +73,10 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
 
 def _add_output_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", type=local, help="output file of the table (JSON), with --questions")
+    runs = (
+        "output folder of TREC run files, one per system: the passages that its searches returned"
+    )
+    sub.add_argument("--run-files", type=local, metavar="FOLDER", help=f"{runs}; with --questions")
     sub.add_argument(
         "--workdir",
         type=local,
@@ -106,7 +110,10 @@ def run_evaluate(options: argparse.Namespace) -> None:
         int8=options.int8,
         retriever=options.retriever,
         overrides=tuple(options.config),
+        run_files=options.run_files,
     )
+    if options.data and options.run_files:
+        raise UserError("--run-files is for one question set: give --questions instead of --data")
     if options.data:
         _evaluate_suite(settings, options)
     else:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,8 +60,32 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_train_options(add("train", measure_train, "a training step"))
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
     _add_search_options(add("search", measure_search, "the search for the nearest passages"))
+    summary = "how well and how fast retrievers find the gold passages of question sets"
+    _add_retrieval_options(add("retrieval", measure_retrieval, summary))
     summary = "a whole step of --config=FILE: rollout and updates"
     _add_step_options(add("step", measure_step, summary, takes_config=True))
+
+
+def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
+    data = (
+        "question sets that name gold passages, each with its corpus; or folders that hold a set "
+        "per subfolder, or one in BEIR's layout"
+    )
+    form = "[NAME=]QUESTIONS@CORPUS|NAME=CORPUS:QUESTIONS|FOLDER"
+    kind.add_argument("--data", nargs="+", required=True, metavar=form, help=data)
+    names = "comma-separated: hashed, bm25, minilm, hybrid, hybrid+rerank"
+    kind.add_argument("--retrievers", default="hashed,bm25,minilm,hybrid", help=names)
+    reranker = "name or folder of the cross-encoder of hybrid+rerank"
+    kind.add_argument("--reranker", default="", help=reranker)
+    kind.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
+    out = "write the table to OUT.json and OUT.md"
+    kind.add_argument("--out", type=local, metavar="OUT", help=out)
+    kind.add_argument(
+        "--workdir",
+        type=local,
+        default=pathlib.Path("runs/retrieval"),
+        help="folder of indexes and finished cells (resumable)",
+    )
 
 
 def _add_step_options(kind: argparse.ArgumentParser) -> None:
@@ -171,7 +196,11 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def run_bench(options: argparse.Namespace) -> None:
-    print(json.dumps(options.measure(options), indent=None if options.json else 2))
+    result = options.measure(options)
+    if isinstance(result, str):
+        print(result, end="")
+    else:
+        print(json.dumps(result, indent=None if options.json else 2))
 
 
 def measure_load(options: argparse.Namespace) -> dict[str, Any]:
@@ -205,6 +234,25 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.search import SearchWork, bench_search
 
     return bench_search(_from_options(SearchWork, options))
+
+
+def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:
+    from jax_ragrl.bench import retrieval
+
+    sets = [data for text in options.data for data in retrieval.parse_set(text)]
+    retrievers = retrieval.sections(options.retrievers.split(","), options.reranker)
+    rows = retrieval.bench_retrieval(sets, retrievers, options.workdir, options.limit)
+    # Tables are published: absolute folders mean nothing on another machine.
+    data = [re.sub(r"(?<![^=@:])/[^@:]*/", "", text.rstrip("/")) for text in options.data]
+    words = ["ragrl bench retrieval --data", *data, "--retrievers", options.retrievers]
+    words += ["--reranker", options.reranker] if options.reranker else []
+    words += ["--limit", str(options.limit)] if options.limit else []
+    table = retrieval.table(rows, " ".join(words))
+    if options.out:
+        retrieval.write_table(table, options.out)
+    if not table["rows"]:
+        raise UserError(f"every cell failed, the first with: {table['errors'][0]['error']}")
+    return table if options.json else retrieval.markdown(table)
 
 
 def measure_train(options: argparse.Namespace) -> dict[str, Any]:

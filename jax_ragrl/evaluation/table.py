@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import load_indexed, read_description
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
+from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
@@ -62,6 +64,7 @@ class TableSettings(NamedTuple):
       int8: whether an `llm` in this process has int8 weights.
       retriever: search server instead of `corpus` and `index_folder`, in the format of
         `parse_index`.
+      run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
     """
@@ -80,6 +83,7 @@ class TableSettings(NamedTuple):
     int8: bool = False
     retriever: str = ""
     overrides: tuple[str, ...] = ()
+    run_files: pathlib.Path | None = None
 
 
 class TableModels(NamedTuple):
@@ -103,7 +107,8 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
 
     Returns:
       One row per system, the number of questions and, if the questions have gold passages, the
-      recall of the retriever.
+      measures of the retriever, see `search_quality`, and the number of gold passages that
+      the corpus lacks.
     """
     # Cheap checks first: a wrong name must not cost the loading of models.
     names, load = select_systems(settings), functools.cache(lambda: load_models(settings))
@@ -113,11 +118,31 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
     context = build_context(settings, models, retriever)
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
-        rows |= recall(retriever, questions)
+        rows |= search_quality(retriever, questions) | _missing_gold(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
-        rows[name] = evaluate_system(name, context, models, questions)
+        result = system_result(name, context, models, questions)
+        rows[name] = table_row(result, questions)
+        if settings.run_files is not None:
+            _write_run_file(settings.run_files, name, result, questions)
     return rows
+
+
+def _missing_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str, int]:
+    """The number of gold passages that the corpus lacks; empty for a server, which hides it."""
+    corpus = getattr(retriever, "corpus", None)
+    return {} if corpus is None else report_missing_gold(questions, corpus)
+
+
+def _write_run_file(
+    folder: pathlib.Path, name: str, result: Result, questions: Sequence[Question]
+) -> None:
+    """Writes the passages that a system has seen, in order, as `SYSTEM.trec`."""
+    # A run is named by its folder, whose path would be a path of folders here.
+    tag = re.sub(r"[^\w.-]+", "_", name)
+    pairs = zip(questions, result.passages, strict=True)
+    rankings = ((question.id, by_rank(passages)) for question, passages in pairs)
+    write_run(folder / f"{tag}.trec", rankings, tag)
 
 
 def outage_reason(table: Mapping[str, Any]) -> str | None:
@@ -200,13 +225,26 @@ def evaluate_system(
     Returns:
       The row of the system, see `table_row`.
     """
+    return table_row(system_result(name, context, models, questions), questions)
+
+
+def system_result(
+    name: str, context: BuildContext, models: TableModels, questions: Sequence[Question]
+) -> Result:
+    """Evaluates one system, see `evaluate_system`.
+
+    Args:
+      name: a name in `SYSTEMS`, or `run:WORKDIR`.
+      context: inputs of the system.
+      models: models of the table.
+      questions: questions to answer.
+    """
     if name.startswith(RUN):
         system, sampler = load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
     else:
         system, sampler = build_system(name, context, models)
     environment = context.environment._replace(sampler=sampler)
-    result = evaluate(system, questions, environment, judge=models.judge)
-    return table_row(result, questions)
+    return evaluate(system, questions, environment, judge=models.judge)
 
 
 def build_system(

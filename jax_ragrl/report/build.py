@@ -50,6 +50,8 @@ TITLES = {
     "grad_norm": "Gradient norm",
     "frac_reward_zero_std": "Questions with equal rewards",
     "retrieval/recall": "Recall of gold passages",
+    "retrieval/recall_per_rollout": "Recall of gold passages per rollout",
+    "retrieval/recall_first_search": "Recall of gold passages, first search",
     "right": "Pairs ranked correctly",
 }
 # Metrics per role: the name of the role follows.

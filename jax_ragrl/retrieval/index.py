@@ -20,6 +20,7 @@ import numpy as np
 
 from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -37,7 +38,7 @@ from jax_ragrl.retrieval.embed import (
 )
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.runtime.jsonl import write_json
@@ -273,6 +274,7 @@ def run_index(
     vectors_path: pathlib.Path | str | None = None,
     dtype: str = "float32",
     qrels_path: pathlib.Path | str | None = None,
+    near_duplicates: bool = False,
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file; implements `ragrl index`.
@@ -286,11 +288,13 @@ def run_index(
       vectors_path: a file of vectors that this encoder computed before.
       dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
+      near_duplicates: whether near duplicates are counted, too.
       prefixes: see `make_encoder`.
 
     Returns:
-      A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building);
-      with questions also `recall@2`, `recall@5`, `recall@10` and the number of questions.
+      A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building),
+      `duplicates` (see `describe_duplicates`); with questions also their number, the result of
+      `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
 
     Raises:
       UserError: an argument cannot be used.
@@ -309,7 +313,6 @@ def run_index(
     passage_encoder = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype)
     seconds = round(time.perf_counter() - start, 2)
-    recall_at = recall(retriever, questions) if questions else {}
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder,
@@ -317,6 +320,6 @@ def run_index(
         "count": len(corpus),
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
-        **({"questions": len(questions)} if questions else {}),
-        **recall_at,
+        "duplicates": report_duplicates(corpus, near_duplicates),
+        **describe_quality(retriever, questions, corpus),
     }

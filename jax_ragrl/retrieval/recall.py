@@ -1,29 +1,23 @@
-"""Recall of gold passages."""
+"""Measures of a retriever on questions that name gold passages, with their texts as queries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.types import Hits, Question
+from jax_ragrl.retrieval.measures import DEPTH, KS, measure, missing_gold, recall_at
+from jax_ragrl.types import Hits, Passage, Question
 
-
-def recall_at(gold: Sequence[str], hits: Hits, k: int) -> float:
-    """Computes the share of distinct gold names among ids and titles of the first k hits.
-
-    Args:
-      gold: ids or titles of the gold passages, at least one.
-      hits: hits of a search, best first.
-      k: number of hits to consider.
-    """
-    # Some data sets name gold passages by id, others by title.
-    names = {name for passage in hits.passages[:k] for name in (passage.id, passage.title)}
-    return len(names & set(gold)) / len(set(gold))
+Measure = Callable[[Sequence[str], Sequence[Passage]], Mapping[str, float]]
 
 
 def recall(
-    retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = (2, 5, 10)
+    retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = KS
 ) -> dict[str, float]:
     """Computes mean recall over the questions that name gold passages, with the text as query.
 
@@ -41,15 +35,97 @@ def recall(
       UserError: no question names gold passages.
       EffectError: every search failed.
     """
+    # One search at the greatest depth serves all depths.
+    return _mean(
+        lambda gold, passages: {f"recall@{k}": recall_at(gold, passages, k) for k in ks},
+        *search_gold(retriever, questions, max(ks)),
+    )
+
+
+def search_quality(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:
+    """Computes the mean `measures.measure` over the questions that name gold passages.
+
+    Returns:
+      `recall@2`, `recall@5`, `recall@10`, `ndcg@10` and `mrr@10`, from 0 to 1.
+
+    Raises:
+      UserError: no question names gold passages.
+      EffectError: every search failed.
+    """
+    return mean_measures(*search_gold(retriever, questions, max(*KS, DEPTH)))
+
+
+def mean_measures(
+    questions: Sequence[Question], results: Sequence[Hits | EffectError]
+) -> dict[str, float]:
+    """Computes the mean `measures.measure` of results, one per question, which all have gold."""
+    return _mean(measure, questions, results)
+
+
+def search_gold(
+    retriever: Retriever, questions: Sequence[Question], k: int
+) -> tuple[list[Question], Sequence[Hits | EffectError]]:
+    """Returns the questions that name gold passages, and the result of each.
+
+    Args:
+      retriever: the retriever.
+      questions: questions; those without gold passages are left out.
+      k: maximum number of passages per query.
+
+    Raises:
+      UserError: no question names gold passages.
+    """
     with_gold = [question for question in questions if question.gold]
     if not with_gold:
         raise UserError(
             f"none of the {len(questions)} questions names gold passages, and recall needs them: "
             "add them, or give relevance judgments (--qrels)"
         )
-    # One search at the greatest depth serves all depths.
-    results = retriever.search([question.text for question in with_gold], max(ks))
-    pairs = [(q, h) for q, h in zip(with_gold, results, strict=True) if isinstance(h, Hits)]
-    if not pairs:
-        raise next(h for h in results if isinstance(h, EffectError))
-    return {f"recall@{k}": sum(recall_at(q.gold, h, k) for q, h in pairs) / len(pairs) for k in ks}
+    return with_gold, retriever.search([question.text for question in with_gold], k)
+
+
+def _mean(
+    compute: Measure, questions: Sequence[Question], results: Sequence[Hits | EffectError]
+) -> dict[str, float]:
+    pairs = zip(questions, results, strict=True)
+    rows = [compute(q.gold, hits.passages) for q, hits in pairs if isinstance(hits, Hits)]
+    if not rows:
+        raise next(x for x in results if isinstance(x, EffectError))
+    return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+
+
+def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[str, int]:
+    """Counts gold names that the corpus lacks, with a line on stderr that names one.
+
+    Returns:
+      `gold`, the number of distinct gold names, and `gold_missing`, the number of them that are
+      neither id nor title of a passage.
+    """
+    missing = missing_gold(questions, corpus.passages)
+    count = len({name for question in questions for name in question.gold})
+    if missing:
+        print(
+            f"ragrl: {len(missing)} of {count} gold passages are not in the corpus, such as "
+            f"{missing[0]!r}: no search can return them, and recall counts them as misses",
+            file=sys.stderr,
+        )
+    return {"gold": count, "gold_missing": len(missing)}
+
+
+def describe_quality(
+    retriever: Retriever, questions: Sequence[Question], corpus: Corpus
+) -> dict[str, Any]:
+    """Returns the report of a retriever on questions with gold; empty without questions.
+
+    Args:
+      retriever: the retriever.
+      questions: questions that name gold passages.
+      corpus: its passages.
+
+    Returns:
+      `questions`, their number, the counts of `report_missing_gold`, and `search_quality`.
+    """
+    if not questions:
+        return {}
+    counts = {"questions": len(questions)} | report_missing_gold(questions, corpus)
+    return counts | search_quality(retriever, questions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.tree import Action, Forest, Record
+from jax_ragrl.rollout.tree import Action, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -25,7 +27,7 @@ from jax_ragrl.text.metrics import (
     exact_match,
     f1,
 )
-from jax_ragrl.types import Question
+from jax_ragrl.types import Passage, Question
 
 # From an answer and the gold answers to a score from 0 to 1. The module of a system may add a
 # metric, which then is a column of every table.
@@ -52,6 +54,11 @@ class Result:
       roles: the result of `role_costs`.
       answers: the answers; None without one.
       failures: the error messages of failed questions.
+      retrieval: float64 `[Q]` from 0 to 1 by measure of the passages that the searches of a
+        question returned, see `trajectory_measures`; nan for failed questions and for those that
+        name no gold passages. Empty if none names any.
+      passages: the distinct passages of these searches per question, in the order of their first
+        appearance; empty for failed questions.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -62,6 +69,8 @@ class Result:
     roles: Mapping[str, Mapping[str, Mapping[str, float]]]
     answers: tuple[str | None, ...]
     failures: tuple[str, ...] = ()
+    retrieval: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    passages: tuple[tuple[Passage, ...], ...] = ()
 
     def mean(self, metric: str) -> float:
         """Returns the mean of a metric over the questions that did not fail; nan without any."""
@@ -83,6 +92,7 @@ class Result:
         `failed_with` is the most frequent error message, if a question failed.
         """
         most_common = collections.Counter(self.failures).most_common(1)
+        retrieval = {name: _finite(round(100 * _mean(x), 2)) for name, x in self.retrieval.items()}
         return {
             **{name: _finite(round(100 * self.mean(name), 2)) for name in self.scores},
             "ended": dict(self.finish_reasons),
@@ -90,6 +100,7 @@ class Result:
             "strategies": dict(self.strategies),
             "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
             "roles": dict(self.roles),
+            **({"retrieval": retrieval} if retrieval else {}),
             **({"failed_with": most_common[0][0]} if most_common else {}),
         }
 
@@ -130,10 +141,7 @@ def evaluate(
       judge: a language model that grades the answers, as the score `judge`.
       batch: the number of questions rolled out together; results do not depend on it.
     """
-
-    def roll_out(chunk: Sequence[Question]) -> Forest:
-        return collect(system, single_chain, chunk, environment)
-
+    roll_out = functools.partial(collect, system, single_chain, environment=environment)
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
@@ -144,18 +152,35 @@ def evaluate(
         # A failed question is neither right nor wrong, also for the judge.
         has_failed = np.array([leaf is None for leaf in leaves])
         scores["judge"] = np.where(has_failed, np.nan, grade_answers(judge, questions, answers))
-    costs = [cost for forest in forests for cost in costs_of(forest)]
     records = [record for forest in forests for record in forest.records]
     return Result(
         scores=scores,
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        costs=_columns(costs),
+        costs=_columns([cost for forest in forests for cost in costs_of(forest)]),
         roles=role_costs(forests),
         answers=answers,
         failures=tuple(message for forest in forests for message in forest.failures),
+        retrieval=retrieval_scores(questions, leaves),
+        passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
     )
+
+
+def retrieval_scores(
+    questions: Sequence[Question], leaves: Sequence[Record | None]
+) -> dict[str, np.ndarray]:
+    """Returns `trajectory_measures` of each question as float64 `[Q]` by name.
+
+    Questions without gold, without an entry of that name, and failed ones are nan.
+    """
+    turns = max((len(search_turns(leaf)) for leaf in leaves if leaf), default=0)
+    rows = [
+        trajectory_measures(question, leaf, turns) if question.gold and leaf else {}
+        for question, leaf in zip(questions, leaves, strict=True)
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
 
 
 _count = collections.Counter[str]
@@ -190,14 +215,16 @@ def table(
       key: from a question to the property.
 
     Returns:
-      By the property as text: the number of `questions`, and for each metric `[mean, low, high]`
-      with the 95 % bootstrap interval, in percent. Failed questions do not enter the scores.
+      By the property as text: the number of `questions`, and for each metric, and the `recall` of
+      gold passages, `[mean, low, high]` with the 95 % bootstrap interval, in percent. Failed
+      questions do not enter the scores.
     """
     rows: dict[str, dict[str, Any]] = {}
+    columns = {**result.scores, **{n: x for n, x in result.retrieval.items() if n == "recall"}}
     # As text, because the table is written as JSON, whose keys are strings.
     for value in sorted({str(key(q)) for q in questions}):
         in_row = np.array([str(key(q)) == value for q in questions])
-        scores = {name: x[in_row & np.isfinite(x)] for name, x in result.scores.items()}
+        scores = {name: x[in_row & np.isfinite(x)] for name, x in columns.items()}
         rows[value] = {"questions": int(in_row.sum())} | {
             name: [round(100 * v, 2) for v in bootstrap_interval(x)]
             for name, x in scores.items()

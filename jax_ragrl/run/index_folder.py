@@ -14,6 +14,7 @@ from jax_ragrl.config.kinds import (
     PipelineIndex,
 )
 from jax_ragrl.config.schema import build, one_of
+from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
@@ -26,7 +27,7 @@ from jax_ragrl.retrieval.index import (
     read_description,
     with_gold,
 )
-from jax_ragrl.retrieval.recall import recall
+from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
 from jax_ragrl.runtime.jsonl import write_json
@@ -99,6 +100,8 @@ def build_folder(
     corpus_path: pathlib.Path | str,
     questions_path: pathlib.Path | str | None = None,
     qrels_path: pathlib.Path | str | None = None,
+    *,
+    near_duplicates: bool = False,
 ) -> dict[str, Any]:
     """Builds an index of words or a pipeline from a file; implements `ragrl index`.
 
@@ -107,10 +110,11 @@ def build_folder(
       corpus_path: passages in any known format.
       questions_path: questions in any known format; recall is measured on those with gold.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
+      near_duplicates: whether near duplicates are counted, too.
 
     Returns:
-      A report for JSON: corpus, count, kind and its settings, seconds (of building); with questions
-      also `recall@2`, `recall@5`, `recall@10` and the number of questions.
+      A report for JSON: corpus, count, kind and its settings, seconds (of building), `duplicates`
+      and the measures of `retrieval.index.run_index`.
 
     Raises:
       UserError: an argument cannot be used.
@@ -131,9 +135,12 @@ def build_folder(
     else:
         retriever = build_bm25(corpus, index, folder)
     seconds = round(time.perf_counter() - start, 2)
-    recall_at = recall(retriever, questions) if questions else {}
-    counts = {"questions": len(questions)} if questions else {}
-    return {**read_description(folder), "seconds": seconds, **counts, **recall_at}
+    return {
+        **read_description(folder),
+        "seconds": seconds,
+        "duplicates": report_duplicates(corpus, near_duplicates),
+        **describe_quality(retriever, questions, corpus),
+    }
 
 
 def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) -> Retriever:

@@ -52,7 +52,17 @@ ROLLOUT = (
     Metric("nodes", "actions", "actions in all rollouts of the step"),
     Metric("leaves", "rollouts", "leaves in all rollouts of the step"),
     Metric("failed", "questions", "questions whose environment failed"),
-    Metric("retrieval/recall", "fraction", "gold passages that some search of a rollout returned"),
+    Metric("retrieval/recall", "fraction", "gold passages that some rollout's search returned"),
+    Metric(
+        "retrieval/recall_per_rollout",
+        "fraction",
+        "gold passages that the searches of one rollout returned, mean over leaves",
+    ),
+    Metric(
+        "retrieval/recall_first_search",
+        "fraction",
+        "gold passages that the first search of one rollout returned, mean over leaves",
+    ),
     Metric("retrieval_calls", "calls", "searches of the step"),
     Metric("passages", "passages", "passages that the searches of the step returned"),
     Metric("llm_calls", "calls", "calls to the frozen language model, without the judge"),

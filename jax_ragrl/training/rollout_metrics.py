@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.retrieval.measures import recall_by_turn
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.searches import search_turns
 from jax_ragrl.rollout.tree import LEAF, Forest, sibling_groups
 
 RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
@@ -31,6 +33,7 @@ def describe_rollout(
         | zero_variance_fraction(forest)
         | role_rewards(forest)
         | retrieval_recall(forest)
+        | rollout_recall(forest)
         | error_counts(forest)
         | step_costs(forest)
         | strategy_rewards(forest)
@@ -204,3 +207,21 @@ def retrieval_recall(forest: Forest) -> dict[str, float]:
         if question.gold and i not in forest.failed_questions
     ]
     return {"retrieval/recall": float(np.mean(recalls))} if recalls else {}
+
+
+def rollout_recall(forest: Forest) -> dict[str, float]:
+    """Returns the recall of gold passages of single rollouts, the mean over leaves.
+
+    `retrieval/recall_per_rollout` counts all passages that a rollout has seen, and
+    `retrieval/recall_first_search` those of its first search (or concurrent searches): 0 without
+    a search. Only questions that name their gold passages count.
+    """
+    recalls = []
+    for i in np.flatnonzero(forest.leaf_N).tolist():
+        if gold := forest.questions[forest.records[i].question].gold:
+            by_turn = recall_by_turn(gold, search_turns(forest.records[i])) or [0.0]
+            recalls.append((by_turn[-1], by_turn[0]))
+    if not recalls:
+        return {}
+    total, first = np.mean(recalls, axis=0).tolist()
+    return {"retrieval/recall_per_rollout": total, "retrieval/recall_first_search": first}

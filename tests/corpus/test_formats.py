@@ -426,3 +426,18 @@ def test_a_null_is_no_answer(tmp_path):
     (tmp_path / "q.jsonl").write_text(json.dumps(row))
     with pytest.raises(UserError, match="q.jsonl, line 1.*golden_answers.*null"):
         formats.load_questions(tmp_path / "q.jsonl")
+
+
+def test_the_gold_of_musique_is_in_the_order_of_the_hops(tmp_path):
+    paragraphs = [
+        {"idx": n, "title": title, "paragraph_text": title, "is_supporting": title != "Tea"}
+        for n, title in enumerate(["Rome", "Tea", "Extra", "Film"])
+    ]
+    steps = [
+        {"question": "Film >> director", "paragraph_support_idx": 3},
+        {"question": "#1 >> birthplace", "paragraph_support_idx": 0},
+    ]
+    record = {**MUSIQUE, "paragraphs": paragraphs, "question_decomposition": steps}
+    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n")
+    (question,) = formats.load_questions(tmp_path / "q.jsonl")
+    assert question.gold == ("Film", "Rome", "Extra"), "paragraphs of no step come last"

@@ -301,6 +301,7 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
             "not --retriever",
         ),
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
+        (["--data", f"{file}@{file}", "--run-files", "runs"], "--run-files is for one"),
     ):
         assert main(["evaluate", "--retriever", "http://localhost:1", *args]) == 2
         assert message in capsys.readouterr().err
@@ -310,12 +311,18 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys, monkeypatch):
     """A reader that repeats its prompt knows the first five passages only."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     file, tape = tmp_path / "q.jsonl", Tape({}, replies={"answer": "x"})
-    save_questions([Question(text, text, (text,)) for text in ("text 5", "text 6")], file)
+    questions = [Question(text, text, (text,), gold=("p2",)) for text in ("text 5", "text 6")]
+    save_questions(questions, file)
     system = StandardRAG("c3po_tiny", 2)
     served = application(ServedSystem("tape", "a stub", system, tape.environment(), ANN.text))
     prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with listening(served) as index, prompt as (llm, _):
         args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
+        args += ["--run-files", f"{tmp_path}/runs"]
         assert main(["evaluate", "--systems", "standard_rag", *args]) == 0
-    row = json.loads(capsys.readouterr().out)["standard_rag"]
+    table = json.loads(capsys.readouterr().out)
+    row = table["standard_rag"]
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0
+    assert table["mrr@10"] == 0.5 and row["retrieval"]["mrr@10"] == 50.0
+    run = (tmp_path / "runs" / "standard_rag.trec").read_text().splitlines()
+    assert run[1] == "text_5 Q0 p2 2 0.5 standard_rag" and len(run) == 10

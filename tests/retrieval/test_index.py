@@ -22,9 +22,9 @@ from jax_ragrl.retrieval.index import (
     load_indexed,
     open_index,
     read_description,
-    recall,
     run_index,
 )
+from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.run.components import open_or_build_index
 from jax_ragrl.types import Hits, Passage, Question
 
@@ -322,6 +322,9 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     assert json.loads(json.dumps(report)) == report
     assert (report["count"], report["dimension"], report["recall@10"]) == (6, 1024, 1.0)
     assert report["questions"] == 2  # those that name gold passages
+    assert (report["gold"], report["gold_missing"]) == (3, 0)
+    assert report["mrr@10"] == 1.0 and 0 < report["ndcg@10"] <= 1
+    assert report["duplicates"] == {"exact": 0, "examples": []}
     open_index(tmp_path / "out", corpus)
     assert (tmp_path / "out" / "passages").is_dir()
     run_index(tmp_path / "corpus.jsonl", tmp_path / "out", kind="exact", dtype="bfloat16")
@@ -363,3 +366,14 @@ def test_a_run_refuses_an_index_of_another_kind(corpus, tmp_path):
             UserError, match="is of kind exact, in float32, with the encoder hashed"
         ):
             open_or_build_index(corpus, dataclasses.replace(asked, **other), tmp_path)
+
+
+def test_run_index_warns_of_passages_that_repeat_others(tmp_path, capsys):
+    twice = (*PASSAGES, PASSAGES[0]._replace(id="copy"))
+    save_corpus(Corpus(twice), tmp_path / "corpus.jsonl")
+    report = run_index(tmp_path / "corpus.jsonl", tmp_path / "out", near_duplicates=True)
+    assert report["duplicates"]["exact"] == 1 and report["duplicates"]["near"] == 0
+    assert report["duplicates"]["examples"] == [["copy", "p0"]]
+    assert "of 7 passages, 1 exact copies of earlier ones, such as 'copy' of 'p0'" in (
+        capsys.readouterr().err
+    )

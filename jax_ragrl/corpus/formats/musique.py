@@ -26,12 +26,15 @@ USED_FIELDS = ("id", "question", "answer", "answer_aliases", "paragraphs")
 
 
 def _gold(record: Record) -> tuple[str, ...]:
-    paragraphs = parts(record, "paragraphs")
-    return unique(
-        field(paragraph, "title", str)
-        for paragraph in paragraphs
-        if paragraph.fields.get("is_supporting")
-    )
+    """Returns the titles of supporting paragraphs, in the order of the hops."""
+    hop_of = {
+        step.fields.get("paragraph_support_idx"): hop
+        for hop, step in enumerate(parts(record, "question_decomposition"))
+    }
+    paragraphs = [p for p in parts(record, "paragraphs") if p.fields.get("is_supporting")]
+    # Stable: paragraphs that no step names keep their order, after the others.
+    paragraphs.sort(key=lambda p: hop_of.get(p.fields.get("idx"), len(hop_of)))
+    return unique(field(paragraph, "title", str) for paragraph in paragraphs)
 
 
 def _question(record: Record) -> Question:

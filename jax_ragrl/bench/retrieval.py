@@ -1,0 +1,331 @@
+"""Measures retrievers on question sets that name gold passages: quality and speed in one table.
+
+A cell is one retriever on one set. It is written to `rows.jsonl` as soon as it is measured, so that
+an interrupted table resumes; a cell that fails becomes an error and is tried again. Indexes are
+kept in the work folder. The speed is that of searches of `BATCH` queries for ten passages, after
+one that compiles; building the index is not part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tqdm
+
+from jax_ragrl import __version__
+from jax_ragrl.config.schema import local, one_of
+from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
+from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.evaluation.suite import DataSet, parse_data
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.measures import DEPTH, KS
+from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
+from jax_ragrl.run.retrievers import retriever_from
+from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
+from jax_ragrl.types import Hits, Question
+
+BATCH = 32  # queries per search
+HYBRID = {"kind": "pipeline", "retrievers": ("bm25", "minilm"), "fuse": "rrf", "candidates": 100}
+RERANK = "hybrid+rerank"
+# The config section `index` of each retriever.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "hashed": {"kind": "exact", "encoder": "lexical"},
+    "bm25": {"kind": "bm25"},
+    "minilm": {"kind": "exact", "encoder": "minilm"},
+    "hybrid": {**HYBRID, "rerank": ""},
+    RERANK: HYBRID,  # with the reranker that `sections` is given
+}
+COLUMNS = {
+    "Set": "set",
+    "Passages": "passages",
+    "Questions": "questions",
+    "Retriever": "retriever",
+    **{f"Recall@{k}": f"recall@{k}" for k in KS},
+    f"nDCG@{DEPTH}": f"ndcg@{DEPTH}",
+    f"MRR@{DEPTH}": f"mrr@{DEPTH}",
+    "Queries per s": "queries_per_s",
+}
+TITLE = "Gold passages among the hits, with the text of the question as the query"
+Row = Mapping[str, Any]
+Retrievers = Mapping[str, Mapping[str, Any]]
+
+
+class GoldSet(NamedTuple):
+    """A question set of which each question names gold passages, and its corpus."""
+
+    name: str
+    corpus: Corpus
+    questions: Sequence[Question]
+
+    @property
+    def identity(self) -> str:
+        """The passages and questions, for cells that are read again."""
+        return f"{self.corpus.fingerprint} {fingerprint(self.questions)}"
+
+
+def sections(names: Sequence[str], reranker: str = "") -> dict[str, dict[str, Any]]:
+    """Returns the config section `index` of each retriever, by its name.
+
+    Args:
+      names: names in `SECTIONS`.
+      reranker: name or folder of the cross-encoder of `hybrid+rerank`.
+
+    Raises:
+      UserError: a name is unknown, or the reranker is missing.
+    """
+    for name in names:
+        one_of("--retrievers", name, SECTIONS)
+    if RERANK in names and not reranker:
+        raise UserError(f"{RERANK} needs a cross-encoder: give its name or folder, --reranker")
+    all_sections = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
+    return {name: all_sections[name] for name in names}
+
+
+def parse_set(text: str) -> list[DataSet]:
+    """Parses `[NAME=]QUESTIONS@CORPUS`, `NAME=CORPUS:QUESTIONS`, or a folder of sets.
+
+    Raises:
+      UserError: a set has no corpus, or a folder holds no set.
+    """
+    name, equals, files = text.partition("=")
+    if equals and "@" not in files and ":" in files:
+        corpus, _, questions = files.partition(":")
+        return [DataSet(name, local(questions), local(corpus))]
+    data = parse_data(text)
+    if data.corpus is not None:
+        return [data]
+    if data.questions.is_dir() and not equals:
+        return sets_in(data.questions)
+    if "passages" in FORMATS[detect(data.questions, "questions")].gives:
+        return [data._replace(corpus=data.questions)]
+    raise UserError(f"{text} names no corpus: give [NAME=]QUESTIONS@CORPUS, or a folder of sets")
+
+
+def sets_in(folder: pathlib.Path) -> list[DataSet]:
+    """Returns the sets of a folder: itself in BEIR's layout, or one per subfolder with gold.
+
+    In a subfolder, the corpus is the largest file with "corpus" in its name, and the questions are
+    the first file of the others, in alphabetical order, that holds questions with gold passages.
+
+    Raises:
+      UserError: there are no such sets.
+    """
+    if _is_beir(folder):
+        return [DataSet(folder.resolve().name, folder, folder)]
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
+    sets = [data for path in subfolders if (data := _set_in(path)) is not None]
+    if not sets:
+        raise UserError(
+            f"{folder} has no subfolder with a file named 'corpus' and questions that name gold "
+            "passages: give [NAME=]QUESTIONS@CORPUS"
+        )
+    return sets
+
+
+def _is_beir(folder: pathlib.Path) -> bool:
+    return any((folder / f"queries.jsonl{end}").is_file() for end in ("", ".gz"))
+
+
+def _set_in(folder: pathlib.Path) -> DataSet | None:
+    if _is_beir(folder):
+        return DataSet(folder.name, folder, folder)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    corpora = [path for path in files if "corpus" in path.name]
+    questions = (path for path in files if path not in corpora and _has_gold(path))
+    first = next(questions, None) if corpora else None
+    if first is None:
+        return None
+    return DataSet(folder.name, first, max(corpora, key=lambda path: path.stat().st_size))
+
+
+def _has_gold(path: pathlib.Path) -> bool:
+    """Whether a file holds questions that name gold passages; files of another form do not."""
+    try:
+        return any(question.gold for question in load_questions(path))
+    except UserError:
+        return False
+
+
+def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
+    """Reads the corpus of a set, and its questions that name gold passages.
+
+    Args:
+      data: its files.
+      workdir: stores the passages.
+      limit: number of questions, from the first; 0 = all.
+
+    Raises:
+      UserError: no question names gold passages, or a file cannot be read.
+    """
+    assert data.corpus is not None, "parse_set sets it"
+    questions = [question for question in load_questions(data.questions) if question.gold]
+    if not questions:
+        raise UserError(f"{data.questions} names no gold passages: give another question file")
+    corpus = load_corpus(data.corpus, folder=workdir / "passages" / data.name)
+    return GoldSet(data.name, corpus, questions[: limit or None])
+
+
+def bench_retrieval(
+    sets: Sequence[DataSet], retrievers: Retrievers, workdir: pathlib.Path, limit: int = 0
+) -> list[Row]:
+    """Measures each retriever on each set.
+
+    Args:
+      sets: the sets, with distinct names.
+      retrievers: the result of `sections`.
+      workdir: holds indexes and finished cells (resumable).
+      limit: number of questions per set, from the first; 0 = all.
+
+    Returns:
+      One row per set and retriever, in order; a row that could not be measured has an `error`.
+    """
+    names = [data.name for data in sets]
+    if repeated_names := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
+    workdir.mkdir(parents=True, exist_ok=True)
+    file, rows = workdir / "rows.jsonl", []
+    filter_rows(file, lambda row: "error" not in row)
+    bar = tqdm.tqdm(total=len(sets) * len(retrievers), unit="cell", disable=None)
+    for data in sets:
+        gold_set = open_set(data, workdir, limit)
+        missing = report_missing_gold(gold_set.questions, gold_set.corpus)
+        for name, section in retrievers.items():
+            bar.set_description(f"{data.name} {name}")
+            key = _key(gold_set, name, section)
+            row = _finished(file, key)
+            if row is None:
+                row = key | missing | _cell(gold_set, name, section, workdir)
+                append_row(file, row)
+            rows.append(row)
+            bar.update()
+    bar.close()
+    return rows
+
+
+def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a cell must share with a finished one, as they are read again."""
+    index = {k: [*v] if isinstance(v, tuple) else v for k, v in section.items()}
+    return {
+        "set": gold_set.name,
+        "retriever": retriever,
+        "index": index,
+        "data": gold_set.identity,
+        "passages": len(gold_set.corpus),
+        "questions": len(gold_set.questions),
+    }
+
+
+def _finished(file: pathlib.Path, key: Mapping[str, Any]) -> Row | None:
+    rows = [row for row in read_rows(file) if key.items() <= row.items()]
+    return rows[-1] if rows else None
+
+
+def _cell(
+    gold_set: GoldSet, name: str, section: Mapping[str, Any], workdir: pathlib.Path
+) -> dict[str, Any]:
+    """Measures one retriever on one set; any failure is an error of this cell alone."""
+    # A reranker has no index: the pipelines with and without one share a folder.
+    folder = workdir / "indexes" / gold_set.corpus.fingerprint / name.removesuffix("+rerank")
+    try:
+        start = time.perf_counter()
+        retriever = retriever_from(gold_set.corpus, section, folder)
+        build_s = round(time.perf_counter() - start, 2)
+        return {"build_s": build_s} | measure(retriever, gold_set.questions)
+    except Exception as error:  # any error: the other cells must not be lost
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"ragrl: {gold_set.name}, {name}: {message}", file=sys.stderr)
+        return {"error": message}
+
+
+def measure(retriever: Retriever, questions: Sequence[Question]) -> dict[str, float]:
+    """Returns the measures of a retriever and `queries_per_s`.
+
+    Args:
+      retriever: the retriever.
+      questions: questions that name gold passages.
+    """
+    texts = [question.text for question in questions]
+    batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    # The last batch may be shorter, which is another program.
+    for batch in {len(batch): batch for batch in batches}.values():
+        retriever.search(batch, DEPTH)
+    results: list[Hits | EffectError] = []
+    start = time.perf_counter()
+    for batch in batches:
+        results += retriever.search(batch, DEPTH)
+    seconds = time.perf_counter() - start
+    measures = {name: round(x, 4) for name, x in mean_measures(questions, results).items()}
+    return measures | {"queries_per_s": round(len(texts) / seconds, 1)}
+
+
+def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
+    """Returns the table as values for JSON, in the form of the files in `docs/data`.
+
+    Args:
+      rows: the result of `bench_retrieval`.
+      command: the command that measured them.
+    """
+    commit = revision()
+    return {
+        "title": TITLE,
+        "device": device_name(),
+        "columns": [*COLUMNS],
+        "rows": [
+            {"cells": _cells(row), "command": command, "commit": commit, "group": row["set"]}
+            for row in rows
+            if "error" not in row
+        ],
+        "errors": [
+            {name: row[name] for name in ("set", "retriever", "error")}
+            for row in rows
+            if "error" in row
+        ],
+    }
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    return {column: row[name] for column, name in COLUMNS.items()}
+
+
+def device_name() -> str:
+    """Returns the number and kind of the devices, or of the cores if there is no accelerator."""
+    import jax
+
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return f"{os.cpu_count()} CPU cores"
+    return f"{jax.device_count()} {first.device_kind}"
+
+
+def revision() -> str:
+    """Returns the commit of this checkout, or the version of an installed package."""
+    folder = pathlib.Path(__file__).parent
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
+
+
+def markdown(values: Mapping[str, Any]) -> str:
+    """Returns the result of `table` in Markdown, followed by the errors of its cells."""
+    lines = [values["columns"], ["---"] * len(values["columns"])]
+    lines += [[row["cells"][name] for name in values["columns"]] for row in values["rows"]]
+    text = "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+    errors = (f"- {e['retriever']} on {e['set']}: {e['error']}\n" for e in values["errors"])
+    return f"{text}\n{''.join(errors)}".rstrip() + "\n"
+
+
+def write_table(values: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Writes `PATH.json` and `PATH.md`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path.with_name(f"{path.name}.json"), values)
+    path.with_name(f"{path.name}.md").write_text(markdown(values), encoding="utf-8")

@@ -1,0 +1,201 @@
+"""Commands that search: `search` and `retriever serve`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax_ragrl.cli.common import AddCommand
+from jax_ragrl.config.arguments import CONFIG_HELP, positive
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import EffectError, UserError
+
+if TYPE_CHECKING:
+    from jax_ragrl.retrieval.base import Retriever
+    from jax_ragrl.types import Hits
+
+
+def add_commands(command: AddCommand) -> None:
+    summary = "search an index, or the retriever of a config, and print the passages"
+    _add_search_options(command("search", run_search, summary, takes_config=True))
+    sub = command("retriever", run_retriever, "serve a retriever over HTTP")
+    actions = sub.add_subparsers(required=True, metavar="ACTION")
+    summary = "answer searches over HTTP, in batches, in the form of Search-R1"
+    serve = actions.add_parser(
+        "serve",
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=CONFIG_HELP,
+        formatter_class=sub.formatter_class,
+        allow_abbrev=False,
+    )
+    serve.set_defaults(takes_config=True)
+    _add_source_options(serve)
+    _add_server_options(serve)
+
+
+def _add_source_options(sub: argparse.ArgumentParser) -> None:
+    """Options that select a retriever, of which one is given."""
+    sub.add_argument("index", nargs="?", metavar="INDEX_FOLDER", help="folder of 'ragrl index'")
+    corpus = "file of the passages of INDEX_FOLDER (default: those stored in the folder)"
+    sub.add_argument("--corpus", type=local, help=corpus)
+    workdir = "folder of the run of --config, which holds its index (default: a temporary folder)"
+    sub.add_argument("--workdir", type=local, help=workdir)
+    server = "search server or web search engine (serper, searxng)"
+    sub.add_argument("--retriever", default="", metavar="URL|ENGINE[@URL]", help=server)
+
+
+def _add_search_options(sub: argparse.ArgumentParser) -> None:
+    _add_source_options(sub)
+    query = "text to search; without INDEX_FOLDER it is the only argument"
+    sub.add_argument("query", nargs="?", metavar="QUERY", help=query)
+    sub.add_argument("--queries", type=local, metavar="FILE", help="file with one query per line")
+    questions = "question file in any known format, whose texts are the queries"
+    sub.add_argument("--questions", type=local, metavar="FILE", help=questions)
+    sub.add_argument("--k", type=positive, default=5, help="passages per query")
+    sub.add_argument("--json", action="store_true", help="print one JSON object per query")
+    run = "write a TREC run file instead of printing passages"
+    sub.add_argument("--run", dest="run_file", type=local, metavar="FILE", help=run)
+    sub.add_argument("--tag", default="ragrl", help="name of the run in --run")
+    sub.epilog = f"{CONFIG_HELP} Give INDEX_FOLDER and QUERY next to each other."
+
+
+def _add_server_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--host", default="127.0.0.1", help="bind address; 0.0.0.0 = all interfaces")
+    sub.add_argument("--port", type=int, default=8000, help="TCP port; 0 = any free port")
+    top_k = "passages per query of requests without topk"
+    sub.add_argument("--top-k", type=positive, default=3, help=top_k)
+    sub.add_argument("--batch", type=positive, default=256, help="max queries per search")
+    waiting = "max queued queries before returning 503"
+    sub.add_argument("--waiting", type=positive, default=8192, help=waiting)
+    deadline = "seconds after which a request gets 503"
+    sub.add_argument("--deadline", type=float, default=60.0, help=deadline)
+
+
+@contextlib.contextmanager
+def _open_retriever(options: argparse.Namespace) -> Iterator[Retriever]:
+    """The retriever that the source options select."""
+    import tempfile
+
+    sources = (options.index, options.retriever, options.config)
+    if sum(map(bool, sources)) != 1:
+        raise UserError(
+            "one retriever is searched: give either INDEX_FOLDER, or --retriever URL, or "
+            "--config=FILE"
+        )
+    values = load_config(None, options.config) if options.config else {}
+    from jax_ragrl.run import retrievers
+
+    if options.index:
+        yield retrievers.open_folder(local(options.index), options.corpus)
+    elif options.retriever:
+        yield retrievers.open_server(options.retriever)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield retrievers.open_config(values, options.workdir or pathlib.Path(folder))
+
+
+def run_search(options: argparse.Namespace) -> None:
+    if options.query is None and options.index and (options.retriever or options.config):
+        # The first positional argument is the query if another option names the retriever.
+        options.query, options.index = options.index, None
+    queries = _queries(options)
+    with _open_retriever(options) as retriever:
+        results = retriever.search([text for _, text in queries], options.k)
+    if options.run_file:
+        _write_run(options, queries, results)
+        return
+    for (name, text), result in zip(queries, results, strict=True):
+        for line in _print_lines(name, text, result, options.json, len(queries) > 1):
+            _print(line)
+    if all(isinstance(result, EffectError) for result in results):
+        raise EffectError(str(results[0]))
+
+
+def _queries(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Pairs of an id and a text; raises `UserError` unless they come from one place."""
+    sources = (options.query is not None, bool(options.queries), bool(options.questions))
+    if sum(sources) != 1:
+        raise UserError("give either one QUERY, or --queries FILE, or --questions FILE")
+    if options.query is not None:
+        return [("1", options.query)]
+    if options.questions:
+        from jax_ragrl.corpus.formats import load_questions
+
+        return [(question.id, question.text) for question in load_questions(options.questions)]
+    from jax_ragrl.corpus.formats.files import read_lines
+
+    if lines := [(str(number), line.strip()) for number, line in read_lines(options.queries)]:
+        return lines
+    raise UserError(f"{options.queries} holds no queries: give a file with one query per line")
+
+
+def _write_run(
+    options: argparse.Namespace,
+    queries: Sequence[tuple[str, str]],
+    results: Sequence[Hits | EffectError],
+) -> None:
+    """Writes the run file, and a line on stderr about queries that failed."""
+    from jax_ragrl.retrieval.trec import write_run
+
+    pairs = list(zip(queries, results, strict=True))
+    failures = [result for _, result in pairs if isinstance(result, EffectError)]
+    rankings = [(q[0], hits) for q, hits in pairs if not isinstance(hits, EffectError)]
+    if not rankings:
+        raise failures[0]
+    write_run(options.run_file, rankings, options.tag)
+    if failures:
+        print(
+            f"ragrl: {len(failures)} of {len(pairs)} queries failed and are not in "
+            f"{options.run_file}, the first with: {failures[0]}",
+            file=sys.stderr,
+        )
+
+
+def _print_lines(
+    name: str, query: str, result: Hits | EffectError, as_json: bool, several: bool
+) -> Iterator[str]:
+    """The lines of one query; its text precedes them if there are several queries."""
+    from jax_ragrl.retrieval.snippets import BOLD, PLAIN, clean, lines
+
+    if as_json:
+        yield json.dumps({"id": name, "query": query, **_values(result)})
+        return
+    if several:
+        yield f"{clean(name)}: {clean(query)}"
+    if isinstance(result, EffectError):
+        yield f"     failed: {clean(str(result))}"
+        return
+    yield from lines(result, query, BOLD if sys.stdout.isatty() else PLAIN)
+    if not result.passages:
+        yield "     no passages"
+
+
+def _values(result: Hits | EffectError) -> dict[str, Any]:
+    """The result of a query for JSON."""
+    if isinstance(result, EffectError):
+        return {"error": str(result)}
+    pairs = zip(result.passages, result.scores, strict=True)
+    hits = [{"rank": r, "score": s, **p._asdict()} for r, (p, s) in enumerate(pairs, start=1)]
+    return {"hits": hits}
+
+
+def _print(line: str) -> None:
+    """Prints a line; characters that the output cannot encode become `?`."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "replace").decode(encoding))
+
+
+def run_retriever(options: argparse.Namespace) -> None:
+    from jax_ragrl.serve.http import Limits
+    from jax_ragrl.serve.search import serve
+
+    limits = Limits(options.batch, options.waiting)
+    with _open_retriever(options) as retriever:
+        serve(retriever, options.host, options.port, options.top_k, options.deadline, limits)

@@ -1,0 +1,50 @@
+"""Run files in TREC's format, which `trec_eval` and similar programs measure.
+
+One line per passage: query id, `Q0`, passage id, rank from 1, score, tag. Columns are separated by
+spaces, so that white space within an id is written as `_`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from jax_ragrl.types import Hits, Passage
+
+
+def column(text: str) -> str:
+    """Returns a text as one column: each run of white space becomes `_`, an empty text `-`."""
+    return "_".join(text.split()) or "-"
+
+
+def by_rank(passages: Sequence[Passage]) -> Hits:
+    """Returns passages with the score 1 / rank: readers of a run sort by score, not by rank."""
+    return Hits(tuple(passages), tuple(1 / rank for rank in range(1, len(passages) + 1)))
+
+
+def run_lines(query_id: str, hits: Hits, tag: str) -> Iterator[str]:
+    """Yields the lines of one query.
+
+    Args:
+      query_id: the id of the question.
+      hits: its passages, best first.
+      tag: the name of the run.
+    """
+    pairs = zip(hits.passages, hits.scores, strict=True)
+    for rank, (passage, score) in enumerate(pairs, start=1):
+        names = column(query_id), column(passage.id), column(tag)
+        yield f"{names[0]} Q0 {names[1]} {rank} {score!r} {names[2]}\n"
+
+
+def write_run(path: pathlib.Path, rankings: Iterable[tuple[str, Hits]], tag: str) -> None:
+    """Writes a run file.
+
+    Args:
+      path: the file, whose folder is created if it does not exist.
+      rankings: pairs of a query id and its hits.
+      tag: the name of the run.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for query_id, hits in rankings:
+            file.writelines(run_lines(query_id, hits, tag))

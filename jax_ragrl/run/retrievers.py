@@ -1,0 +1,75 @@
+"""Retrievers outside of a run: of an index folder, of a config, or of a server."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jax_ragrl.config.kinds import Index, ServerIndex
+from jax_ragrl.config.schema import build, convert
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.store import StoredPassages
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.index import PASSAGES, load_indexed, read_description
+from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
+from jax_ragrl.run.config import Data, parse_index
+from jax_ragrl.run.index_folder import open_folder as open_index_folder
+
+
+def retriever_from(corpus: Corpus, section: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
+    """Opens or builds the retriever of a config section `index`.
+
+    Args:
+      corpus: the passages.
+      section: the values of the section, with its `kind`.
+      workdir: the folder of the index, unless the section names another.
+    """
+    return load_retriever(corpus, convert(Index, dict(section), "config.index"), workdir)
+
+
+def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Retriever:
+    """Opens the index of a folder, which must exist.
+
+    Args:
+      folder: the folder of an index.
+      corpus: the file of its passages; None takes those that `ragrl index` has stored with it.
+
+    Raises:
+      UserError: the folder holds no index, or no passages.
+    """
+    read_description(folder)  # a folder without an index is an error before passages are read
+    passages = _stored(folder) if corpus is None else load_indexed(corpus, folder)
+    return open_index_folder(folder, passages)
+
+
+def _stored(folder: pathlib.Path) -> Corpus:
+    try:
+        passages = StoredPassages(folder / PASSAGES)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no passages ({error}), because its corpus was not read from a file: "
+            "give the file (--corpus), or the config that built it (--config)"
+        ) from error
+    return Corpus(passages, passages.fingerprint)
+
+
+def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
+    """Opens or builds the retriever of a config; reads its sections `data` and `index` only.
+
+    Args:
+      values: the values of a config.
+      workdir: the folder of the index, unless the config names another.
+    """
+    index = convert(Index, values.get("index", {}), "config.index")
+    if isinstance(index, ServerIndex):
+        return server_retriever(index, index_folder(index, workdir))
+    data = build(Data, values.get("data", {}), "config.data")
+    corpus = load_data(data, index_folder(index, workdir)).corpus
+    return load_retriever(corpus, index, workdir)
+
+
+def open_server(text: str) -> Retriever:
+    """Returns the client of a search server, `URL` or `ENGINE[@URL]`; caches no web search."""
+    return server_retriever(parse_index(text), None)

@@ -1,0 +1,138 @@
+"""The table of retrievers has a row per set and retriever, and resumes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from jax_ragrl.bench import retrieval
+from jax_ragrl.bench.retrieval import SECTIONS, parse_set, sets_in
+from jax_ragrl.cli.main import main
+from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.recall import search_quality
+from jax_ragrl.types import Hits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """A folder with one set in a subfolder: `world/corpus.jsonl` and questions."""
+    path = tmp_path_factory.mktemp("sets") / "world"
+    assert main(["world", "--size", "60", "--out", str(path)]) == 0
+    (path / "passages.jsonl").rename(path / "corpus.jsonl")
+    return path.parent
+
+
+class Reversed:
+    """Returns the corpus in reverse order for every query, and counts its searches."""
+
+    fingerprint, calls = "fake", 0
+
+    def __init__(self, corpus) -> None:
+        self.corpus = corpus
+
+    def search(self, queries, k):
+        Reversed.calls += 1
+        passages = tuple(self.corpus.passages[n] for n in range(-1, -k - 1, -1))
+        return [Hits(passages, tuple(range(k, 0, -1))) for _ in queries]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A second retriever, `fake`, in place of one that this package cannot build yet."""
+    original = retrieval.retriever_from
+
+    def open_retriever(corpus, section, workdir):
+        if section["kind"] == "fake":
+            return Reversed(corpus)
+        return original(corpus, section, workdir)
+
+    monkeypatch.setitem(SECTIONS, "fake", {"kind": "fake", "parts": ("a", "b")})
+    monkeypatch.setattr(retrieval, "retriever_from", open_retriever)
+
+
+def bench(folder, tmp_path, *options: str) -> int:
+    workdir = ["--workdir", f"{tmp_path}/work"]
+    return main(["bench", "retrieval", "--data", str(folder), *workdir, *options])
+
+
+def test_the_table_has_the_measures_of_each_retriever(folder, tmp_path, fake, capsys):
+    options = ["--retrievers", "hashed,fake", "--out", f"{tmp_path}/out/table", "--json"]
+    assert bench(folder, tmp_path, *options) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "out" / "table.json").read_text()) == table
+    names = [row["cells"]["Retriever"] for row in table["rows"]]
+    assert names == ["hashed", "fake"] and table["errors"] == []
+    corpus = load_corpus(folder / "world" / "corpus.jsonl")
+    questions = load_questions(folder / "world" / "dev.jsonl")
+    expected = search_quality(Reversed(corpus), questions)
+    cells = table["rows"][1]["cells"]
+    assert cells["nDCG@10"] == round(expected["ndcg@10"], 4)
+    assert cells["Recall@5"] == round(expected["recall@5"], 4)
+    assert table["rows"][0]["cells"]["MRR@10"] > cells["MRR@10"]
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert page.count("\n") == 4 and "| world |" in page
+    assert str(folder.parent) not in table["rows"][0]["command"]
+
+
+def test_finished_cells_are_not_measured_again_unless_the_questions_change(
+    folder, tmp_path, fake, capsys
+):
+    options = ["--retrievers", "fake"]
+    assert bench(folder, tmp_path, *options) == 0
+    first, calls = capsys.readouterr().out, Reversed.calls
+    assert bench(folder, tmp_path, *options) == 0
+    assert capsys.readouterr().out == first and Reversed.calls == calls
+    assert bench(folder, tmp_path, *options, "--limit", "3") == 0
+    assert Reversed.calls > calls and capsys.readouterr().out != first
+
+
+def test_a_cell_that_fails_affects_no_other(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SECTIONS, "broken", {"kind": "broken"})
+    assert bench(folder, tmp_path, "--retrievers", "broken,hashed") == 0
+    output = capsys.readouterr()
+    assert "- broken on world: UserError: " in output.out and "| hashed |" in output.out
+    assert bench(folder, tmp_path, "--retrievers", "broken") == 2
+    assert "every cell failed" in capsys.readouterr().err
+
+
+def test_sets_are_recognized_in_folders(folder, tmp_path):
+    (data,) = sets_in(folder)
+    assert (data.name, data.corpus.name, data.questions.name) == (
+        "world",
+        "corpus.jsonl",
+        "dev.jsonl",
+    )
+    with pytest.raises(UserError, match="has no subfolder"):
+        sets_in(tmp_path)
+    beir = tmp_path / "scifact"
+    beir.mkdir()
+    (beir / "queries.jsonl").touch()
+    assert [(d.name, d.corpus) for d in sets_in(tmp_path)] == [("scifact", beir)]
+
+
+def test_both_forms_of_a_set_name_the_same_files(folder):
+    corpus, questions = folder / "world" / "corpus.jsonl", folder / "world" / "dev.jsonl"
+    assert parse_set(f"a={questions}@{corpus}") == parse_set(f"a={corpus}:{questions}")
+    with pytest.raises(UserError, match="names no corpus"):
+        parse_set(str(questions))
+
+
+def test_the_samples_are_sets_with_gold(shared_data):
+    names = [data.name for data in sets_in(shared_data)]
+    assert set(names) >= {"2wikimultihopqa", "hotpotqa", "multihop_rag", "musique", "nq"}
+
+
+def test_wrong_names_are_refused(folder, tmp_path, capsys):
+    assert bench(folder, tmp_path, "--retrievers", "bm26") == 2
+    assert "--retrievers is 'bm26'" in capsys.readouterr().err
+
+
+def test_a_reranker_must_be_named():
+    with pytest.raises(UserError, match="needs a cross-encoder"):
+        retrieval.sections(["hybrid+rerank"])
+    section = retrieval.sections(["hybrid+rerank"], "some/folder")["hybrid+rerank"]
+    assert section["rerank"] == "some/folder" and section["kind"] == "pipeline"

@@ -1,0 +1,115 @@
+"""Measures of rankings equal values computed by hand, and definitions of trec_eval."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.errors import EffectError
+from jax_ragrl.retrieval.measures import (
+    gains,
+    measure,
+    missing_gold,
+    ndcg_at,
+    recall_at,
+    recall_by_hop,
+    recall_by_turn,
+    reciprocal_rank,
+)
+from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
+from jax_ragrl.retrieval.trec import by_rank, run_lines, write_run
+from jax_ragrl.types import Hits, Passage, Question
+
+
+def ranked(*names: str) -> list[Passage]:
+    return [Passage(name, f"title of {name}", "") for name in names]
+
+
+def test_ndcg_equals_a_hand_computed_value():
+    """Gold at ranks 2 and 5 of three gold passages: the example of pytrec_eval's documentation
+    has this form, binary gains over log2(1 + rank)."""
+    passages = ranked("x", "a", "y", "z", "b", "c")
+    dcg = 1 / math.log2(3) + 1 / math.log2(6)
+    ideal = 1 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert ndcg_at(("a", "b", "c"), passages, 5) == pytest.approx(dcg / ideal)
+    assert ndcg_at(("a", "b", "c"), passages, 1) == 0.0
+    # The ideal ranking has only k places.
+    assert ndcg_at(("a", "b", "c"), ranked("a", "b"), 2) == pytest.approx(1.0)
+
+
+def test_the_reciprocal_rank_is_that_of_the_first_gold_passage():
+    passages = ranked("x", "y", "a", "b")
+    assert reciprocal_rank(("b", "a"), passages, 10) == pytest.approx(1 / 3)
+    assert reciprocal_rank(("b", "a"), passages, 2) == 0.0
+
+
+def test_a_gold_name_counts_once_although_passages_share_a_title():
+    passages = [Passage(f"p{n}", "Ulm", "") for n in range(3)]
+    assert gains(("Ulm",), passages) == [1, 0, 0]
+    assert measure(("Ulm",), passages) == dict.fromkeys(measure(("Ulm",), passages), 1.0)
+
+
+names = st.lists(st.sampled_from("abcdefgh"), unique=True)
+
+
+@given(names, names.filter(bool))
+def test_measures_lie_between_zero_and_one_and_are_one_for_the_ideal_ranking(order, gold):
+    values = measure(gold, ranked(*order)).values()
+    assert all(0 <= value <= 1 + 1e-9 for value in values)
+    ideal = measure(gold, ranked(*gold, *(set(order) - set(gold))))
+    assert ideal["ndcg@10"] == pytest.approx(1.0) and ideal["recall@10"] == ideal["mrr@10"] == 1.0
+
+
+@given(names, names.filter(bool), st.integers(1, 9))
+def test_a_lower_ranking_of_a_gold_passage_never_increases_a_measure(order, gold, k):
+    for r in range(len(order) - 1):
+        if order[r] in gold and order[r + 1] not in gold:
+            worse = [*order[:r], order[r + 1], order[r], *order[r + 2 :]]
+            for compute in (recall_at, ndcg_at, reciprocal_rank):
+                after = compute(gold, ranked(*worse), k)
+                assert after <= compute(gold, ranked(*order), k) + 1e-9
+
+
+def test_recall_by_turn_adds_what_each_turn_returned():
+    turns = [ranked("a", "x"), ranked("y"), ranked("a", "b")]
+    assert recall_by_turn(("a", "b", "c", "d"), turns) == [0.25, 0.25, 0.5]
+    assert recall_by_turn(("a",), []) == []
+
+
+def test_recall_by_hop_needs_one_gold_passage_per_hop():
+    question = Question("q", "?", ("x",), gold=("b", "a"), hops=2)
+    assert recall_by_hop(question, ranked("a", "x")) == [0.0, 1.0]
+    assert recall_by_hop(Question("q", "?", ("x",), gold=("a",), hops=2), ranked("a")) == []
+
+
+def test_gold_that_the_corpus_lacks_is_counted_and_named(capsys):
+    questions = [
+        Question("1", "?", ("x",), gold=("a", "title of b")),
+        Question("2", "?", ("x",), gold=("gone", "a")),
+    ]
+    assert missing_gold(questions, ranked("a", "b")) == ["gone"]
+    counts = report_missing_gold(questions, Corpus(tuple(ranked("a", "b"))))
+    assert counts == {"gold": 3, "gold_missing": 1}
+    assert "1 of 3 gold passages are not in the corpus, such as 'gone'" in capsys.readouterr().err
+    report_missing_gold(questions[:1], Corpus(tuple(ranked("a", "b"))))
+    assert capsys.readouterr().err == ""
+
+
+def test_failed_searches_are_left_out_of_means():
+    questions = [Question(n, "?", ("x",), gold=("a",)) for n in "12"]
+    hits = Hits(tuple(ranked("a")), (1.0,))
+    assert mean_measures(questions, [hits, EffectError("down")])["mrr@10"] == 1.0
+    with pytest.raises(EffectError, match="down"):
+        mean_measures(questions, [EffectError("down")] * 2)
+
+
+def test_a_run_file_has_six_columns_whatever_the_ids_are(tmp_path):
+    hits = by_rank([Passage("New York", "", ""), Passage("b", "", "")])
+    write_run(tmp_path / "new" / "a.trec", [("q 1", hits), ("q2", Hits((), ()))], "my run")
+    lines = (tmp_path / "new" / "a.trec").read_text().splitlines()
+    assert lines == ["q_1 Q0 New_York 1 1.0 my_run", "q_1 Q0 b 2 0.5 my_run"]
+    assert all(len(line.split()) == 6 for line in run_lines("", hits, ""))

@@ -1,0 +1,177 @@
+"""A retriever behind HTTP returns the hits of the retriever, in any batch, within its limits."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from jax_ragrl.cli.main import main
+from jax_ragrl.config.kinds import RemoteIndex, VectorIndex
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.world import generate
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.run.components import load_retriever
+from jax_ragrl.serve import search
+from jax_ragrl.serve.bodies import MAX_BYTES, MAX_QUERIES
+from jax_ragrl.serve.http import Limits
+from jax_ragrl.serve.search import application
+from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.types import Hits, Passage
+from tests.listening import listening
+from tests.rollout.tape import Tape
+
+
+class Slow:
+    """A retriever that waits until it is `opened`, and records the sizes of its searches."""
+
+    fingerprint = "slow"
+
+    def __init__(self, opened: bool = False) -> None:
+        self.opened, self.is_waiting, self.sizes = threading.Event(), threading.Event(), []
+        if opened:
+            self.opened.set()
+
+    def search(self, queries, k):
+        if [*queries] != [search.WARMUP[0]]:
+            self.sizes.append(len(queries))
+            self.is_waiting.set()
+            self.opened.wait(20)
+        failure = EffectError("no route")
+        return [failure if q == "bad" else self._hits(q, k) for q in queries]
+
+    def _hits(self, query, k):
+        passages = tuple(Passage(f"{query}{n}", "t", "x") for n in range(k))
+        return Hits(passages, tuple(1.0 - n for n in range(k)))
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def post(http: TestClient, *queries: str, **fields):
+    return http.post("/retrieve", json={"queries": [*queries], **fields})
+
+
+def test_a_run_on_the_server_has_the_hits_of_the_local_index(tmp_path):
+    world = generate(0, 60)
+    corpus, questions = Corpus(world.passages), world.questions["test"][:8]
+    local = load_retriever(corpus, VectorIndex(kind="exact"), tmp_path)
+    with listening(application(local)) as address:
+        remote = load_retriever(Corpus(()), RemoteIndex(address), tmp_path)
+        texts = [question.text for question in questions]
+        assert remote.search(texts, 7) == local.search(texts, 7)
+        forests = [
+            collect(StandardRAG("c3po_tiny", 3), single_chain, questions,
+                    Environment(tape := Tape({}), retriever, tape))
+            for retriever in (local, remote)
+        ]  # fmt: skip
+        assert forests[0].records == forests[1].records
+        assert not forests[0].failed_questions
+
+
+def test_concurrent_requests_share_a_search():
+    slow = Slow()
+    with TestClient(application(slow)) as http, ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(post, http, "a")]
+        slow.is_waiting.wait(20)
+        replies += [pool.submit(post, http, name, f"{name}{name}") for name in "bcd"]
+        wait_until(lambda: http.get("/health").json()["waiting"] == 6)
+        slow.opened.set()
+        results = [reply.result().json()["result"] for reply in replies]
+    assert slow.sizes == [1, 6]
+    assert [[d["id"] for d in hits] for result in results for hits in result] == [
+        [f"{q}{n}" for n in range(search.TOP_K)] for q in ("a", "b", "bb", "c", "cc", "d", "dd")
+    ]
+
+
+def test_the_reply_has_the_form_of_search_r1():
+    with TestClient(application(Slow(opened=True))) as http:
+        document = {"id": "a0", "title": "t", "text": "x", "contents": '"t"\nx'}
+        assert post(http, "a", topk=1).json() == {"result": [[document]]}
+        scored = post(http, "a", topk=1, return_scores=True).json()
+        assert scored == {"result": [[{"document": document, "score": 1.0}]]}
+
+
+def test_a_request_past_its_deadline_is_refused_and_not_searched():
+    slow = Slow()
+    limits = {"seconds": 0.3}
+    with TestClient(application(slow, **limits)) as http, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(post, http, "a")
+        slow.is_waiting.wait(20)
+        late = post(http, "b")
+        assert late.status_code == 503 and int(late.headers["retry-after"]) >= 1
+        assert "longer than 0.3 seconds" in late.json()["error"]["message"]
+        assert first.result().status_code == 503
+        slow.opened.set()
+        assert post(http, "c").status_code == 200
+    assert slow.sizes == [1, 1], "nobody waits for b"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"queries": ["q"], "topk": 1001}, 400, "from 1 to 1000"),
+        ({"queries": "q"}, 400, "a list of texts"),
+        ({"queries": ["q"] * (MAX_QUERIES + 1)}, 413, "at most"),
+        ({"queries": ["q" * (MAX_BYTES + 1)]}, 413, "bytes"),
+        ({"queries": ["q"] * 3}, 503, "queue is full"),
+        ({"queries": ["bad"]}, 502, "no route"),
+    ],
+)
+def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message):
+    with TestClient(application(Slow(opened=True), limits=Limits(2, 2))) as http:
+        wait_until(lambda: http.get("/health").status_code == 200)
+        reply = http.post("/retrieve", json=fields)
+        assert reply.status_code == status and message in reply.json()["error"]["message"]
+
+
+def test_health_reports_an_outage_until_it_ends():
+    class Down(Slow):
+        down = True
+
+        def search(self, queries, k):
+            return [EffectError("no route")] if self.down else super().search(queries, k)
+
+    retriever = Down(opened=True)
+    with TestClient(application(retriever)) as http:
+        wait_until(lambda: "failure" in (body := http.get("/health").json()) and not body["ready"])
+        retriever.down = False
+        wait_until(lambda: http.get("/health").status_code == 200)
+        body = {"ready": True, "corpus": "slow", "passages": None, "waiting": 0}
+        assert http.get("/health").json() == body
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"seconds": 0.0}, "a deadline of 0 seconds"),
+        ({"limits": Limits(4, 3)}, "at least a batch"),
+        ({"top_k": 0}, "k=0"),
+    ],
+)
+def test_limits_that_allow_no_request_are_refused(limits, message):
+    with pytest.raises(UserError, match=message):
+        application(Slow(opened=True), **limits)
+
+
+def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkeypatch):
+    assert main(["world", "--size", "60", "--out", str(tmp_path)]) == 0
+    index = ["--corpus", f"{tmp_path}/passages.jsonl", "--kind", "exact", "--out", f"{tmp_path}/i"]
+    assert main(["index", *index]) == 0
+    served = []
+    monkeypatch.setattr(search, "listen", lambda app, name, host, port: served.append(app()))
+    assert main(["retriever", "serve", f"{tmp_path}/i", "--port", "0", "--top-k", "2"]) == 0
+    with TestClient(served[0]) as http:
+        wait_until(lambda: http.get("/health").status_code == 200)
+        assert http.get("/health").json()["passages"] > 20
+        assert len(post(http, "Where was Ann born?").json()["result"][0]) == 2
