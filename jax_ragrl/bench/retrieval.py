@@ -37,7 +37,7 @@ HYBRID = {"kind": "pipeline", "retrievers": ("bm25", "minilm"), "fuse": "rrf", "
 RERANK = "hybrid+rerank"
 # The config section `index` of each retriever.
 SECTIONS: dict[str, dict[str, Any]] = {
-    "hashed": {"kind": "exact", "encoder": "lexical"},
+    "hashed": {"kind": "exact", "encoder": "hashed"},
     "bm25": {"kind": "bm25"},
     "minilm": {"kind": "exact", "encoder": "minilm"},
     "hybrid": {**HYBRID, "rerank": ""},

@@ -47,7 +47,7 @@ def _small(tmp_path: pathlib.Path) -> tuple[dict, dict]:
     )
     values = load_config(CONFIGS / "mmoa_rag.py", [])
     values |= {"policy": model, "data": {"files": files}, "shapes": SHAPES, "packing": PACKING}
-    values |= {"index": {"encoder": "lexical", "kind": "exact"}, "compute_dtype": "float32"}
+    values |= {"index": {"encoder": "hashed", "kind": "exact"}, "compute_dtype": "float32"}
     values["llm"] = {"kind": "local", "model": model}
     values["recipe"]["rollouts"] = 2
     sizes = {"steps": 2, "questions_per_step": 2, "save_every": 1, "dev_questions": 2}
