@@ -56,6 +56,7 @@ SEARCHES = {
     "text": ForcedAction(f"[{RETRIEVAL}] $question"),
 }
 SAMPLED_ROUTER = "sampled"
+STRATEGIES = (NO_RETRIEVAL, RETRIEVAL, PLANNING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,8 @@ class TreeShape:
     Fields:
       width: actions sampled per decision.
       branching_depth: decisions down to this depth branch; deeper ones sample one action.
-      router_samples: actions that the router samples in addition to its three forced ones.
+      strategies: the router's actions that are forced at every root.
+      router_samples: actions that the router samples in addition to its forced ones.
       router_forcing: how the router's search is forced: `prefix` (the policy writes the query, as
         in the paper) or `text` (the question is the query, as in the code). With `sampled` nothing
         is forced and the router samples `width` actions like any role; with a width of 1 this is
@@ -76,6 +78,7 @@ class TreeShape:
 
     width: int = 2
     branching_depth: int = 4
+    strategies: tuple[str, ...] = STRATEGIES
     router_samples: int = 0
     router_forcing: str = "prefix"
     dead_leaf: str = "zero"
@@ -83,6 +86,8 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         one_of("tree.router_forcing", self.router_forcing, (*SEARCHES, SAMPLED_ROUTER))
+        for strategy in self.strategies:
+            one_of("tree.strategies", strategy, STRATEGIES)
         if self.dead_leaf not in ("zero", "ignore"):
             raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
         if self.router_samples and self.router_forcing == SAMPLED_ROUTER:
@@ -97,9 +102,10 @@ class TreeShape:
         del roles
         if self.router_forcing == SAMPLED_ROUTER:
             return Tree(self.width, self.branching_depth)
-        # All three strategies are tried at every root, so that their leaves can be compared.
-        search = SEARCHES[self.router_forcing]
-        strategies = (ForcedAction(f"[{NO_RETRIEVAL}]"), search, ForcedAction(f"[{PLANNING}]"))
+        # All strategies are tried at every root, so that their leaves can be compared.
+        forced = {name: ForcedAction(f"[{name}]") for name in STRATEGIES}
+        forced[RETRIEVAL] = SEARCHES[self.router_forcing]
+        strategies = tuple(forced[name] for name in self.strategies)
         return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
 
 

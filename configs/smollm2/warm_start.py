@@ -1,0 +1,29 @@
+"""The warm start of a SmolLM2 135M policy on demonstrations, on two CPU cores.
+
+    ragrl sft --config=configs/smollm2/warm_start.py --out=runs/warm \
+        --config.data.demos=runs/demos.jsonl
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "policy": "smollm2",
+            "mesh": (),  # the first device
+            "compute_dtype": "bfloat16",
+            "remat": "none",
+            "data": {"demos": config_dict.placeholder(str)},
+            "epochs": 1,
+            "batch_size": 16,
+            "save_every": 10,
+            "optimizer": {"policy_lr": 3e-5, "schedule": "linear", "final_lr_fraction": 0.1},
+            "packing": {
+                "row_lengths": (512, 768, 1024, 1280),
+                "tokens_per_device": 4096,
+                "max_batch_halvings": 2,
+            },
+        }
+    )
