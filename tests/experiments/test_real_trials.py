@@ -54,7 +54,7 @@ def test_a_system_learns_from_labels_then_from_rewards(system, small, tmp_path, 
     phases = "({'steps':1,'roles':('plan',)},{'steps':1,'roles':('analysis',)})"
     more = {"schedule.phases": phases} if system == "opera" else {}
     assert run_trials(system, tmp_path, small | more) == 0
-    table = capsys.readouterr().out.splitlines()
+    table = capsys.readouterr().out.strip().splitlines()
     assert [line.split(" | ")[2] for line in table[-4:]] == [
         *("standard rag", "untrained", "warm start", "trained")
     ]
