@@ -60,8 +60,8 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
     systems = "comma-separated names of files in that folder"
     sub.add_argument("--systems", default=",".join(PAPERS), help=systems)
     sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
-    labeled = "labeled questions per warm start of a pretrained model; 0 = all"
-    sub.add_argument("--demo-questions", type=natural, default=300, help=labeled)
+    count = "labeled questions per warm start of a pretrained model; 0 = all"
+    sub.add_argument("--demo-questions", type=natural, default=300, help=count)
     sub.add_argument(
         "--out", type=local, default=pathlib.Path("runs/trials"), help="output folder (resumable)"
     )
@@ -169,8 +169,8 @@ def _run_real_trials(options: argparse.Namespace) -> None:
         values = load_config(folder / f"{system}.py", options.config)
         # One index for all systems: encoding the corpus takes longer than a demonstration.
         values["index"] = {"folder": index} | {k: v for k, v in values["index"].items() if v}
-        shared = {key: values[key] for key in WARM_START_KEYS if key in values}
-        warm = load_config(folder / "warm_start.py", []) | shared
+        sections = {key: values[key] for key in WARM_START_KEYS if key in values}
+        warm = load_config(folder / "warm_start.py", []) | sections
         seeds = parse_numbers(options.seeds)
         trials += [Trial(system, seed, values | {"seed": seed}, warm) for seed in seeds]
     enable_compile_cache(options.out, also_cpu=True)

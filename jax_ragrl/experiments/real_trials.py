@@ -26,7 +26,7 @@ from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row
 from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
 from jax_ragrl.run.components import Components, build_components
-from jax_ragrl.run.config import load_job
+from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.workdir import claim_workdir
@@ -69,7 +69,7 @@ def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: 
     """Runs every trial; rewrites `out/trials.md` after each.
 
     Args:
-      trials: the trials; those of one system share their warm start.
+      trials: the trials; a system has one warm start for all its seeds.
       out: the output folder.
       demo_questions: training questions that are labeled for a warm start; 0: all.
 
@@ -131,34 +131,56 @@ def run_trial(
     job = claim_workdir(trial.values | {"policy": str(checkpoint)}, workdir)
     parts = build_components(job, workdir)
     questions = parts.questions["test"][: job.run.test_questions]
-    asked = {"asked": fingerprint(questions)}
-    top_k, style = job.recipe.system.top_k, job.run.baseline_style
-    reader = asked | {"llm": dataclasses.asdict(job.llm), "style": style}
+    reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
+    key = {"asked": fingerprint(questions)}
+    reader_key = key | {"llm": dataclasses.asdict(job.llm), "style": reader.style}
 
-    def before() -> Result:
-        raw = load_job(trial.values)
-        # Corpus, retriever and frozen model are the same: only the policies are loaded again.
-        models = build_components(raw, workdir, llm=parts.llm, retriever=parts.retriever).models()
-        return evaluate_models(raw, parts, models, questions)
-
-    def after() -> Result:
-        models = acting_models(train(job, parts, workdir))
-        return evaluate_models(job, parts, models, questions)
+    def row(file: pathlib.Path, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
+        return stage(file, key, functools.partial(function, *args, questions))
 
     return {
         "standard_rag": stage(
-            out / f"standard_rag-{top_k}.json",
-            reader,
-            lambda: evaluate_reader(parts, StandardRAG(style, top_k), questions),
+            out / f"standard_rag-{reader.top_k}.json",
+            reader_key,
+            functools.partial(evaluate_reader, parts, reader, questions),
         ),
-        "untrained": stage(out / f"{trial.system}-untrained.json", asked, before),
-        "warm_start": stage(
-            workdir / "warm_start.json",
-            asked,
-            lambda: evaluate_models(job, parts, parts.models(), questions),
+        "untrained": row(
+            out / f"{trial.system}-untrained.json", evaluate_untrained, trial, parts, workdir
         ),
-        "trained": stage(workdir / "trained.json", asked, after) | training_speed(workdir),
+        "warm_start": row(workdir / "warm_start.json", evaluate_models, job, parts, parts.models()),
+        "trained": row(workdir / "trained.json", train_and_evaluate, job, parts, workdir)
+        | training_speed(workdir),
     }
+
+
+def evaluate_untrained(
+    trial: Trial, parts: Components, workdir: pathlib.Path, questions: Sequence[Question]
+) -> Result:
+    """Evaluates the policy before its warm start.
+
+    Args:
+      trial: the system.
+      parts: retriever and frozen language model, which are used again.
+      workdir: folder of the run.
+      questions: the questions.
+    """
+    job = load_job(trial.values)
+    initial = build_components(job, workdir, llm=parts.llm, retriever=parts.retriever)
+    return evaluate_models(job, parts, initial.models(), questions)
+
+
+def train_and_evaluate(
+    job: Job, parts: Components, workdir: pathlib.Path, questions: Sequence[Question]
+) -> Result:
+    """Trains the policies of a run, or resumes, and evaluates them.
+
+    Args:
+      job: the run.
+      parts: its components.
+      workdir: its folder.
+      questions: the questions.
+    """
+    return evaluate_models(job, parts, acting_models(train(job, parts, workdir)), questions)
 
 
 def evaluate_reader(
@@ -181,7 +203,7 @@ def stage(
 
     Args:
       file: the JSON file of the row.
-      key: what the result depends on, part of the row.
+      key: all that determines the result; a part of the row.
       compute: computes the result.
 
     Raises:

@@ -55,6 +55,7 @@ class LocalLLM:
         sampling = request.sampling
         # Arrays for new tokens have a static size, which no request can exceed.
         limit = min(sampling.max_tokens, self._shapes.max_new_tokens)
-        # The sampler's seeds are 32-bit; requests may have longer ones. Greedy replies need none.
+        # The sampler's seeds are 32-bit; requests may have longer ones. A seed has no effect on a
+        # greedy reply, and a common one makes equal requests equal jobs.
         seed = request.seed % 2**32 if sampling.temperature else 0
         return SamplingJob(ids, seed, sampling.temperature, sampling.top_p, limit)

@@ -2,7 +2,7 @@
 
 Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
 actions on paths to a correct answer are retained. The writer of the paper has 72B parameters.
-Labels need no such model: MMOA-RAG's heuristics (its appendix B), and rules for the other systems
+Labels replace that model: MMOA-RAG's heuristics (its appendix B), and rules for the other systems
 that read the gold passages and answers of a question (`labels/`).
 
 Departures from the paper:

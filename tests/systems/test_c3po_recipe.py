@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
@@ -60,6 +61,14 @@ def test_the_router_has_forced_and_sampled_actions(retrieval, search):
         Branching(1),
     ]
     assert tree.width == 5 and recipe(Settings()).width == TreeShape().width
+
+
+def test_only_the_named_strategies_are_forced():
+    shape = TreeShape(strategies=("No Retrieval", "Retrieval"), router_forcing="text")
+    forced = shape.expander()(Generate(ROUTER, (), 1), "Who?").forced_actions
+    assert [action.text for action in forced] == ["[No Retrieval]", "[Retrieval] Who?"]
+    with pytest.raises(UserError, match=r"tree.strategies is 'Search'"):
+        TreeShape(strategies=("Search",))
 
 
 def test_evaluation_skips_faults_and_uses_one_roadmap():

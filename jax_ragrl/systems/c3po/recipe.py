@@ -103,9 +103,9 @@ class TreeShape:
         if self.router_forcing == SAMPLED_ROUTER:
             return Tree(self.width, self.branching_depth)
         # All strategies are tried at every root, so that their leaves can be compared.
-        forced = {name: ForcedAction(f"[{name}]") for name in STRATEGIES}
-        forced[RETRIEVAL] = SEARCHES[self.router_forcing]
-        strategies = tuple(forced[name] for name in self.strategies)
+        actions = {name: ForcedAction(f"[{name}]") for name in STRATEGIES}
+        actions[RETRIEVAL] = SEARCHES[self.router_forcing]
+        strategies = tuple(actions[name] for name in self.strategies)
         return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
 
 

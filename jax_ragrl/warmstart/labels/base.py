@@ -1,8 +1,8 @@
 """Demonstrations from labels: a labeler plays every role of a system, with the gold in view.
 
-A labeler is a script that reads the state of a rollout and the gold of its question, and needs no
-model. If the config has a frozen language model, that model first answers each question without
-passages, because whether it can is part of some labels.
+A labeler is a script that reads the state of a rollout and the gold of its question. Whether the
+frozen language model can answer a question by itself is part of some labels; only then is the model
+asked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ LABELERS = tuple(
 
 
 class Labeler(Protocol):
-    """A script that writes the right action of each role of one system."""
+    """A script that writes the right action of each role of one system.
+
+    Fields:
+      reads_known: whether its labels depend on `Evidence.is_known`.
+    """
+
+    reads_known: bool
 
     def write(self, role: str, state: Any, evidence: Evidence) -> str:
         """Returns the right action; empty if the gold names none, which gives no demonstration.
@@ -114,15 +120,18 @@ def label_demos(
       questions: questions with answers and, if possible, gold passages.
       retriever: performs the searches.
       tokenizer: the tokenizer of the policy.
-      llm: answers each question without passages, see `Evidence`; None: nothing is known.
+      llm: answers each question without passages if the labels depend on it; None: none is known.
 
     Raises:
       EffectError: a search for all questions failed.
     """
     hits = search_all(retriever, [q.text for q in questions], system.top_k)
-    known = known_questions(llm, system.style, questions, retriever) if llm else frozenset()
+    known_ids: frozenset[str] = frozenset()
+    if llm is not None and labeler.reads_known:
+        known_ids = known_questions(llm, system.style, questions, retriever)
     evidence = {
-        q.id: Evidence(q, h.passages, q.id in known) for q, h in zip(questions, hits, strict=True)
+        q.id: Evidence(q, h.passages, q.id in known_ids)
+        for q, h in zip(questions, hits, strict=True)
     }
     recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
     environment = Environment(recorder, retriever, Silence())

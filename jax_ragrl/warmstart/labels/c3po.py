@@ -23,6 +23,8 @@ from jax_ragrl.warmstart.labels.gold import Evidence, useful_numbers
 class Labeler:
     """Writes the right action of each role."""
 
+    reads_known = True
+
     def write(self, role: str, state: State, evidence: Evidence) -> str:
         """Returns the right action of a role in a state, from the gold in `evidence`."""
         question = evidence.question

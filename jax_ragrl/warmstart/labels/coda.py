@@ -18,6 +18,8 @@ from jax_ragrl.warmstart.labels.gold import Evidence, answer_in, keywords, quote
 class Labeler:
     """Writes the right turn of each role."""
 
+    reads_known = False
+
     def write(self, role: str, state: Any, evidence: Evidence) -> str:
         """Returns the right turn of a role in a state, from the gold in `evidence`."""
         if role == PLANNER:
@@ -49,7 +51,7 @@ def _execute(
 
     Args:
       conversation: the conversation so far.
-      passages: those of the latest search.
+      passages: the passages of the latest search.
       evidence: the question and its gold.
       refines: whether turns have a tag for the refined text.
     """
@@ -57,12 +59,12 @@ def _execute(
         return render_turn(think="I search for it.", search=evidence.question.text)
     answer = answer_in(evidence.question, passages)
     if answer:
-        note = quote(answer, passages)
-        parts = {"think": "I read it.", "refine": note} if refines else {"think": note}
-        return render_turn(**parts, answer=answer)
+        sentence = quote(answer, passages)
+        if refines:
+            return render_turn(think="I read it.", refine=sentence, answer=answer)
+        return render_turn(think=sentence, answer=answer)
     if conversation.turns > 1:
         return ""
-    parts = {"think": "It is not here.", "refine": "nothing"} if refines else {}
-    return render_turn(
-        **(parts or {"think": "It is not here."}), search=keywords(evidence.question.text)
-    )
+    refinement = "nothing" if refines else None
+    query = keywords(evidence.question.text)
+    return render_turn(think="It is not here.", refine=refinement, search=query)

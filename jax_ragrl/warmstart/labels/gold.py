@@ -1,4 +1,4 @@
-"""What the gold of a question says about passages: which are useful, and the answer in them."""
+"""Reads passages with the gold of a question: which are useful, and which answer they contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUESTION_WORDS = frozenset(
 
 
 class Evidence(NamedTuple):
-    """What a labeler knows about a question besides its text.
+    """The knowledge of a labeler about a question.
 
     Fields:
       question: the question with its answers and gold passages.

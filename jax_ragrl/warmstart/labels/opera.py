@@ -20,6 +20,8 @@ from jax_ragrl.warmstart.labels.gold import Evidence, answer_in, keywords, quote
 class Labeler:
     """Writes the right action of each role."""
 
+    reads_known = False
+
     def write(self, role: str, state: State, evidence: Evidence) -> str:
         """Returns the right action of a role in a state, from the gold in `evidence`."""
         question = evidence.question
