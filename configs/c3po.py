@@ -51,7 +51,6 @@ RECIPE = {
     "tree": {
         "width": 2,
         "branching_depth": 4,  # deeper decisions sample one action, which bounds the tree
-        "strategies": ("No Retrieval", "Retrieval", "Planning"),  # forced at each root
         "router_samples": 0,  # the router's three actions are all forced
         "router_forcing": "prefix",  # the policy writes the query of a forced search
         "dead_leaf": "zero",  # a failed branch is a leaf of reward 0

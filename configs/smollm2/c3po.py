@@ -54,9 +54,8 @@ def get_config() -> ConfigDict:
                 "tree": {
                     "width": 4,
                     "branching_depth": 4,
-                    "strategies": ("No Retrieval", "Retrieval"),  # forced at each root
                     "router_samples": 2,  # in addition to the forced actions
-                    "router_forcing": "prefix",  # the policy writes the query of a forced search
+                    "router_forcing": "no_planning",  # the other two actions are forced
                     "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
                     "weigh_duplicates": False,
                 },

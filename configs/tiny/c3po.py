@@ -39,7 +39,6 @@ def get_config() -> ConfigDict:
                 "tree": {
                     "width": 2,
                     "branching_depth": 4,  # deeper decisions sample one action
-                    "strategies": ("No Retrieval", "Retrieval", "Planning"),  # forced at each root
                     "router_samples": 1,  # in addition to the three forced actions
                     "router_forcing": "prefix",  # the policy writes the query of a forced search
                     "dead_leaf": "zero",  # a failed branch is a leaf of reward 0

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Generate
 from jax_ragrl.rollout.expand import Branching, ForcedAction
 from jax_ragrl.rollout.tree import LEAF, NO_PARENT, Record, build_forest
@@ -63,12 +62,11 @@ def test_the_router_has_forced_and_sampled_actions(retrieval, search):
     assert tree.width == 5 and recipe(Settings()).width == TreeShape().width
 
 
-def test_only_the_named_strategies_are_forced():
-    shape = TreeShape(strategies=("No Retrieval", "Retrieval"), router_forcing="text")
-    forced = shape.expander()(Generate(ROUTER, (), 1), "Who?").forced_actions
-    assert [action.text for action in forced] == ["[No Retrieval]", "[Retrieval] Who?"]
-    with pytest.raises(UserError, match=r"tree.strategies is 'Search'"):
-        TreeShape(strategies=("Search",))
+def test_planning_need_not_be_forced():
+    tree = TreeShape(router_forcing="no_planning").expander()
+    search = ForcedAction("[Retrieval]", complete=False)
+    actions = tree(Generate(ROUTER, (), 1), "Who?").forced_actions
+    assert actions == (ForcedAction("[No Retrieval]"), search)
 
 
 def test_evaluation_skips_faults_and_uses_one_roadmap():

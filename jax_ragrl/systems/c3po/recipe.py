@@ -50,13 +50,14 @@ from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.c3po.system import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
 from jax_ragrl.text.metrics import cover_match
 
+NO_PLANNING = "no_planning"
 SEARCHES = {
     # The policy continues a prefix, here with the query; a complete text stays as it is.
     "prefix": ForcedAction(f"[{RETRIEVAL}]", complete=False),
     "text": ForcedAction(f"[{RETRIEVAL}] $question"),
+    NO_PLANNING: ForcedAction(f"[{RETRIEVAL}]", complete=False),
 }
 SAMPLED_ROUTER = "sampled"
-STRATEGIES = (NO_RETRIEVAL, RETRIEVAL, PLANNING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +67,18 @@ class TreeShape:
     Fields:
       width: actions sampled per decision.
       branching_depth: decisions down to this depth branch; deeper ones sample one action.
-      strategies: the router's actions that are forced at every root.
-      router_samples: actions that the router samples in addition to its forced ones.
+      router_samples: actions that the router samples in addition to its three forced ones.
       router_forcing: how the router's search is forced: `prefix` (the policy writes the query, as
-        in the paper) or `text` (the question is the query, as in the code). With `sampled` nothing
-        is forced and the router samples `width` actions like any role; with a width of 1 this is
-        the single trajectory of the paper's ablation (section 6.4).
+        in the paper), `text` (the question is the query, as in the code), or `no_planning`: as
+        `prefix`, but planning is not forced, for questions that one search answers. With `sampled`
+        nothing is forced and the router samples `width` actions like any role; with a width of 1
+        this is the single trajectory of the paper's ablation (section 6.4).
       dead_leaf: `zero` counts a failed branch as a leaf of reward 0, `ignore` leaves it out.
       weigh_duplicates: the credit weighs identical siblings, which are one node, by their number.
     """
 
     width: int = 2
     branching_depth: int = 4
-    strategies: tuple[str, ...] = STRATEGIES
     router_samples: int = 0
     router_forcing: str = "prefix"
     dead_leaf: str = "zero"
@@ -86,8 +86,6 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         one_of("tree.router_forcing", self.router_forcing, (*SEARCHES, SAMPLED_ROUTER))
-        for strategy in self.strategies:
-            one_of("tree.strategies", strategy, STRATEGIES)
         if self.dead_leaf not in ("zero", "ignore"):
             raise UserError(f"tree.dead_leaf is {self.dead_leaf!r}: it must be zero or ignore")
         if self.router_samples and self.router_forcing == SAMPLED_ROUTER:
@@ -103,9 +101,10 @@ class TreeShape:
         if self.router_forcing == SAMPLED_ROUTER:
             return Tree(self.width, self.branching_depth)
         # All strategies are tried at every root, so that their leaves can be compared.
-        actions = {name: ForcedAction(f"[{name}]") for name in STRATEGIES}
-        actions[RETRIEVAL] = SEARCHES[self.router_forcing]
-        strategies = tuple(actions[name] for name in self.strategies)
+        search = SEARCHES[self.router_forcing]
+        strategies = (ForcedAction(f"[{NO_RETRIEVAL}]"), search, ForcedAction(f"[{PLANNING}]"))
+        if self.router_forcing == NO_PLANNING:
+            strategies = strategies[:2]
         return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
 
 

@@ -1,8 +1,7 @@
 """Demonstrations from labels: a labeler plays every role of a system, with the gold in view.
 
-A labeler is a script that reads the state of a rollout and the gold of its question. Whether the
-frozen language model can answer a question by itself is part of some labels; only then is the model
-asked.
+A labeler is a script that reads the state of a rollout and the gold of its question. Some labels
+depend on whether the frozen language model answers without passages; only then is the model asked.
 """
 
 from __future__ import annotations
