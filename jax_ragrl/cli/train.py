@@ -50,7 +50,8 @@ def add_commands(command: AddCommand) -> None:
 def _add_trial_options(sub: argparse.ArgumentParser) -> None:
     sub.epilog = (
         "--config.a.b=VALUE overrides a key in the config of each system. With "
-        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up."
+        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up; with "
+        "--configs of a pretrained model, it is the policy before the warm start."
     )
     folder = (
         "folder in configs: tiny, or one of a pretrained model, such as smollm2, whose warm start "
