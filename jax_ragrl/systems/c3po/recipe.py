@@ -102,9 +102,9 @@ class TreeShape:
             return Tree(self.width, self.branching_depth)
         # All strategies are tried at every root, so that their leaves can be compared.
         search = SEARCHES[self.router_forcing]
-        strategies = (ForcedAction(f"[{NO_RETRIEVAL}]"), search, ForcedAction(f"[{PLANNING}]"))
-        if self.router_forcing == NO_PLANNING:
-            strategies = strategies[:2]
+        strategies: tuple[ForcedAction, ...] = (ForcedAction(f"[{NO_RETRIEVAL}]"), search)
+        if self.router_forcing != NO_PLANNING:
+            strategies = (*strategies, ForcedAction(f"[{PLANNING}]"))
         return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
 
 
