@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
             },
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "prompt_lengths": (160, 384, 640, 768),
+                "prompt_lengths": (128, 320, 512, 768),
                 "batch_sizes": (4, 16),
                 "max_new_tokens": 32,
                 "max_prompt_tokens": 8192,

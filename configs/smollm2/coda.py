@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
                     "top_k": 2,
                     "max_turns": 2,  # a task, and the answer
                     "max_executor_turns": 3,  # two searches, and the result
-                    "max_tokens": 80,
+                    "max_tokens": 96,
                     "temperature": 1.0,
                     "top_p": 1.0,
                     "as_chat_turns": True,
@@ -77,9 +77,9 @@ def get_config() -> ConfigDict:
             },
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "prompt_lengths": (192, 288, 544, 864),
+                "prompt_lengths": (128, 192, 528, 864),
                 "batch_sizes": (4, 16),
-                "max_new_tokens": 80,
+                "max_new_tokens": 96,
                 "max_prompt_tokens": 8192,
             },
             # Tokens per forward and backward pass, and the lengths of the packed rows.

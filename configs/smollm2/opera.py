@@ -92,7 +92,7 @@ def get_config() -> ConfigDict:
             },
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "prompt_lengths": (160, 288, 640, 768),
+                "prompt_lengths": (128, 512, 640, 768),
                 "batch_sizes": (4, 16),
                 "max_new_tokens": 64,
                 "max_prompt_tokens": 8192,

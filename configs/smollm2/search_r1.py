@@ -73,7 +73,7 @@ def get_config() -> ConfigDict:
             },
             # Prompts and batches are padded to these sizes: one compiled program per pair.
             "shapes": {
-                "prompt_lengths": (192, 544, 864),
+                "prompt_lengths": (128, 448, 544, 864),
                 "batch_sizes": (4, 16),
                 "max_new_tokens": 64,
                 "max_prompt_tokens": 8192,

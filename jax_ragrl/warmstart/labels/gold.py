@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.types import Passage, Question
 
-MAX_QUOTE_WORDS = 24
+MAX_QUOTE_WORDS = 20
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # Words of questions that say nothing about a topic.
 _QUESTION_WORDS = frozenset(
