@@ -25,6 +25,7 @@ from jax_ragrl.warmstart.warmup import load_warmup
 FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
 TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
+REAL = [f"smollm2/{file.stem}" for file in FILES if file.parent.name == "smollm2"]
 PRESETS = ("tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
     "policy": "models/policy",
@@ -89,7 +90,7 @@ def left_out(cls: type, values: Mapping[str, Any], where: str) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("name", (*FULL, *TINY, *PRESETS))
+@pytest.mark.parametrize("name", (*FULL, *TINY, *REAL, *PRESETS))
 def test_a_config_names_every_key_of_its_recipe(name):
     """The keys of a recipe are documented by the config that sets them."""
     values = load(name, given_to(name))

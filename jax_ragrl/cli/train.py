@@ -18,12 +18,17 @@ from jax_ragrl.cli.common import (
     parse_numbers,
     print_json,
 )
+from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
     from jax_ragrl.run.config import Job
+
+TINY_CONFIGS = "tiny"
+# Sections of a run that its warm start shares.
+WARM_START_KEYS = ("policy", "mesh", "compute_dtype", "remat", "packing")
 
 
 def add_quickstart(command: AddCommand) -> None:
@@ -57,11 +62,19 @@ def add_commands(command: AddCommand) -> None:
 def _add_trial_options(sub: argparse.ArgumentParser) -> None:
     sub.epilog = (
         "--config.a.b=VALUE overrides a key in the config of each system. With "
-        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up."
+        "--config.policy=FOLDER the systems start from that policy instead of from a warm-up; with "
+        "--configs of a pretrained model, it is the policy before the warm start."
     )
-    systems = "comma-separated names of files in configs/tiny"
+    folder = (
+        "folder in configs: tiny, or one of a pretrained model, such as smollm2, whose warm start "
+        "learns from labels"
+    )
+    sub.add_argument("--configs", default=TINY_CONFIGS, help=folder)
+    systems = "comma-separated names of files in that folder"
     sub.add_argument("--systems", default=",".join(PAPERS), help=systems)
     sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
+    count = "labeled questions per warm start of a pretrained model; 0 = all"
+    sub.add_argument("--demo-questions", type=natural, default=300, help=count)
     sub.add_argument(
         "--out", type=local, default=pathlib.Path("runs/trials"), help="output folder (resumable)"
     )
@@ -122,14 +135,13 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def run_trials(options: argparse.Namespace) -> None:
+    if options.configs != TINY_CONFIGS:
+        return _run_real_trials(options)
     from jax_ragrl.experiments import seeds
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     systems, overrides = options.systems.split(","), options.config
-    # Keys that vary between trials cannot have one value for all.
-    keys = {override.partition("=")[0] for override in overrides}
-    if conflicts := sorted(keys & {"--config", "--config.seed", "--config.data.world.seed"}):
-        raise UserError(f"{conflicts[0]} is not for trials: give --systems and --seeds")
+    keys = _trial_keys(overrides)
 
     def load(system: str, seed: int, policy: str, workdir: pathlib.Path) -> Job:
         try:
@@ -151,6 +163,39 @@ def run_trials(options: argparse.Namespace) -> None:
         baseline=options.baseline,
     )
     print(table)
+
+
+def _trial_keys(overrides: Sequence[str]) -> set[str]:
+    """The overridden keys; raises `UserError` for one that varies between trials."""
+    keys = {override.partition("=")[0] for override in overrides}
+    if conflicts := sorted(keys & {"--config", "--config.seed", "--config.data.world.seed"}):
+        raise UserError(f"{conflicts[0]} is not for trials: give --systems and --seeds")
+    return keys
+
+
+def _run_real_trials(options: argparse.Namespace) -> None:
+    """Runs the trials of a folder of configs with a pretrained model."""
+    from jax_ragrl.experiments.real_trials import Trial, run_real_trials
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    if options.baseline is not None:
+        raise UserError(
+            f"--baseline {options.baseline} is for --configs {TINY_CONFIGS}: leave it out, since "
+            "these trials compare with Standard RAG, the untrained policy and the warm start"
+        )
+    _trial_keys(options.config)
+    folder, index = CONFIGS / options.configs, str(options.out / "index")
+    trials = []
+    for system in options.systems.split(","):
+        values = load_config(folder / f"{system}.py", options.config)
+        # One index for all systems: encoding the corpus takes longer than a demonstration.
+        values["index"] = {"folder": index} | {k: v for k, v in values["index"].items() if v}
+        sections = {key: values[key] for key in WARM_START_KEYS if key in values}
+        warm = load_config(folder / "warm_start.py", []) | sections
+        seeds = parse_numbers(options.seeds)
+        trials += [Trial(system, seed, values | {"seed": seed}, warm) for seed in seeds]
+    enable_compile_cache(options.out, also_cpu=True)
+    print(run_real_trials(trials, options.out, options.demo_questions))
 
 
 def _warm_ups(systems: Sequence[str]) -> dict[str, Callable[[pathlib.Path], Any]]:

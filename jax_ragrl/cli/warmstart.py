@@ -31,10 +31,10 @@ def _add_demo_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--out", type=local, required=True, help="output file for data.demos (resumable)"
     )
-    # `labels` uses rules instead of a model: MMOA-RAG's, from gold passages.
+    # `labels` uses rules instead of a model, from gold passages and answers.
     writers = (
-        f"author of the demonstrations: openai:MODEL[@URL], {MODEL_FORMS}, or labels "
-        "(MMOA-RAG's heuristic labels; labels:answer adds answers)"
+        f"author of the demonstrations: openai:MODEL[@URL], {MODEL_FORMS}, or labels (rules from "
+        "gold passages and answers; labels:answer is another rule of MMOA-RAG)"
     )
     sub.add_argument("--writer", required=True, help=writers)
     baseline = (

@@ -263,11 +263,13 @@ class LocalLLMConfig:
       int8: eight-bit weights (needs Qwix). A policy in training keeps its own precision: the same
         weights must sample and score.
       dtype: the dtype of the weights and of the computation.
+      max_tokens: limit on the new tokens of a reply, in addition to that of the request; 0: none.
     """
 
     model: str = "tiny"
     int8: bool = False
     dtype: Dtype = "float32"
+    max_tokens: int = 0
     kind: Literal["local"] = "local"
 
 

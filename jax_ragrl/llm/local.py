@@ -36,15 +36,18 @@ class LocalLLM:
             i for i, ids in enumerate(prompts) if self._shapes.bucket_length(len(ids)) is not None
         ]
         jobs = [self._job(requests[i], prompts[i]) for i in fit]
-        samples = sample_jobs(self._model, self._tokenizer, jobs, 1, self._shapes)
+        # Rollouts of one question often send equal greedy requests, which need one sample.
+        distinct = list(dict.fromkeys(jobs))
+        rows = sample_jobs(self._model, self._tokenizer, distinct, 1, self._shapes)
+        samples = dict(zip(distinct, rows, strict=True))
         longest = self._shapes.prompt_lengths[-1]
         # Errors for all requests first; replies then overwrite the errors of prompts that fit.
         replies: list[str | EffectError] = [
             EffectError(f"a prompt of {len(ids)} tokens is longer than {longest}")
             for ids in prompts
         ]
-        for i, rows in zip(fit, samples, strict=True):
-            ids = rows[0][0]
+        for i, job in zip(fit, jobs, strict=True):
+            ids = samples[job][0][0]
             replies[i] = MeteredReply(self._tokenizer.decode(ids), len(prompts[i]), len(ids))
         return replies
 
@@ -52,5 +55,7 @@ class LocalLLM:
         sampling = request.sampling
         # Arrays for new tokens have a static size, which no request can exceed.
         limit = min(sampling.max_tokens, self._shapes.max_new_tokens)
-        # The sampler's seeds are 32-bit; requests may have longer ones.
-        return SamplingJob(ids, request.seed % 2**32, sampling.temperature, sampling.top_p, limit)
+        # The sampler's seeds are 32-bit; requests may have longer ones. A seed has no effect on a
+        # greedy reply, and a common one makes equal requests equal jobs.
+        seed = request.seed % 2**32 if sampling.temperature else 0
+        return SamplingJob(ids, seed, sampling.temperature, sampling.top_p, limit)

@@ -174,7 +174,8 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     params = nnx.state(abstract_decoder(config, _host_mesh(mesh)), nnx.Param)
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
-    shapes = dataclasses.replace(shapes, max_new_tokens=max(shapes.max_new_tokens, REPLY))
+    limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
+    shapes = dataclasses.replace(shapes, max_new_tokens=limit)
     facts = count_sampling(shapes, config, mesh)
     names = ("prompts", "temporary_bytes", "compile_s")
     return {"weight_bytes": weights, **{name: facts[name] for name in names}}

@@ -70,6 +70,8 @@ class ActionRequest(NamedTuple):
       branching: which actions to force, and how many to sample.
       seed: the seed of the state, see `Branch.seed`.
       history: the conversation after the prompt, see `effects.Generate`.
+      question, state: the question and the state that wait for the action. Only writers of labels
+        read them: a policy sees its prompt alone.
     """
 
     role: Role
@@ -77,6 +79,8 @@ class ActionRequest(NamedTuple):
     branching: Branching
     seed: int
     history: tuple[Segment, ...] = ()
+    question: Question | None = None
+    state: State | None = None
 
 
 class ActionSampler(Protocol):
@@ -276,12 +280,15 @@ class BatchRollout:
         return branch.seed(self.seed, self.questions[branch.question], slot)
 
     def _action_request(self, branch: Branch, slot: int, effect: Generate) -> ActionRequest:
+        question = self.questions[branch.question]
         return ActionRequest(
             role=self.system.roles[effect.role],
             messages=effect.messages,
-            branching=self.expander(effect, self.questions[branch.question].text),
+            branching=self.expander(effect, question.text),
             seed=self._seed(branch, slot),
             history=effect.history,
+            question=question,
+            state=branch.state,
         )
 
     def _call_llm(self, calls: Sequence[tuple[CallLLM, int]]) -> list[Sequence[str | EffectError]]:

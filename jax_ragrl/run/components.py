@@ -389,7 +389,8 @@ def load_llm(
         # Only frozen models are quantized: a policy must sample with the weights that it trains.
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
         # Replies of a frozen model may be longer than the actions of a policy.
-        shapes = dataclasses.replace(shapes, max_new_tokens=max(shapes.max_new_tokens, REPLY))
+        limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
+        shapes = dataclasses.replace(shapes, max_new_tokens=limit)
         return LocalLLM(SplitModel.from_model(decoder), tokenizer, shapes, f"local {llm.model}")
     # Checked last: every other kind works on any data.
     if world is None:

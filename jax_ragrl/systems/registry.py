@@ -6,8 +6,9 @@ A system is one module or package with
   table_system(style, top_k, *, tiny)
                     optional: the system that `ragrl evaluate` runs under this name, in a prompt
                     style; `tiny` for the model that ships with the package;
-  TEACHER           optional: the name of the system whose warm-up teacher it uses.
-Its warm-up teacher is the class `Teacher` of `warmstart/teachers/NAME.py`.
+  TEACHER           optional: the name of the system whose warm-up teacher and labels it uses.
+Its warm-up teacher is the class `Teacher` of `warmstart/teachers/NAME.py`; its labels come from the
+class `Labeler` of `warmstart/labels/NAME.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Rejection sampling (C-3PO, section 5.2): a language model plays every role of the system, and its
 actions on paths to a correct answer are retained. The writer of the paper has 72B parameters.
-MMOA-RAG's heuristic labels (its appendix B) need no model.
+Labels replace that model: MMOA-RAG's heuristics (its appendix B), and rules for the other systems
+that read the gold passages and answers of a question (`labels/`).
 
 Departures from the paper:
   It collects four solutions per question. Here, all solutions of one tree per question are
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.run.components import (
     Components,
@@ -40,7 +42,9 @@ from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 from jax_ragrl.warmstart.demo_sources import DemoSource, demo_source
+from jax_ragrl.warmstart.demos import Demo
 from jax_ragrl.warmstart.expert_pool import LLMActionSampler, conversation
+from jax_ragrl.warmstart.labels.base import label_demos, labeler_of
 from jax_ragrl.warmstart.resumable import (
     ItemResults,
     OutputKind,
@@ -61,7 +65,7 @@ class WriterConfig(NamedTuple):
     """The writer of the demonstrations.
 
     Fields:
-      name: `labels` (MMOA-RAG's heuristics), or a language model as on the command line.
+      name: `labels` (rules from gold), or a language model as on the command line.
       samples: rollouts per question.
       temperature: sampling temperature of all roles; None: that of each role.
     """
@@ -93,7 +97,8 @@ def make_demos(
     source = demo_source(job.recipe, of)
     if of and _is_labels(writer):
         raise UserError(
-            f"--writer labels is for system mmoa_rag, not for --of {of}: choose a language model"
+            f"--writer labels is for the system of a config, not for --of {of}: choose a language "
+            "model"
         )
     data = load_data(job.data, index_folder(job.index, out.parent))
     tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))
@@ -104,7 +109,10 @@ def make_demos(
             "no training question has an answer, so no action can be judged: choose other "
             "questions in data.files"
         )
-    function = demo_function(job, parts, writer, source)
+    if _is_labels(writer):
+        function = label_function(job, parts, writer.name, str(values.get("system")))
+    else:
+        function = demo_function(job, parts, writer, source)
     # The model without its address: a server may move between calls.
     settings = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
     settings |= {"of": of} if of else {}
@@ -125,47 +133,72 @@ def demo_function(
     Args:
       job: the run's config.
       parts: retriever, language models and tokenizer.
-      writer: `labels`, or a language model as `parse_llm` reads it.
+      writer: a language model, named as `parse_llm` reads it.
       source: the system to roll out, and the selection of demonstrations.
     """
-    if _is_labels(writer):
-        label = writer.name.partition(":")[2] or "both"
-        return functools.partial(_label_demos, job, parts, label)
     mesh = local_mesh(mesh_for(job))
     llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh)
     sampler = LLMActionSampler(llm, parts.tokenizer, writer.temperature)
     return functools.partial(_rollout_demos, job, parts, source, sampler, writer.samples)
 
 
-def _label_demos(
-    job: Job, parts: Components, label: str, questions: Sequence[Question]
-) -> ItemResults:
+def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoFunction:
+    """Returns the function that labels some questions.
+
+    Args:
+      job: the run's config.
+      parts: retriever, language model and tokenizer.
+      writer: `labels`; `labels:answer` for another rule of MMOA-RAG's selection.
+      name: the name of the system.
+
+    Raises:
+      UserError: there are no labels for the system, or none of that kind.
+    """
+    system, kind = job.recipe.system, writer.partition(":")[2]
+    system = system.system if isinstance(system, OwnPolicies) else system
+    if isinstance(system, MMOARAG):
+        return _all_or_none(functools.partial(_heuristic_demos, job, parts, system, kind or "both"))
+    if kind:
+        raise UserError(
+            f"--writer {writer} is for system mmoa_rag, and this config has another system: "
+            "use --writer labels"
+        )
+    llm = None if isinstance(parts.llm, NoLLM) else parts.llm
+    label = functools.partial(label_demos, job.recipe.system, labeler_of(name))
+    return _all_or_none(lambda questions: label(questions, parts.retriever, parts.tokenizer, llm))
+
+
+def _all_or_none(demos: Callable[[Sequence[Question]], Sequence[Demo]]) -> DemoFunction:
+    """Returns a function that reports a failed search as an error of each question."""
+
+    def results(questions: Sequence[Question]) -> ItemResults:
+        try:
+            return ItemResults([demo.row() for demo in demos(questions)], {})
+        # One search serves the whole chunk, so its failure concerns every question.
+        except EffectError as error:
+            return ItemResults((), dict.fromkeys((q.id for q in questions), str(error)))
+
+    return results
+
+
+def _heuristic_demos(
+    job: Job, parts: Components, system: MMOARAG, label: str, questions: Sequence[Question]
+) -> list[Demo]:
     """Returns MMOA-RAG's labels.
 
     Args:
       job: the run's config.
       parts: the retriever.
+      system: the system.
       label: which words make a document useful, see `teachers.mmoa_rag.LABELS`.
       questions: their metadata may hold `rewritings`, separated by `;`.
     """
-    system = job.recipe.system
-    system = system.system if isinstance(system, OwnPolicies) else system
-    if not isinstance(system, MMOARAG):
-        raise UserError(
-            "--writer labels is for system mmoa_rag, and this config has another system: choose a "
-            "language model"
-        )
     rewritings = {q.id: str(q.metadata.get("rewritings", "")) for q in questions}
     # Seeded by the first question, so that chunks have different orders of documents.
     rng = random.Random(f"{job.seed} {questions[0].id}")
-    try:
-        demos = heuristic_demos(
-            system, questions, parts.retriever, rng, rewritings=rewritings, label=label
-        )
-    # One search serves the whole chunk, so its failure concerns every question.
-    except EffectError as error:
-        return ItemResults((), dict.fromkeys((q.id for q in questions), str(error)))
-    return ItemResults([demo.row() for demo in demos], {})
+    return heuristic_demos(
+        system, questions, parts.retriever, rng, rewritings=rewritings, label=label
+    )
 
 
 def _rollout_demos(

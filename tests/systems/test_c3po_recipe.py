@@ -62,6 +62,13 @@ def test_the_router_has_forced_and_sampled_actions(retrieval, search):
     assert tree.width == 5 and recipe(Settings()).width == TreeShape().width
 
 
+def test_planning_need_not_be_forced():
+    tree = TreeShape(router_forcing="no_planning").expander()
+    search = ForcedAction("[Retrieval]", complete=False)
+    actions = tree(Generate(ROUTER, (), 1), "Who?").forced_actions
+    assert actions == (ForcedAction("[No Retrieval]"), search)
+
+
 def test_evaluation_skips_faults_and_uses_one_roadmap():
     system = C3PO(roadmaps=2, max_depth=9)
     c3po_recipe = recipe(Settings(system=system))

@@ -109,7 +109,7 @@ def test_a_tree_without_all_three_strategies_is_refused():
     ("config", "arguments", "message"),
     [
         ("mmoa_rag", ["--of=adaptive_rag", "--writer=tiny"], "this config has another system"),
-        ("mmoa_rag", ["--of=slim_plm", "--writer=labels"], "mmoa_rag, not for --of slim_plm"),
+        ("mmoa_rag", ["--of=slim_plm", "--writer=labels"], "of a config, not for --of slim_plm"),
         ("c3po", ["--of=skr_knn", "--writer=tiny"], "use one of adaptive_rag, slim_plm"),
     ],
 )

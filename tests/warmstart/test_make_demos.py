@@ -281,12 +281,12 @@ def test_foreign_files_are_not_overwritten(tmp_path):
 # --- The commands ---------------------------------------------------------------------------------
 
 
-def test_labels_are_for_mmoa_rag_only(tmp_path, capsys):
+def test_other_labels_are_for_mmoa_rag_only(tmp_path, capsys):
     config = f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
     out = f"--out={tmp_path / 'd.jsonl'}"
     small = "--config.data.world.size=40"
-    assert main(["demos", config, out, small, "--writer", "labels"]) == 2
-    assert "labels is for system mmoa_rag" in capsys.readouterr().err
+    assert main(["demos", config, out, small, "--writer", "labels:answer"]) == 2
+    assert "labels:answer is for system mmoa_rag" in capsys.readouterr().err
 
 
 def test_labels_are_demonstrations(tmp_path, capsys):

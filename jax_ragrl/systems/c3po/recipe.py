@@ -50,10 +50,12 @@ from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.c3po.system import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
 from jax_ragrl.text.metrics import cover_match
 
+NO_PLANNING = "no_planning"
 SEARCHES = {
     # The policy continues a prefix, here with the query; a complete text stays as it is.
     "prefix": ForcedAction(f"[{RETRIEVAL}]", complete=False),
     "text": ForcedAction(f"[{RETRIEVAL}] $question"),
+    NO_PLANNING: ForcedAction(f"[{RETRIEVAL}]", complete=False),
 }
 SAMPLED_ROUTER = "sampled"
 
@@ -67,9 +69,10 @@ class TreeShape:
       branching_depth: decisions down to this depth branch; deeper ones sample one action.
       router_samples: actions that the router samples in addition to its three forced ones.
       router_forcing: how the router's search is forced: `prefix` (the policy writes the query, as
-        in the paper) or `text` (the question is the query, as in the code). With `sampled` nothing
-        is forced and the router samples `width` actions like any role; with a width of 1 this is
-        the single trajectory of the paper's ablation (section 6.4).
+        in the paper), `text` (the question is the query, as in the code), or `no_planning`: as
+        `prefix`, but planning is not forced, for questions that one search answers. With `sampled`
+        nothing is forced and the router samples `width` actions like any role; with a width of 1
+        this is the single trajectory of the paper's ablation (section 6.4).
       dead_leaf: `zero` counts a failed branch as a leaf of reward 0, `ignore` leaves it out.
       weigh_duplicates: the credit weighs identical siblings, which are one node, by their number.
     """
@@ -97,9 +100,11 @@ class TreeShape:
         del roles
         if self.router_forcing == SAMPLED_ROUTER:
             return Tree(self.width, self.branching_depth)
-        # All three strategies are tried at every root, so that their leaves can be compared.
+        # All strategies are tried at every root, so that their leaves can be compared.
         search = SEARCHES[self.router_forcing]
-        strategies = (ForcedAction(f"[{NO_RETRIEVAL}]"), search, ForcedAction(f"[{PLANNING}]"))
+        strategies: tuple[ForcedAction, ...] = (ForcedAction(f"[{NO_RETRIEVAL}]"), search)
+        if self.router_forcing != NO_PLANNING:
+            strategies = (*strategies, ForcedAction(f"[{PLANNING}]"))
         return Tree(self.width, self.branching_depth, {ROUTER: strategies}, self.router_samples)
 
 

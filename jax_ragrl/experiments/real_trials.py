@@ -1,0 +1,268 @@
+"""Trials with a pretrained model: demonstrations from labels, warm start, training, evaluation.
+
+Every stage leaves a file in the output folder, so that an interrupted call resumes:
+
+    standard_rag-K.json       the frozen model with K passages, the same for all systems
+    SYSTEM-warm/              demonstrations, and the policy that learned from them
+    SYSTEM-untrained.json     the system with the policy before its warm start
+    SYSTEM-SEED/              the run, with warm_start.json and trained.json
+    trials.md                 the table, rewritten after each trial
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.experiments.experiment import paired_gain, result_row
+from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
+from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
+from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.jsonl import read_rows, write_json
+from jax_ragrl.runtime.memory import peak_bytes, reset_peak
+from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.training.loop import acting_models, train
+from jax_ragrl.types import Question
+from jax_ragrl.warmstart.demos import load_warm_start, warm_start
+from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos
+
+METRICS = ("f1", "em", "cover_em")
+POLICIES = ("standard_rag", "untrained", "warm_start", "trained")
+COLUMNS = (
+    *("system", "seed", "policy", *(METRIC_NAMES[m] for m in METRICS)),
+    *("minutes", "peak GB", "tokens/s"),
+)
+WRITERS = {"mmoa_rag": f"{LABELS}:answer"}  # the rule of its published code; others: LABELS
+
+Values = dict[str, Any]
+
+
+class Trial(NamedTuple):
+    """A system with a seed.
+
+    Fields:
+      system: the name of its config.
+      seed: the seed of the training.
+      values: the config of the run; its `policy` is the one before the warm start.
+      warm: the config of the warm start, without its demonstrations.
+    """
+
+    system: str
+    seed: int
+    values: Values
+    warm: Values
+
+
+def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: int) -> str:
+    """Runs every trial; rewrites `out/trials.md` after each.
+
+    Args:
+      trials: the trials; a system has one warm start for all its seeds.
+      out: the output folder.
+      demo_questions: training questions that are labeled for a warm start; 0: all.
+
+    Returns:
+      The table of all trials in Markdown.
+
+    Raises:
+      UserError: a config is invalid, or the environment failed on every question.
+    """
+    for trial in trials:
+        load_job(trial.values)  # a mistake is reported before the first trial costs time
+        load_warm_start(trial.warm | {"data": {"demos": "demos.jsonl"}})
+    lines: list[tuple[Any, ...]] = []
+    for trial in trials:
+        folder = out / f"{trial.system}-warm"
+        ensure_warm_up(functools.partial(make_warm_start, trial, demo_questions), folder)
+        lines += trial_lines(trial, run_trial(trial, folder / "checkpoint", out))
+        (out / "trials.md").write_text(markdown(COLUMNS, lines), encoding="utf-8")
+        jax.clear_caches()  # the programs of one system are of no use to the next
+    return markdown(COLUMNS, lines)
+
+
+def make_warm_start(trial: Trial, questions: int, folder: pathlib.Path) -> dict[str, Any]:
+    """Writes demonstrations and trains the policy of a system on them; both resume.
+
+    Args:
+      trial: the system.
+      questions: labeled training questions; 0: all.
+      folder: the output folder.
+
+    Returns:
+      The summaries of both stages.
+    """
+    file = folder / "demos.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = WriterConfig(WRITERS.get(trial.system, LABELS))
+    demos = make_demos(trial.values, file, writer, questions)
+    summary = folder / "summary.json"
+    if summary.is_file():
+        return {"demos": demos, "sft": json.loads(summary.read_text(encoding="utf-8"))}
+    run = load_warm_start(trial.warm | {"data": {"demos": str(file)}})
+    return {"demos": demos, "sft": warm_start(run, folder)}
+
+
+def run_trial(
+    trial: Trial, checkpoint: pathlib.Path, out: pathlib.Path
+) -> dict[str, dict[str, Any]]:
+    """Trains one system from its warm start, and evaluates it before and after.
+
+    Args:
+      trial: the system and its seed.
+      checkpoint: the policy after the warm start.
+      out: folder of all trials.
+
+    Returns:
+      A row per name in `POLICIES`.
+    """
+    workdir = out / f"{trial.system}-{trial.seed}"
+    job = claim_workdir(trial.values | {"policy": str(checkpoint)}, workdir)
+    parts = build_components(job, workdir)
+    questions = parts.questions["test"][: job.run.test_questions]
+    reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
+    key = {"asked": fingerprint(questions)}
+    reader_key = key | {"llm": dataclasses.asdict(job.llm), "style": reader.style}
+
+    def row(file: pathlib.Path, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
+        return stage(file, key, functools.partial(function, *args, questions))
+
+    return {
+        "standard_rag": stage(
+            out / f"standard_rag-{reader.top_k}.json",
+            reader_key,
+            functools.partial(evaluate_reader, parts, reader, questions),
+        ),
+        "untrained": row(
+            out / f"{trial.system}-untrained.json", evaluate_untrained, trial, parts, workdir
+        ),
+        "warm_start": row(workdir / "warm_start.json", evaluate_models, job, parts, parts.models()),
+        "trained": row(workdir / "trained.json", train_and_evaluate, job, parts, workdir)
+        | training_speed(workdir),
+    }
+
+
+def evaluate_untrained(
+    trial: Trial, parts: Components, workdir: pathlib.Path, questions: Sequence[Question]
+) -> Result:
+    """Evaluates the policy before its warm start.
+
+    Args:
+      trial: the system.
+      parts: retriever and frozen language model, which are used again.
+      workdir: folder of the run.
+      questions: the questions.
+    """
+    job = load_job(trial.values)
+    initial = build_components(job, workdir, llm=parts.llm, retriever=parts.retriever)
+    return evaluate_models(job, parts, initial.models(), questions)
+
+
+def train_and_evaluate(
+    job: Job, parts: Components, workdir: pathlib.Path, questions: Sequence[Question]
+) -> Result:
+    """Trains the policies of a run, or resumes, and evaluates them.
+
+    Args:
+      job: the run.
+      parts: its components.
+      workdir: its folder.
+      questions: the questions.
+    """
+    return evaluate_models(job, parts, acting_models(train(job, parts, workdir)), questions)
+
+
+def evaluate_reader(
+    parts: Components, system: StandardRAG, questions: Sequence[Question]
+) -> Result:
+    """Evaluates a system of the frozen language model alone.
+
+    Args:
+      parts: retriever and frozen language model.
+      system: the system, which has no role.
+      questions: the questions.
+    """
+    return evaluate(system, questions, parts.environment(NoSampler()))
+
+
+def stage(
+    file: pathlib.Path, key: Mapping[str, Any], compute: Callable[[], Result]
+) -> dict[str, Any]:
+    """Returns the row of a result: that of an earlier call with the same key, or a new one.
+
+    Args:
+      file: the JSON file of the row.
+      key: all that determines the result; a part of the row.
+      compute: computes the result.
+
+    Raises:
+      UserError: the environment failed on every question; nothing is written.
+    """
+    if file.is_file():
+        row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if {name: row.get(name) for name in key} == key:
+            return row
+    reset_peak()
+    start = time.perf_counter()
+    result = compute()
+    result.check_answered()
+    seconds = round(time.perf_counter() - start, 1)
+    row = {**key, **result_row(result), "wall_s": seconds, "peak_bytes": peak_bytes()}
+    write_json(file, row)
+    return row
+
+
+def training_speed(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns the median of trained tokens per second over the steps of a run."""
+    rows = read_rows(workdir / "metrics.jsonl")
+    speeds = [row["tokens_per_sec"] for row in rows if "tokens_per_sec" in row]
+    return {"tokens_per_sec": round(float(np.median(speeds)), 1)} if speeds else {}
+
+
+def trial_lines(trial: Trial, rows: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Returns the lines of a trial in the table, one per name in `POLICIES`.
+
+    A score is in percent. All but the warm start's have their difference from the warm start, with
+    its paired 95 % interval.
+
+    Args:
+      trial: the system and its seed.
+      rows: the rows of `run_trial`.
+    """
+    warm = rows["warm_start"]["scores"]
+    return [
+        (
+            *(trial.system, trial.seed, name.replace("_", " ")),
+            *(score_cell(warm[m], rows[name]["scores"][m], name != "warm_start") for m in METRICS),
+            round(rows[name]["wall_s"] / 60, 1),
+            round(rows[name]["peak_bytes"] / 1e9, 2),
+            rows[name].get("tokens_per_sec", ""),
+        )
+        for name in POLICIES
+    ]
+
+
+def score_cell(warm: Sequence[float], scores: Sequence[float], compare: bool) -> str:
+    """Returns the mean of some scores in percent and, on request, its difference from `warm`.
+
+    Args:
+      warm: the scores of the warm start, one per question.
+      scores: the scores to show, in the same order.
+      compare: whether the cell shows the difference.
+    """
+    gain = paired_gain(warm, scores)
+    if gain["trained"] is None or not compare:
+        return str(gain["trained"])
+    low, high = gain["ci95"]
+    return f"{gain['trained']} ({gain['mean']:+}, {low} to {high})"

