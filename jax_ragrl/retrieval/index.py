@@ -215,7 +215,7 @@ def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
-    """Loads an encoder: `lexical`, `minilm`, or a local folder of a BERT-family model.
+    """Loads an encoder: `lexical`, `minilm`, or the folder or name of a text encoder.
 
     Args:
       name: the name or folder.
