@@ -103,7 +103,6 @@ class ScoreModel(nnx.Module):
         """
         self.backbone, self.spec = backbone, spec
         self.dense = nnx.Linear(width, width, use_bias=spec.dense_bias, rngs=rngs)
-        self.norm = None
         if spec.norm is not None:
             self.norm = nnx.LayerNorm(width, epsilon=spec.norm, use_bias=spec.norm_bias, rngs=rngs)
         self.score = nnx.Linear(width, 1, rngs=rngs)
@@ -119,7 +118,7 @@ class ScoreModel(nnx.Module):
         pool = mean_pool if self.spec.pooling == "mean" else first_pool
         pooled_BD = self.dense(pool(self.backbone(ids_BL, mask_BL, types_BL), mask_BL))
         pooled_BD = HEAD_ACTIVATIONS[self.spec.activation](pooled_BD)
-        if self.norm is not None:
+        if self.spec.norm is not None:
             pooled_BD = self.norm(pooled_BD)
         return self.score(pooled_BD)[:, 0]
 

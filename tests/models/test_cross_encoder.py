@@ -42,23 +42,21 @@ def change(folder, **fields):
     ],
 )
 def test_scores_equal_those_of_sentence_transformers(tmp_path, kind, changes):
-    import sentence_transformers
-
+    library = pytest.importorskip("sentence_transformers")
     write(tmp_path, kind, **changes)
     for fields in ({}, IDENTITY):
         change(tmp_path, **fields)
         scores = load_cross_encoder(tmp_path).scores(PAIRS)
-        theirs = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu").predict(PAIRS)
+        theirs = library.CrossEncoder(str(tmp_path), device="cpu").predict(PAIRS)
         assert scores.dtype == np.float32 and scores.shape == (len(PAIRS),)
         np.testing.assert_allclose(scores, theirs, atol=1e-4)
     assert len(set(scores.tolist())) == len(PAIRS)
 
 
 def test_a_folder_that_sentence_transformers_saves_is_read(tmp_path):
-    import sentence_transformers
-
+    library = pytest.importorskip("sentence_transformers")
     write(tmp_path / "old", "bert", type_vocab_size=2)
-    theirs = sentence_transformers.CrossEncoder(str(tmp_path / "old"), device="cpu")
+    theirs = library.CrossEncoder(str(tmp_path / "old"), device="cpu")
     theirs.save_pretrained(str(tmp_path / "new"))
     scores = load_cross_encoder(tmp_path / "new").scores(PAIRS)
     np.testing.assert_allclose(scores, theirs.predict(PAIRS), atol=1e-4)
