@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
             "lora": {"rank": 16},
             "optimizer": {"policy_lr": 3e-4, "schedule": "constant"},
             "packing": {
-                "row_lengths": (256, 512, 640),
+                "row_lengths": (256, 512, 768, 1024),
                 "tokens_per_device": 2048,
                 "max_batch_halvings": 2,
             },

@@ -1,14 +1,16 @@
-"""One Flax NNX encoder for BERT, RoBERTa and XLM-RoBERTa, which differ by a small table.
+"""One Flax NNX encoder for BERT, RoBERTa, XLM-RoBERTa and MPNet, which differ by a small table.
 
-Post-layer-norm, learned positions, one segment. Devlin et al. 2019, Conneau et al. 2020.
+Post-layer-norm, learned positions. Devlin et al. 2019, Conneau et al. 2020. MPNet (Song et al.
+2020) adds a bias to the attention scores for the distance of two tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,13 +20,33 @@ from flax import nnx
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.models import safetensors_io
+from jax_ragrl.models.module_weights import Path, leaf_name, load_module
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+}
+
+
+# Hugging Face's names of the modules of a layer.
+LAYER_NAMES = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "down_norm": "output.LayerNorm",
+}
+MPNET_LAYER_NAMES = LAYER_NAMES | {
+    "query": "attention.attn.q",
+    "key": "attention.attn.k",
+    "value": "attention.attn.v",
+    "attention_out": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
 }
 
 
@@ -35,17 +57,25 @@ class Family:
     Fields:
       position_after_pad: whether the first position is the padding id plus one (RoBERTa).
       prefix: the prefix of the weights' names in a checkpoint.
+      distances: whether attention has a bias per distance of two tokens (MPNet).
+      layer_names: the checkpoint's names of the modules of a layer.
     """
 
     position_after_pad: bool
     prefix: str
+    distances: bool = False
+    layer_names: Mapping[str, str] = dataclasses.field(default_factory=lambda: LAYER_NAMES)
 
 
 FAMILIES = {
     "bert": Family(position_after_pad=False, prefix="bert."),
     "roberta": Family(position_after_pad=True, prefix="roberta."),
     "xlm-roberta": Family(position_after_pad=True, prefix="roberta."),
+    "camembert": Family(position_after_pad=True, prefix="roberta."),
+    "mpnet": Family(True, "mpnet.", distances=True, layer_names=MPNET_LAYER_NAMES),
 }
+# Of MPNet's distances: buckets, and the distance from which all share the last one.
+BUCKETS, FARTHEST = 32, 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +88,12 @@ class BertConfig:
       layers, heads: the numbers of layers and of attention heads.
       hidden: the width of the two-layer network.
       positions: rows of the position embeddings.
-      types: rows of the segment embeddings, of which the first is used.
+      types: rows of the segment embeddings; 0 for none (MPNet).
       epsilon: added to the variance of a layer norm.
       activation: a key of `ACTIVATIONS`.
       pad_id: the token id of padding.
       first_position: the position of the first token.
+      family: a key of `FAMILIES`.
     """
 
     vocab: int
@@ -76,6 +107,7 @@ class BertConfig:
     activation: str
     pad_id: int
     first_position: int
+    family: str = "bert"
 
     @property
     def max_length(self) -> int:
@@ -91,13 +123,17 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
     """
     kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
     positions = fields.get("position_embedding_type", "absolute")
+    buckets = fields.get("relative_attention_num_buckets", BUCKETS)
+    if buckets != BUCKETS:
+        raise UserError(f"config.json has {buckets} buckets of distances: only {BUCKETS} are known")
     if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
         raise UserError(
             f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
             f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
         )
     try:
-        after_pad = FAMILIES[kind].position_after_pad
+        family = FAMILIES[kind]
+        after_pad = family.position_after_pad
         # The defaults of Transformers: 0 for BERT, 1 for RoBERTa.
         pad_id = fields.get("pad_token_id", int(after_pad))
         return BertConfig(
@@ -107,11 +143,12 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
             heads=fields["num_attention_heads"],
             hidden=fields["intermediate_size"],
             positions=fields["max_position_embeddings"],
-            types=fields["type_vocab_size"],
+            types=0 if family.distances else fields["type_vocab_size"],
             epsilon=fields.get("layer_norm_eps", 1e-12),
             activation=activation,
             pad_id=pad_id,
             first_position=pad_id + 1 if after_pad else 0,
+            family=kind,
         )
     except KeyError as error:
         raise UserError(
@@ -135,13 +172,23 @@ class Layer(nnx.Module):
         self.down_norm = norm(width, rngs=rngs)
         self.heads, self.activation = config.heads, config.activation
 
-    def __call__(self, hidden_BLD: Array, mask_BL: Array) -> Array:
-        """Returns the next hidden states, float32 `[B, L, D]`; masked keys get no attention."""
+    def __call__(self, hidden_BLD: Array, mask_BL: Array, bias_BHLL: Array | None) -> Array:
+        """Returns the next hidden states.
+
+        Args:
+          hidden_BLD: float32.
+          mask_BL: bool; masked keys get no attention.
+          bias_BHLL: added to the scores of all rows; None for none.
+
+        Returns:
+          float32 `[B, L, D]`.
+        """
         split = (*hidden_BLD.shape[:2], self.heads, -1)
         query, key, value = (
             project(hidden_BLD).reshape(split) for project in (self.query, self.key, self.value)
         )
-        attention = jax.nn.dot_product_attention(query, key, value, mask=mask_BL[:, None, None, :])
+        mask_B11L = mask_BL[:, None, None, :]
+        attention = jax.nn.dot_product_attention(query, key, value, bias_BHLL, mask_B11L)
         attended_BLD = self.attention_out(attention.reshape(hidden_BLD.shape))
         hidden_BLD = self.attention_norm(hidden_BLD + attended_BLD)
         wide = ACTIVATIONS[self.activation](self.up(hidden_BLD))
@@ -155,58 +202,80 @@ class Bert(nnx.Module):
         """Initializes the parameters of an encoder from `rngs`."""
         self.words = nnx.Embed(config.vocab, config.width, rngs=rngs)
         self.positions = nnx.Embed(config.positions, config.width, rngs=rngs)
-        self.types = nnx.Embed(config.types, config.width, rngs=rngs)
+        if config.types:
+            self.types = nnx.Embed(config.types, config.width, rngs=rngs)
+        if FAMILIES[config.family].distances:
+            self.distances = nnx.Embed(BUCKETS, config.heads, rngs=rngs)
         self.norm = nnx.LayerNorm(config.width, epsilon=config.epsilon, rngs=rngs)
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
-        self.first_position = config.first_position
+        self.config = config
 
-    def __call__(self, ids_BL: Array, mask_BL: Array) -> Array:
+    def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array | None = None) -> Array:
         """Returns hidden states, float32 `[B, L, D]`.
 
         Args:
           ids_BL: int32 token ids, padded on the right.
           mask_BL: bool, False at padding.
+          types_BL: int32 segments; None: one segment, 0.
         """
-        positions_L = jnp.arange(ids_BL.shape[1]) + self.first_position
-        # Every text is one segment, so all tokens have type 0.
-        place_LD = self.positions(positions_L) + self.types(jnp.zeros_like(positions_L))
-        hidden_BLD = self.norm(self.words(ids_BL) + place_LD[None])
+        positions_L = jnp.arange(ids_BL.shape[1]) + self.config.first_position
+        place_1LD = self.positions(positions_L)[None]
+        if self.config.types and types_BL is None:
+            place_1LD = place_1LD + self.types(jnp.zeros_like(positions_L))[None]
+        hidden_BLD = self.words(ids_BL) + place_1LD
+        if self.config.types and types_BL is not None:
+            hidden_BLD = hidden_BLD + self.types(types_BL)
+        hidden_BLD = self.norm(hidden_BLD)
+        bias_1HLL = self._bias(ids_BL.shape[1])
         for layer in self.layers:
-            hidden_BLD = layer(hidden_BLD, mask_BL)
+            hidden_BLD = layer(hidden_BLD, mask_BL, bias_1HLL)
         return hidden_BLD
 
+    def _bias(self, length: int) -> Array | None:
+        """Returns the bias of the scores by distance, `[1, H, L, L]`; None without one."""
+        if not FAMILIES[self.config.family].distances:
+            return None
+        return jnp.transpose(self.distances(jnp.asarray(distance_buckets(length))), (2, 0, 1))[None]
 
-# Hugging Face's names of the modules here.
+
+def distance_buckets(length: int) -> np.ndarray:
+    """Returns the bucket of each query and key, int32 `[L, L]` (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are for keys after the query. In each half, half of the buckets are for one
+    distance each, and the others grow geometrically.
+    """
+    at_L = np.arange(length)
+    distance_LL = at_L[:, None] - at_L[None, :]
+    far_LL, half = np.abs(distance_LL), BUCKETS // 2
+    exact = half // 2
+    # Float32 as in PyTorch, so that a distance at the edge of a bucket is rounded alike.
+    ratio_LL = np.log(np.maximum(far_LL, 1).astype(np.float32) / np.float32(exact))
+    steps_LL = ratio_LL / np.float32(math.log(FARTHEST / exact)) * np.float32(half - exact)
+    log_LL = np.minimum(exact + steps_LL.astype(np.int32), half - 1)
+    return (np.where(far_LL < exact, far_LL, log_LL) + (distance_LL < 0) * half).astype(np.int32)
+
+
 TOP_NAMES = {
     "words": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
     "types": "embeddings.token_type_embeddings",
     "norm": "embeddings.LayerNorm",
-}
-LAYER_NAMES = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "down_norm": "output.LayerNorm",
+    "distances": "encoder.relative_attention_bias",
 }
 
 
-def hf_name(path: tuple[Any, ...]) -> str:
-    """Returns the checkpoint's name of a parameter.
+def stored_name(path: Path, family: str = "bert") -> str:
+    """Returns the checkpoint's name of a parameter of a family.
 
     `('layers', 0, 'up', 'bias')` is `encoder.layer.0.intermediate.dense.bias`.
     """
-    leaf = "bias" if path[-1] == "bias" else "weight"
     if path[0] == "layers":
-        return f"encoder.layer.{path[1]}.{LAYER_NAMES[path[2]]}.{leaf}"
-    return f"{TOP_NAMES[path[0]]}.{leaf}"
+        names = FAMILIES[family].layer_names
+        return f"encoder.layer.{path[1]}.{names[path[2]]}.{leaf_name(path)}"
+    return f"{TOP_NAMES[path[0]]}.{leaf_name(path)}"
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     """Returns a checkpoint's name without the prefix and with the current names of LayerNorm."""
     for prefix in {family.prefix for family in FAMILIES.values()}:
         name = name.removeprefix(prefix)
@@ -215,44 +284,7 @@ def _canonical(name: str) -> str:
     )
 
 
-def read_tensors(folder: pathlib.Path, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (canonical name, float32 array) of the named tensors, one in memory at a time."""
-    for name, path in safetensors_io.locate(folder).items():
-        if _canonical(name) in names:
-            tensor = safetensors_io.read(path, name, (slice(None),))
-            yield _canonical(name), np.asarray(tensor, np.float32)
-
-
-def _to_device(path: tuple[Any, ...], tensor: np.ndarray, shape: tuple[int, ...]) -> Array:
-    """Puts a tensor on the device; kernels are `[in, out]` here and `[out, in]` in a checkpoint."""
-    # PyTorch multiplies by the transposed kernel.
-    tensor = tensor.T if path[-1] == "kernel" else tensor
-    if tensor.shape != shape:
-        raise UserError(
-            f"weight {hf_name(path)} has shape {tensor.shape}, the config asks for {shape}: "
-            "take config.json and model.safetensors from one model"
-        )
-    return jax.device_put(np.ascontiguousarray(tensor))
-
-
 def load_bert(folder: pathlib.Path, config: BertConfig) -> Bert:
-    """Returns the encoder of a Hugging Face folder with float32 weights.
-
-    Weights are read one tensor at a time, so the host never holds a second copy of the model.
-
-    Raises:
-      UserError: there are no safetensors, or a weight is missing or has a wrong shape.
-    """
-    abstract = nnx.eval_shape(lambda: Bert(config, nnx.Rngs(0)))
-    graph, state = nnx.split(abstract)
-    # Shapes only: the random weights of an initialization would be thrown away.
-    flat = dict(nnx.to_flat_state(state))
-    paths = {hf_name(path): path for path in flat}
-    arrays = {}
-    for name, tensor in read_tensors(folder, paths):
-        path = paths[name]
-        arrays[path] = flat[path].replace(_to_device(path, tensor, flat[path].shape))
-    missing = [name for name, path in paths.items() if path not in arrays]
-    if missing:
-        raise UserError(f"{folder} lacks {len(missing)} weights, e.g. {missing[0]}: copy it again")
-    return nnx.merge(graph, nnx.from_flat_state(arrays))
+    """Returns the encoder of a Hugging Face folder with float32 weights; errors: `load_module`."""
+    names = functools.partial(stored_name, family=config.family)
+    return load_module(lambda: Bert(config, nnx.Rngs(0)), folder, names, canonical)

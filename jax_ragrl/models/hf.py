@@ -147,6 +147,7 @@ def load_decoder(
     dtype: str = "float32",
     *,
     param_dtype: str | None = None,
+    head: bool = True,
 ) -> Decoder:
     """Loads the decoder of a Hugging Face folder.
 
@@ -155,6 +156,7 @@ def load_decoder(
       mesh: the devices that the parameters are sharded over; None: the first device.
       dtype: the compute dtype.
       param_dtype: the dtype that the parameters are kept in; None: `dtype`.
+      head: whether logits are needed; False leaves an untied head out, as for a text encoder.
 
     Raises:
       UserError: a family or config field that is not supported, or tensors that are missing,
@@ -166,6 +168,8 @@ def load_decoder(
         dtype=dtype,
         param_dtype=param_dtype or dtype,
     )
+    if not head:
+        config = dataclasses.replace(config, tie_embeddings=True)
     files = safetensors_io.locate(folder)
     check_tensors(config, files)
     return Decoder.from_params(config, _load_params(config, files, mesh))
@@ -181,7 +185,8 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
     expected = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
-        shapes |= safetensors_io.shapes_of(path)
+        stored_shapes = safetensors_io.shapes_of(path)
+        shapes |= {full_name(name): shape for name, shape in stored_shapes.items()}
     for name, shape in expected.items():
         if name not in shapes:
             raise UserError(f"checkpoint lacks {name}: config.json describes another model")
@@ -196,6 +201,12 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
             f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
             "has no place for: they belong to different models"
         )
+
+
+def full_name(name: str) -> str:
+    """A tensor's name with the prefix `model.`, which a model saved without its head lacks."""
+    is_bare = name.startswith(("embed_tokens.", "layers.", "norm."))
+    return f"model.{name}" if is_bare else name
 
 
 def _ignorable(name: str, config: DecoderConfig) -> bool:
@@ -239,6 +250,7 @@ def _load_param(
 
     def read(layer: int | None, index: tuple[slice, ...]) -> np.ndarray:
         stored = stored_name(name, layer)
+        stored = stored if stored in files else stored.removeprefix("model.")
         block = safetensors_io.read(files[stored], stored, layout.stored_index(index))
         return layout.from_stored(block, index)
 

@@ -27,11 +27,12 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
 )
 from jax_ragrl.errors import UserError
-from jax_ragrl.models import encoder, hf
-from jax_ragrl.models.bert import Bert
+from jax_ragrl.models import encoder, hf, text_batches
 from jax_ragrl.models.by_name import model_config
 from jax_ragrl.models.config import DecoderConfig, layer_weights
 from jax_ragrl.models.hf_config import from_hf
+from jax_ragrl.models.pooling import Dense, SentenceModel
+from jax_ragrl.models.sentence_files import dense_spec, read_modules
 from jax_ragrl.plan.abstract_arrays import (
     abstract_decoder,
     bytes_of,
@@ -148,22 +149,28 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
 
 
 def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
-    """An encoder on the first device, and the temporary memory of its largest batch."""
+    """An encoder on the first device, and the temporary memory of its largest batch.
+
+    A decoder's weights are divided over the devices of a host, but counted as a whole here.
+    """
     if not source:
         raise UserError("the config does not name index.encoder yet")
-    _, config, settings = encoder.read_config(source)
-    graph, state = nnx.split(nnx.eval_shape(lambda: Bert(config, nnx.Rngs(0))))
+    folder, backbone, settings = encoder.read_config(source)
+    specs = [dense_spec(path) for path in read_modules(folder).dense]
+
+    def make() -> SentenceModel:
+        dense = [Dense(spec, nnx.Rngs(0)) for spec in specs]
+        return SentenceModel(backbone.make(), settings.pooling, dense, settings.normalise)
+
+    graph, state = nnx.split(nnx.eval_shape(make))
     device = _first_device(mesh)
     state = jax.tree.map(lambda x: replicated_array(x.shape, x.dtype, device), state)
-    lengths = {min(n, settings.max_length) for n in encoder.LENGTH_BUCKETS}
+    lengths = {min(n, settings.max_length) for n in text_batches.LENGTH_BUCKETS}
     # Attention dominates: its memory grows with the square of the length.
-    length = max(lengths, key=lambda n: encoder.max_rows(n) * n**2)
-    rows = (encoder.max_rows(length), length)
+    length = max(lengths, key=lambda n: text_batches.max_rows(n) * n**2)
+    rows = (text_batches.max_rows(length), length)
     ids, mask = (replicated_array(rows, dtype, device) for dtype in (jnp.int32, jnp.bool_))
-    options = (settings.pooling, settings.normalise)
-    facts, _ = compile_program(
-        encoder.embed_tokens.lower(graph, state, ids, mask, *options), device
-    )
+    facts, _ = compile_program(encoder.embed_tokens.lower(graph, state, ids, mask), device)
     return {"texts": list(rows), "weight_bytes": bytes_of(state), **facts}
 
 

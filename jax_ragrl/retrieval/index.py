@@ -232,7 +232,7 @@ def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
-    """Loads an encoder: `hashed`, `minilm`, or a local folder of a BERT-family model.
+    """Loads an encoder: `hashed`, `minilm`, or the folder or name of a text encoder.
 
     Args:
       name: the name or folder.

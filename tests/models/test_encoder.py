@@ -11,7 +11,8 @@ import pytest
 
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.models import bert, encoder
+from jax_ragrl.models import bert, encoder, text_batches
+from jax_ragrl.models.sentence_files import Settings, read_settings
 from jax_ragrl.retrieval.index import open_index, run_index
 from jax_ragrl.types import Passage
 
@@ -50,12 +51,11 @@ def test_batch_and_order_change_no_vector(tiny, count):
 
 
 def test_padding_never_reaches_a_vector(tiny):
-    ids, mask = encoder.pad_rows([[2, 5, 6, 3]], 0, 24)
+    ids, mask, _ = text_batches.pad_rows([[2, 5, 6, 3]], 0, 24)
     other = np.where(mask, ids, 7).astype(np.int32)
     graph, state = tiny._graph, tiny._state
     left, right = (
-        encoder.embed_tokens(graph, state, *jax.device_put((x, mask)), "mean", True)[0]
-        for x in (ids, other)
+        encoder.embed_tokens(graph, state, *jax.device_put((x, mask)))[0] for x in (ids, other)
     )
     np.testing.assert_array_equal(left, right)
 
@@ -67,13 +67,16 @@ def test_encoding_copies_nothing_silently(tiny, no_transfers):
     np.testing.assert_array_equal(actual, expected)
 
 
+LENGTHS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 200)
+
+
 def test_batches_have_few_shapes():
     shapes = {
-        encoder.pad_rows([[1] * length] * rows, 0, 200)[0].shape
+        text_batches.pad_rows([[1] * length] * rows, 0, 200)[0].shape
         for length in range(1, 201)
         for rows in (1, 3, 4, 5, 16, 17, 64)
     }
-    assert shapes == {(r, n) for r in encoder.ROW_BUCKETS for n in (16, 32, 64, 96, 128, 192, 200)}
+    assert shapes == {(r, n) for r in text_batches.ROW_BUCKETS for n in LENGTHS}
 
 
 def reference(model, ids, mask):
@@ -104,7 +107,9 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, family):
     model.save_pretrained(tmp_path)
     ours = bert.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     assert ours.max_length == (20 if family == "bert" else 18)
-    ids, mask = encoder.pad_rows([[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length)
+    ids, mask, _ = text_batches.pad_rows(
+        [[7, 8, 9, 10, 11], [12, 13]], ours.pad_id, ours.max_length
+    )
     theirs = reference(model, ids, mask)[mask]
     hidden = decoding.call(bert.load_bert(tmp_path, ours), ids, mask)
     np.testing.assert_allclose(np.asarray(hidden)[mask], theirs, atol=1e-4)
@@ -117,7 +122,8 @@ def test_the_family_supplies_a_missing_padding_id():
         kind: bert.config_from_hf(fields | {"model_type": kind}).first_position
         for kind in bert.FAMILIES
     }
-    assert starts == {"bert": 0, "roberta": 2, "xlm-roberta": 2}
+    others = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), 2)
+    assert starts == {"bert": 0} | others
 
 
 def test_the_folder_sets_pooling_and_normalization(copy, tiny):
@@ -128,32 +134,38 @@ def test_the_folder_sets_pooling_and_normalization(copy, tiny):
     (copy / "modules.json").write_text(json.dumps(modules[:2]))
     cls = encoder.load_encoder(copy)
     assert (cls.settings.pooling, cls.settings.normalise) == ("cls", False)
-    ids, mask = encoder.pad_rows(cls.tokenize(["film"]), 0, 24)
-    hidden = decoding.call(bert.load_bert(copy, cls.config), ids, mask)
+    ids, mask, _ = text_batches.pad_rows(cls.tokenize(["film"]), 0, 24)
+    hidden = decoding.call(bert.load_bert(copy, cls.backbone.config), ids, mask)
     np.testing.assert_allclose(cls.encode(["film"])[0], np.asarray(hidden)[0, 0], atol=1e-5)
     assert not np.allclose(cls.encode(["film"]), tiny.encode(["film"]), atol=1e-2)
 
 
 def test_newer_pooling_files_and_plain_folders_load(copy):
     (copy / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
-    assert encoder.read_settings(copy).pooling == "cls"
+    assert read_settings(copy).pooling == "cls"
     for name in ("modules.json", "sentence_bert_config.json"):
         (copy / name).unlink()
     shutil.rmtree(copy / "1_Pooling")
-    plain = encoder.load_encoder(copy)
-    assert plain.settings == encoder.Settings("mean", False, 32, "", "")
+    with pytest.warns(UserWarning, match="vectors are not scaled"):
+        plain = encoder.load_encoder(copy)
+    assert plain.settings == Settings("mean", False, 32, "", "")
     change(copy / "tokenizer_config.json", model_max_length=30)
     change(copy / "config_sentence_transformers.json", similarity_fn_name="cosine")
-    assert encoder.load_encoder(copy).settings == encoder.Settings("mean", True, 30, "", "")
+    with pytest.warns(UserWarning, match="vectors are scaled"):
+        cosine = encoder.load_encoder(copy)
+    assert cosine.settings == Settings("mean", True, 30, "", "")
 
 
 def test_long_texts_are_encoded_in_small_batches():
     lengths = [8192, 700, *[512] * 70, *[16] * 3]
-    batches = [[lengths[n] for n in batch] for batch in encoder.length_batches(lengths)]
+    batches = [[lengths[n] for n in batch] for batch in text_batches.length_batches(lengths)]
     assert sorted(sum(batches, [])) == sorted(lengths)
     assert [len(batch) for batch in batches] == [1, 16, 58]
-    pairs = [encoder.bucket_size(b[0], encoder.LENGTH_BUCKETS) ** 2 * len(b) for b in batches[1:]]
-    assert max(pairs) <= encoder.MAX_TOKEN_PAIRS
+    pairs = [
+        text_batches.bucket_size(b[0], text_batches.LENGTH_BUCKETS) ** 2 * len(b)
+        for b in batches[1:]
+    ]
+    assert max(pairs) <= text_batches.MAX_TOKEN_PAIRS
 
 
 def test_prefixes_default_to_those_of_the_folder(copy, tiny):
@@ -184,7 +196,7 @@ def test_an_index_remembers_its_prefixes(tmp_path):
 
 
 def test_old_names_of_weights_are_translated():
-    assert bert._canonical("bert.encoder.layer.0.output.LayerNorm.gamma") == (
+    assert bert.canonical("bert.encoder.layer.0.output.LayerNorm.gamma") == (
         "encoder.layer.0.output.LayerNorm.weight"
     )
 

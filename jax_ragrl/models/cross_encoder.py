@@ -1,0 +1,268 @@
+"""Cross-encoders: a transformer that reads a query and a passage together and returns one score.
+
+As sequence-classification models with one label in Transformers, and as `CrossEncoder` of
+sentence-transformers uses them (Nogueira and Cho 2019, arXiv 1901.04085). The score of a pair says
+how relevant the passage is; scores of different models are not comparable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models import bert
+from jax_ragrl.models.backbones import OTHER_MODELS, Backbone, read_backbone
+from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.models.encoder import check_ids, load_tokenizer
+from jax_ragrl.models.modernbert import ModernBertConfig
+from jax_ragrl.models.module_weights import Path, leaf_name, load_module
+from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
+from jax_ragrl.models.sentence_files import max_length, read_json
+from jax_ragrl.models.text_batches import length_batches, pad_rows
+
+FORMS = (
+    "give the folder of a cross-encoder, or OWNER/NAME of one on the Hugging Face Hub, such as "
+    "cross-encoder/ms-marco-MiniLM-L6-v2"
+)
+SUPPORTED = (*bert.FAMILIES, "modernbert")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSpec:
+    """The layers between the pooled hidden state and the score.
+
+    Fields:
+      pooling: `cls` or `mean`.
+      activation: of the dense layer, `tanh` or a key of `bert.ACTIVATIONS`.
+      dense_bias: whether the dense layer has a bias.
+      norm: the epsilon of a layer norm after the activation, or None.
+      norm_bias: whether that norm has a bias.
+      names: the checkpoint's names of the modules `dense`, `norm` and `score`.
+    """
+
+    pooling: str
+    activation: str
+    dense_bias: bool
+    norm: float | None
+    norm_bias: bool
+    names: tuple[str, str, str]
+
+
+def read_head(backbone: Backbone, fields: dict[str, Any]) -> HeadSpec:
+    """Returns the head of a sequence-classification model.
+
+    Args:
+      backbone: its transformer.
+      fields: its parsed `config.json`.
+
+    Raises:
+      UserError: more labels than one.
+    """
+    # Transformers' default is two labels.
+    labels = fields.get("num_labels") or len(fields.get("id2label") or "01")
+    if labels != 1:
+        raise UserError(
+            f"config.json describes {labels} labels, but a cross-encoder has one score: {FORMS}"
+        )
+    if isinstance(backbone.config, ModernBertConfig):
+        c = backbone.config
+        return HeadSpec(
+            fields.get("classifier_pooling", "cls"),
+            fields.get("classifier_activation", "gelu"),
+            fields.get("classifier_bias", False),
+            c.epsilon,
+            c.norm_bias,
+            ("head.dense", "head.norm", "classifier"),
+        )
+    names = ("classifier.dense", "", "classifier.out_proj")
+    if fields["model_type"] == "bert":
+        names = ("pooler.dense", "", "classifier")
+    return HeadSpec("cls", "tanh", True, None, False, names)
+
+
+class ScoreModel(nnx.Module):
+    """Token ids of pairs to logits."""
+
+    def __init__(self, backbone: Any, spec: HeadSpec, width: int, rngs: nnx.Rngs):
+        """Initializes the head.
+
+        Args:
+          backbone: maps token ids, mask and segments to hidden states.
+          spec: the layers of the head.
+          width: D, the width of the hidden states.
+          rngs: of the head's parameters.
+        """
+        self.backbone, self.spec = backbone, spec
+        self.dense = nnx.Linear(width, width, use_bias=spec.dense_bias, rngs=rngs)
+        if spec.norm is not None:
+            self.norm = nnx.LayerNorm(width, epsilon=spec.norm, use_bias=spec.norm_bias, rngs=rngs)
+        self.score = nnx.Linear(width, 1, rngs=rngs)
+
+    def __call__(self, ids_BL: Array, mask_BL: Array, types_BL: Array) -> Array:
+        """Returns the logits of pairs, float32 `[B]`.
+
+        Args:
+          ids_BL: int32 token ids, padded on the right.
+          mask_BL: bool, False at padding.
+          types_BL: int32, 1 for the passage's tokens if the model distinguishes them.
+        """
+        pool = mean_pool if self.spec.pooling == "mean" else first_pool
+        pooled_BD = self.dense(pool(self.backbone(ids_BL, mask_BL, types_BL), mask_BL))
+        pooled_BD = HEAD_ACTIVATIONS[self.spec.activation](pooled_BD)
+        if self.spec.norm is not None:
+            pooled_BD = self.norm(pooled_BD)
+        return self.score(pooled_BD)[:, 0]
+
+
+HEAD_ACTIVATIONS = bert.ACTIVATIONS | {"tanh": jax.numpy.tanh}
+
+
+@functools.partial(jax.jit, static_argnames=("graph",))
+def score_tokens(
+    graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array, types_BL: Array
+) -> Array:
+    """Returns the logits of padded pairs, float32 `[B]`.
+
+    Args:
+      graph, state: a split `ScoreModel`; `graph` is static.
+      ids_BL, mask_BL, types_BL: as in `ScoreModel`.
+    """
+    return nnx.merge(graph, state)(ids_BL, mask_BL, types_BL)
+
+
+class CrossEncoder:
+    """Scores pairs of texts; `load_cross_encoder` returns one."""
+
+    def __init__(
+        self, model: ScoreModel, tokenizer: Any, backbone: Backbone, longest: int, activation: str
+    ):
+        """Splits the model for jitted calls.
+
+        Args:
+          model: the transformer and its head.
+          tokenizer: its Hugging Face tokenizer.
+          backbone: the sizes of the transformer.
+          longest: tokens of the longest pair.
+          activation: of the logits, a key of `pooling.ACTIVATIONS`.
+        """
+        self.backbone, self.longest, self.activation = backbone, longest, activation
+        self._graph, self._state = nnx.split(model)
+        self._tokenizer = tokenizer
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Returns the score of each pair (query, passage), float32 `[N]`, higher is better.
+
+        A pair that is too long loses tokens of its longer text, one by one.
+        """
+        if not pairs:
+            return np.zeros(0, np.float32)
+        ids, types = self._tokenize(pairs)
+        logits_N = np.zeros(len(pairs), np.float32)
+        batches = list(length_batches([len(row) for row in ids]))
+        outputs = [self._score([ids[n] for n in b], [types[n] for n in b]) for b in batches]
+        for batch, batch_R in zip(batches, outputs, strict=True):
+            logits_N[batch] = jax.device_get(batch_R)[: len(batch)]  # the others are padding
+        return np.asarray(jax.device_get(ACTIVATIONS[self.activation](jax.device_put(logits_N))))
+
+    def _tokenize(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], Any]:
+        """Returns the token ids and the segments of each pair."""
+        queries, passages = zip(*pairs, strict=True)
+        encoding = self._tokenizer(
+            list(queries),
+            list(passages),
+            truncation="longest_first",
+            max_length=self.longest,
+            return_attention_mask=False,
+        )
+        rows = encoding["input_ids"]
+        check_ids(rows, self.backbone)
+        # Tokenizers of models without segments return none.
+        return rows, encoding.get("token_type_ids") or [[0] * len(row) for row in rows]
+
+    def _score(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:
+        batch = pad_rows(rows, self.backbone.pad_id, self.longest, types=types)
+        return score_tokens(self._graph, self._state, *jax.device_put(tuple(batch)))
+
+
+def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
+    """Loads a cross-encoder with one label, of the BERT family or ModernBERT.
+
+    Args:
+      name: a folder, or OWNER/NAME on the Hugging Face Hub, see `by_name.resolve_model`.
+
+    Raises:
+      UserError: there is no such model, it is of another kind or has several labels, or its weights
+        are missing or misshapen.
+    """
+    folder = resolve_model(name, forms=FORMS)
+    fields = read_json(folder / "config.json")
+    _check_kind(folder, fields)
+    _check_modules(folder)
+    backbone = read_backbone(fields)
+    spec = read_head(backbone, fields)
+    longest = min(max_length(folder), backbone.max_length)
+    tokenizer = load_tokenizer(folder, backbone)
+    return CrossEncoder(
+        _load_model(folder, backbone, spec), tokenizer, backbone, longest, score_activation(fields)
+    )
+
+
+def _check_kind(folder: pathlib.Path, fields: dict[str, Any]) -> None:
+    """Raises `UserError` if a folder holds a model that scores in another way."""
+    kind = fields.get("model_type")
+    if kind in SUPPORTED:
+        return
+    instead = f" ({OTHER_MODELS[kind]} is supported)" if kind in OTHER_MODELS else ""
+    raise UserError(
+        f"{folder} has model_type={kind!r}{instead}, which is not a supported cross-encoder: use a "
+        f"sequence-classification model of type {', '.join(SUPPORTED)}"
+    )
+
+
+def _check_modules(folder: pathlib.Path) -> None:
+    """Raises `UserError` if a folder adds modules of its own to the transformer."""
+    kinds = [entry["type"].rsplit(".", 1)[-1] for entry in read_json(folder / "modules.json")]
+    if kinds not in ([], ["Transformer"]):
+        raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")
+
+
+def score_activation(fields: dict[str, Any]) -> str:
+    """Returns the activation of the logits that a `config.json` names, else the sigmoid.
+
+    Raises:
+      UserError: an activation that is not supported.
+    """
+    newer = (fields.get("sentence_transformers") or {}).get("activation_fn")
+    name = newer or fields.get("sbert_ce_default_activation_function") or "Sigmoid"
+    activation = name.rsplit(".", 1)[-1]
+    if activation not in ACTIVATIONS:
+        raise UserError(
+            f"config.json names the activation {name!r}, which is not supported: write one of "
+            f"{', '.join(ACTIVATIONS)} into it"
+        )
+    return activation
+
+
+def _load_model(folder: pathlib.Path, backbone: Backbone, spec: HeadSpec) -> ScoreModel:
+    """Returns the transformer and its head with the weights of a folder."""
+    body_name, canonical = backbone.names()
+    head = dict(zip(("dense", "norm", "score"), spec.names, strict=True))
+
+    def stored_name(path: Path) -> str:
+        if path[0] == "backbone":
+            return body_name(path[1:])
+        return f"{head[path[0]]}.{leaf_name(path)}"
+
+    def make() -> ScoreModel:
+        return ScoreModel(backbone.make(), spec, backbone.width, nnx.Rngs(0))
+
+    return load_module(make, folder, stored_name, canonical)

@@ -1,0 +1,92 @@
+"""Batches of texts of similar length, padded to few shapes, because each shape compiles a program.
+
+Encoders and cross-encoders run on them. Fine steps of length matter most: a text of 100 tokens that
+is padded to 128 costs a quarter more, and nothing else in a batch is wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ROW_BUCKETS = (1, 4, 16, 64)
+# Steps of an eighth of the length, so that at most that share of a batch is padding.
+LENGTH_BUCKETS = (
+    *range(16, 64, 8),
+    *range(64, 128, 16),
+    *(length for start in (128, 256, 512, 1024) for length in range(start, 2 * start, start // 8)),
+    *(2048, 3072, 4096, 6144, 8192),
+)
+# Pairs of tokens that attend to each other in one batch: this bounds the memory of the scores.
+MAX_TOKEN_PAIRS = 64 * 512**2
+
+
+class TextBatch(NamedTuple):
+    """Padded texts.
+
+    Fields:
+      ids: int32 token ids `[R, L]`, padded on the right.
+      mask: bool `[R, L]`, False at padding.
+      types: int32 segments `[R, L]`: 1 for the second text of a pair, else 0.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    types: np.ndarray
+
+
+def bucket_size(n: int, sizes: Sequence[int]) -> int:
+    """Returns the first size that holds n; the last if none does."""
+    return next((size for size in sizes if size >= n), sizes[-1])
+
+
+def max_rows(length: int) -> int:
+    """Returns the maximum of rows of a length in one batch."""
+    fitting = (rows for rows in ROW_BUCKETS if rows * length**2 <= MAX_TOKEN_PAIRS)
+    return max(fitting, default=ROW_BUCKETS[0])
+
+
+def length_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the indices of texts in batches of similar length, longest first.
+
+    The batch that takes most memory is first, so one that does not fit fails at once.
+    """
+    # Similar lengths share a batch, so little of it is padding.
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    while order:
+        rows = max_rows(bucket_size(lengths[order[0]], LENGTH_BUCKETS))
+        yield order[:rows]
+        order = order[rows:]
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]],
+    pad_id: int,
+    max_length: int,
+    *,
+    types: Sequence[Sequence[int]] | None = None,
+    multiple: int = 1,
+) -> TextBatch:
+    """Pads token ids to a bucket of rows and of length.
+
+    Args:
+      rows: the token ids of each text, at most `max_length`.
+      pad_id: the id of padding.
+      max_length: the longest input, which is a bucket too.
+      types: the segments of each text; None: one segment.
+      multiple: the devices that share a batch; it divides the rows.
+    """
+    lengths = (*(n for n in LENGTH_BUCKETS if n < max_length), max_length)
+    longest = bucket_size(max(map(len, rows)), lengths)
+    count = bucket_size(len(rows), ROW_BUCKETS)
+    shape = (count + -count % multiple, longest)
+    ids, mask, segments = np.full(shape, pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape)
+    batch = TextBatch(ids, mask, segments.astype(np.int32))
+    for n, row in enumerate(rows):
+        batch.ids[n, : len(row)] = row
+        batch.mask[n, : len(row)] = True
+        if types is not None:
+            batch.types[n, : len(row)] = types[n]
+    return batch
