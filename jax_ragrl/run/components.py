@@ -22,8 +22,8 @@ from jax_ragrl.config.kinds import (
     ServerIndex,
     VectorIndex,
 )
-from jax_ragrl.config.schema import local
 from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.errors import UserError
@@ -230,6 +230,9 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
     """
     if data.files is not None:
         files = data.files
+        names = f"{files.train},{files.dev},{files.test}".split(",")
+        # The first process downloads what is on the Hub; the others find it in the cache.
+        process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
             "train": tuple(load_mixture(files.train, files.max_train_per_file)),
             "dev": tuple(load_mixture(files.dev)),
@@ -238,8 +241,8 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        path = local(files.corpus)
-        return LoadedData(process_zero_first(lambda: load_indexed(path, folder)), splits, None)
+        corpus = process_zero_first(lambda: load_indexed(data_path(files.corpus), folder))
+        return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
     settings = data.world
