@@ -51,6 +51,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         path = unquote(urlsplit(self.path).path).strip("/")
+        if path.count("/") < 2:  # the client's own settings, no repository
+            return self._refuse(404, "")
         self.server.requests.append(f"{self.command} {path}")
         api = path.startswith("api/")
         name, rest = repository_and_rest(path)

@@ -16,6 +16,7 @@ from jax_ragrl.errors import UserError
 
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
+Thinking = Literal["off", "on"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +131,14 @@ class LocalLLMConfig:
       int8: eight-bit weights (needs Qwix). A policy in training keeps its own precision: the same
         weights must sample and score.
       dtype: the dtype of the weights and of the computation.
+      thinking: whether a reply may begin with a think block, as `thinking` for policies. The block
+        counts for the maximum length of a reply and is removed before the reply is used.
     """
 
     model: str = "tiny"
     int8: bool = False
     dtype: Dtype = "float32"
+    thinking: Thinking = "off"
     kind: Literal["local"] = "local"
 
 

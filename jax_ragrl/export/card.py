@@ -127,7 +127,7 @@ def front_matter(facts: CardFacts) -> str:
         tags=[*TAGS, str(facts.values["system"])],
         **facts.base.license,
     )
-    return str(data.to_yaml())
+    return str(data.to_yaml()).strip()
 
 
 def hub_datasets(values: Mapping[str, Any]) -> set[str]:
@@ -150,7 +150,8 @@ def card_text(facts: CardFacts) -> str:
     rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
     kind = "LoRA adapter" if facts.adapter else "model"
     return f"""---
-{front_matter(facts)}---
+{front_matter(facts)}
+---
 
 # {title}, policy `{facts.policy}`
 

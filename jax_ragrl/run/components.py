@@ -373,7 +373,8 @@ def load_llm(
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
         # Replies of a frozen model may be longer than the actions of a policy.
         shapes = dataclasses.replace(shapes, max_new_tokens=max(shapes.max_new_tokens, REPLY))
-        return LocalLLM(SplitModel.from_model(decoder), tokenizer, shapes, f"local {llm.model}")
+        model, thinking = SplitModel.from_model(decoder), llm.thinking == "on"
+        return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinking)
     # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(

@@ -33,6 +33,7 @@ def hub(tmp_path, monkeypatch):
     with serving({"other/model": seed, f"datasets/{USER}/set": seed}) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield server
 
