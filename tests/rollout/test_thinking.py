@@ -87,7 +87,7 @@ def test_the_whole_block_is_trained():
     assert leaf.finish_reason == "answered"
     ones_N = np.ones(len(forest.records), np.float32)
     for turn in turns_of(forest, ones_N, ones_N):
-        assert bytes(turn.action_ids).decode().startswith(BLOCK)
+        assert bytes(turn.ids).decode().startswith(BLOCK)
 
 
 def test_a_forced_action_closes_the_block_that_its_prompt_opens():
