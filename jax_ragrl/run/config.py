@@ -65,7 +65,8 @@ class WorldData:
 class FileData:
     """Data files in any of the supported formats (`corpus/formats`).
 
-    Separate several files of questions with commas; see `corpus.questions.load_mixture`.
+    Separate several files of questions with commas; see `corpus.questions.load_mixture`. A file may
+    also be one of a data set on the Hugging Face Hub: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
 
     Fields:
       corpus: the passages; may be empty if a server is searched.
