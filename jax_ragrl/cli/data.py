@@ -8,7 +8,7 @@ import json
 from jax_ragrl.cli.common import AddCommand, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.corpus.data_path import data_path
 
 
 def add_commands(command: AddCommand) -> None:
@@ -22,7 +22,7 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_index_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--corpus", type=data_file, required=True, help="file or folder of passages")
+    sub.add_argument("--corpus", type=data_path, required=True, help="file or folder of passages")
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
     sub.add_argument(
         "--encoder",
@@ -38,13 +38,13 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         help="dtype of the vectors: float32 or bfloat16 (half the size)",
     )
     questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
-    sub.add_argument("--questions", type=data_file, help=questions)
+    sub.add_argument("--questions", type=data_path, help=questions)
     near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
     sub.add_argument("--near-duplicates", action="store_true", help=near)
     qrels = "relevance judgments of the questions (TREC or BEIR), instead of their gold passages"
-    sub.add_argument("--qrels", type=local, help=qrels)
+    sub.add_argument("--qrels", type=data_path, help=qrels)
     vectors = "precomputed vectors in corpus order (flat Faiss, .npy, .memmap)"
-    sub.add_argument("--vectors", type=local, help=vectors)
+    sub.add_argument("--vectors", type=data_path, help=vectors)
     for text in ("query", "passage"):
         sub.add_argument(
             f"--{text}-prefix", help=f"prefix of each {text} (default: that of the model folder)"

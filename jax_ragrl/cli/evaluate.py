@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--int8", action="store_true", help="int8 weights for a local --llm")
     sub.add_argument("--style", default="tiny", help="style of the prompts: tiny or full")
     sub.add_argument("--top-k", type=natural, default=5, help="passages per search")
-    sub.add_argument("--train", type=local, help="labeled training questions, for skr_knn")
+    sub.add_argument("--train", type=data_path, help="labeled training questions, for skr_knn")
 
 
 def _add_question_options(sub: argparse.ArgumentParser) -> None:
     # One set prints its table as JSON; several sets resume and print Markdown.
     questions = sub.add_mutually_exclusive_group(required=True)
     questions.add_argument(
-        "--questions", type=local, help="one question set; needs --corpus and --index"
+        "--questions", type=data_path, help="one question set; needs --corpus and --index"
     )
     questions.add_argument(
         "--data",
@@ -61,7 +62,7 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         help="several question sets in one table; a set without its own passages uses --corpus",
     )
     sub.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
-    sub.add_argument("--corpus", type=local, help="file or folder of passages")
+    sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
     retriever = (
         "search server or web search engine (serper, searxng), instead of a corpus and index"

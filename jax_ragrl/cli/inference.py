@@ -54,6 +54,10 @@ def _add_export_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--adapter", action="store_true", help="export only the LoRA adapter, in PEFT format"
     )
+    push = "repository on the Hugging Face Hub that the folder is uploaded to, created if missing"
+    sub.add_argument("--push-to", metavar="OWNER/NAME", help=push)
+    public = "let everyone read a new repository of --push-to, which is private otherwise"
+    sub.add_argument("--public", action="store_true", help=public)
 
 
 @contextlib.contextmanager
@@ -118,29 +122,17 @@ def run_serve(options: argparse.Namespace) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    from jax_ragrl.config.snapshot import load_saved_config
-    from jax_ragrl.export import export, export_adapter
-    from jax_ragrl.models.by_name import local_model
-    from jax_ragrl.run.components import load_policies, policy_folder
-    from jax_ragrl.run.config import load_job
-    from jax_ragrl.run.inference import trained_policies
+    if options.public and not options.push_to:
+        raise UserError("--public is for an upload: give --push-to OWNER/NAME, or leave it out")
+    from jax_ragrl.export.run import ExportSettings, export_run
 
-    job = load_job(load_saved_config(options.workdir / "config.json"))
-    # On one device, because the run's mesh may need a larger machine. In float32, so that merging
-    # an adapter loses no precision.
-    policies = trained_policies(job, load_policies(job, None, "float32")[0], options.workdir)
-    # The name may be omitted only if it is unambiguous.
-    name = options.policy or (next(iter(policies)) if len(policies) == 1 else None)
-    if name not in policies:
-        raise UserError(
-            f"--policy is {name!r}: give one of the run's policies, {', '.join(policies)}"
-        )
-    model = dict(job.policies).get(name, job.policy)
-    base = policy_folder(model)
-    if options.adapter:
-        # A name on the Hub is valid on other machines; its folder in the cache is not.
-        public = local_model(model) is None
-        result = export_adapter(policies[name], options.out, model if public else str(base))
-    else:
-        result = export(policies[name], options.out, base, dtype=options.dtype)
-    print(json.dumps(result._asdict(), default=str))
+    settings = ExportSettings(
+        workdir=options.workdir,
+        out=options.out,
+        policy=options.policy or "",
+        dtype=options.dtype,
+        adapter=options.adapter,
+        push_to=options.push_to or "",
+        public=options.public,
+    )
+    print(json.dumps(export_run(settings), default=str))

@@ -18,6 +18,7 @@ from jax_ragrl.errors import UserError
 HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
+Thinking = Literal["off", "on"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,12 +265,15 @@ class LocalLLMConfig:
         weights must sample and score.
       dtype: the dtype of the weights and of the computation.
       max_tokens: limit on the new tokens of a reply, in addition to that of the request; 0: none.
+      thinking: whether a reply may begin with a think block, as `thinking` for policies. The block
+        counts for the maximum length of a reply and is removed before the reply is used.
     """
 
     model: str = "tiny"
     int8: bool = False
     dtype: Dtype = "float32"
     max_tokens: int = 0
+    thinking: Thinking = "off"
     kind: Literal["local"] = "local"
 
 

@@ -17,12 +17,11 @@ from typing import TypeAlias
 
 import grain
 
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
-SPLITS = ("train", "dev", "validation", "test")  # such a file name does not name the data set
 EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch size of one
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
@@ -44,17 +43,6 @@ def load_answered(path: pathlib.Path | str) -> list[Question]:
     return questions
 
 
-def set_name(path: pathlib.Path) -> str:
-    """Returns the name of a question file's data set.
-
-    This is the file name up to its first dot, or the folder's name if the file is named for a
-    split.
-    """
-    stem = path.name.split(".")[0]
-    # Resolved first, because a relative path such as `train.jsonl` has no parent name.
-    return path.resolve().parent.name if stem in SPLITS else stem
-
-
 def load_mixture(paths: str, each: int = 0) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 
@@ -62,15 +50,15 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
     may use the same ids.
 
     Args:
-      paths: file paths, separated by commas.
+      paths: names of files, separated by commas; see `data_path`.
       each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
         all of them.
 
     Raises:
       UserError: as `load_answered`, and if two files have the same name.
     """
-    files = [data_file(path.strip()) for path in paths.split(",")]
-    sets = [_subset(load_answered(file), each) for file in files]
+    files = [path.strip() for path in paths.split(",")]
+    sets = [_subset(load_answered(data_path(file)), each) for file in files]
     if len(files) == 1:
         return sets[0]
     names = [set_name(file) for file in files]

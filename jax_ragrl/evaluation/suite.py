@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ import tqdm
 
 from jax_ragrl.config.kinds import BM25Index, parse_local_index
 from jax_ragrl.config.snapshot import save_config
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
-from jax_ragrl.corpus.questions import fingerprint, set_name
+from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import BuildContext
 from jax_ragrl.evaluation.table import (
@@ -48,6 +49,13 @@ Cell = Mapping[str, Any]
 Cells = Mapping[tuple[str, str], Cell]  # by question set and system
 
 
+# QUESTIONS[@CORPUS]; on the Hub, an address may have a revision after another @.
+FILES = re.compile(
+    r"(?P<questions>hf://datasets/[^/@]*/[^/@]*@(refs/\w+/)?[^/@]*/[^@]*|[^@]*)(@(?P<corpus>.*))?",
+    re.DOTALL,
+)
+
+
 class DataSet(NamedTuple):
     """A question set. Without a `corpus`, its passages are in `questions` or shared by all sets."""
 
@@ -59,13 +67,17 @@ class DataSet(NamedTuple):
 def parse_data(text: str) -> DataSet:
     """Parses `[NAME=]QUESTIONS[@CORPUS]`.
 
-    The default name is the file name up to its first dot, or the folder's if the file is named
-    after a split.
+    The default name is that of `set_name`; QUESTIONS and CORPUS are names as in `data_path`.
     """
     name, equals, files = text.partition("=")
-    questions, _, corpus = (files if equals else text).partition("@")
-    path = data_file(questions)
-    return DataSet(name if equals else set_name(path), path, data_file(corpus) if corpus else None)
+    match = FILES.fullmatch(files if equals else text)
+    assert match, "the pattern matches every text"
+    questions, corpus = match["questions"], match["corpus"]
+    return DataSet(
+        name if equals else set_name(questions),
+        data_path(questions),
+        data_path(corpus) if corpus else None,
+    )
 
 
 def evaluate_suite(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.text.thoughts import spoken
 from jax_ragrl.types import LLMRequest
 
 
@@ -26,12 +27,33 @@ class MeteredReply(str):
         return str(self), self.prompt_tokens, self.completion_tokens
 
 
+def without_thoughts(replies: Sequence[str | EffectError]) -> list[str | EffectError]:
+    """Removes the reasoning of models that think from their replies.
+
+    Systems and judges read replies in this form; the token counts of metered replies still include
+    the reasoning.
+    """
+    return [
+        reply if isinstance(reply, EffectError) else _without_thought(reply) for reply in replies
+    ]
+
+
+def _without_thought(reply: str) -> str:
+    text = spoken(reply)
+    if text == reply:
+        return reply
+    if isinstance(reply, MeteredReply):
+        return MeteredReply(text, reply.prompt_tokens, reply.completion_tokens)
+    return text
+
+
 class FrozenLLM(Protocol):
     """A language model that is queried but never trained.
 
     `complete` returns one reply per request, in order; equal requests get equal replies. A request
     that failed after all retries has an `EffectError` instead. If a reply is not a `MeteredReply`,
-    its tokens are counted with the policy's tokenizer.
+    its tokens are counted with the policy's tokenizer. A reply may begin with a think block, which
+    `without_thoughts` removes.
 
     A model that computes on the devices of the run has the attribute `on_device = True`. It is
     called after the sampler and from the same thread, never concurrently with it, because programs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Question
 
@@ -32,7 +32,7 @@ def grade_answers(
     ]
     # Siblings often give the same answer to the same question.
     distinct = list(dict.fromkeys(request for request in requests if request is not None))
-    replies = judge.complete(distinct) if distinct else []
+    replies = without_thoughts(judge.complete(distinct)) if distinct else []
     grade = {r: _grade(reply) for r, reply in zip(distinct, replies, strict=True)}
     grades = [0.0 if request is None else grade[request] for request in requests]
     return np.array(grades, np.float64)

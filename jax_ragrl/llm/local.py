@@ -16,21 +16,37 @@ class LocalLLM:
     """A decoder and its tokenizer with the interface of `FrozenLLM`.
 
     A prompt longer than the longest static shape fails with an `EffectError`.
+
+    Args:
+      model: the decoder.
+      tokenizer: its tokenizer.
+      shapes: the static shapes of sampling.
+      name: its name in messages.
+      thinking: whether replies may begin with a think block, see `ChatTokenizer.chat`.
     """
 
     on_device = True
 
     def __init__(
-        self, model: SplitModel, tokenizer: ChatTokenizer, shapes: Shapes, name: str = "local"
+        self,
+        model: SplitModel,
+        tokenizer: ChatTokenizer,
+        shapes: Shapes,
+        name: str = "local",
+        *,
+        thinking: bool = False,
     ) -> None:
         self._model, self._tokenizer, self._shapes = model, tokenizer, shapes
-        self.name = name
+        self.name, self._thinking = name, thinking
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns one reply per request, sampled with the settings of the request."""
         # Fills the tokenizer's cache on all cores; `chat` below then only concatenates ids.
         self._tokenizer.encode_ahead(m.content for request in requests for m in request.messages)
-        prompts = [tuple(self._tokenizer.chat(request.messages)) for request in requests]
+        prompts = [
+            tuple(self._tokenizer.chat(request.messages, thinking=self._thinking))
+            for request in requests
+        ]
         # A prompt that is too long fails alone, not the whole batch.
         fit = [
             i for i, ids in enumerate(prompts) if self._shapes.bucket_length(len(ids)) is not None
@@ -48,7 +64,9 @@ class LocalLLM:
         ]
         for i, job in zip(fit, jobs, strict=True):
             ids = samples[job][0][0]
-            replies[i] = MeteredReply(self._tokenizer.decode(ids), len(prompts[i]), len(ids))
+            # A block that the prompt opens is part of the reply, so that its end can be found.
+            text = self._tokenizer.opened_thought(prompts[i]) + self._tokenizer.decode(ids)
+            replies[i] = MeteredReply(text, len(prompts[i]), len(ids))
         return replies
 
     def _job(self, request: LLMRequest, ids: tuple[int, ...]) -> SamplingJob:

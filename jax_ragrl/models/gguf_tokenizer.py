@@ -1,13 +1,16 @@
 """The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
 
-GGUF stores a vocabulary, its merges and the name of the rule that splits text before merging
+Two kinds are read (`tokenizer.ggml.model`). Byte-level BPE (`gpt2`: Qwen, Llama 3, SmolLM2): GGUF
+stores a vocabulary, its merges and the name of the rule that splits text before merging
 (`tokenizer.ggml.pre`), not the rule. The rules are taken from the published `tokenizer.json` of
-each family.
+each family. SentencePiece BPE (`llama`: Llama 2, TinyLlama, Mistral 7B): GGUF stores a score per
+piece and no merges. SentencePiece merges the neighbors whose union has the highest score, so the
+scores are the order of the merges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import (
@@ -24,7 +27,9 @@ from tokenizers import (
 from jax_ragrl.errors import UserError
 
 # Of tokenizer.ggml.token_type.
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
+SPACE = "\u2581"  # SentencePiece's spelling of a space
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,29 +65,87 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
     Raises:
       UserError: another kind of tokenizer, or an unknown splitting rule.
     """
-    rule = str(fields.get("pre"))
-    if fields.get("model") != "gpt2":
+    kinds = {BYTE_LEVEL: _byte_level, SENTENCE_PIECE: _sentence_piece}
+    if (model := fields.get("model")) not in kinds:
         raise UserError(
-            f"this GGUF file has a tokenizer of kind {fields.get('model')!r}, but only byte-level "
-            "BPE ('gpt2': Qwen, Llama 3, SmolLM2) is supported: give the original folder"
-        )
-    if rule not in SPLITS:
-        raise UserError(
-            f"this GGUF file splits text by the rule {rule!r}, but only {', '.join(SPLITS)} are "
+            f"this GGUF file has a tokenizer of kind {model!r}, but only byte-level BPE ('gpt2': "
+            "Qwen, Llama 3, SmolLM2) and SentencePiece BPE ('llama': Llama 2, TinyLlama) are "
             "supported: give the original folder"
         )
-    types = fields.get("token_type") or [1] * len(fields["tokens"])
-    tokenizer = Tokenizer(_bpe(fields, types, rule))
-    tokenizer.pre_tokenizer = _splitter(SPLITS[rule])
-    tokenizer.decoder = decoders.ByteLevel()
-    if rule in COMPOSED:
-        tokenizer.normalizer = normalizers.NFC()
+    types = fields.get("token_type") or [NORMAL] * len(fields["tokens"])
+    tokenizer = kinds[model](fields, types)
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         texts = [text for text, t in zip(fields["tokens"], types, strict=True) if t == kind]
         added = [AddedToken(text, special=special, normalized=False) for text in texts]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     tokenizer.post_processor = _ends(fields)
     return tokenizer
+
+
+def _byte_level(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
+    """Byte-level BPE, without added tokens."""
+    rule = str(fields.get("pre"))
+    if rule not in SPLITS:
+        raise UserError(
+            f"this GGUF file splits text by the rule {rule!r}, but only {', '.join(SPLITS)} are "
+            "supported: give the original folder"
+        )
+    tokenizer = Tokenizer(_bpe(fields, types, rule))
+    tokenizer.pre_tokenizer = _splitter(SPLITS[rule])
+    tokenizer.decoder = decoders.ByteLevel()
+    if rule in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def _sentence_piece(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
+    """SentencePiece BPE, without added tokens, as in the `tokenizer.json` of Llama 2."""
+    pairs = enumerate(zip(fields["tokens"], types, strict=True))
+    vocabulary = {text: number for number, (text, kind) in pairs if kind != UNUSED}
+    unknown = special_tokens(fields).get("unk_token")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges_by_score(fields["tokens"], fields["scores"], types),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces: normalizers.Normalizer = normalizers.Replace(" ", SPACE)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    # A text begins with a space that is no part of it, unless the file says otherwise.
+    if fields.get("add_space_prefix", True):
+        spaces = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = spaces
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merges_by_score(
+    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
+) -> list[tuple[str, str]]:
+    """The merges that a vocabulary with scores implies, best first.
+
+    Args:
+      tokens: the pieces.
+      scores: the score of each piece; SentencePiece forms the piece of the highest score first.
+      types: the type of each piece. Control tokens and bytes are never merged from text.
+    """
+    pieces = {
+        token: score
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+        if kind == NORMAL
+    }
+    merges = [
+        (score, len(token[:cut]), token[:cut], token[cut:])
+        for token, score in pieces.items()
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+    ordered = sorted(merges, key=lambda merge: (-merge[0], merge[1]))
+    return [(left, right) for _, _, left, right in ordered]
 
 
 def _bpe(fields: Mapping[str, Any], types: list[int], rule: str) -> models.BPE:
@@ -106,9 +169,10 @@ def _splitter(pattern: str | None) -> pre_tokenizers.PreTokenizer:
 def _ends(fields: Mapping[str, Any]) -> processors.PostProcessor:
     """Tokens put before and after a text if special tokens are asked for."""
     names = special_tokens(fields)
-    first = [names["bos_token"]] if fields.get("add_bos_token") else []
+    first = [names["bos_token"]] if begins_with_token(fields) else []
     last = [names["eos_token"]] if fields.get("add_eos_token") else []
     if not first + last:
+        # No tokens are added; of this processor, byte-level BPE needs the offsets.
         return processors.ByteLevel(trim_offsets=False)
     ids = [(text, fields["tokens"].index(text)) for text in first + last]
     return processors.TemplateProcessing(
@@ -117,6 +181,12 @@ def _ends(fields: Mapping[str, Any]) -> processors.PostProcessor:
         + [f"{text}:1" for text in last],
         special_tokens=ids,
     )
+
+
+def begins_with_token(fields: Mapping[str, Any]) -> bool:
+    """Whether a text begins with a token; llama.cpp's default depends on the kind."""
+    default = fields.get("model") == SENTENCE_PIECE and fields.get("bos_token_id") is not None
+    return bool(fields.get("add_bos_token", default))
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -135,7 +205,7 @@ def tokenizer_config(fields: Mapping[str, Any], template: str | None, length: in
     """
     config: dict[str, Any] = {
         **special_tokens(fields),
-        "add_bos_token": bool(fields.get("add_bos_token")),
+        "add_bos_token": begins_with_token(fields),
         "add_eos_token": bool(fields.get("add_eos_token")),
         "clean_up_tokenization_spaces": False,
         "model_max_length": length,

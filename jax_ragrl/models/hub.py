@@ -7,18 +7,19 @@ resumed starts from the same weights, even if the branch has moved since.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.hub import explain
 
 # OWNER/NAME, or OWNER/NAME@REVISION with a branch, a tag or a commit.
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>.+))?", re.ASCII)
 # fnmatch patterns, whose * also matches a slash: the files of sentence-transformers' modules too.
-SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt")
+# README.md names the license, which the card of an export repeats.
+SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt", "README.md")
 # Other formats of the same weights, and their copies of the small files.
 OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*", "coreml/*")
 WEIGHTS = "model.safetensors"
@@ -114,41 +115,5 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
             ignore_patterns=list(OTHER_FORMATS),
         )
     except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
-        raise UserError(_explain(error, repository, revision)) from error
+        raise UserError(explain(error, repository, revision)) from error
     return Path(folder)
-
-
-def _explain(error: Exception, repository: str, revision: str | None) -> str:
-    """What was asked for, why it fails and what to do, for an exception of `huggingface_hub`."""
-    from huggingface_hub import constants, errors
-
-    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{repository} is gated: ask for access at {hub}/{repository}, then set HF_TOKEN or "
-            "run 'hf auth login'"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"{repository!r} is neither a folder on this machine nor a model on {hub}: check the "
-            "name and, if the model is private, set HF_TOKEN"
-        )
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
-    reason = _one_line(error.__cause__ or error)
-    if constants.HF_HUB_OFFLINE:
-        return (
-            f"{repository!r} is not a folder on this machine nor complete in the cache {cache}, "
-            f"and HF_HUB_OFFLINE is set: unset it, or run 'hf download {repository}' first"
-        )
-    return (
-        f"{repository!r} is not a folder on this machine, and downloading it from {hub} failed "
-        f"({reason}): check the name and the network, or set HF_ENDPOINT to a mirror"
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    """The type and the beginning of the message of an exception."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

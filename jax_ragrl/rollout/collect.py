@@ -33,12 +33,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, cast
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM, MeteredReply
+from jax_ragrl.llm.base import FrozenLLM, MeteredReply, without_thoughts
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.retrieval.base import Retriever, search_pages
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search, Segment
 from jax_ragrl.rollout.expand import Branching, Expander
-from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
+from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action, parse_action
 from jax_ragrl.rollout.system import Reply, State, System
 from jax_ragrl.rollout.tree import (
     LEAF,
@@ -303,7 +303,7 @@ class BatchRollout:
         ]
         try:
             replies: Sequence[str | EffectError] = (
-                self.environment.llm.complete(requests) if requests else []
+                without_thoughts(self.environment.llm.complete(requests)) if requests else []
             )
         # An error of the whole call is the error of each of its requests.
         except EffectError as error:
@@ -378,8 +378,11 @@ class BatchRollout:
         """Records an action; returns the branch that ends with its node, and its parse."""
         role = self.system.roles[effect.role]
         # An action that could not be sampled has no text to parse.
-        parsed = invalid_action(action.error) if action.error else role.parse(action.text)
-        parsed = parsed._replace(text=action.text, ids=action.ids)
+        if action.error:
+            parsed = invalid_action(action.error)._replace(text=action.text)
+        else:
+            parsed = parse_action(role, action.text)
+        parsed = parsed._replace(ids=action.ids)
         self.records.append(
             Record(
                 parent=branch.parent,

@@ -20,6 +20,7 @@ def context_ids(
     messages: Sequence[Message],
     history: Sequence[Segment],
     as_chat_turns: bool,
+    thinking: bool = False,
 ) -> tuple[int, ...]:
     """Returns the ids that a role reads before its next action; see `effects.Generate`.
 
@@ -30,14 +31,17 @@ def context_ids(
       as_chat_turns: whether an observation is a user turn of the chat template, which also closes
         an action that was cut before its stop token. If not, an observation is plain text.
         Control tokens in the text of an observation are encoded as ordinary text either way.
+      thinking: whether the next action may begin with a think block. Blocks of earlier actions
+        stay in the context, because the policy was sampled, and is trained, in it.
     """
-    ids = list(tokenizer.chat(messages))
+    ids = list(tokenizer.chat(messages, thinking=thinking))
     for segment in history:
         if isinstance(segment, ModelOutput):
             # Decoding and encoding again could split the text into other tokens than were sampled.
             ids += segment.ids
         elif as_chat_turns:
-            ids += tokenizer.user_reply(segment.text, ended=ids[-1] in tokenizer.stop_ids)
+            ended = ids[-1] in tokenizer.stop_ids
+            ids += tokenizer.user_reply(segment.text, ended=ended, thinking=thinking)
         else:
             # Plain text continues the turn of the assistant.
             ids += tokenizer.encode(segment.text)

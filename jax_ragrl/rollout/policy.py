@@ -10,6 +10,7 @@ from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, start_jobs
+from jax_ragrl.text.thoughts import CLOSE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 TOO_LONG = "Prompt Too Long"  # the error of an action whose prompt fits no static shape
@@ -46,7 +47,9 @@ class PolicySampler:
             text for r in requests for text in context_texts(r.messages, r.history)
         )
         prompts = [
-            context_ids(self.tokenizer, r.messages, r.history, r.role.as_chat_turns)
+            context_ids(
+                self.tokenizer, r.messages, r.history, r.role.as_chat_turns, r.role.thinking
+            )
             for r in requests
         ]
         # 2. Start all jobs before waiting for one, so that the device is busy while rows are read.
@@ -69,7 +72,8 @@ class PolicySampler:
         keys: Sequence[JobKey],
     ) -> Callable[[], dict[JobKey, list[Action]]]:
         """Dispatches the jobs of one policy and width; returns a function that waits for them."""
-        prefixes = {key: self._prefix(requests[key[0]], key[1]) for key in keys}
+        openings = {i: self._opening(requests[i], prompts[i]) for i, _ in keys}
+        prefixes = {key: self._prefix(requests[key[0]], key[1], openings[key[0]]) for key in keys}
         longest = self.shapes.prompt_lengths[-1]
         # Requests that fit no shape get an error instead of stopping the batch.
         fitting = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
@@ -79,15 +83,21 @@ class PolicySampler:
         def finish() -> dict[JobKey, list[Action]]:
             actions = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
             for (i, f), rows in zip(fitting, wait(), strict=True):
-                actions[i, f] = [self._action(prompts[i], prefixes[i, f], *row) for row in rows]
+                place = (prompts[i], prefixes[i, f], openings[i])
+                actions[i, f] = [self._action(*place, *row) for row in rows]
             return actions
 
         return finish
 
-    def _prefix(self, request: ActionRequest, number: int) -> tuple[int, ...]:
+    def _opening(self, request: ActionRequest, prompt: tuple[int, ...]) -> str:
+        """The think block that the prompt opens, if the role thinks: it belongs to the action."""
+        return self.tokenizer.opened_thought(prompt) if request.role.thinking else ""
+
+    def _prefix(self, request: ActionRequest, number: int, opening: str) -> tuple[int, ...]:
         if number == NO_PREFIX:
             return ()
-        return tuple(self.tokenizer.encode(request.branching.forced_actions[number].text))
+        text = request.branching.forced_actions[number].text
+        return tuple(self.tokenizer.encode(_after_thought(opening, text)))
 
     def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> SamplingJob:
         role, sampling = request.role, request.role.sampling
@@ -108,10 +118,11 @@ class PolicySampler:
         self,
         prompt: tuple[int, ...],
         prefix: tuple[int, ...],
+        opening: str,
         ids: tuple[int, ...],
         logps: tuple[float, ...],
     ) -> Action:
-        text = self.tokenizer.decode(prefix + ids)
+        text = opening + self.tokenizer.decode(prefix + ids)
         # A forced prefix was not sampled, so the whole action is scored like a forced one.
         return Action(prompt, prefix + ids, text, None if prefix else logps)
 
@@ -127,11 +138,18 @@ class PolicySampler:
         for f, forced_action in enumerate(request.branching.forced_actions):
             if forced_action.complete:
                 # A complete text is encoded, not sampled.
-                ids = action_ids(self.tokenizer, forced_action.text, request.role.as_chat_turns)
-                actions.append(Action(prompt, ids, forced_action.text))
+                opening = self._opening(request, prompt)
+                text = _after_thought(opening, forced_action.text)
+                ids = action_ids(self.tokenizer, text, request.role.as_chat_turns)
+                actions.append(Action(prompt, ids, opening + text))
             else:
                 actions += samples[i, f]
         return actions + (samples[i, NO_PREFIX] if request.branching.samples else [])
+
+
+def _after_thought(opening: str, text: str) -> str:
+    """The text of a forced action, which does not think: it closes a block that is open."""
+    return f"{CLOSE}\n\n{text}" if opening else text
 
 
 def _keys_by_batch(requests: Sequence[ActionRequest]) -> dict[tuple[str, int], list[JobKey]]:

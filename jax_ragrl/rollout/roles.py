@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jax_ragrl.text.thoughts import split_thought
 from jax_ragrl.types import Sampling
+
+UNCLOSED = "Unclosed Thought"  # the error of an action whose think block never ends
 
 
 class ParsedAction(NamedTuple):
@@ -15,12 +18,13 @@ class ParsedAction(NamedTuple):
     Fields:
       action: the name of the action, such as `Retrieval`; empty if the text is invalid.
       args: the arguments of the action.
-      thought: the reasoning before the action.
+      thought: the reasoning before the action, that of a think block included.
       valid: False if the text violates the grammar; `error` then names the violation.
       error: the kind of violation; empty if the action is valid.
       format_score: a grade of the form, 0 to 1.
-      text, ids: the action as it was sampled. The rollout fills them in: penalties read the raw
-        text, and contexts continue with the ids.
+      text, ids: the action as it was sampled. `parse_action` and the rollout fill them in:
+        penalties read the raw text, which is the text after the think block if the role thinks,
+        and contexts continue with the ids, the block included.
     """
 
     action: str
@@ -54,6 +58,9 @@ class Role:
         appended as plain text.
       allowed_token_regex: if not empty, only stop tokens and tokens whose text matches this regular
         expression may be written. This grammar mask applies in sampling and in scoring.
+      thinking: whether an action may begin with a think block, which is not parsed. `thinking` in
+        the config of a run sets it.
+      reads_thoughts: whether the grammar has think tags, so that it parses the block too.
     """
 
     name: str
@@ -63,3 +70,23 @@ class Role:
     stop_strings: tuple[str, ...] = ()
     as_chat_turns: bool = True
     allowed_token_regex: str = ""
+    thinking: bool = False
+    reads_thoughts: bool = False
+
+
+def parse_action(role: Role, text: str) -> ParsedAction:
+    """Parses the text of an action by the grammar of its role, without the think block before it.
+
+    Args:
+      role: the role. The text is parsed as a whole if the role does not think, or if its grammar
+        has think tags.
+      text: the text of the action.
+    """
+    if not role.thinking or role.reads_thoughts:
+        return role.parse(text)._replace(text=text)
+    thought, rest = split_thought(text)
+    if rest is None:
+        return invalid_action(UNCLOSED)._replace(thought=thought, text=text)
+    parsed = role.parse(rest)
+    thoughts = " ".join(part for part in (thought, parsed.thought) if part)
+    return parsed._replace(thought=thoughts, text=rest)

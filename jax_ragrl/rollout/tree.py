@@ -31,7 +31,7 @@ class Action(NamedTuple):
       prompt_ids: the token ids of the prompt.
       ids: the token ids of the action. They end with a stop id or a stop string unless the action
         reached its maximum length.
-      text: the text of `ids`.
+      text: the text of `ids`, after the think block's opening tag if the prompt ends with it.
       logps: float32 natural-log probabilities of `ids` at the sampling temperature. None if the
         action was not sampled (forced text, the text of a teacher).
       error: why there is no text; empty if there is.

@@ -26,7 +26,7 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
 )
 from jax_ragrl.corpus import world as worlds
-from jax_ragrl.corpus.builtin import data_file
+from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.errors import UserError
@@ -239,6 +239,9 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
     """
     if data.files is not None:
         files = data.files
+        names = f"{files.train},{files.dev},{files.test}".split(",")
+        # The first process downloads what is on the Hub; the others find it in the cache.
+        process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
             "train": tuple(load_mixture(files.train, files.max_train_per_file)),
             "dev": tuple(load_mixture(files.dev)),
@@ -247,8 +250,8 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        path = data_file(files.corpus)
-        return LoadedData(process_zero_first(lambda: load_indexed(path, folder)), splits, None)
+        corpus = process_zero_first(lambda: load_indexed(data_path(files.corpus), folder))
+        return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
     settings = data.world
@@ -391,7 +394,8 @@ def load_llm(
         # Replies of a frozen model may be longer than the actions of a policy.
         limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
         shapes = dataclasses.replace(shapes, max_new_tokens=limit)
-        return LocalLLM(SplitModel.from_model(decoder), tokenizer, shapes, f"local {llm.model}")
+        model, thinking = SplitModel.from_model(decoder), llm.thinking == "on"
+        return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinking)
     # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(

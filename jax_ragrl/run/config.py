@@ -16,6 +16,7 @@ from jax_ragrl.config.kinds import (
     OpenAIConfig,
     RemoteIndex,
     ServerIndex,
+    Thinking,
     VectorIndex,
     WorldReaderConfig,
 )
@@ -37,6 +38,7 @@ from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.ablation import OWN, with_credit, with_own_policies
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size
 from jax_ragrl.systems.registry import system_module
+from jax_ragrl.systems.thinking import with_thinking
 
 REMOTE = "remote"  # the kind of an index on a server
 REPLY = 512  # maximum new tokens of a frozen local model: no system requests more
@@ -63,7 +65,8 @@ class WorldData:
 class FileData:
     """Data files in any of the supported formats (`corpus/formats`).
 
-    Separate several files of questions with commas; see `corpus.questions.load_mixture`.
+    Separate several files of questions with commas; see `corpus.questions.load_mixture`. A file may
+    also be one of a data set on the Hugging Face Hub: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
 
     Fields:
       corpus: the passages; may be empty if a server is searched.
@@ -163,6 +166,10 @@ class Job:
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
       policy: the folder that all policies start from, or `tiny`.
+      thinking: whether actions of the roles may begin with a think block, for models whose chat
+        template knows thinking (Qwen3). `off`: the template is asked for a prompt without
+        thinking. `on`: the block is sampled and trained, and removed before the action is parsed.
+        Roles that may write certain tokens only (`allowed_token_regex`) never think.
       policies: pairs of a policy or role and a folder. A role that is named here has its own
         policy.
       lora: adapters to train; None: all weights are trained.
@@ -189,6 +196,7 @@ class Job:
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
     policy: str = TINY
+    thinking: Thinking = "off"
     policies: tuple[tuple[str, str], ...] = ()
     lora: LoRAConfig | None = None
     schedule: Schedule = Schedule()
@@ -297,8 +305,8 @@ def with_default_index(values: Mapping[str, Any]) -> dict[str, Any]:
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """Builds the recipe of a config and removes the keys that it reads from `values`.
 
-    It removes `system`, `recipe`, `credit` and `rollouts`, and reads the roles in `policies`; see
-    `systems.ablation` for the last three.
+    It removes `system`, `recipe`, `credit` and `rollouts`, and reads `thinking` and the roles in
+    `policies`; see `systems.ablation` for credit, rollouts and policies.
     """
     name, settings = values.pop("system", None), values.pop("recipe", {})
     credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
@@ -315,6 +323,8 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     # Read before `build` converts the whole config: the recipe needs the names now.
     pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
     recipe = with_own_policies(recipe, [name for name, _ in pairs])
+    if values.get("thinking") == "on":
+        recipe = with_thinking(recipe)
     return with_credit(recipe, str(credit), rollouts)
 
 

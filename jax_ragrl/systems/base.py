@@ -54,6 +54,13 @@ class WrappedSystem:
         return self.system.advance(state, reply)
 
 
+def unwrapped(system: System) -> System:
+    """Returns the innermost system, which is the instance of a paper's class."""
+    while isinstance(system, WrappedSystem):
+        system = system.system
+    return system
+
+
 def path_from_root(forest: Forest, node: int) -> list[int]:
     """Returns the node numbers from the root of `node` down to `node` itself."""
     path = []

@@ -18,6 +18,7 @@ import transformers
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.text.stops import stop_table
+from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block
 from jax_ragrl.types import Message
 
 CACHE_SIZE = 1 << 22  # cached tokens of contents: 16 MB, and their texts
@@ -42,6 +43,7 @@ class ChatTokenizer:
         self._cache: dict[str, np.ndarray] = {}
         self._allow = functools.cache(self._matching)
         self._stop = functools.cache(lambda stops: stop_table(stops, self._pieces()))
+        self._opening = functools.cache(self._render_opening)
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
@@ -106,9 +108,15 @@ class ChatTokenizer:
         """Decodes ids, without control tokens."""
         return self._content.decode(list(ids), skip_special_tokens=True)
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Encodes a conversation, up to the beginning of the assistant's next turn."""
-        pieces = self._render(tuple(message.role for message in messages))
+    def chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
+        """Encodes a conversation, up to the beginning of the assistant's next turn.
+
+        Args:
+          messages: the conversation.
+          thinking: whether the turn may begin with a think block. If not, a template that knows
+            thinking ends the prompt with an empty block.
+        """
+        pieces = self._render(tuple(message.role for message in messages), thinking)
         ids = list(pieces[0])
         for message, piece in zip(messages, pieces[1:], strict=True):
             ids += self.encode(message.content) + list(piece)
@@ -144,25 +152,52 @@ class ChatTokenizer:
         start = len(self.decode([first]))
         return [text[start:] for text in self._content.decode_batch(pairs)]
 
-    def user_reply(self, text: str, *, ended: bool) -> list[int]:
+    def user_reply(self, text: str, *, ended: bool, thinking: bool = False) -> list[int]:
         """Encodes a user's turn after an assistant's, up to the beginning of the assistant's next.
 
         Args:
           text: the content of the user's turn.
           ended: whether the ids of the assistant's turn already contain its stop token.
+          thinking: as in `chat`.
         """
         # A template may render a first turn differently, for example with a system message before
         # it.
-        *_, close, open_ = self._render(("user", "assistant", "user"))
+        *_, close, open_ = self._render(("user", "assistant", "user"), thinking)
         close = close[1:] if ended and close[0] in self.stop_ids else close
         return [*close, *self.encode(text), *open_]
 
-    def _render_roles(self, roles: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    def opened_thought(self, prompt: Sequence[int]) -> str:
+        """Returns the text of the think block that the template opens at the end of a prompt.
+
+        Templates of models that always think write the opening tag themselves, so that a sampled
+        turn begins within the block. Empty for any other template or prompt.
+        """
+        ids, text = self._opening()
+        return text if text and tuple(prompt[-len(ids) :]) == ids else ""
+
+    def _render_opening(self) -> tuple[tuple[int, ...], str]:
+        """The end of every prompt of a turn that may think: ids, and the block it leaves open."""
+        *_, tail = self._template_pieces(("user",), True)
+        *_, ids = self._render(("user",), True)
+        return ids, opened_block(tail)
+
+    def _render_roles(self, roles: tuple[str, ...], thinking: bool) -> tuple[tuple[int, ...], ...]:
         """The ids of the template around the contents of messages with these roles."""
+        pieces = self._template_pieces(roles, thinking)
+        if not thinking and (block := opened_block(pieces[-1])):
+            # The model always thinks; an empty block makes it answer at once.
+            pieces[-1] = pieces[-1].removesuffix(block) + EMPTY_BLOCK
+        return tuple(
+            tuple(self._template.encode(piece, add_special_tokens=False).ids) for piece in pieces
+        )
+
+    def _template_pieces(self, roles: tuple[str, ...], thinking: bool) -> list[str]:
+        """The text of the template around the contents of messages with these roles."""
         text = self._hf.apply_chat_template(
             [{"role": role, "content": _HOLE} for role in roles],
             tokenize=False,
             add_generation_prompt=True,
+            enable_thinking=thinking,  # a template that does not know the variable ignores it
         )
         pieces = str(text).split(_HOLE)
         if len(pieces) != len(roles) + 1:
@@ -170,9 +205,7 @@ class ChatTokenizer:
                 f"the chat template does not show each message once (roles {roles}): use another "
                 "tokenizer"
             )
-        return tuple(
-            tuple(self._template.encode(piece, add_special_tokens=False).ids) for piece in pieces
-        )
+        return pieces
 
 
 def _backend(

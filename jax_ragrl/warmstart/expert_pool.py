@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.collect import ActionRequest, ActionSampler, Environment, collect
 from jax_ragrl.rollout.context import action_ids, context_ids
@@ -77,7 +77,11 @@ class LLMActionSampler:
             self._llm_request(r, i, start) for r in requests for i, start in enumerate(_starts(r))
         ]
         replies = iter(self._llm.complete(llm_requests) if llm_requests else [])
-        return [[self._action(r, text) for text in _texts(r, replies)] for r in requests]
+        own = [(r, [next(replies) for _ in _starts(r)]) for r in requests]
+        return [
+            [self._action(r, text) for text in _texts(r, iter(_without_thoughts(r.role, texts)))]
+            for r, texts in own
+        ]
 
     def _llm_request(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
         *before, last = conversation(self._tokenizer, request)
@@ -124,6 +128,13 @@ def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list
         for f in request.branching.forced_actions
     ]
     return texts + [next(replies) for _ in range(request.branching.samples)]
+
+
+def _without_thoughts(
+    role: Role, replies: Sequence[str | EffectError]
+) -> Sequence[str | EffectError]:
+    """Returns replies as texts of actions: a writer's reasoning is kept if the grammar has it."""
+    return replies if role.reads_thoughts else without_thoughts(replies)
 
 
 def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:

@@ -87,11 +87,12 @@ def write_gguf(
     pre: str = "smollm",
     extra: dict[str, np.ndarray] | None = None,
     fields: dict[str, Any] | None = None,
+    pieces: dict[str, Any] | None = None,
 ) -> Path:
     """Writes a model as llama.cpp's converter does; `fields` are integers that go into the header,
-    `extra` are more tensors."""
+    `extra` are more tensors, `pieces` are the fields of a SentencePiece tokenizer."""
     writer, rng = gguf.GGUFWriter(path, raw["model_type"]), np.random.default_rng(1)
-    _write_header(writer, raw, pre)
+    _write_header(writer, raw, pre, pieces)
     for name, number in (fields or {}).items():
         writer.add_uint32(name, number)
     weights = weights if weights is not None else random_weights(raw)
@@ -113,7 +114,9 @@ def write_gguf(
     return path
 
 
-def _write_header(writer: gguf.GGUFWriter, raw: dict[str, Any], pre: str) -> None:
+def _write_header(
+    writer: gguf.GGUFWriter, raw: dict[str, Any], pre: str, pieces: dict[str, Any] | None
+) -> None:
     writer.add_name("random")
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
@@ -124,12 +127,17 @@ def _write_header(writer: gguf.GGUFWriter, raw: dict[str, Any], pre: str) -> Non
     writer.add_key_length(raw["head_dim"])
     writer.add_rope_freq_base(raw["rope_theta"])
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    tokens, types, merges = vocabulary(raw["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    writer.add_tokenizer_model("llama" if pieces else "gpt2")
+    if pieces:
+        writer.add_token_list(pieces["tokens"])
+        writer.add_token_types(pieces["token_type"])
+        writer.add_token_scores(pieces["scores"])
+    else:
+        tokens, types, merges = vocabulary(raw["vocab_size"])
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_ragrl import export as export_module
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.export import export, export_adapter, max_logit_difference
+from jax_ragrl.export import weights as export_module
 from jax_ragrl.models.config import param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder

@@ -1,5 +1,6 @@
 """GGUF files: converted values, config and tokenizer, and the cache that holds the result."""
 
+import itertools
 import json
 import sys
 import threading
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import decoding
 import hf_reference
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 gguf_models = pytest.importorskip("gguf_models", exc_type=ImportError)
 
@@ -181,6 +184,88 @@ def test_a_begin_token_is_added_if_the_file_asks_for_it():
     tokenizer = gguf_tokenizer.build_tokenizer(FIELDS | {"pre": "smollm", "add_bos_token": True})
     assert tokenizer.encode("the").tokens == ["<|im_start|>", "the"]
     assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]
+
+
+# SentencePiece's pieces in the order of their merges; single characters come last.
+MERGED = ["▁t", "er", "in", "▁a", "en", "on", "▁the", "▁th", "he", "▁in", "ing", "aa", "aaa"]
+CHARACTERS = sorted(set("".join(MERGED)) | set("<s>/ouy"))
+BYTES = [f"<0x{n:02X}>" for n in range(256)]
+PIECES = ["<unk>", "<s>", "</s>", *BYTES, *MERGED, *CHARACTERS]
+PIECE_FIELDS = {
+    "model": "llama",
+    "tokens": PIECES,
+    "scores": [0.0] * (3 + 256) + [-float(n) for n in range(len(MERGED) + len(CHARACTERS))],
+    "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(MERGED) + len(CHARACTERS)),
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "unknown_token_id": 0,
+}
+
+
+def merged_by_score(text: str) -> list[str]:
+    """SentencePiece's algorithm: of all neighbors, join the first of those with the best score."""
+    score = dict(zip(MERGED, range(len(MERGED)), strict=True))
+    parts = list("▁" + text.replace(" ", "▁"))
+    while pairs := [(score[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts))
+                    if a + b in score]:  # fmt: skip
+        _, i = min(pairs)
+        parts[i : i + 2] = ["".join(parts[i : i + 2])]
+    known = (
+        [part] if part in PIECES else [f"<0x{b:02X}>" for b in part.encode()] for part in parts
+    )
+    return [token for tokens in known for token in tokens]
+
+
+@hypothesis.given(st.text("the inga<s>/ouyé\n", max_size=30))
+def test_sentencepiece_joins_the_neighbors_of_the_best_score(text):
+    tokenizer = gguf_tokenizer.build_tokenizer(PIECE_FIELDS)
+    tokenizer.encode_special_tokens = True
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    assert encoding.tokens == merged_by_score(text) if text else encoding.tokens == []
+    assert tokenizer.decode(encoding.ids) == text
+    assert not {0, 1, 2} & set(encoding.ids)
+
+
+def test_sentencepiece_pieces_are_those_of_transformers():
+    """The same vocabulary, merges and normalizer in its tokenizer of Llama 2."""
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    fields = PIECE_FIELDS | {"tokenizer_type": "llama"}
+    theirs, _ = mapping.convert_gguf_tokenizer("llama", fields)
+    ours = gguf_tokenizer.build_tokenizer(PIECE_FIELDS)
+    for text in ("the inning", "a  thing\n", "aaaaa on the tin", "é"):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
+
+
+@pytest.mark.parametrize("begins", [None, False])
+def test_a_sentencepiece_text_begins_with_a_token_unless_the_file_says_otherwise(begins):
+    fields = PIECE_FIELDS if begins is None else PIECE_FIELDS | {"add_bos_token": begins}
+    first = gguf_tokenizer.build_tokenizer(fields).encode("the").tokens[0]
+    assert first == ("<s>" if begins is None else "▁the")
+    config = gguf_tokenizer.tokenizer_config(fields, None, 128)
+    assert config["add_bos_token"] == (begins is None)
+
+
+def test_a_file_without_a_space_prefix_encodes_the_text_alone():
+    tokenizer = gguf_tokenizer.build_tokenizer(PIECE_FIELDS | {"add_space_prefix": False})
+    encoding = tokenizer.encode(" in", add_special_tokens=False)
+    assert encoding.tokens == ["▁in"] and tokenizer.decode(encoding.ids) == " in"
+    assert tokenizer.encode("in", add_special_tokens=False).tokens == ["in"]
+
+
+def test_a_file_with_sentencepiece_becomes_a_folder_that_loads(tmp_path):
+    raw = SMALL | {"vocab_size": len(PIECES)}
+    folder = gguf_file.convert(
+        gguf_models.write_gguf(tmp_path / "m.gguf", raw=raw, pieces=PIECE_FIELDS)
+    )
+    tokenizer = ChatTokenizer.load(folder)
+    assert tokenizer.decode(tokenizer.encode("the inning</s>")) == "the inning</s>"
+    assert tokenizer.stop_ids == (2,) and len(tokenizer) == len(PIECES)
+
+
+def test_another_kind_of_tokenizer_is_refused_by_its_name():
+    with pytest.raises(UserError, match="of kind 't5', but only .* give the original folder"):
+        gguf_tokenizer.build_tokenizer(PIECE_FIELDS | {"model": "t5"})
 
 
 @pytest.mark.parametrize(

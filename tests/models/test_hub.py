@@ -1,122 +1,20 @@
-"""Models on the Hub, from a server on this machine that speaks the Hub's protocol.
-
-Each download is a process of its own: `huggingface_hub` reads its environment when it is imported.
-"""
+"""Models on the Hub, from a server on this machine that speaks the Hub's protocol."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import http.server
 import json
-import os
 import pathlib
 import shutil
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import by_name, hub
+from tests.hub_server import COMMIT, run_with_hub, serving
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "qwen3"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "owner/model"
-
-
-class Hub(http.server.ThreadingHTTPServer):
-    """Repositories by name, each a folder; `gated` asks for a token, `requests` are those made."""
-
-    def __init__(self, folders: dict[str, pathlib.Path], gated: tuple[str, ...] = ()):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folders, self.gated = folders, gated
-        self.requests: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """The part of the Hub's protocol that a download needs."""
-
-    server: Hub
-
-    def do_GET(self) -> None:  # noqa: N802
-        path = unquote(urlsplit(self.path).path).strip("/")
-        self.server.requests.append(f"{self.command} {path}")
-        api = path.startswith("api/models/")
-        owner, model, *rest = path.removeprefix("api/models/").split("/")
-        name = f"{owner}/{model}"
-        if name not in self.server.folders:
-            return self._refuse(404, "RepoNotFound")
-        if name in self.server.gated and "Authorization" not in self.headers:
-            return self._refuse(401 if api else 403, "GatedRepo")
-        if rest[1:] and rest[1] not in ("main", COMMIT):
-            return self._refuse(404, "RevisionNotFound")
-        folder = self.server.folders[name]
-        if not api:
-            return self._send_file(folder / "/".join(rest[2:]))
-        paths = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-        names = [file.relative_to(folder).as_posix() for file in paths]
-        if rest[0] == "tree":
-            tree = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": digest(file)}
-                for name, file in zip(names, paths, strict=True)
-            ]
-            return self._send(json.dumps(tree).encode())
-        siblings = [{"rfilename": name} for name in names]
-        info = {"id": name, "modelId": name, "sha": COMMIT, "private": False, "siblings": siblings}
-        return self._send(json.dumps(info).encode())
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def _send_file(self, file: pathlib.Path) -> None:
-        if not file.is_file():
-            return self._refuse(404, "EntryNotFound")
-        headers = {"ETag": f'"{digest(file)}"', "X-Repo-Commit": COMMIT}
-        return self._send(file.read_bytes(), headers)
-
-    def _send(self, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(200)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def _refuse(self, code: int, error: str) -> None:
-        self.send_response(code)
-        self.send_header("X-Error-Code", error)
-        self.send_header("X-Error-Message", error)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
-
-
-def digest(file: pathlib.Path) -> str:
-    return hashlib.sha1(file.read_bytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def serving(folders: dict[str, pathlib.Path], gated: tuple[str, ...] = ()) -> Iterator[Hub]:
-    """A Hub with these repositories."""
-    server = Hub(folders, gated)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
@@ -147,21 +45,7 @@ def resolve(
     name: str, home: pathlib.Path, url: str, *, weights: bool = True, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """`resolve_model` in a process of its own, with a cache in `home`."""
-    settings = {
-        "HF_ENDPOINT": url,
-        "HF_HOME": str(home),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_TOKEN": "",
-    }
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, name, str(weights)],
-        env=os.environ | settings | environ,
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_with_hub(["-c", SCRIPT, name, str(weights)], home, url, **environ)
 
 
 def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_path):
@@ -171,6 +55,7 @@ def test_a_model_is_downloaded_once_and_only_the_files_it_needs(repository, tmp_
         folder = pathlib.Path(done.stdout.strip())
         present = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
         assert present == {
+            "README.md",
             "config.json",
             "merges.txt",
             "model.safetensors",
@@ -232,7 +117,7 @@ def test_a_gated_model_needs_a_token(repository, tmp_path):
 @pytest.mark.parametrize(
     ("name", "environ", "words"),
     [
-        ("owner/absent", {}, "neither a folder on this machine nor a model on http"),
+        ("owner/absent", {}, "and there is no model 'owner/absent' on http"),
         (f"{NAME}@v9", {}, f"{NAME} on the Hub has no revision 'v9': give a branch"),
         (NAME, {"HF_HUB_OFFLINE": "1"}, "and HF_HUB_OFFLINE is set: unset it"),
         (NAME, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "failed (ConnectError"),

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -158,7 +158,8 @@ def rationale_examples(
     """
     pairs = zip(questions, results, strict=True)
     contexts = [(question, hits.passages[:k]) for question, hits in pairs if question.answers]
-    replies = writer.complete([rationale_request(style, *pair) for pair in contexts])
+    requests = [rationale_request(style, *pair) for pair in contexts]
+    replies = without_thoughts(writer.complete(requests))
     examples = []
     for (question, documents), reply in zip(contexts, replies, strict=True):
         answer, is_error = question.answers[0], isinstance(reply, EffectError)

@@ -111,6 +111,7 @@ class SearchAgent:
             # Sampling ends at a closing tag, so that a turn has one action.
             stop_strings=stop_strings(EXECUTOR_ACTIONS),
             as_chat_turns=self.as_chat_turns,
+            reads_thoughts=True,
         )
         return {AGENT: role}
 

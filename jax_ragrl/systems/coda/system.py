@@ -157,6 +157,7 @@ class CoDA:
             sampling,
             stop_strings=stop_strings(actions),
             as_chat_turns=self.as_chat_turns,
+            reads_thoughts=True,
         )
 
 

@@ -1,0 +1,317 @@
+"""The model card of an exported policy: README.md with the front matter that the Hub reads.
+
+A card holds facts of the run folder alone. Paths and addresses of servers are left out, because a
+card is published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_ragrl import __version__
+from jax_ragrl.config.schema import local
+from jax_ragrl.corpus.data_path import set_name
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.by_name import SMOLLM2, TINY, local_model
+from jax_ragrl.run.config import Job
+from jax_ragrl.runtime.hub import is_uri, parse_data_file
+from jax_ragrl.runtime.jsonl import read_rows
+
+CARD = "README.md"
+TAGS = ("jax_ragrl", "retrieval-augmented-generation", "reinforcement-learning")
+LICENSE_KEYS = ("license", "license_name", "license_link")
+APACHE = {"license": "apache-2.0"}
+SMOLLM2_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SYSTEMS = {
+    "c3po": "C-3PO",
+    "coda": "CoDA",
+    "mao_arag": "MAO-ARAG",
+    "mmoa_rag": "MMOA-RAG",
+    "opera": "OPERA",
+}
+ROWS = {
+    "direct": "the frozen model without retrieval",
+    "standard_rag": "the frozen model with one search (standard RAG)",
+    "warm_start": "this system before training",
+    "trained": "this system after training",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The model that training started from.
+
+    Fields:
+      label: its name for readers.
+      hub_name: `OWNER/NAME` on the Hub; empty if unknown.
+      license: the front matter's license keys; empty if unknown.
+    """
+
+    label: str
+    hub_name: str = ""
+    license: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class CardFacts:
+    """The facts of a card.
+
+    Fields:
+      job: the run.
+      values: its config as JSON values.
+      policy: the name of the exported policy.
+      base: the model that the policy started from.
+      steps: the number of training steps of the exported checkpoint.
+      result: the lines of the result, see `result_lines`.
+      adapter: whether the export is a LoRA adapter alone.
+      name: the name by which readers load the model: `OWNER/NAME`, or the folder.
+    """
+
+    job: Job
+    values: Mapping[str, Any]
+    policy: str
+    base: Base
+    steps: int
+    result: Sequence[str]
+    adapter: bool
+    name: str
+
+
+# --- Front matter ---------------------------------------------------------------------------------
+
+
+def base_model(model: str, folder: Path) -> Base:
+    """Returns what is known about the model that a run started from.
+
+    Args:
+      model: the name of the model in the config.
+      folder: its local folder, whose own card gives license and origin.
+    """
+    if model == TINY:
+        return Base("the tiny policy that ships with jax_ragrl", license=APACHE)
+    if model == SMOLLM2:
+        return Base(SMOLLM2_NAME, SMOLLM2_NAME, APACHE)
+    card = read_front_matter(folder / CARD)
+    terms = {key: str(card[key]) for key in LICENSE_KEYS if card.get(key)}
+    if local_model(model) is None:
+        return Base(model, model.partition("@")[0], terms)
+    origin = card.get("base_model")
+    # A card may list several models, as that of a merge does.
+    return Base(local(model).name, origin if isinstance(origin, str) else "", terms)
+
+
+def read_front_matter(file: Path) -> dict[str, Any]:
+    """Returns the front matter of a card; empty if there is no card or it cannot be parsed."""
+    import yaml
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        return metadata_load(file) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+
+
+def front_matter(facts: CardFacts) -> str:
+    """Returns the YAML of a card, without the lines around it."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=facts.base.hub_name or None,
+        datasets=sorted(hub_datasets(facts.values)) or None,
+        library_name="peft" if facts.adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=[*TAGS, str(facts.values["system"])],
+        **facts.base.license,
+    )
+    return str(data.to_yaml()).strip()
+
+
+def hub_datasets(values: Mapping[str, Any]) -> set[str]:
+    """Returns the data sets on the Hub that a config names."""
+    return {parse_data_file(name).repository for name in _data_names(values) if is_uri(name)}
+
+
+def _data_names(values: Mapping[str, Any]) -> list[str]:
+    files = values.get("data", {}).get("files") or {}
+    names = [str(files.get(key) or "") for key in ("train", "dev", "test", "corpus")]
+    return [name.strip() for text in names for name in text.split(",") if name.strip()]
+
+
+# --- Text -----------------------------------------------------------------------------------------
+
+
+def card_text(facts: CardFacts) -> str:
+    """Returns the text of a card."""
+    title = SYSTEMS.get(str(facts.values["system"]), str(facts.values["system"]))
+    rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
+    kind = "LoRA adapter" if facts.adapter else "model"
+    return f"""---
+{front_matter(facts)}
+---
+
+# {title}, policy `{facts.policy}`
+
+This {kind} plays the roles {_listed(_roles(facts))} of {title}, a retrieval-augmented generation
+system that was trained with reinforcement learning in jax_ragrl {__version__}. On its own it is not
+a question answering model: it expects the prompts of its roles (style
+`{facts.job.recipe.system.style}`), and the system around it searches and asks a frozen model.
+
+## Training
+
+| | |
+|---|---|
+{rows}
+## Result
+
+{"".join(f"{line}{chr(10)}" for line in facts.result)}
+## Load it
+
+{_usage(facts)}
+In jax_ragrl, a config of the same system takes it with `--config.policy={facts.name}`; `ragrl ask`,
+`ragrl evaluate` and `ragrl serve` then run the whole system.
+
+## License
+
+{_license(facts.base)}
+"""
+
+
+def training_facts(facts: CardFacts) -> Iterator[tuple[str, str]]:
+    """Yields names and values of the table of a run."""
+    values, job = facts.values, facts.job
+    yield "system", f"`{values['system']}`"
+    yield "roles", _listed(_roles(facts))
+    yield "started from", facts.base.label
+    yield "trained weights", "all" if job.lora is None else f"LoRA adapter of rank {job.lora.rank}"
+    yield "steps", f"{facts.steps}, each with {job.run.questions_per_step} questions"
+    yield "seed", str(job.seed)
+    yield "data", data_label(values)
+    yield "retriever", _retriever(values.get("index") or {})
+    yield "frozen model", _llm(values.get("llm") or {})
+    if job.judge.kind != "none":
+        yield "judge of the reward", _llm(values.get("judge") or {})
+    yield "jax_ragrl", __version__
+
+
+def data_label(values: Mapping[str, Any]) -> str:
+    """Describes the data of a run: names of data sets, never paths of the machine."""
+    files = values.get("data", {}).get("files")
+    if not files:
+        world = values.get("data", {}).get("world") or {}
+        return f"generated encyclopedia (`ragrl world --size {world.get('size', 240)} --seed " \
+               f"{world.get('seed', 0)}`)"  # fmt: skip
+    names = [name if is_uri(name) else set_name(name) for name in _data_names(values)]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _roles(facts: CardFacts) -> list[str]:
+    return [role for role, policy in facts.job.policy_of.items() if policy == facts.policy]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _retriever(index: Mapping[str, Any]) -> str:
+    kind = index.get("kind", "scann")
+    if kind not in ("scann", "exact"):
+        return f"server of kind {kind}"
+    return f"{kind} search, encoder {_public_name(str(index.get('encoder', 'lexical')))}"
+
+
+def _llm(section: Mapping[str, Any]) -> str:
+    kind = section.get("kind", "world_reader")
+    return {
+        "world_reader": "rule-based reader of the generated encyclopedia",
+        "none": "none",
+    }.get(kind) or _public_name(str(section.get("model", TINY)))
+
+
+def _public_name(model: str) -> str:
+    """The name of a model, or the last part of its path on this machine."""
+    return Path(model).name if Path(model).exists() or model.startswith(("/", ".")) else model
+
+
+def _usage(facts: CardFacts) -> str:
+    lines = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{facts.name}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")',
+    ]
+    if facts.adapter:
+        base = facts.base.hub_name or "FOLDER OF THE BASE MODEL"
+        lines = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+            f'model = PeftModel.from_pretrained(base, "{facts.name}")',
+        ]
+    return "\n".join(["```python", *lines, "```", ""])
+
+
+def _license(base: Base) -> str:
+    if not base.license:
+        return f"That of {base.label}, from which the weights derive; its card was not available."
+    name = base.license.get("license_name") or base.license.get("license", "")
+    return f"`{name}`, that of {base.label}, from which the weights derive."
+
+
+# --- Result ---------------------------------------------------------------------------------------
+
+
+def result_lines(workdir: Path) -> list[str]:
+    """Returns the result of a run as lines of Markdown.
+
+    The paired comparison of `ragrl quickstart` if the run has one, otherwise the newest score on
+    development questions.
+
+    Args:
+      workdir: the folder of the run.
+
+    Raises:
+      UserError: the summary cannot be read.
+    """
+    file = workdir / "summary.json"
+    if file.is_file():
+        try:
+            return _compared(json.loads(file.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise UserError(
+                f"{file} is no summary of a run ({type(error).__name__}: {error}): delete it, or "
+                "write it again with 'ragrl quickstart'"
+            ) from error
+    rows = [row for row in read_rows(workdir / "metrics.jsonl") if row.get("eval/accuracy")]
+    if not rows:
+        return ["This run was not evaluated."]
+    score, step = 100 * rows[-1]["eval/accuracy"], rows[-1]["step"]
+    return [
+        f"{score:.1f} % on development questions after step {step}, greedy decoding (the headline "
+        "score of the system, without an interval: it was measured during training)."
+    ]
+
+
+def _compared(summary: Mapping[str, Any]) -> list[str]:
+    gain, scores = summary["gain"], summary["accuracy"]
+    (low, high), metric = gain["ci95"], summary["metric"].removesuffix(", percent")
+    rows = [f"| {label} | {_percent(scores[name])} |" for name, label in ROWS.items()]
+    return [
+        f"{metric} on {summary['questions']} held-out questions after {summary['steps']} training "
+        "steps, greedy decoding:",
+        "",
+        f"| | {metric}, % |",
+        "|---|---|",
+        *rows,
+        "",
+        f"Gain over the system before training: {_percent(gain['mean'])} points, 95 % interval "
+        f"{_percent(low)} to {_percent(high)} (bootstrap over {gain['pairs']} paired questions).",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f}"

@@ -1,0 +1,100 @@
+"""Exports a policy of a run: weights, tokenizer, model card and, if asked, an upload to the Hub."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jax_ragrl.config.snapshot import load_saved_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
+from jax_ragrl.export.publish import reserve, upload
+from jax_ragrl.export.weights import ExportResult, export, export_adapter
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.models.by_name import local_model
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.hf import check_new
+from jax_ragrl.run.components import load_policies, policy_folder
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.inference import trained_policies
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """The options of `ragrl export`.
+
+    Fields:
+      workdir: the folder of the run.
+      out: the output folder.
+      policy: the name of a policy; empty if the run has one.
+      dtype: the dtype of the weights.
+      adapter: export only the LoRA adapter.
+      push_to: a repository on the Hub; empty: no upload.
+      public: whether everyone may read that repository.
+    """
+
+    workdir: Path
+    out: Path
+    policy: str = ""
+    dtype: str = "bfloat16"
+    adapter: bool = False
+    push_to: str = ""
+    public: bool = False
+
+
+def export_run(settings: ExportSettings) -> dict[str, Any]:
+    """Exports a policy of a run.
+
+    Returns:
+      The fields of `ExportResult` and, after an upload, `url` and `private`.
+
+    Raises:
+      UserError: there is no such run or policy, the export reads back with other logits, or the
+        Hub does not accept the upload.
+    """
+    values = load_saved_config(settings.workdir / "config.json")
+    job = load_job(values)
+    name = policy_name(job, settings.policy)
+    check_new(settings.out)  # before the repository, so that no empty one is left behind
+    target = reserve(settings.push_to, public=settings.public) if settings.push_to else None
+    # On one device, because the run's mesh may need a larger machine. In float32, so that merging
+    # an adapter loses no precision.
+    policies = trained_policies(job, load_policies(job, None, "float32")[0], settings.workdir)
+    model = dict(job.policies).get(name, job.policy)
+    result = _export_weights(settings, policies[name], model)
+    facts = CardFacts(
+        job=job,
+        values=values,
+        policy=name,
+        base=base_model(model, policy_folder(model)),
+        steps=Checkpoints(settings.workdir).latest() or 0,
+        result=result_lines(settings.workdir),
+        adapter=settings.adapter,
+        name=target.name if target else settings.out.name,
+    )
+    (result.folder / CARD).write_text(card_text(facts), encoding="utf-8")
+    if target is None:
+        return result._asdict()
+    upload(result.folder, target)
+    return {**result._asdict(), "url": target.url, "private": target.is_private}
+
+
+def policy_name(job: Job, name: str) -> str:
+    """Returns the name of the policy to export, which may be omitted only if it is unambiguous."""
+    names = sorted(set(job.policy_of.values()))
+    name = name or (names[0] if len(names) == 1 else "")
+    if name not in names:
+        raise UserError(
+            f"--policy is {name or None!r}: give one of the run's policies, {', '.join(names)}"
+        )
+    return name
+
+
+def _export_weights(settings: ExportSettings, policy: Decoder, model: str) -> ExportResult:
+    folder = policy_folder(model)
+    if not settings.adapter:
+        return export(policy, settings.out, folder, dtype=settings.dtype)
+    # A name on the Hub is valid on other machines; its folder in the cache is not.
+    is_public = local_model(model) is None
+    return export_adapter(policy, settings.out, model if is_public else str(folder))

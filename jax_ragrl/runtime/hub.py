@@ -1,0 +1,149 @@
+"""The Hugging Face Hub: a file of a data set, and why a download failed, on one line.
+
+`huggingface_hub` reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE` and draws the
+progress bars. It is imported within functions, because most commands need nothing of the Hub.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from jax_ragrl.errors import UserError
+
+SCHEME = "hf:/"  # with one slash, because `pathlib` merges the two
+# hf://datasets/OWNER/NAME[@REVISION]/PATH, as in fsspec and `datasets`. The two kinds of revisions
+# that may contain a slash are the Hub's own; a branch with a slash is written with %2F.
+DATA_FILE = re.compile(
+    r"hf:/{1,2}datasets/(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)"
+    r"(@(?P<revision>refs/convert/[\w.-]+|refs/pr/\d+|[^/]+))?/(?P<path>[^@]+)",
+    re.ASCII,
+)
+MODEL, DATA_SET = "model", "data set"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file in a data set on the Hub.
+
+    Fields:
+      repository: `OWNER/NAME`.
+      path: the path of the file in the repository.
+      revision: a branch, a tag or a commit; None: the main branch.
+    """
+
+    repository: str
+    path: str
+    revision: str | None = None
+
+
+def is_uri(name: str | Path) -> bool:
+    """Whether a name begins as an address on the Hub does (`hf://`)."""
+    return str(name).startswith(SCHEME)
+
+
+def parse_data_file(uri: str | Path) -> DataFile:
+    """Parses `hf://datasets/OWNER/NAME[@REVISION]/PATH`; `UserError` for any other text."""
+    match = DATA_FILE.fullmatch(str(uri))
+    if match is None or match["path"].endswith("/"):
+        raise UserError(
+            f"{uri} is not a file of a data set on the Hub: write "
+            "hf://datasets/OWNER/NAME/PATH, or hf://datasets/OWNER/NAME@REVISION/PATH"
+        )
+    return DataFile(match["name"], match["path"], match["revision"] and unquote(match["revision"]))
+
+
+def download_data_file(uri: str | Path) -> Path:
+    """The local copy of a file of a data set, downloaded once into the Hub's cache.
+
+    A revision that the cache holds is used without asking the Hub again, as for models: a run that
+    is resumed reads the same questions, even if the branch has moved since.
+
+    Args:
+      uri: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
+
+    Raises:
+      UserError: there is no such data set, revision or file, access is denied, the Hub does not
+        answer, or the disk is full.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    file = parse_data_file(uri)
+    place: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
+    try:
+        return Path(hf_hub_download(file.repository, file.path, local_files_only=True, **place))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(hf_hub_download(file.repository, file.path, **place))
+    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+        message = _explain_file(error, file) or explain(
+            error, file.repository, file.revision, DATA_SET
+        )
+        raise UserError(message) from error
+
+
+def _explain_file(error: Exception, file: DataFile) -> str:
+    """The message if only the file is missing in its data set; empty for another error."""
+    from huggingface_hub import constants, errors
+
+    # A miss in the cache has the same base class, but means that the network failed.
+    if not isinstance(error, errors.EntryNotFoundError) or isinstance(
+        error, errors.LocalEntryNotFoundError
+    ):
+        return ""
+    page = f"{constants.ENDPOINT}/datasets/{file.repository}/tree/{file.revision or 'main'}"
+    return f"{file.repository} on the Hub has no file {file.path!r}: choose one listed at {page}"
+
+
+def explain(error: Exception, repository: str, revision: str | None, kind: str = MODEL) -> str:
+    """What was asked for, why it fails and what to do, for a download that failed.
+
+    Args:
+      error: an exception of `huggingface_hub`, or of the libraries below it.
+      repository: `OWNER/NAME`.
+      revision: a branch, a tag or a commit; None: the main branch.
+      kind: `MODEL` or `DATA_SET`.
+    """
+    from huggingface_hub import constants, errors
+
+    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    page, option = (f"{hub}/{repository}", "")
+    if kind == DATA_SET:
+        page, option = (f"{hub}/datasets/{repository}", "--repo-type dataset ")
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{repository} is gated: ask for access at {page}, then set HF_TOKEN or run "
+            "'hf auth login'"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repository} on the Hub has no revision {revision!r}: give a branch, tag or commit"
+    if is_full(error):
+        return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
+    # The name of a model may also be meant as a folder.
+    prefix = f"{repository!r} is not a folder on this machine, and " if kind == MODEL else ""
+    if isinstance(error, errors.RepositoryNotFoundError):
+        problem = f"there is no {kind} {repository!r} on {hub}"
+        remedy = "check the name and, if it is private, set HF_TOKEN"
+    elif constants.HF_HUB_OFFLINE:
+        problem = f"the cache {cache} lacks files of {repository}, and HF_HUB_OFFLINE is set"
+        remedy = f"unset it, or run 'hf download {option}{repository}' first"
+    else:
+        reason = one_line(error.__cause__ or error)
+        problem = f"downloading {kind} {repository!r} from {hub} failed ({reason})"
+        remedy = "check the name and the network, or set HF_ENDPOINT to a mirror"
+    return f"{prefix}{problem}: {remedy}"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error says that the disk is full."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the beginning of the message of an exception."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,161 @@
+"""The model card: its front matter is what the Hub reads, its text states the run's facts."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from jax_ragrl import __version__
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.export.card import (
+    Base,
+    CardFacts,
+    base_model,
+    card_text,
+    data_label,
+    front_matter,
+    hub_datasets,
+    result_lines,
+)
+from jax_ragrl.run.config import load_job
+
+FILES = {
+    "train": "hf://datasets/owner/nq@v1/train.jsonl,/home/me/hotpotqa/train.jsonl",
+    "dev": "/home/me/hotpotqa/dev.jsonl",
+    "test": "hf://datasets/owner/nq@v1/test.jsonl",
+    "corpus": "/home/me/wiki.jsonl",
+}
+SUMMARY = {
+    "steps": 28,
+    "questions": 400,
+    "metric": "F1, percent",
+    "accuracy": {"direct": 30.0, "standard_rag": 40.04, "warm_start": 45.0, "trained": 51.5},
+    "gain": {"over": "warm_start", "mean": 6.5, "ci95": [4.25, 8.75], "pairs": 399},
+}
+BASE = Base("owner/base", "owner/base", {"license": "mit"})
+
+
+def facts(base: Base = BASE, **fields: Any) -> CardFacts:
+    values = load_config(CONFIGS / "tiny" / "c3po.py", [])
+    values |= fields.pop("values", {})
+    given = {
+        "job": load_job(copy.deepcopy(values)),
+        "values": values,
+        "policy": "policy",
+        "base": base,
+        "steps": 28,
+        "result": ["A result."],
+        "adapter": False,
+        "name": "owner/policy",
+    }
+    return CardFacts(**given | fields)
+
+
+def test_the_front_matter_has_the_keys_that_the_hub_reads():
+    data = {"data": {"files": FILES}}
+    head = yaml.safe_load(front_matter(facts(values=data)))
+    assert head == {
+        "base_model": "owner/base",
+        "datasets": ["owner/nq"],
+        "library_name": "transformers",
+        "license": "mit",
+        "pipeline_tag": "text-generation",
+        "tags": ["jax_ragrl", "retrieval-augmented-generation", "reinforcement-learning", "c3po"],
+    }
+    assert yaml.safe_load(front_matter(facts(adapter=True)))["library_name"] == "peft"
+
+
+def test_what_is_unknown_is_left_out_of_the_front_matter():
+    head = yaml.safe_load(front_matter(facts(Base("my-folder"))))
+    assert not {"base_model", "license", "datasets"} & head.keys()
+    assert "its card was not available" in card_text(facts(Base("my-folder")))
+
+
+def test_the_hubs_own_reader_parses_the_card():
+    card = ModelCard(card_text(facts()))
+    assert card.data.base_model == "owner/base" and card.data.license == "mit"
+
+
+def test_the_text_states_system_roles_data_and_version():
+    text = card_text(facts(name="owner/policy"))
+    for part in (
+        "# C-3PO, policy `policy`",
+        f"jax_ragrl {__version__}",
+        "`router`",
+        "generated encyclopedia (`ragrl world --size 240 --seed 0`)",
+        "rule-based reader",
+        "scann search, encoder lexical",
+        "A result.",
+        "--config.policy=owner/policy",
+    ):
+        assert part in text
+
+
+def test_data_are_named_without_paths_of_the_machine():
+    label = data_label({"data": {"files": FILES}})
+    nq = "hf://datasets/owner/nq@v1"
+    assert label == f"{nq}/train.jsonl, hotpotqa, {nq}/test.jsonl, wiki"
+    assert hub_datasets({"data": {"files": FILES}}) == {"owner/nq"}
+
+
+def test_addresses_of_servers_and_paths_of_models_are_left_out():
+    servers = {
+        "index": {"kind": "remote", "url": "http://10.0.0.1:8000"},
+        "llm": {"kind": "openai", "model": "Qwen/Qwen3-8B", "base_url": "http://10.0.0.1:9000"},
+        "judge": {"kind": "local", "model": "/home/me/judge"},
+    }
+    text = card_text(facts(values=servers))
+    assert "10.0.0.1" not in text and "/home" not in text
+    assert "Qwen/Qwen3-8B" in text and "| judge of the reward | judge |" in text
+
+
+def test_an_adapter_loads_on_its_base():
+    text = card_text(facts(adapter=True))
+    assert 'PeftModel.from_pretrained(base, "owner/policy")' in text
+    assert 'from_pretrained("owner/base")' in text
+
+
+def test_the_license_of_a_base_comes_from_its_card(tmp_path):
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: qwen-research\nlicense_link: LICENSE\n---\ntext"
+    )
+    base = base_model("Qwen/Qwen2.5-3B@main", tmp_path)
+    assert base.hub_name == "Qwen/Qwen2.5-3B" and base.label == "Qwen/Qwen2.5-3B@main"
+    assert base.license["license_name"] == "qwen-research"
+    assert base_model(str(tmp_path), tmp_path) == Base(tmp_path.name, "", base.license)
+    assert base_model("tiny", tmp_path).license == {"license": "apache-2.0"}
+
+
+@pytest.mark.parametrize("text", [None, "no front matter", "---\n[\n---\n", "---\n- 1\n---\n"])
+def test_a_base_without_a_readable_card_has_no_license(text, tmp_path):
+    if text is not None:
+        (tmp_path / "README.md").write_text(text)
+    assert base_model("owner/base", tmp_path) == Base("owner/base", "owner/base")
+
+
+def test_the_result_is_the_paired_comparison_of_the_summary(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    text = "\n".join(result_lines(tmp_path))
+    assert "F1 on 400 held-out questions after 28 training steps" in text
+    assert "| this system after training | 51.5 |" in text
+    assert "6.5 points, 95 % interval 4.2 to 8.8 (bootstrap over 399 paired questions)" in text
+
+
+def test_without_a_summary_the_newest_development_score_is_the_result(tmp_path):
+    assert result_lines(tmp_path) == ["This run was not evaluated."]
+    rows = [{"step": 7, "eval/accuracy": 0.25}, {"step": 14, "eval/accuracy": 0.5}, {"step": 15}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (line,) = result_lines(tmp_path)
+    assert line.startswith("50.0 % on development questions after step 14")
+
+
+def test_a_damaged_summary_is_reported(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="is no summary of a run .*: delete it"):
+        result_lines(tmp_path)

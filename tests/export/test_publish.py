@@ -1,0 +1,165 @@
+"""Exports on the Hub: a server on this machine that speaks the Hub's protocol receives them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import pytest
+from flax import nnx
+from huggingface_hub import constants
+
+from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.config.snapshot import save_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.export.publish import reserve, upload
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.run.components import load_policies
+from jax_ragrl.run.config import load_job
+from jax_ragrl.training.loop import prepare_policies, trained_state
+from tests.hub_server import TOKEN, USER, Hub, serving
+from tests.tiny import policy, tokenizer
+
+NAME = f"{USER}/policy"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub with one model of another user, and the token of a user who has none."""
+    seed = tmp_path / "seed"
+    seed.mkdir()
+    with serving({"other/model": seed, f"datasets/{USER}/set": seed}) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path) -> pathlib.Path:
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    (folder / "model.safetensors").write_bytes(b"weights" * 100)
+    return folder
+
+
+def files(folder: pathlib.Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_an_upload_has_the_files_of_the_folder_weights_as_large_files(hub: Hub, folder):
+    target = reserve(NAME)
+    upload(folder, target)
+    assert files(hub.folders[NAME]) == files(folder)
+    assert list(hub.uploads.values()) == [(folder / "model.safetensors").read_bytes()]
+    assert hub.verified == set(hub.uploads)
+
+
+def test_a_new_repository_is_private_unless_asked_otherwise(hub: Hub):
+    assert reserve(NAME).is_private and NAME not in hub.public
+    assert not reserve(f"{USER}/open", public=True).is_private
+    assert f"{USER}/open" in hub.public
+
+
+def test_a_name_without_an_owner_is_of_the_user(hub: Hub):
+    assert reserve("policy").name == NAME
+
+
+def test_an_existing_repository_is_written_again(hub: Hub, folder):
+    assert reserve(NAME) == reserve(NAME)
+    upload(folder, reserve(NAME))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    upload(folder, reserve(NAME))
+    assert files(hub.folders[NAME]) == files(folder)
+
+
+def test_nothing_becomes_public_without_the_option(hub: Hub):
+    reserve(NAME, public=True)
+    with pytest.raises(UserError, match="is public already: give --public to upload there"):
+        reserve(NAME)
+
+
+@pytest.mark.parametrize("token", ["", "hf_wrong"])
+def test_a_missing_or_wrong_token_is_reported_with_the_remedy(hub: Hub, token, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "nowhere")
+    with pytest.raises(UserError, match="without a valid token: set HF_TOKEN .* 'hf auth login'"):
+        reserve(NAME)
+
+
+def test_a_repository_of_another_owner_needs_permission(hub: Hub):
+    with pytest.raises(UserError, match="the token may not write to someone/policy: use a token"):
+        reserve("someone/policy")
+
+
+def test_a_name_that_belongs_to_something_else_is_refused(hub: Hub):
+    hub.reserved.add(NAME)
+    with pytest.raises(UserError, match="exists but is no model, or was renamed: give another"):
+        reserve(NAME)
+
+
+def test_a_hub_that_does_not_answer_is_named(monkeypatch, hub: Hub):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"on http://127.0.0.1:9 failed \(ConnectError.*network"):
+        reserve(NAME)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "owner/", "", "-x", "owner/na me"])
+def test_a_malformed_name_is_refused_before_a_request(hub: Hub, name):
+    with pytest.raises(UserError, match="give OWNER/NAME"):
+        reserve(name)
+    assert hub.requests == []
+
+
+def test_a_failed_upload_names_the_command_that_repeats_it(hub: Hub, folder, monkeypatch):
+    target = reserve(NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(UserError, match=f"is complete, and 'hf upload {NAME} .*/export' uploads"):
+        upload(folder, target)
+
+
+def test_the_command_needs_a_repository_to_make_public(tmp_path, capsys):
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "o"), "--public"]) == 2
+    assert "give --push-to OWNER/NAME" in capsys.readouterr().err
+
+
+def write_run(workdir: pathlib.Path) -> None:
+    """A run of C-3PO with a checkpoint after step 1, from a policy without training."""
+    tokenizer().save(workdir / "tokenizer")
+    start = save_decoder(nnx.merge(*policy()), workdir / "start", workdir / "tokenizer")
+    (start / "README.md").write_text("---\nlicense: mit\nbase_model: someone/base\n---\n")
+    values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}"])
+    save_config(workdir / "run" / "config.json", values)
+    job = load_job(values)
+    policies, chat = load_policies(job, None)
+    checkpoints = Checkpoints(workdir / "run")
+    state = jax.tree.map(lambda x: x * 2, trained_state(prepare_policies(job, policies, chat)))
+    checkpoints.save(1, state, {"data": {}})
+    checkpoints.close()
+
+
+def test_the_command_exports_with_a_card_and_uploads(hub: Hub, tmp_path, capsys):
+    write_run(tmp_path)
+    out = tmp_path / "out"
+    arguments = ["export", str(tmp_path / "run"), "--out", str(out), "--dtype", "float32"]
+    assert main([*arguments, "--push-to", "someone/policy"]) == 2
+    assert "the token may not write" in capsys.readouterr().err and not out.exists()
+    assert main([*arguments, "--push-to", NAME]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["private"] and result["url"] == f"{hub.url}/{NAME}"
+    assert files(hub.folders[NAME]) == files(out)
+    card = (out / "README.md").read_text()
+    lines = (
+        "license: mit",
+        "base_model: someone/base",
+        "- c3po",
+        f'from_pretrained("{NAME}")',
+        "| steps | 1, each with 14 questions |",
+        "This run was not evaluated.",
+    )
+    assert [line for line in lines if line not in card] == []
+    assert str(tmp_path) not in card

@@ -1,0 +1,136 @@
+"""Roles that think: the block is sampled, kept in contexts and trained, but never parsed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.learner.packing import turns_of
+from jax_ragrl.llm.base import MeteredReply, without_thoughts
+from jax_ragrl.llm.judge import grade_answers
+from jax_ragrl.llm.local import LocalLLM
+from jax_ragrl.rollout.collect import ActionRequest, collect
+from jax_ragrl.rollout.context import context_ids
+from jax_ragrl.rollout.effects import ModelOutput, Observation
+from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
+from jax_ragrl.rollout.policy import PolicySampler
+from jax_ragrl.rollout.roles import UNCLOSED, ParsedAction, Role, parse_action
+from jax_ragrl.run.config import load_job
+from jax_ragrl.systems.base import unwrapped
+from jax_ragrl.systems.thinking import ThinkingRoles
+from jax_ragrl.types import LLMRequest, Message, Question
+from tests.rollout.tape import ANN, Tape, system
+from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
+
+BLOCK = "<think>\nOne hop.\n</think>\n\n"
+USER = (Message("user", "Who?"),)
+
+
+def echo(text: str) -> ParsedAction:
+    """A grammar whose action is the whole text."""
+    return ParsedAction("echo", (text,), thought="own")
+
+
+THINKS = Role("role", echo, thinking=True)
+
+
+def test_the_grammar_reads_what_follows_the_block():
+    parsed = parse_action(THINKS, f"{BLOCK}[LLM]")
+    assert parsed.args == ("[LLM]",) and parsed.text == "[LLM]"
+    assert parsed.thought == "One hop. own"
+
+
+def test_a_block_that_never_ends_is_an_invalid_action():
+    parsed = parse_action(THINKS, "<think>One hop. [LLM]")
+    assert not parsed.valid and parsed.error == UNCLOSED and parsed.thought == "One hop. [LLM]"
+
+
+@pytest.mark.parametrize("changes", [{"thinking": False}, {"reads_thoughts": True}])
+def test_a_role_without_thinking_or_with_think_tags_reads_the_whole_text(changes):
+    role = dataclasses.replace(THINKS, **changes)
+    text = f"{BLOCK}[LLM]"
+    assert parse_action(role, text) == ParsedAction("echo", (text,), thought="own", text=text)
+
+
+@pytest.mark.parametrize("name", ["c3po", "coda", "mao_arag", "mmoa_rag", "opera", "search_r1"])
+def test_the_config_key_sets_roles_in_training_and_evaluation(name):
+    values = load_config(CONFIGS / "tiny" / f"{name}.py", [])
+    plain, job = load_job(values), load_job(values | {"thinking": "on"})
+    assert not any(role.thinking for role in plain.recipe.system.roles.values())
+    for recipe_system in (job.recipe.system, job.recipe.evaluation_system):
+        for role in recipe_system.roles.values():
+            # A grammar mask excludes the tokens of a block.
+            assert role.thinking == (not role.allowed_token_regex)
+            assert role.reads_thoughts == (name in ("coda", "search_r1"))
+    assert unwrapped(job.recipe.system) == unwrapped(plain.recipe.system)
+
+
+def test_earlier_blocks_stay_in_a_context_that_only_grows():
+    chat = thinking_tokenizer(SWITCHED)
+    first = tuple(chat.chat(USER, thinking=True))
+    action = (*chat.encode(f"{BLOCK}film"), chat.stop_ids[0])
+    history = (ModelOutput(action), Observation("directed"))
+    context = context_ids(chat, USER, history, True, thinking=True)
+    assert context[: len(first) + len(action)] == first + action
+
+
+def test_the_whole_block_is_trained():
+    texts = {
+        "router": [f"{BLOCK}[Retrieval] Ann"],
+        "filter": [f"{BLOCK}Thought: t\nAction: [1]"],
+    }
+    forest = collect(ThinkingRoles(system()), single_chain, (ANN,), Tape(texts).environment())
+    (leaf,) = [record for record in forest.records if record.role == "leaf"]
+    assert leaf.finish_reason == "answered"
+    ones_N = np.ones(len(forest.records), np.float32)
+    for turn in turns_of(forest, ones_N, ones_N):
+        assert bytes(turn.ids).decode().startswith(BLOCK)
+
+
+def test_a_forced_action_closes_the_block_that_its_prompt_opens():
+    chat = thinking_tokenizer(ALWAYS)
+    branching = Branching(forced_actions=(ForcedAction("[LLM]"),), samples=0)
+    request = ActionRequest(THINKS, USER, branching, seed=0)
+    ((action,),) = PolicySampler({}, chat).sample([request])
+    turn = chat._hf.decode([*action.prompt_ids, *action.ids])
+    assert turn.endswith("assistant\n<think>\n</think>\n\n[LLM]<|im_end|>")
+    assert parse_action(THINKS, action.text).args == ("[LLM]",)
+    plain = dataclasses.replace(THINKS, thinking=False)
+    ((action,),) = PolicySampler({}, chat).sample([request._replace(role=plain)])
+    assert action.text == "[LLM]"
+
+
+def test_systems_and_judges_read_replies_without_reasoning():
+    tape = Tape({"router": ["[No Retrieval]"]}, replies={"answer_direct": f"{BLOCK}Ulm"})
+    forest = collect(system(), single_chain, (ANN,), tape.environment())
+    (leaf,) = [record for record in forest.records if record.role == "leaf"]
+    assert leaf.answer == "Ulm"
+    judge = Tape({}, replies={"judge": "<think>Is it true?</think>False"})
+    question = Question("q", "Where?", ("Ulm",))
+    assert grade_answers(judge, [question], ["Rom"]).tolist() == [0.0]
+
+
+def test_the_reasoning_of_a_metered_reply_is_still_counted():
+    (reply,) = without_thoughts([MeteredReply(f"{BLOCK}Ulm", 3, 9)])
+    assert reply == "Ulm" and (reply.prompt_tokens, reply.completion_tokens) == (3, 9)
+
+
+def test_a_local_models_reply_begins_with_the_block_that_its_prompt_opens(monkeypatch):
+    chat = thinking_tokenizer(ALWAYS)
+    ids = tuple(chat.encode("Ann\n</think>\n\nUlm"))
+    jobs = []
+
+    def sample(model, tokenizer, requests, width, shapes):
+        jobs.extend(requests)
+        return [[(ids, ())] for _ in requests]
+
+    monkeypatch.setattr("jax_ragrl.llm.local.sample_jobs", sample)
+    request = LLMRequest("answer", USER)
+    shapes = PolicySampler({}, chat).shapes
+    for thinking, reply in ((True, "<think>\nAnn\n</think>\n\nUlm"), (False, chat.decode(ids))):
+        llm = LocalLLM(None, chat, shapes, thinking=thinking)
+        assert llm.complete([request]) == [reply]
+        assert jobs[-1].ids == tuple(chat.chat(USER, thinking=thinking))

@@ -1,0 +1,99 @@
+"""Think blocks: split from texts, and rendered by templates that know thinking."""
+
+from __future__ import annotations
+
+import pytest
+
+from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block, split_thought, spoken
+from jax_ragrl.types import Message
+from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
+from tests.tiny import tokenizer
+
+USER = (Message("user", "Who?"),)
+CHAT = (Message("system", "Be brief."), *USER, Message("assistant", "Ann"), Message("user", "Why?"))
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "rest"),
+    [
+        ("<think>\nTwo hops.\n</think>\n\n[Planning]", "Two hops.", "[Planning]"),
+        (f"{EMPTY_BLOCK}[LLM]", "", "[LLM]"),
+        ("\n<think>a</think>b", "a", "b"),
+        ("<think>never ends", "never ends", None),
+        ("[LLM] <think>x</think>", "", "[LLM] <think>x</think>"),
+        ("a </think> b", "", "a </think> b"),
+        ("", "", ""),
+    ],
+)
+def test_only_a_leading_block_is_a_thought(text, thought, rest):
+    assert split_thought(text) == (thought, rest)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("Ulm", "Ulm"),
+        ("<think>Ann</think>\n\nUlm", "Ulm"),
+        ("Ann was born\n</think>\n\nUlm", "Ulm"),  # the prompt has the opening tag
+        ("<think>cut", ""),
+        ("Use <think>x</think> tags", "Use <think>x</think> tags"),
+        ("", ""),
+    ],
+)
+def test_a_reply_is_what_follows_the_reasoning(reply, text):
+    assert spoken(reply) == text
+
+
+def test_a_block_is_open_until_it_is_closed():
+    assert opened_block("assistant\n<think>\n") == "<think>\n"
+    assert opened_block(f"assistant\n{EMPTY_BLOCK}") == "" == opened_block("assistant\n")
+
+
+@pytest.mark.parametrize("messages", [USER, CHAT])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_prompt_is_that_of_the_template_with_its_switch(messages, thinking):
+    chat = thinking_tokenizer(SWITCHED)
+    expected = chat._hf.apply_chat_template(
+        [message._asdict() for message in messages],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=thinking,
+    )
+    ids = chat.chat(messages, thinking=thinking)
+    assert chat._hf.decode(ids) == expected
+    assert expected.endswith(EMPTY_BLOCK) == (not thinking)
+
+
+def test_a_template_without_the_switch_renders_the_same_prompt():
+    assert tokenizer().chat(CHAT) == tokenizer().chat(CHAT, thinking=True)
+    assert tokenizer().opened_thought(tokenizer().chat(CHAT)) == ""
+
+
+def test_a_template_that_always_thinks_is_closed_when_thinking_is_off():
+    chat = thinking_tokenizer(ALWAYS)
+    off, on = (chat._hf.decode(chat.chat(USER, thinking=t)) for t in (False, True))
+    assert off.endswith(f"assistant\n{EMPTY_BLOCK}") and on.endswith("assistant\n<think>\n")
+
+
+@pytest.mark.parametrize("messages", [USER, CHAT])
+def test_the_block_that_a_prompt_opens_is_known_by_its_ids(messages):
+    chat = thinking_tokenizer(ALWAYS)
+    assert chat.opened_thought(chat.chat(messages, thinking=True)) == "<think>\n"
+    assert chat.opened_thought(chat.chat(messages)) == ""
+    assert chat.opened_thought([*chat.chat(messages, thinking=True), 7]) == ""
+    switched = thinking_tokenizer(SWITCHED)
+    assert switched.opened_thought(switched.chat(messages, thinking=True)) == ""
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_later_turn_ends_as_the_first_one(thinking):
+    chat = thinking_tokenizer(SWITCHED)
+    reply = chat._hf.decode(chat.user_reply("Why?", ended=True, thinking=thinking))
+    start = "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert reply == start + ("" if thinking else EMPTY_BLOCK)
+
+
+def test_decoded_text_keeps_the_tags():
+    chat = thinking_tokenizer(SWITCHED)
+    text = "<think>\nwho\n</think>\n\nfilm"
+    assert chat.decode(chat.encode(text)) == text
