@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from jax_ragrl.errors import UserError
