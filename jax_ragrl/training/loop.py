@@ -9,6 +9,7 @@ import contextlib
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         start = checkpoints.latest() or 0
         policies, data = _start_or_resume(job, parts, checkpoints, start)
         # Frees the device memory of all initial weights that no reference shares.
-        parts = parts._replace(policies={})
+        parts = parts._replace(policies={}, frozen={})
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -117,7 +118,7 @@ def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints, start: int
 ) -> tuple[Policies, Batches]:
     """Returns policies and questions at step `start`, restored from a checkpoint if it is not 0."""
-    policies = prepare_policies(job, parts.policies, parts.tokenizer)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if start:
         # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
@@ -128,7 +129,10 @@ def _start_or_resume(
 
 
 def prepare_policies(
-    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
+    job: Job,
+    decoders: Mapping[str, Decoder],
+    tokenizer: ChatTokenizer,
+    frozen: Mapping[str, Decoder] = MappingProxyType({}),
 ) -> Policies:
     """Builds the policies of a run as they are before the first update.
 
@@ -136,6 +140,7 @@ def prepare_policies(
       job: the run's config.
       decoders: by policy, the initial weights; they remain unchanged.
       tokenizer: the tokenizer, for the grammars of roles.
+      frozen: see `Components.frozen`.
     """
     policies = {}
     for name, decoder in decoders.items():
@@ -150,6 +155,7 @@ def prepare_policies(
             compute=job.compute_dtype,
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
+            frozen=frozen.get(name),
         )
     return policies
 
