@@ -275,6 +275,7 @@ def _tunix_model(work: TrainWork) -> Any:
 
 def measure_peer(name: str, work: TrainWork | SampleWork) -> dict[str, Any]:
     """Measures another library in a new process, so that its peak memory is its own."""
+    peer: Callable[..., dict[str, Any]]
     peer = SAMPLERS[name] if isinstance(work, SampleWork) else PEERS[name]
     # "spawn" instead of "fork": a forked process would inherit the state of JAX.
     context = multiprocessing.get_context("spawn")

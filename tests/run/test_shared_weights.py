@@ -29,7 +29,7 @@ def local_job(dtype: str, **changes) -> Job:
     job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
     llm = LocalLLMConfig("tiny", dtype=dtype)
     objective = dataclasses.replace(job.objective, critic="none", advantage="group_normalised")
-    objective = dataclasses.replace(objective, kl=KL("loss", 0.1))
+    objective = dataclasses.replace(objective, kl=KL("loss", "k3", 0.1))
     parts = {"llm": llm, "judge": llm, "compute_dtype": dtype, "objective": objective}
     return dataclasses.replace(job, **parts | changes)
 

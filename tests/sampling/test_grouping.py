@@ -42,7 +42,7 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
 
 
 @pytest.mark.parametrize("slots", [12, 16])
-@pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [1, 1, 5])])
+@pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [4, 1, 4])])
 def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, slots, monkeypatch):
     """With unequal counts some rows are padding; a cache of 16 slots grows to 24."""
     shapes = SHAPES
@@ -69,7 +69,7 @@ def test_merged_prompts_over_four_devices_sample_the_tokens_of_separate_ones():
     shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
     jobs = jobs_of([4, 3, 4, 1, 4, 2], limit=24)
     chunk, *others = batch_jobs(jobs, 2, shapes, 4)
-    assert chunk.copies == 4 and not others
+    assert chunk.copies > 1 and not others
     samples = sample_jobs(model, tokenizer(), jobs, 2, shapes)
     assert_equal_samples(samples, apart(jobs, 2, model, shapes))
 
@@ -106,15 +106,14 @@ def test_rows_of_padding_draw_nothing():
     assert (counts > 0).tolist() == (jax.device_get(prompts.sibling_BW) >= 0).tolist()
 
 
-def chunks_of(counts: list[int], backend: str, monkeypatch, **shapes) -> list[tuple]:
+def chunks_of(counts: list[int], limit: int, shapes: Shapes) -> list[tuple]:
     """Prompts, size and copies of each chunk of jobs with prompts of 400 tokens."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     jobs = [
-        SamplingJob((i,) * 400, 100 * i + k, 1.0, 1.0, 32)
+        SamplingJob((i,) * 400, 100 * i + k, 1.0, 1.0, limit)
         for i, count in enumerate(counts)
         for k in range(count)
     ]
-    return [(len(c.prompts), c.size, c.copies) for c in batch_jobs(jobs, 1, Shapes(**shapes))]
+    return [(len(c.prompts), c.size, c.copies) for c in batch_jobs(jobs, 1, shapes)]
 
 
 @pytest.mark.parametrize(
@@ -128,31 +127,33 @@ def chunks_of(counts: list[int], backend: str, monkeypatch, **shapes) -> list[tu
         ([2] * 8 + [1] * 8, [(16, 16, 2)]),
     ],
 )
-def test_a_cpu_prefills_each_prompt_once_and_little_padding(counts, expected, monkeypatch):
-    assert chunks_of(counts, "cpu", monkeypatch) == expected
+def test_a_cpu_prefills_each_prompt_once_and_little_padding(counts, expected):
+    assert chunks_of(counts, 32, Shapes()) == expected
 
 
 def test_an_accelerator_prefers_one_padded_batch(monkeypatch):
-    """Decoding a second batch would take as long as the first one."""
-    long = {"max_prompt_tokens": 65536}
-    assert chunks_of([1] * 20, "gpu", monkeypatch, **long) == [(20, 64, 1)]
-    assert chunks_of([8] * 20, "gpu", monkeypatch, **long)[0][2] == 4  # 64 rows per device
+    """Decoding a second batch takes as long as the first one, so long actions share a batch."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    shapes = Shapes(max_new_tokens=512, max_prompt_tokens=65536)
+    assert chunks_of([1] * 20, 512, shapes) == [(20, 64, 1)]
+    assert chunks_of([1] * 20, 16, shapes) == [(16, 16, 1), (4, 4, 1)]
+    assert chunks_of([4] * 16, 512, shapes) == [(16, 16, 4)]
 
 
 def test_a_batch_with_copies_has_no_more_rows_than_the_largest_batch():
     shapes = Shapes((512, 1024), batch_sizes=(4, 16, 64), max_prompt_tokens=16384)
     sizes = {c: shapes.batch_sizes_for(512, copies=c) for c in (1, 2, 4, 16, 32)}
     assert sizes == {1: [4, 16], 2: [4, 16], 4: [4, 16], 16: [4], 32: []}
-    assert shapes.batch_sizes_for(1024, 8, 4) == [4, 8, 16, 32, 64, 128]
+    assert shapes.batch_sizes_for(1024, 8, 4) == [8, 16, 32, 64, 128]
     jobs = [SamplingJob((1,) * 600, i, 1.0, 1.0, 4) for i in range(1000)]
     chunks = batch_jobs(jobs, 1, shapes)
     assert {c.copies for c in chunks} == {16} and sum(len(c.prompts) for c in chunks) == 63
 
 
 def test_batches_are_divided_at_the_least_cost():
-    sizes, cost = (1, 4, 16), lambda size: 10 + size
+    sizes, cost = (1, 4, 16), lambda size: 12 + size
     assert divide(0, sizes, cost) == []
-    assert divide(5, sizes, cost) == [16]  # one batch of 26 costs less than 14 + 11
+    assert divide(5, sizes, cost) == [16]  # one batch of 28 costs less than 16 + 13
     assert divide(5, sizes, lambda size: 2 + size) == [4, 1]
     assert divide(39, sizes, cost) == [16, 16, 16]
     assert [sum(divide(n, sizes, cost)) >= n for n in range(60)] == [True] * 60
