@@ -1,4 +1,4 @@
-"""Measures the training step of other libraries with the work of `bench.train`.
+"""Measures other libraries with the work of `bench.train` and `bench.sample`.
 
 These libraries put each action into its own row. This is the only file of the package that imports
 torch and tunix, which the package does not depend on.
@@ -13,61 +13,121 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.bench.train import TrainWork, peak_bytes, time_step
+from jax_ragrl.bench.sample import SampleWork, sampling_speed
+from jax_ragrl.bench.train import Timing, TrainWork, peak_bytes, time_step
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.hf_config import to_hf
+from jax_ragrl.models.published import published_config
 
 
 def transformers_step(work: TrainWork) -> dict[str, Any]:
-    """Measures forward, backward and AdamW of a Transformers model.
+    """Measures a plain PyTorch update of GRPO with a Transformers model.
 
-    Gradients are accumulated over micro-batches. Weights are float32 under autocast to the compute
-    dtype; gradients are checkpointed unless `remat` is `none`; logits are computed for the tokens
-    of actions only. Raises `UserError` if torch is missing.
+    It is reference scoring, then a step of forward, backward and AdamW. Gradients are accumulated
+    over micro-batches. Weights are float32 under autocast to the compute dtype; gradients are
+    checkpointed unless `remat` is `none`; logits are computed for the tokens of actions only.
+    Raises `UserError` if torch is missing.
     """
+    torch, device = _torch()
+    model = _transformers_model(work.config(), work.remat).to(device).train()
+    # Learning rate 0, as in `bench.train`: all steps do the same work.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    contexts, arrays = _micro_batches(work)
+    batches = [torch.tensor(array).to(device) for array in arrays]
+
+    def logps_of(ids: Any) -> Any:
+        # Autocast keeps the weights in float32, as this library's training does.
+        with torch.autocast(device, torch.bfloat16, enabled=work.dtype == "bfloat16"):
+            # One position more than the action has tokens, because each position predicts the next
+            # token.
+            logits = model(input_ids=ids, logits_to_keep=work.new + 1).logits[:, :-1]
+        targets = ids[:, -work.new :]
+        return torch.log_softmax(logits.float(), -1).gather(-1, targets[..., None])[..., 0]
+
+    def score() -> list[Any]:
+        with torch.no_grad():
+            return [logps_of(ids) for ids in batches]
+
+    def step(references: list[Any]) -> None:
+        for ids, reference in zip(batches, references, strict=True):
+            # Each micro-batch frees its activations before the next one; gradients are summed.
+            (_grpo_loss(torch, logps_of(ids), reference) / len(contexts)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    references = score()
+    return _update_speed(
+        contexts,
+        reference=time_step(_synchronized(torch, device, score), work.repeats),
+        step=time_step(_synchronized(torch, device, lambda: step(references)), work.repeats),
+    ) | {"peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None}
+
+
+def _grpo_loss(torch: Any, logps: Any, reference: Any) -> Any:
+    """The clipped loss with advantage 1 and the KL estimator k3, summed over tokens."""
+    ratio, difference = torch.exp(logps - logps.detach()), reference - logps
+    kl = torch.exp(difference) - difference - 1
+    return (0.04 * kl - torch.minimum(ratio, ratio.clamp(0.8, 1.2))).sum()
+
+
+def transformers_sample(work: SampleWork) -> dict[str, Any]:
+    """Measures `generate` of a Transformers model with the work of `bench.sample`.
+
+    Siblings are `num_return_sequences`; all rows of a batch have the new tokens of its longest
+    prompt, and those beyond the limit of a prompt are not counted. Raises `UserError` if torch is
+    missing.
+    """
+    torch, device = _torch()
+    config = published_config(work.shape)
+    model = _transformers_model(config, "none").to(device, getattr(torch, work.dtype)).eval()
+    jobs = work.jobs(config.vocab_size)
+    batches = [jobs[i : i + work.batch] for i in range(0, len(jobs), work.batch)]
+
+    def rollout() -> None:
+        for batch in batches:
+            longest = max(job.limit for job in batch)
+            model.generate(
+                torch.tensor([job.ids for job in batch]).to(device),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=longest,
+                min_new_tokens=longest,
+                num_return_sequences=work.siblings,
+                pad_token_id=0,
+            )
+
+    timing = time_step(_synchronized(torch, device, rollout), work.repeats)
+    return sampling_speed(timing, sum(work.limits()) * work.siblings)
+
+
+def _torch() -> tuple[Any, str]:
+    """Returns torch and the name of its device."""
     try:
         import torch
     except ImportError as error:
         raise UserError(f"{error}: install torch to measure against transformers") from error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = _transformers_model(work).to(device).train()
-    # Learning rate 0, as in `bench.train`: all steps do the same work.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    contexts, arrays = _micro_batches(work)
-    batches = [torch.tensor(array) for array in arrays]
-    # Autocast keeps the weights in float32, as this library's training does.
-    autocast = torch.autocast(device, torch.bfloat16, enabled=work.dtype == "bfloat16")
+    return torch, "cuda" if torch.cuda.is_available() else "cpu"
 
-    def step() -> None:
-        for batch in batches:
-            ids = batch.to(device)
-            with autocast:
-                # One position more than the action has tokens, because each position predicts the
-                # next token.
-                logits = model(input_ids=ids, logits_to_keep=work.new + 1).logits[:, :-1]
-            targets = ids[:, -work.new :]
-            logps = torch.log_softmax(logits.float(), -1).gather(-1, targets[..., None])
-            # Each micro-batch frees its activations before the next one; gradients are summed.
-            (-logps.sum() / len(contexts)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        # Kernels run asynchronously: without this, only their launch is timed.
+
+def _synchronized(torch: Any, device: str, step: Callable[[], Any]) -> Callable[[], None]:
+    """Returns a step that waits for its kernels; without this, only their launch is timed."""
+
+    def run() -> None:
+        step()
         if device == "cuda":
             torch.cuda.synchronize()
 
-    seconds, _ = time_step(step, work.repeats)
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return _speed(contexts, seconds) | {"peak_bytes": peak}
+    return run
 
 
-def _transformers_model(work: TrainWork) -> Any:
+def _transformers_model(config: DecoderConfig, remat: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**to_hf(work.config(), "float32"))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    if work.remat != "none":
+    hf_config = AutoConfig.for_model(**to_hf(config, "float32"))
+    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa")
+    if remat != "none":
         # PyTorch recommends the variant without reentrance.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -81,11 +141,15 @@ def _micro_batches(work: TrainWork) -> tuple[np.ndarray, list[np.ndarray]]:
     return contexts, [contexts[i : i + rows] for i in range(0, len(contexts), rows)]
 
 
-def _speed(contexts: np.ndarray, seconds: float) -> dict[str, Any]:
+def _update_speed(contexts: np.ndarray, reference: Timing, step: Timing) -> dict[str, Any]:
     return {
-        "step_s": round(seconds, 4),
+        "step_s": round(step.seconds, 4),
+        "first_step_s": round(step.first, 2),
+        "reference_s": round(reference.seconds, 4),
+        "step_cpu_s": round(step.cpu, 4),
+        "reference_cpu_s": round(reference.cpu, 4),
         "tokens": contexts.size,
-        "tokens_per_s": round(contexts.size / seconds, 1),
+        "tokens_per_s": round(contexts.size / step.seconds, 1),
     }
 
 
@@ -122,13 +186,11 @@ def tunix_step(work: TrainWork) -> dict[str, Any]:
         return logps[0] if isinstance(logps, tuple) else logps
 
     # Timed separately, as in `bench.train`, because not every objective needs it.
-    reference, _ = time_step(lambda: [score(batch) for batch in batches], work.repeats)
+    reference = time_step(lambda: [score(batch) for batch in batches], work.repeats)
     train = _tunix_train(work, model, len(batches))
     examples = [_tunix_example(work, batch, score(batch)) for batch in batches]
-    seconds, first = time_step(lambda: [train(example) for example in examples], work.repeats)
-    return _speed(contexts, seconds) | {
-        "first_step_s": round(first, 2),
-        "reference_s": round(reference, 4),
+    step = time_step(lambda: [train(example) for example in examples], work.repeats)
+    return _update_speed(contexts, reference, step) | {
         "micro_batches": len(batches),
         "peak_bytes": peak_bytes(),
     }
@@ -211,29 +273,53 @@ def _tunix_model(work: TrainWork) -> Any:
     return make(config, rngs=nnx.Rngs(0))
 
 
-def measure_peer(name: str, work: TrainWork) -> dict[str, Any]:
+def measure_peer(name: str, work: TrainWork | SampleWork) -> dict[str, Any]:
     """Measures another library in a new process, so that its peak memory is its own."""
+    peer: Callable[..., dict[str, Any]]
+    peer = SAMPLERS[name] if isinstance(work, SampleWork) else PEERS[name]
     # "spawn" instead of "fork": a forked process would inherit the state of JAX.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(PEERS[name], work).result()
+        return pool.submit(peer, work).result()
 
 
 def compare_steps(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Compares two measurements of the same work.
+    """Compares two measurements of the same update.
 
     Returns:
       `times_faster`: their seconds over ours, reference scoring included if both measured it;
+      `times_faster_cpu`: the same of CPU seconds, None if unknown;
       `memory_share`: our peak memory over theirs, None if unknown.
     """
-    keys = [key for key in ("step_s", "reference_s") if key in theirs]
     # Sums instead of a mean of ratios: a training step takes the time of both.
-    ratio = sum(theirs[key] for key in keys) / sum(ours[key] for key in keys)
+    seconds = _ratio(ours, theirs, ("step_s", "reference_s"))
+    cpu = _ratio(ours, theirs, ("step_cpu_s", "reference_cpu_s"))
     share = ours["peak_bytes"] / theirs["peak_bytes"] if theirs["peak_bytes"] else None
-    return {"times_faster": round(ratio, 3), "memory_share": share and round(share, 4)}
+    return {
+        "times_faster": seconds,
+        "times_faster_cpu": cpu,
+        "memory_share": share and round(share, 4),
+    }
+
+
+def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Returns their seconds and CPU seconds over ours, for the same rollout."""
+    return {
+        "times_faster": _ratio(ours, theirs, ("rollout_s",)),
+        "times_faster_cpu": _ratio(ours, theirs, ("rollout_cpu_s",)),
+    }
+
+
+def _ratio(ours: dict[str, Any], theirs: dict[str, Any], keys: tuple[str, ...]) -> float | None:
+    """Returns the sum of their values over ours, of the keys that both have; None without any."""
+    keys = tuple(key for key in keys if key in theirs and key in ours)
+    if not keys:
+        return None
+    return round(float(sum(theirs[key] for key in keys) / sum(ours[key] for key in keys)), 3)
 
 
 PEERS: dict[str, Callable[[TrainWork], dict[str, Any]]] = {
     "transformers": transformers_step,
     "tunix": tunix_step,
 }
+SAMPLERS: dict[str, Callable[[SampleWork], dict[str, Any]]] = {"transformers": transformers_sample}

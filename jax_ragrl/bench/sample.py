@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_ragrl.bench.train import peak_bytes, time_step
+from jax_ragrl.bench.train import Timing, peak_bytes, time_step
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.published import published_config
 from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
@@ -95,7 +95,7 @@ def bench_sample(work: SampleWork) -> dict[str, Any]:
     config = dataclasses.replace(config, dtype=work.dtype, param_dtype=work.dtype)
     model = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
     jobs, shapes = work.jobs(config.vocab_size), work.shapes()
-    rollout_s, first_s = time_step(
+    rollout = time_step(
         lambda: sample_jobs(model, PLAIN_TOKENIZER, jobs, work.siblings, shapes) and (),
         work.repeats,
     )
@@ -103,9 +103,18 @@ def bench_sample(work: SampleWork) -> dict[str, Any]:
     return {
         "device": jax.devices()[0].device_kind,
         **dataclasses.asdict(work),
-        "tokens": tokens,
-        "rollout_s": round(rollout_s, 4),
-        "first_s": round(first_s, 2),
-        "tokens_per_s": round(tokens / rollout_s, 1),
+        **sampling_speed(rollout, tokens),
+        "first_s": round(rollout.first, 2),
         "peak_bytes": peak_bytes(),
+    }
+
+
+def sampling_speed(rollout: Timing, tokens: int) -> dict[str, Any]:
+    """New tokens of a rollout, its seconds, and the rates per second and per CPU second."""
+    return {
+        "tokens": tokens,
+        "rollout_s": round(rollout.seconds, 4),
+        "rollout_cpu_s": round(rollout.cpu, 4),
+        "tokens_per_s": round(tokens / rollout.seconds, 1),
+        "tokens_per_cpu_s": round(tokens / rollout.cpu, 1),
     }

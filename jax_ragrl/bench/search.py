@@ -91,7 +91,7 @@ def bench_search(work: SearchWork) -> dict[str, Any]:
     start = time.perf_counter()
     searcher = _searcher(work, passages_XD)
     build_s = time.perf_counter() - start
-    search_s, first_s = time_step(lambda: searcher.search(queries_QD, work.k), work.repeats)
+    search_s, first_s, _ = time_step(lambda: searcher.search(queries_QD, work.k), work.repeats)
     # The peak is read before the reference search, which must not count.
     hits_QK, peak = searcher.search(queries_QD, work.k)[1], peak_bytes()
     # float32 even for bfloat16 vectors: the recall then includes the loss of their rounding.

@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,7 @@ def bench_train(
 
     Returns:
       Per layout: seconds of a step (`step_s`), of the first step and of scoring by a reference;
+      CPU seconds of a step and of scoring, see `Timing`;
       tokens of the rows (`tokens`) and both counts of tokens per second; operations over the
       ceiling (`utilisation`); six operations per parameter and token of the rows, as is often
       reported (`tflops_6n`, 1e12 per second); peak memory of the process so far, which is only
@@ -153,16 +154,18 @@ def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
     temperature, rows = jax.device_put(np.float32(1.0)), [jax.device_put(b.rows) for b in batches]
     # Scored before the update, which donates the buffers of these parameters.
     model = policy.spec.policy.with_params(policy.state.policy.params)
-    reference, _ = time_step(lambda: [score(model, r, temperature) for r in rows], work.repeats)
-    seconds, first = time_step(_stepper(policy, batches, targets), work.repeats)
+    reference = time_step(lambda: [score(model, r, temperature) for r in rows], work.repeats)
+    step = time_step(_stepper(policy, batches, targets), work.repeats)
     gc.collect()  # frees the arrays before another layout is measured
     return {
-        "step_s": round(seconds, 4),
-        "first_step_s": round(first, 2),
-        "reference_s": round(reference, 4),
+        "step_s": round(step.seconds, 4),
+        "first_step_s": round(step.first, 2),
+        "reference_s": round(reference.seconds, 4),
+        "step_cpu_s": round(step.cpu, 4),
+        "reference_cpu_s": round(reference.cpu, 4),
         "batches": len(batches),
         "rows": list(batches[0].rows.ids_RL.shape),
-        **_throughput(work, groups, seconds, ceiling),
+        **_throughput(work, groups, step.seconds, ceiling),
         "peak_bytes": peak_bytes(),
     }
 
@@ -222,15 +225,28 @@ def _stepper(
     return step
 
 
-def time_step(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """The seconds of the fastest of `repeats` steps, and of the first one, which compiles."""
-    seconds = []
+class Timing(NamedTuple):
+    """Seconds of the fastest of some steps, of the first one, and least CPU seconds of a step.
+
+    CPU seconds add up the threads of this process. They hardly depend on the other load of a
+    machine, which makes them the number to compare on a CPU.
+    """
+
+    seconds: float
+    first: float
+    cpu: float
+
+
+def time_step(step: Callable[[], Any], repeats: int) -> Timing:
+    """Times a step that compiles and `repeats` others."""
+    times = []
     for _ in range(1 + repeats):
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         # Calls return before the devices are done.
         jax.block_until_ready(step())
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:]), seconds[0]
+        times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    seconds, cpu = zip(*times, strict=True)
+    return Timing(min(seconds[1:]), seconds[0], min(cpu[1:]))
 
 
 def train_flops(work: TrainWork, groups: Sequence[Sequence[Turn]]) -> float:
@@ -262,8 +278,8 @@ def matrix_product_flops(dtype: str) -> float:
     # Random numbers: with constant ones a GPU draws less power and clocks higher than in real work.
     x = jax.random.normal(jax.random.key(0), (size, size), jnp.dtype(dtype))
     square = jax.jit(lambda x: x @ x)
-    seconds, _ = time_step(lambda: [square(x) for _ in range(5)], 5)
-    return 5 * 2 * size**3 / seconds
+    step = time_step(lambda: [square(x) for _ in range(5)], 5)
+    return 5 * 2 * size**3 / step.seconds
 
 
 def peak_bytes() -> int:

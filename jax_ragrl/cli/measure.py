@@ -18,7 +18,7 @@ from jax_ragrl.errors import UserError
 
 Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
 
-MODEL = "published model whose architecture is used, or tiny"
+MODEL = "published model whose architecture is used, or smollm2, or tiny"
 PLAN = (
     "Compute the memory that --config=FILE needs per device, without the devices. Counted are the "
     "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
@@ -136,6 +136,8 @@ def _add_sample_options(kind: argparse.ArgumentParser) -> None:
         ("repeats", 3, "number of timed rollouts, after one that compiles"),
     )
     _add_model_options(kind, numbers)
+    baseline = "another library to measure with the same work"
+    kind.add_argument("--baseline", choices=("transformers",), help=baseline)
 
 
 def _add_train_options(kind: argparse.ArgumentParser) -> None:
@@ -227,7 +229,13 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
 def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.sample import SampleWork, bench_sample
 
-    return bench_sample(_from_options(SampleWork, options))
+    work = _from_options(SampleWork, options)
+    if not options.baseline:
+        return bench_sample(work)
+    from jax_ragrl.bench.peers import compare_rollouts, measure_peer
+
+    theirs, ours = measure_peer(options.baseline, work), bench_sample(work)
+    return ours | {options.baseline: theirs | compare_rollouts(ours, theirs)}
 
 
 def measure_search(options: argparse.Namespace) -> dict[str, Any]:

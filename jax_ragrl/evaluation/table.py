@@ -29,9 +29,9 @@ from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import (
     load_llm,
     load_policies,
-    load_policy,
     mesh_for,
     server_retriever,
+    shared_loader,
 )
 from jax_ragrl.run.config import Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
@@ -176,9 +176,12 @@ def load_models(settings: TableSettings) -> TableModels:
     """Loads the models of a table."""
     shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
     # The empty style is that of a rule-based reader, which no table has.
-    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes)
-    judge = load_llm(parse_llm(settings.judge), None, "", shapes) if settings.judge else None
-    decoder, tokenizer = load_policy(settings.policy)
+    load = shared_loader()
+    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+    judge = None
+    if settings.judge:
+        judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
+    decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 
 

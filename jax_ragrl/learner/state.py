@@ -116,11 +116,12 @@ def prepare(
     compute: str | None = None,
     remat: str | None = None,
     allowed_ZV: np.ndarray | None = None,
+    frozen: Decoder | None = None,
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
     The reference, if there is one, shares the arrays of the decoder, except those that are cast to
-    another compute dtype.
+    another compute dtype: these are arrays of `frozen`, or else new ones.
 
     Args:
       decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
@@ -135,6 +136,8 @@ def prepare(
       compute: dtype of forward and backward passes; None: from the decoder's config.
       remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
       allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      frozen: a decoder with equal weights in the compute dtype that exists anyway, such as a frozen
+        language model; None: there is none.
 
     Raises:
       UserError: choices that do not fit together.
@@ -149,7 +152,7 @@ def prepare(
     state = PolicyState(_train_state(actor, params, sharding), None, None, kl_coefficient)
     if objective.kl.where != "none":
         # These are the decoder's own arrays; only the trained parameters are copies.
-        state = state._replace(reference=_reference(params, decoder.config.dtype))
+        state = state._replace(reference=_reference(params, decoder.config.dtype, frozen))
     critic = None
     if objective.critic == "own":
         critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
@@ -182,12 +185,25 @@ def _check_choices(objective: Objective, optimizer: Optimizer, roles: Sequence[s
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
 
 
-def _reference(params: Any, compute: str) -> Any:
-    """Casts parameters as the forward pass would: its results are bitwise the same."""
+def _reference(params: Any, compute: str, frozen: Decoder | None) -> Any:
+    """Casts parameters as the forward pass would: its results are bitwise the same.
+
+    An array of `frozen` takes the place of the cast array if it has its path, dtype and sharding.
+    """
+    twins: dict[str, jax.Array] = {}
+    if frozen is not None:
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.state(frozen, nnx.Param))
+        twins = {jax.tree_util.keystr(path): x for path, x in leaves}
 
     def cast(path: Any, x: jax.Array) -> jax.Array:
         dtype = compute_dtype_of(path, x, compute)
-        return x if x.dtype == dtype else x.astype(dtype)
+        if x.dtype == dtype:
+            return x
+        # An actor with a value head holds the decoder as its field `policy`.
+        twin = twins.get(jax.tree_util.keystr(path).removeprefix("['policy']"))
+        if twin is None or (twin.dtype, twin.sharding) != (dtype, x.sharding):
+            return x.astype(dtype)
+        return twin
 
     return jax.tree_util.tree_map_with_path(cast, params)
 

@@ -29,6 +29,7 @@ from jax_ragrl.learner.packing import (
     Batch,
     Group,
     Minibatches,
+    Rows,
     conversations,
     lay_out,
 )
@@ -36,6 +37,7 @@ from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
+from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.runtime.sharding import (
     data_parallel_size,
@@ -140,7 +142,10 @@ def _model_outputs(
     temperature = scalar(spec.temperature, spec.mesh)
     device_rows = shard_batch([batch.rows for batch in data.batches], spec.mesh)
     split = model.with_params(params)
-    outputs = [score(split, rows, temperature, spec.allowed_ZV) for rows in device_rows]
+    outputs = []
+    for rows in device_rows:
+        with report_compiling(f"scoring {_shape(rows)}"):
+            outputs.append(score(split, rows, temperature, spec.allowed_ZV))
     return _by_action(data, outputs, fields)
 
 
@@ -297,21 +302,27 @@ def accumulate_and_step(
     # All batches are placed in one call: several hosts then compare checksums only once.
     pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
     for rows, target in shard_batch(pairs, spec.mesh):
-        grads, batch_sums, batch_outputs = gradient(
-            model.with_params(state.params),
-            rows,
-            target,
-            temperature,
-            policy.state.kl_coefficient,
-            spec.allowed_ZV,
-            objective=spec.objective,
-            layout=model.layout,
-            total=grads,  # donated, so there is a single tree of gradients
-        )
+        with report_compiling(f"update {_shape(rows)}"):
+            grads, batch_sums, batch_outputs = gradient(
+                model.with_params(state.params),
+                rows,
+                target,
+                temperature,
+                policy.state.kl_coefficient,
+                spec.allowed_ZV,
+                objective=spec.objective,
+                layout=model.layout,
+                total=grads,  # donated, so there is a single tree of gradients
+            )
         sums.append(batch_sums)
         outputs += [] if batch_outputs is None else [batch_outputs]
     state, metrics = apply(model.optimizer, state, grads)
     return state, functools.reduce(add, sums) | metrics, outputs
+
+
+def _shape(rows: Rows) -> str:
+    """Describes the shape of a batch: rows x tokens."""
+    return " x ".join(map(str, rows.ids_RL.shape))
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from jax_ragrl.models.attention import (
     shared_prefix_attention,
 )
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.matmul import matmul
 from jax_ragrl.models.rope import apply_rope
 from jax_ragrl.runtime.sharding import axis_size, constrain
 
@@ -188,7 +189,7 @@ def linear(x: Array, name: str, p: dict[str, Array], scale: float, inputs: int =
 
 
 def _matmul(x: Array, kernel: Any, inputs: int = 1) -> Array:
-    return jnp.tensordot(x, _to_dtype(kernel, x.dtype), axes=inputs)
+    return matmul(x, _to_dtype(kernel, x.dtype), inputs)
 
 
 def _add_adapter(
@@ -197,8 +198,8 @@ def _add_adapter(
     """Adds the term of a projection's adapter to its output `y`, if it has an adapter."""
     if f"{name}_lora_a" not in p:
         return y
-    low = jnp.tensordot(x, p[f"{name}_lora_a"].astype(x.dtype), axes=inputs)
-    delta = jnp.tensordot(low, p[f"{name}_lora_b"].astype(x.dtype), axes=1)
+    low = matmul(x, p[f"{name}_lora_a"].astype(x.dtype), inputs)
+    delta = matmul(low, p[f"{name}_lora_b"].astype(x.dtype))
     return y + jnp.asarray(scale, x.dtype) * delta
 
 

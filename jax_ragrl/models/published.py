@@ -102,12 +102,26 @@ MODEL_CONFIGS: dict[str, DecoderConfig] = {
         tie_embeddings=False,
         rope_scaling=RopeScaling("llama3", factor=8.0, original_max_positions=8192),
     ),
+    "smollm2-135m": DecoderConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        rope_theta=1e5,
+        rms_norm_eps=1e-5,
+        qk_norm=False,
+        max_positions=8192,
+    ),
     "tiny": DecoderConfig(1024, 128, 256, 6, 4, 4, 32),  # the policy that ships with the package
 }
+SHORT_NAMES = {"smollm2": "smollm2-135m"}  # the name by which `models/by_name.py` loads it
 
 
 def published_config(name: str) -> DecoderConfig:
-    """Returns the config of a published model, or `tiny`.
+    """Returns the config of a published model, or of `tiny` or `smollm2`.
 
     Organization and suffix of a published name are ignored, as in `Qwen/Qwen2.5-3B-Instruct`.
 
@@ -115,6 +129,7 @@ def published_config(name: str) -> DecoderConfig:
       UserError: no such model; the message lists the valid names.
     """
     short = name.lower().rpartition("/")[-1]
+    short = SHORT_NAMES.get(short, short)
     for size, config in MODEL_CONFIGS.items():
         if short == size or (short.startswith(f"{size}-") and size != "tiny"):
             return config

@@ -59,45 +59,42 @@ def count_sampling(
     acting = dataclasses.replace(with_attention(config, length, mesh), param_dtype=config.dtype)
     model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
     count = shapes.max_batch_size(length, devices)
-    prompts = _abstract_prompts(count, length, mesh)
+    prompts = _abstract_prompts(count, length, width, mesh)
     arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
     return {
         "prompts": [count, length],
         "width": width,
-        **_decode_bytes(shapes, width, arguments, mesh),
+        **_decode_bytes(shapes, arguments, mesh),
     }
 
 
-def _abstract_prompts(count: int, length: int, mesh: Mesh) -> Prompts:
-    def column(dtype: Any) -> jax.ShapeDtypeStruct:
-        return batch_array((count,), dtype, mesh)
+def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompts:
+    def column(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
+        return batch_array((count, *rest), dtype, mesh)
 
     return Prompts(
-        ids_BP=batch_array((count, length), jnp.int32, mesh),
+        ids_BP=column(jnp.int32, length),
         length_B=column(jnp.int32),
-        seed_B=column(jnp.uint32),
+        seed_BW=column(jnp.uint32, width),
+        sibling_BW=column(jnp.int32, width),
         temperature_B=column(jnp.float32),
         top_p_B=column(jnp.float32),
         limit_B=column(jnp.int32),
     )
 
 
-def _decode_bytes(
-    shapes: Shapes, width: int, arguments: tuple[Any, ...], mesh: Mesh
-) -> dict[str, Any]:
+def _decode_bytes(shapes: Shapes, arguments: tuple[Any, ...], mesh: Mesh) -> dict[str, Any]:
     """The peak of the programs of a batch, including the rows and caches between them."""
     # The sizes that a cache grows through; with one size, a single program does all.
     first, *larger = shapes.cache_sizes_for(shapes.max_new_tokens)
     with jax.set_mesh(mesh):
         if not larger:
-            facts = compile_program(
-                generate.lower(*arguments, width=width, max_new_tokens=first), mesh
-            )[0]
+            facts = compile_program(generate.lower(*arguments, max_new_tokens=first), mesh)[0]
             return facts | {"begun_bytes": 0}
         arguments = (*arguments, replicated_array((data_parallel_size(mesh),), jnp.int32, mesh))
-        trace = start_decode.lower(*arguments, width=width, slots=first)
+        trace = start_decode.lower(*arguments, slots=first)
         start, shardings = compile_program(trace, mesh)
-        full = start_decode.eval_shape(*arguments, width=width, slots=larger[-1])
+        full = start_decode.eval_shape(*arguments, slots=larger[-1])
         small, large = (with_shardings(x, shardings) for x in (trace.out_info, full))
         end, _ = compile_program(continue_decode.lower(*arguments, *large), mesh)
     # A cache grows array by array, so one additional array exists at a time.

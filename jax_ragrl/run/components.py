@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +75,8 @@ class Components(NamedTuple):
       policies: the decoders by the name of their policy, before training.
       tokenizer: the tokenizer of all policies.
       judge: a language model that grades answers, if the config has one.
+      frozen: the decoders of frozen language models that have the weights of a policy in the
+        compute dtype, by the name of the policy; its reference shares their arrays.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
@@ -82,6 +85,7 @@ class Components(NamedTuple):
     policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
     judge: FrozenLLM | None = None
+    frozen: Mapping[str, Decoder] = MappingProxyType({})
 
     def models(self) -> dict[str, SplitModel]:
         """Returns the policies in the form that samplers need, see `for_sampling`."""
@@ -115,10 +119,29 @@ def build_components(
         data = load_data(job.data, index_folder(job.index, workdir))
         data = data._replace(questions=questions or data.questions)
     # Data before models: a wrong path fails before weights are loaded.
-    mesh = mesh_for(job)
-    policies, tokenizer = load_policies(job, mesh)
-    rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm)
-    return rest._replace(policies=policies)
+    mesh, load = mesh_for(job), shared_loader()
+    policies, tokenizer = load_policies(job, mesh, load=load)
+    rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm, load)
+    return rest._replace(policies=policies, frozen=_frozen_twins(job, mesh, load, llm is None))
+
+
+def _frozen_twins(
+    job: Job, mesh: Mesh | None, load: PolicyLoader, has_own_llm: bool
+) -> dict[str, Decoder]:
+    """Returns `Components.frozen`; loads nothing that is not loaded already."""
+    configs = [job.judge, *([job.llm] if has_own_llm else [])]
+    models = {
+        policy_folder(c.model)
+        for c in configs
+        if isinstance(c, LocalLLMConfig) and (c.dtype, c.int8) == (job.compute_dtype, False)
+    }
+    folders = dict.fromkeys(job.policy_of.values(), job.policy) | dict(job.policies)
+    return {
+        name: load(folder, local_mesh(mesh), job.compute_dtype)[0]
+        for name, folder in folders.items()
+        # On several hosts a frozen model is on the devices of one host alone.
+        if local_mesh(mesh) == mesh and policy_folder(folder) in models
+    }
 
 
 def build_surroundings(
@@ -129,6 +152,7 @@ def build_surroundings(
     tokenizer: ChatTokenizer,
     retriever: Retriever | None = None,
     llm: FrozenLLM | None = None,
+    load: PolicyLoader | None = None,
 ) -> Components:
     """Builds all components of a run but its policies.
 
@@ -140,18 +164,20 @@ def build_surroundings(
       tokenizer: the tokenizer of all policies.
       retriever: a retriever instead of the config's index.
       llm: a frozen language model instead of the config's.
+      load: loads models; by default a new `shared_loader`.
     """
     corpus, questions, world = data
     # Each process answers the requests of its questions, on its local devices.
-    load = functools.partial(
+    load_frozen = functools.partial(
         load_llm,
         world=world,
         style=job.recipe.system.style,
         shapes=job.shapes,
         mesh=local_mesh(mesh),
+        load=load or shared_loader(),
     )
     # Before the index: all processes load the model together, but build the index one by one.
-    language_model = load(job.llm) if llm is None else llm
+    language_model = load_frozen(job.llm) if llm is None else llm
     if retriever is None:
         # The first process builds the index; the others open it.
         retriever = process_zero_first(
@@ -164,7 +190,7 @@ def build_surroundings(
         policies={},
         tokenizer=tokenizer,
         # Without a judge the rewards use the metric of the recipe.
-        judge=load(job.judge) if job.judge.kind != "none" else None,
+        judge=load_frozen(job.judge) if job.judge.kind != "none" else None,
     )
 
 
@@ -179,7 +205,7 @@ def mesh_for(job: Job) -> Mesh | None:
 
 
 def load_policies(
-    job: Job, mesh: Mesh | None, dtype: str = ""
+    job: Job, mesh: Mesh | None, dtype: str = "", load: PolicyLoader | None = None
 ) -> tuple[dict[str, Decoder], ChatTokenizer]:
     """Loads every policy of the system, and the tokenizer that they share.
 
@@ -188,6 +214,7 @@ def load_policies(
       mesh: the mesh that the weights are sharded over; None: the first device.
       dtype: the dtype of the weights. Empty: float32 for trained weights; the compute dtype of the
         run for frozen weights below an adapter, so that a sampler can use them directly.
+      load: loads models; by default a new `shared_loader`.
 
     Raises:
       UserError: a policy is unknown, or the policies have different tokenizers.
@@ -201,9 +228,8 @@ def load_policies(
         raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")
     # Optimizers need float32 weights; frozen weights below an adapter are never updated.
     dtype = dtype or ("float32" if job.lora is None else job.compute_dtype)
-    by_folder = {
-        folder: load_policy(folder, mesh, dtype) for folder in sorted(set(folders.values()))
-    }
+    load = load or shared_loader()
+    by_folder = {folder: load(folder, mesh, dtype) for folder in sorted(set(folders.values()))}
     for policy, _ in by_folder.values():
         # The implementation is a choice of the run, not of the checkpoint.
         policy.config = dataclasses.replace(policy.config, attention_impl=job.attention)
@@ -360,12 +386,34 @@ def load_policy(
     return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
 
 
+# Loads a model by its name, on a mesh and in a dtype, as `load_policy` does.
+PolicyLoader = Callable[[str, Mesh | None, str], tuple[Decoder, ChatTokenizer]]
+
+
+def shared_loader() -> PolicyLoader:
+    """Returns a `load_policy` that holds each set of weights once.
+
+    Models of one folder, mesh and dtype share their arrays; each has its own config. The loader
+    keeps the arrays alive, so discard it when all models are loaded.
+    """
+
+    load_once = functools.cache(load_policy)
+
+    def load(name: str, mesh: Mesh | None, dtype: str) -> tuple[Decoder, ChatTokenizer]:
+        # By folder, because one folder has several names.
+        decoder, tokenizer = load_once(str(policy_folder(name)), mesh, dtype)
+        return nnx.merge(*nnx.split(decoder)), tokenizer
+
+    return load
+
+
 def load_llm(
     llm: LLM,
     world: worlds.World | None,
     style: str,
     shapes: Shapes,
     mesh: Mesh | None = None,
+    load: PolicyLoader | None = None,
 ) -> FrozenLLM:
     """Builds a frozen language model.
 
@@ -375,6 +423,7 @@ def load_llm(
       style: the folder of the system's prompts.
       shapes: the static shapes of sampling, for a local model.
       mesh: the mesh of this process's devices for a local model; None: the first device.
+      load: loads a local model, see `shared_loader`; by default it is loaded on its own.
     """
     if isinstance(llm, NoLLMConfig):
         return NoLLM()
@@ -388,7 +437,7 @@ def load_llm(
             extra=llm.extra_body,
         )
     if isinstance(llm, LocalLLMConfig):
-        decoder, tokenizer = load_policy(llm.model, mesh, llm.dtype)
+        decoder, tokenizer = (load or load_policy)(llm.model, mesh, llm.dtype)
         # Only frozen models are quantized: a policy must sample with the weights that it trains.
         decoder = quantize_decoder(decoder) if llm.int8 else decoder
         # Replies of a frozen model may be longer than the actions of a policy.

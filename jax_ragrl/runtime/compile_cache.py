@@ -1,13 +1,24 @@
-"""The persistent compilation cache of a run, and the time spent on compiling."""
+"""The persistent compilation cache of a run, and the time spent on compiling.
+
+Programs of a sampler or an update are compiled when their shapes are met for the first time, within
+the call. `report_compiling` says so in the terminal: one line per program that took a second.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 
 import jax
+import tqdm
+
+from jax_ragrl.runtime.multihost import is_process_zero
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
+MIN_REPORTED_S = 1.0  # a program that compiles faster is not worth a line
 _durations: list[float] = []
 
 
@@ -23,6 +34,27 @@ jax.monitoring.register_event_duration_secs_listener(_record)
 def compile_seconds() -> float:
     """Returns the seconds this process has spent on compiling or on loading cached programs."""
     return sum(_durations)
+
+
+@contextlib.contextmanager
+def report_compiling(program: str) -> Iterator[None]:
+    """Writes a line to stderr if the body spends a second or more on compiling.
+
+    Threads that compile at the same time are not told apart.
+
+    Args:
+      program: the kind and the shape of the program that the body calls, such as
+        `sampler 16 x 512 + 32, width 4`.
+    """
+    before = compile_seconds()
+    try:
+        yield
+    finally:
+        seconds = compile_seconds() - before
+        # Hosts compile the same programs, and a line of each would be noise.
+        if seconds >= MIN_REPORTED_S and is_process_zero():
+            # Through `tqdm`, so that the line does not break a progress bar.
+            tqdm.tqdm.write(f"compiled {program}: {seconds:.1f} s", file=sys.stderr)
 
 
 def enable_compile_cache(folder: pathlib.Path, *, also_cpu: bool = False) -> None:

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jax_ragrl.models.decoder import KVCache
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.sharding import (
     data_parallel_size,
     mesh_context,
@@ -66,7 +67,6 @@ class PromptBatch:
       model: a split decoder, on the devices.
       prompts: the padded prompts, on the host.
       grammar: the constraints of all rows, on the devices.
-      width: siblings per prompt.
       slots: the sizes of the cache, ascending, in new tokens.
       sizes: the batch sizes that it may shrink to, in prompts per device.
       use_top_p, stride: as in `generate`.
@@ -76,12 +76,16 @@ class PromptBatch:
     model: SplitModel
     prompts: Prompts
     grammar: Grammar
-    width: int
     slots: tuple[int, ...]
     sizes: tuple[int, ...]
     use_top_p: bool
     stride: int
     mesh: Mesh | None
+
+    @property
+    def width(self) -> int:
+        """Rows per prompt, those of padding included."""
+        return int(self.prompts.seed_BW.shape[1])
 
     @property
     def is_one_program(self) -> bool:
@@ -91,10 +95,10 @@ class PromptBatch:
     def start(self) -> Finish:
         """Dispatches the first program; the returned function runs the others and waits for all."""
         count, shards = len(self.prompts.length_B), data_parallel_size(self.mesh)
-        options = {"width": self.width, "use_top_p": self.use_top_p, "stride": self.stride}
+        options = {"use_top_p": self.use_top_p, "stride": self.stride}
         if self.is_one_program:
             prompts = shard_batch(self.prompts, self.mesh)
-            with mesh_context(self.mesh):
+            with mesh_context(self.mesh), report_compiling(self._program(count, self.slots[0])):
                 samples = generate(
                     self.model, prompts, self.grammar, max_new_tokens=self.slots[0], **options
                 )
@@ -103,7 +107,7 @@ class PromptBatch:
         numbers = np.arange(count).reshape(-1, shards).T.ravel()
         prompts = shard_batch(jax.tree.map(lambda x: x[numbers], self.prompts), self.mesh)
         shrink_at_W = self._shrink_at(count // shards)
-        with mesh_context(self.mesh):
+        with mesh_context(self.mesh), report_compiling(self._program(count, self.slots[0])):
             state, prefix = start_decode(
                 self.model, prompts, self.grammar, shrink_at_W, slots=self.slots[0], **options
             )
@@ -140,7 +144,8 @@ class PromptBatch:
     def _continue(
         self, prompts: Prompts, state: DecodeState, prefix: KVCache, size: int
     ) -> DecodeState:
-        with mesh_context(self.mesh):
+        name = self._program(len(prompts.length_B), state.ids_BT.shape[1])
+        with mesh_context(self.mesh), report_compiling(f"{name}, continued"):
             return continue_decode(
                 self.model,
                 prompts,
@@ -151,6 +156,10 @@ class PromptBatch:
                 use_top_p=self.use_top_p,
                 stride=self.stride,
             )
+
+    def _program(self, count: int, slots: int) -> str:
+        """Describes a program of some prompts: prompts x length + new tokens, rows per prompt."""
+        return f"sampler {count} x {self.prompts.ids_BP.shape[1]} + {slots}, width {self.width}"
 
     def _smallest_size(self, live_WN: np.ndarray) -> int:
         """Returns the smallest batch size, in prompts per device, that holds all live prompts.

@@ -2,7 +2,7 @@
 
 A decode has three steps:
   1. `_prefill` runs every prompt once and returns its keys and values (the prefix cache).
-  2. `_fork` gives each prompt `width` rows, its siblings, which all read that prefix cache.
+  2. `_fork` gives each prompt its rows, which all read that prefix cache.
   3. `_decode_loop` repeats `_decode_step`, one token per row, until the cache is full, every row
      is done, or so few prompts are live that a smaller batch is cheaper.
 
@@ -10,7 +10,8 @@ A decode has three steps:
 then `continue_decode` with a larger cache or with fewer prompts (`sampling/batches.py` decides).
 
 Invariant: a token depends on its own prompt, key and position alone. Keys are folded from
-(seed of the prompt, sibling, position), so a question gets the same tokens in any batch.
+(seed of the row, sibling, position), so a question gets the same tokens in any batch, and equal
+prompts of several questions can be one prompt with the rows of all.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS = 4096, 128
 
 
 class Prompts(NamedTuple):
-    """A padded batch of prompts and their sampling parameters.
+    """A padded batch of prompts, the keys of their rows and their sampling parameters.
 
     Fields:
       ids_BP: int32 token ids, padded on the right.
-      length_B: int32 tokens of each prompt; 0 marks a row that is padding.
-      seed_B: uint32 seeds of the sampling keys.
+      length_B: int32 tokens of each prompt; 0 marks a prompt that is padding.
+      seed_BW: uint32 seeds of the sampling keys of W rows per prompt.
+      sibling_BW: int32 sibling numbers, folded into the keys; -1 marks a row that is padding.
       temperature_B: float32; 0 is greedy.
       top_p_B: float32; 1 switches nucleus sampling off.
       limit_B: int32 maximum of new tokens.
@@ -50,14 +52,15 @@ class Prompts(NamedTuple):
 
     ids_BP: Tensor
     length_B: Tensor
-    seed_B: Tensor
+    seed_BW: Tensor
+    sibling_BW: Tensor
     temperature_B: Tensor
     top_p_B: Tensor
     limit_B: Tensor
 
 
 class Samples(NamedTuple):
-    """New tokens of `B * width` rows; the siblings of a prompt are adjacent rows.
+    """New tokens of `B * W` rows; the rows of a prompt are adjacent.
 
     Fields:
       ids_BT: int32 token ids, 0 past the end of a row.
@@ -112,45 +115,42 @@ class Grammar(NamedTuple):
     stop_SV: Tensor | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("width", "max_new_tokens", "use_top_p", "stride"))
+@functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))
 def generate(
     model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
     *,
-    width: int,
     max_new_tokens: int,
     use_top_p: bool = True,
     stride: int = 1,
 ) -> Samples:
-    """Samples `width` continuations per prompt in one program.
+    """Samples the rows of all prompts in one program; a prompt is prefilled once for its rows.
 
     Args:
       model: a split `Decoder`.
-      prompts: the batch; rows of length 0 are padding and return no tokens.
+      prompts: the batch; rows of padding return no tokens.
       grammar: the constraints of all rows.
-      width: siblings per prompt; their prompt is prefilled once.
       max_new_tokens: the cache size in tokens, a limit for every row; the loop ends early when all
         rows are done.
       use_top_p: whether any row has a `top_p` below 1; False leaves the nucleus filter out.
       stride: decode steps between checks for early stopping; it changes no result.
 
     Returns:
-      `Samples` of `B * width` rows and `max_new_tokens` columns.
+      `Samples` of `B * W` rows and `max_new_tokens` columns.
     """
     decoder = model.merge()
-    state = _fork(decoder, prompts, width, max_new_tokens)
+    state = _fork(decoder, prompts, max_new_tokens)
     return _decode_loop(decoder, prompts, grammar, state, None, use_top_p, stride).samples()
 
 
-@functools.partial(jax.jit, static_argnames=("width", "slots", "use_top_p", "stride"))
+@functools.partial(jax.jit, static_argnames=("slots", "use_top_p", "stride"))
 def start_decode(
     model: SplitModel,
     prompts: Prompts,
     grammar: Grammar,
     shrink_at_W: Array,
     *,
-    width: int,
     slots: int,
     use_top_p: bool = True,
     stride: int = 1,
@@ -158,7 +158,7 @@ def start_decode(
     """Samples the first `slots` tokens, the same tokens as `generate`.
 
     Args:
-      model, prompts, grammar, width, use_top_p: as in `generate`.
+      model, prompts, grammar, use_top_p: as in `generate`.
       shrink_at_W: int32, per device, of the W that share the batch in equal parts: the loop ends
         early when no device has more than this number of prompts with a live row.
       slots: tokens that the cache holds.
@@ -168,7 +168,7 @@ def start_decode(
       The state to continue from, and the prefix cache of the prompts.
     """
     decoder = model.merge()
-    state = _fork(decoder, prompts, width, slots)
+    state = _fork(decoder, prompts, slots)
     prefix = state.cache.prefix
     assert prefix is not None, "_fork puts the cache of the prompts there"
     state = _decode_loop(decoder, prompts, grammar, state, shrink_at_W, use_top_p, stride)
@@ -204,16 +204,16 @@ def continue_decode(
     return _fix_layout(state, prefix)[0]
 
 
-def _fork(model: Any, prompts: Prompts, width: int, slots: int) -> DecodeState:
-    """Prefills the prompts and returns the state of `width` empty rows per prompt."""
+def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
+    """Prefills the prompts and returns the state of their rows, which are empty."""
     prefix, logits_BV = _prefill(model, prompts)
-    batch = prompts.length_B.shape[0] * width
+    width, batch = prompts.sibling_BW.shape[1], prompts.sibling_BW.size
     return DecodeState(
         t=jnp.int32(0),
         cache=init_cache(model.config, batch, slots, prefix),
         logits_BV=jnp.repeat(logits_BV, width, axis=0),
         # Rows of padding are done from the start, so they never delay the end of the loop.
-        done_B=jnp.repeat(prompts.length_B, width) == 0,
+        done_B=prompts.sibling_BW.reshape(-1) < 0,
         ids_BT=jnp.zeros((batch, slots), jnp.int32),
         logps_BT=jnp.zeros((batch, slots), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
@@ -231,13 +231,11 @@ def _decode_loop(
     stride: int,
 ) -> DecodeState:
     """Decodes until the cache is full, or few enough prompts are live (None: no row is)."""
-    slots, count = state.ids_BT.shape[1], prompts.length_B.shape[0]
-    width = state.done_B.shape[0] // count
+    slots, width = state.ids_BT.shape[1], prompts.seed_BW.shape[1]
     # 1. One entry per row: the prompt's parameters, and a key of (seed, sibling).
     rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
-    sibling_B = jnp.tile(jnp.arange(width), count)
     keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
-        rows.seed_B, sibling_B
+        prompts.seed_BW.reshape(-1), prompts.sibling_BW.reshape(-1)
     )
     # 2. The weights of each layer, cut out of their stack before the loop. XLA for GPUs fuses
     # narrow matmuls itself, and would concatenate their weights in every step.
@@ -383,9 +381,23 @@ def sample_token(
     nucleus_BV = scaled_BV if top_p_B is None else top_p_filter(scaled_BV, top_p_B)
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
     sample_B = gumbel_sample(nucleus_BV, keys_B)
-    ids_B = jnp.where(greedy_B1[:, 0], jnp.argmax(scaled_BV, axis=-1), sample_B)
-    logps_BV = jax.nn.log_softmax(scaled_BV, axis=-1)
-    return ids_B.astype(jnp.int32), jnp.take_along_axis(logps_BV, ids_B[:, None], axis=1)[:, 0]
+    ids_B = jnp.where(greedy_B1[:, 0], _likeliest(scaled_BV), sample_B).astype(jnp.int32)
+    # `log_softmax` of one token per row, without storing it for all tokens.
+    top_B = jnp.max(scaled_BV, axis=-1)
+    total_B = jnp.sum(jnp.exp(scaled_BV - top_B[:, None]), axis=-1)
+    chosen_B = jnp.take_along_axis(scaled_BV, ids_B[:, None], axis=1)[:, 0]
+    return ids_B, chosen_B - top_B - jnp.log(total_B)
+
+
+def _likeliest(logits_BV: Array) -> Array:
+    """Returns the number of the largest logit of each row, the first one of equal ones."""
+    if jax.default_backend() != "cpu":
+        return jnp.argmax(logits_BV, axis=-1)
+    # XLA for CPUs vectorizes these two reductions, but not `argmax`, which takes four times longer.
+    last = logits_BV.shape[-1] - 1
+    is_top_BV = logits_BV == jnp.max(logits_BV, axis=-1, keepdims=True)
+    place_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
+    return jnp.min(jnp.where(is_top_BV, place_BV, last), axis=-1)
 
 
 def gumbel_sample(logits_BV: Array, keys_B: Array) -> Array:

@@ -9,6 +9,7 @@ import contextlib
 import pathlib
 import random
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
-        parts = parts._replace(policies={})
+        parts = parts._replace(policies={}, frozen={})
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -115,7 +116,7 @@ def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints
 ) -> tuple[int, Policies, Batches]:
     """Returns the steps that are finished, and policies and questions after them."""
-    policies = prepare_policies(job, parts.policies, parts.tokenizer)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
         return 0, policies, data
@@ -127,7 +128,10 @@ def _start_or_resume(
 
 
 def prepare_policies(
-    job: Job, decoders: Mapping[str, Decoder], tokenizer: ChatTokenizer
+    job: Job,
+    decoders: Mapping[str, Decoder],
+    tokenizer: ChatTokenizer,
+    frozen: Mapping[str, Decoder] = MappingProxyType({}),
 ) -> Policies:
     """Builds the policies of a run as they are before the first update.
 
@@ -135,6 +139,7 @@ def prepare_policies(
       job: the run's config.
       decoders: by policy, the initial weights; they remain unchanged.
       tokenizer: the tokenizer, for the grammars of roles.
+      frozen: see `Components.frozen`.
     """
     policies = {}
     for name, decoder in decoders.items():
@@ -149,6 +154,7 @@ def prepare_policies(
             compute=job.compute_dtype,
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
+            frozen=frozen.get(name),
         )
     return policies
 

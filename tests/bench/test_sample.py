@@ -1,7 +1,11 @@
 """The counts of the sampling benchmark; no test asserts a duration."""
 
+import dataclasses
 import json
 
+import pytest
+
+from jax_ragrl.bench.peers import compare_rollouts, transformers_sample
 from jax_ragrl.bench.sample import SampleWork
 from jax_ragrl.cli.main import main
 
@@ -13,6 +17,16 @@ def test_lengths_are_equal_or_exponentially_distributed():
     assert 85 < sum(limits) / 1000 < 115 and sorted(limits)[500] < 80 and max(limits) <= 1000
     assert SampleWork(prompts=3, new=7).limits() == [7, 7, 7]
     assert SampleWork(batch=48).shapes().batch_sizes == (1, 3, 12, 48)
+
+
+@pytest.mark.slow
+def test_transformers_samples_the_same_work():
+    pytest.importorskip("torch")
+    speed = transformers_sample(dataclasses.replace(UNEQUAL, dtype="float32", repeats=1))
+    assert speed["tokens"] == 2 * sum(UNEQUAL.limits()) and speed["rollout_cpu_s"] > 0
+    ours = {"rollout_s": 1.0, "rollout_cpu_s": 4.0}
+    theirs = {"rollout_s": 3.0, "rollout_cpu_s": 8.0}
+    assert compare_rollouts(ours, theirs) == {"times_faster": 3.0, "times_faster_cpu": 2.0}
 
 
 def test_the_command_counts_new_tokens(capsys):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jax_ragrl.bench.peers import compare_steps, tunix_step
+from jax_ragrl.bench.peers import compare_steps, transformers_step, tunix_step
 from jax_ragrl.bench.train import TrainWork, bench_train, train_flops
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
@@ -45,6 +45,13 @@ def test_the_command_accepts_all_sizes(capsys):
     assert "no model size named 'qwen9'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_transformers_scores_and_updates_the_same_work():
+    pytest.importorskip("torch")
+    speed = transformers_step(SMALL)
+    assert speed["tokens"] == 2 * 3 * 24 and speed["reference_cpu_s"] > 0
+
+
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tunix", None)
     with pytest.raises(UserError, match="install google-tunix"):
@@ -52,8 +59,10 @@ def test_a_missing_library_is_named(monkeypatch):
 
 
 def test_a_comparison_uses_common_measurements():
-    ours = {"step_s": 1.0, "reference_s": 0.5, "peak_bytes": 100}
-    theirs = {"step_s": 6.0, "reference_s": 1.5, "peak_bytes": 400}
-    assert compare_steps(ours, theirs) == {"times_faster": 5.0, "memory_share": 0.25}
+    ours = {"step_s": 1.0, "reference_s": 0.5, "step_cpu_s": 2.0, "peak_bytes": 100}
+    theirs = {"step_s": 6.0, "reference_s": 1.5, "step_cpu_s": 3.0, "peak_bytes": 400}
+    ratios = {"times_faster": 5.0, "times_faster_cpu": 1.5, "memory_share": 0.25}
+    assert compare_steps(ours, theirs) == ratios
     alone = {"step_s": 6.0, "peak_bytes": None}
-    assert compare_steps(ours, alone) == {"times_faster": 6.0, "memory_share": None}
+    ratios = {"times_faster": 6.0, "times_faster_cpu": None, "memory_share": None}
+    assert compare_steps(ours, alone) == ratios

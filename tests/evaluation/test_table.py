@@ -127,8 +127,7 @@ def test_a_table_allows_the_contexts_of_training(monkeypatch, name, style):
     file = CONFIGS / ("tiny" if style == "tiny" else "") / f"{name}.py"
     longest = max(load_config(file, [])["shapes"]["prompt_lengths"])
     model = nnx.merge(*policy()), tokenizer()
-    for module in ("run.components", "evaluation.table"):
-        monkeypatch.setattr(f"jax_ragrl.{module}.load_policy", lambda *_: model)
+    monkeypatch.setattr(assemble, "load_policy", lambda *_: model)
     loaded_models = load_models(settings(name, style=style))
     _, sampler = build_system(name, context(style), loaded_models)
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 
@@ -9,8 +10,16 @@ import jax
 import numpy as np
 import pytest
 
+from jax_ragrl.bench.sample import PLAIN_TOKENIZER
 from jax_ragrl.cli import main as cli
-from jax_ragrl.runtime.compile_cache import compile_seconds, enable_compile_cache
+from jax_ragrl.runtime import compile_cache
+from jax_ragrl.runtime.compile_cache import (
+    compile_seconds,
+    enable_compile_cache,
+    report_compiling,
+)
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
+from tests.tiny import split_policy
 
 
 @pytest.fixture
@@ -76,3 +85,32 @@ def test_compiling_takes_time_once():
     after = compile_seconds()
     jax.block_until_ready(program(x))
     assert after > before and compile_seconds() == after
+
+
+def test_a_program_that_compiles_for_a_second_gets_one_line(capsys, monkeypatch):
+    program = jax.jit(lambda x: x * 4.25 + 1)
+    x = jax.device_put(np.ones((3, 7), np.float32))
+    seconds = iter([10.0, 22.34, 22.34, 22.34, 22.34, 23.3])
+    monkeypatch.setattr(compile_cache, "compile_seconds", lambda: next(seconds))
+    for _ in range(3):  # compiles, is compiled already, takes less than a second
+        with report_compiling("update 3 x 7"):
+            program(x)
+    out, err = capsys.readouterr()
+    assert err == "compiled update 3 x 7: 12.3 s\n" and not out
+
+
+def test_samplers_and_updates_name_their_shapes(monkeypatch):
+    monkeypatch.setattr(compile_cache, "MIN_REPORTED_S", 0.0)
+    lines: list[str] = []
+    monkeypatch.setattr(compile_cache.tqdm.tqdm, "write", lambda line, **_: lines.append(line))
+    shapes = Shapes(prompt_lengths=(16,), batch_sizes=(4,), max_new_tokens=40)
+    jobs = [SamplingJob((5, 6), seed, 1.0, 1.0, 20) for seed in range(2)]
+    sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs, 3, shapes)
+    shapes = dataclasses.replace(shapes, initial_cache_size=16)
+    sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs[:1], 1, shapes)
+    names = [line.rpartition(": ")[0] for line in lines]
+    assert names == [
+        "compiled sampler 4 x 16 + 32, width 3",
+        "compiled sampler 4 x 16 + 16, width 1",
+        "compiled sampler 4 x 16 + 32, width 1, continued",
+    ]

@@ -15,7 +15,8 @@ from jax_ragrl.runtime.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.sampling import batches, sampler
 from jax_ragrl.sampling.batches import PromptBatch, cache_sizes
 from jax_ragrl.sampling.decode import Grammar, Samples, continue_decode, start_decode
-from jax_ragrl.sampling.sampler import SamplingJob, Shapes, pad_prompts, sample_jobs, start_jobs
+from jax_ragrl.sampling.grouping import pad_prompts
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs, start_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from tests.tiny import split_policy, tokenizer
 
@@ -39,7 +40,7 @@ def test_a_cache_doubles_until_it_holds_every_row():
     assert cache_sizes(40, 0) == (16, 32, 40)
     shapes = Shapes(max_new_tokens=2048)
     largest = {limit: shapes.cache_sizes_for(limit)[-1] for limit in (1, 128, 129, 1000, 2048)}
-    assert largest == {1: 128, 128: 128, 129: 256, 1000: 1024, 2048: 2048}
+    assert largest == {1: 16, 128: 128, 129: 256, 1000: 1024, 2048: 2048}
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,8 @@ def batch_over(devices: int, count: int) -> PromptBatch:
     """A batch of eight prompts, `count` of them real, that is never decoded."""
     return PromptBatch(
         model=None,
-        prompts=pad_prompts(jobs_of([30] * count), 16, 8),
+        prompts=pad_prompts([[job] for job in jobs_of([30] * count)], 16, 8),
         grammar=None,
-        width=1,
         slots=(16, 32),
         sizes=(1, 2, 4),
         use_top_p=False,
@@ -170,10 +170,11 @@ def test_continuing_gathers_nothing_and_updates_the_cache_in_place():
     decoder: Decoder = init_sharded(config, mesh, nnx.Rngs(0))
     model = for_sampling({"policy": decoder})["policy"]
     with jax.set_mesh(mesh):
-        prompts = shard_batch(pad_prompts(jobs_of([9] * 8), 16, 8), mesh)
+        jobs = [[job] for job in jobs_of([9] * 8)]
+        prompts = shard_batch(pad_prompts(jobs, 16, 8, width=2), mesh)
         args = (model, prompts, Grammar(replicate(np.array([1], np.int32), mesh)))
         shrink_at_W, keep_WN = replicate((np.zeros(4, np.int32), np.zeros((4, 1), np.int32)), mesh)
-        state, prefix = start_decode(*args, shrink_at_W, width=2, slots=4)
+        state, prefix = start_decode(*args, shrink_at_W, slots=4)
         lowered = continue_decode.lower(*args, shrink_at_W, state, prefix)
         program = lowered.compile({"xla_backend_optimization_level": 0})
         keys = state.cache.k[0]

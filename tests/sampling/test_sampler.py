@@ -10,20 +10,15 @@ from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.packing import Layout, Minibatches, Turn, group_turns, lay_out
 from jax_ragrl.sampling.decode import (
     Grammar,
+    _likeliest,
     generate,
     gumbel_sample,
     mask_logits,
     sample_token,
     top_p_filter,
 )
-from jax_ragrl.sampling.sampler import (
-    JobSamples,
-    SamplingJob,
-    Shapes,
-    batch_jobs,
-    pad_prompts,
-    sample_jobs,
-)
+from jax_ragrl.sampling.grouping import pad_prompts
+from jax_ragrl.sampling.sampler import JobSamples, SamplingJob, Shapes, sample_jobs
 from tests.tiny import split_policy, tokenizer
 
 DIGITS = "[0-9]+"
@@ -87,16 +82,7 @@ def test_batch_sizes_grow_with_the_number_of_devices():
     assert [shapes.max_batch_size(n) for n in shapes.prompt_lengths] == [64, 64, 16, 16]
     assert shapes.global_batch_sizes(8) == [16, 64, 128, 512]
     assert [shapes.max_batch_size(n, 8) for n in shapes.prompt_lengths] == [512, 512, 128, 128]
-    assert [shapes.bucket_batch_size(n, 1024, 8) for n in (3, 17, 65, 400, 999)] == [
-        16,
-        64,
-        128,
-        512,
-        512,
-    ]
     assert shapes.global_batch_sizes(3) == [18, 48, 66, 192]  # every size divides over the devices
-    jobs = [SamplingJob((1,) * 600, i, 1.0, 1.0, 4) for i in range(1000)]
-    assert [len(chunk) for chunk, _ in batch_jobs(jobs, shapes, 8)] == [512, 488]
 
 
 def test_siblings_differ_and_a_seed_repeats_them():
@@ -155,6 +141,15 @@ def test_a_greedy_token_is_reported_at_temperature_one():
     assert ids_B.tolist() == [1] and logps_B[0] == pytest.approx(np.log(0.6), rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_the_first_of_equal_logits_is_the_likeliest(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    low = -np.inf
+    logits_BV = np.array([[0, 2, 2], [low, low, low], [low, 1, low], [-3, -4, -3]], np.float32)
+    ids_B = jax.device_get(jax.jit(_likeliest)(jax.device_put(logits_BV)))
+    np.testing.assert_array_equal(ids_B, np.argmax(logits_BV, axis=-1))
+
+
 def test_temperature_zero_takes_the_likeliest_token():
     greedy = sample(jobs_of([8], temperature=0.0))[0]
     assert greedy[0] == greedy[1]
@@ -201,9 +196,9 @@ def test_a_stride_between_checks_changes_no_result():
     """The stride 5 does not divide 12 steps, and some rows have a limit above 12: nothing is
     written past the end."""
     jobs = [job._replace(limit=3 + 4 * i) for i, job in enumerate(jobs_of([6, 16, 8, 9]))]
-    prompts = jax.device_put(pad_prompts(jobs, 16, 8))
+    prompts = jax.device_put(pad_prompts([[job] for job in jobs], 16, 8, width=2))
     stops = jax.device_put(np.array(tokenizer().stop_ids, np.int32))
-    options = {"width": 2, "max_new_tokens": 12, "use_top_p": False}
+    options = {"max_new_tokens": 12, "use_top_p": False}
     every_step, every_fifth = (
         jax.device_get(generate(split_policy(), prompts, Grammar(stops), **options, stride=stride))
         for stride in (1, 5)

@@ -14,7 +14,8 @@ from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
 from jax_ragrl.sampling.decode import Grammar, Samples, generate
-from jax_ragrl.sampling.sampler import SamplingJob, Shapes, pad_prompts, sample_jobs
+from jax_ragrl.sampling.grouping import pad_prompts
+from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
 from jax_ragrl.sampling.weights import for_sampling
 from tests.compiled import compilations
 from tests.tiny import split_policy, tokenizer
@@ -36,10 +37,10 @@ def test_sampling_on_a_mesh_gathers_no_weight_and_no_cache():
     decoder = init_sharded(config, mesh, nnx.Rngs(0))
     jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(4)]
     with jax.set_mesh(mesh):
-        prompts = shard_batch(pad_prompts(jobs, 16, 4), mesh)
+        prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 4), mesh)
         stops = replicate(STOPS, mesh)
         model = for_sampling({"policy": decoder})["policy"]
-        lowered = generate.lower(model, prompts, Grammar(stops), width=1, max_new_tokens=4)
+        lowered = generate.lower(model, prompts, Grammar(stops), max_new_tokens=4)
         text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
     assert "while(" in text and "all-gather" not in text
 
@@ -60,10 +61,10 @@ def test_fused_weights_sample_the_same_on_a_tensor_axis(monkeypatch, kv_heads):
         monkeypatch.setattr(Decoder, "unstacked_layers", unstacked)
         jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(2)]
         with jax.set_mesh(mesh):
-            prompts = shard_batch(pad_prompts(jobs, 16, 2), mesh)
+            prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 2, width=2), mesh)
             args = SplitModel.from_model(decoder), prompts, Grammar(replicate(STOPS, mesh))
             # A new function, because `generate` would reuse the program of the first call.
-            fresh = jax.jit(lambda *args: generate.__wrapped__(*args, width=2, max_new_tokens=4))
+            fresh = jax.jit(lambda *args: generate.__wrapped__(*args, max_new_tokens=4))
             program = fresh.lower(*args).compile()
             return program(*args), program.as_text()
 

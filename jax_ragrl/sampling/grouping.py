@@ -1,0 +1,179 @@
+"""Groups sampling jobs into batches: equal prompts become one prompt, and padding is kept small.
+
+A job is a prompt with a seed. Jobs that differ in nothing but the seed share one prompt, whose rows
+then have the keys of all of these jobs: it is prefilled once. Among all ways to divide the prompts
+into batches of the static sizes, the cheapest by this count of tokens per device is taken:
+
+  cost = sum over batches of  size * length + limit * max(rows, MIN_DECODE_ROWS)
+
+`size` and `rows` include padding; the second term is the decoding of `limit` tokens per row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_ragrl.sampling.decode import Prompts
+from jax_ragrl.sampling.jobs import SamplingJob, Shapes
+
+# A step with fewer rows is not faster, because it reads all weights: about the operations per
+# second over the bytes per second of a device.
+MIN_DECODE_ROWS = {"cpu": 16}
+MIN_DECODE_ROWS_ACCELERATOR = 256
+
+Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
+
+
+class Chunk(NamedTuple):
+    """The prompts of one batch.
+
+    Fields:
+      prompts: the draws of each prompt, one per seed.
+      length: the padded length of the prompts in tokens.
+      size: the number of prompts, padding included.
+      copies: draws per prompt, padding included; a power of two.
+    """
+
+    prompts: list[list[Draw]]
+    length: int
+    size: int
+    copies: int
+
+
+def batch_jobs(
+    jobs: Sequence[SamplingJob], width: int, shapes: Shapes, devices: int = 1
+) -> list[Chunk]:
+    """Groups jobs that can share a batch: equal padded length, grammar and stop strings.
+
+    Args:
+      jobs: the jobs to group.
+      width: siblings per job.
+      shapes: the static shapes to pad to.
+      devices: the number of devices that share a batch.
+
+    Raises:
+      ValueError: a prompt exceeds the longest prompt length.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, job in enumerate(jobs):
+        length = shapes.bucket_length(len(job.ids))
+        if length is None:
+            longest = shapes.prompt_lengths[-1]
+            raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
+        groups.setdefault((length, job.allowed_token_regex, job.stop_strings), []).append(i)
+    chunks: list[Chunk] = []
+    for key in sorted(groups):
+        limit = max(jobs[i].limit for i in groups[key])
+        draws = _draws_by_prompt(jobs, groups[key])
+        chunks += _cheapest(draws, key[0], limit, width, shapes, devices)
+    return chunks
+
+
+def _draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
+    """Returns the draws of each distinct prompt of some jobs, in the order of the jobs."""
+    prompts: dict[SamplingJob, dict[int, list[int]]] = {}
+    for i in numbers:
+        # A greedy row does not depend on its seed.
+        seed = jobs[i].seed if jobs[i].temperature else 0
+        prompts.setdefault(jobs[i]._replace(seed=0), {}).setdefault(seed, []).append(i)
+    return [[tuple(draw) for draw in draws.values()] for draws in prompts.values()]
+
+
+def _cheapest(
+    prompts: Sequence[list[Draw]],
+    length: int,
+    limit: int,
+    width: int,
+    shapes: Shapes,
+    devices: int,
+) -> list[Chunk]:
+    """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt."""
+    floor = MIN_DECODE_ROWS.get(jax.default_backend(), MIN_DECODE_ROWS_ACCELERATOR) * devices
+    options = []
+    for copies in _powers_of_two(max(map(len, prompts))):
+        if not (sizes := shapes.batch_sizes_for(length, devices, copies)):
+            break
+
+        def cost(size: int, rows: int = copies * width) -> int:
+            return size * length + limit * max(size * rows, floor)
+
+        parts = [p[i : i + copies] for p in prompts for i in range(0, len(p), copies)]
+        batches = divide(len(parts), sizes, cost)
+        chunks = _take(parts, [Chunk([], length, size, copies) for size in batches])
+        options.append((sum(map(cost, batches)), copies, chunks))
+    return min(options)[2]
+
+
+def _powers_of_two(limit: int) -> Iterator[int]:
+    """Yields 1, 2, 4 up to the first power of two that is at least `limit`."""
+    for exponent in range((limit - 1).bit_length() + 1):
+        yield 1 << exponent
+
+
+def _take(parts: Sequence[list[Draw]], chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Fills chunks with prompts in order."""
+    rest = iter(parts)
+    return [chunk._replace(prompts=list(itertools.islice(rest, chunk.size))) for chunk in chunks]
+
+
+def divide(count: int, sizes: Sequence[int], cost: Callable[[int], int]) -> list[int]:
+    """Returns the cheapest batch sizes that together hold a number of prompts, descending.
+
+    Args:
+      count: the number of prompts.
+      sizes: the possible sizes, ascending.
+      cost: the cost of a batch of a size, which grows less than in proportion to it.
+    """
+    # The largest size has the least cost per prompt, so only the rest is a choice.
+    full = max(0, count // sizes[-1] - 1)
+    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # cost, number of batches, their sizes
+    for n in range(1, count - full * sizes[-1] + 1):
+        rests = ((size, best[max(0, n - size)]) for size in sizes)
+        best.append(min((cost(s) + rest[0], 1 + rest[1], [s, *rest[2]]) for s, rest in rests))
+    return sorted([sizes[-1]] * full + best[-1][2], reverse=True)
+
+
+def pad_prompts(
+    prompts: Sequence[Sequence[SamplingJob]],
+    length: int,
+    batch: int,
+    *,
+    width: int = 1,
+    copies: int = 1,
+) -> Prompts:
+    """Pads prompts to host arrays.
+
+    Args:
+      prompts: at most `batch` prompts of at most `length` tokens; each is a sequence of at most
+        `copies` jobs that differ in their seeds alone.
+      length: columns of `ids_BP`.
+      batch: prompts, those of padding included.
+      width: siblings per job.
+      copies: jobs per prompt, those of padding included.
+    """
+    ids = np.zeros((batch, length), np.int32)
+    seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
+    for row, jobs in enumerate(prompts):
+        ids[row, : len(jobs[0].ids)] = jobs[0].ids
+        seeds[row, : len(jobs)] = [job.seed for job in jobs]
+        siblings[row, : len(jobs)] = np.arange(width)
+
+    def column(values: Callable[[SamplingJob], Any], dtype: Any) -> np.ndarray:
+        out = np.zeros(batch, dtype)
+        out[: len(prompts)] = [values(jobs[0]) for jobs in prompts]
+        return out
+
+    return Prompts(
+        ids_BP=ids,
+        length_B=column(lambda j: len(j.ids), np.int32),
+        seed_BW=np.repeat(seeds, width, axis=1),
+        sibling_BW=siblings.reshape(batch, -1).astype(np.int32),
+        temperature_B=column(lambda j: j.temperature, np.float32),
+        top_p_B=column(lambda j: j.top_p, np.float32),
+        limit_B=column(lambda j: j.limit, np.int32),
+    )

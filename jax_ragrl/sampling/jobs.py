@@ -1,0 +1,98 @@
+"""Requests to a sampler, and the static shapes that they are padded to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from jax_ragrl.sampling.batches import cache_sizes
+
+PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+class SamplingJob(NamedTuple):
+    """One prompt and its sampling parameters.
+
+    Fields:
+      ids: the token ids of the prompt, a forced prefix of the action included.
+      seed: the seed of the sampling keys, below 2**32.
+      temperature: 0 is greedy.
+      top_p: nucleus size; 1 switches the filter off.
+      limit: maximum of new tokens.
+      allowed_token_regex: only tokens whose text matches, and stop tokens, are allowed; "" allows
+        all.
+      stop_strings: a row ends at the first token whose text completes one of these strings.
+    """
+
+    ids: tuple[int, ...]
+    seed: int
+    temperature: float
+    top_p: float
+    limit: int
+    allowed_token_regex: str = ""
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The static shapes of sampling: one program is compiled per shape.
+
+    For each prompt length, batch size and power of two of equal prompts there is one program per
+    cache size up to `initial_cache_size`. A batch with a row that may need more tokens has one
+    program that starts, and at most one that continues for each size of the cache: 2048 new tokens
+    have the sizes 128, 256, 512, 1024, 2048.
+
+    Fields:
+      prompt_lengths: bucket sizes of prompts in tokens, ascending.
+      batch_sizes: bucket sizes of batches in prompts per device, ascending. If several devices
+        share a batch, a batch of one bucket size in total is possible too, for few prompts. Equal
+        prompts of a batch are computed once, and are then one prompt with several rows; the largest
+        size also limits these.
+      max_new_tokens: maximum of new tokens of any row.
+      max_prompt_tokens: maximum of prompt tokens per device, padding included; the smallest batch
+        is exempt.
+      initial_cache_size: new tokens that a cache holds at first, if a row may need as many; it
+        doubles up to `max_new_tokens`. A batch of which half or more is done continues in a smaller
+        one.
+    """
+
+    prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64)
+    max_new_tokens: int = 64
+    max_prompt_tokens: int = 16384
+    initial_cache_size: int = 128
+
+    def bucket_length(self, tokens: int) -> int | None:
+        """Returns the smallest prompt length that holds `tokens`; None if none does."""
+        return next((n for n in self.prompt_lengths if tokens <= n), None)
+
+    def global_batch_sizes(self, devices: int = 1) -> list[int]:
+        """Returns the batch sizes over all devices, ascending; each divides over the devices."""
+        # For few prompts: a batch of a bucket size in total, rounded up to the devices.
+        small = {-(-n // devices) * devices for n in self.batch_sizes}
+        return sorted(small | {n * devices for n in self.batch_sizes})
+
+    def batch_sizes_for(self, length: int, devices: int = 1, copies: int = 1) -> list[int]:
+        """Returns the batch sizes over all devices that a prompt length allows, ascending.
+
+        Args:
+          length: the padded length of the prompts in tokens.
+          devices: the number of devices that share the batch.
+          copies: how many equal prompts each prompt of the batch stands for. More than 1 may allow
+            no size, because a batch never has more rows than the largest batch without copies.
+        """
+        first, *larger = self.global_batch_sizes(devices)
+        limit = self.max_prompt_tokens * devices
+        fitting = [first, *(n for n in larger if n * length <= limit)]
+        return [n for n in fitting if copies == 1 or n * copies <= max([first, *larger])]
+
+    def max_batch_size(self, length: int, devices: int = 1) -> int:
+        """Returns the largest batch of prompts of a padded length, over all devices."""
+        return self.batch_sizes_for(length, devices)[-1]
+
+    def cache_sizes_for(self, limit: int) -> tuple[int, ...]:
+        """Returns the sizes that a cache takes until it holds `limit` new tokens."""
+        sizes = cache_sizes(self.max_new_tokens, self.initial_cache_size)
+        # Fewer tokens than the first size holds have a cache of a power of two of strides.
+        first = next((n for n in cache_sizes(sizes[0], 1) if limit <= n), sizes[0])
+        return (first, *(n for n, last in zip(sizes[1:], sizes, strict=False) if last < limit))

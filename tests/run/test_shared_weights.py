@@ -1,0 +1,94 @@
+"""One set of weights is in memory once: policy, reference, frozen language model and judge."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS
+from jax_ragrl.config.kinds import LocalLLMConfig
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.learner.objective import KL
+from jax_ragrl.models.config import param_count
+from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.run.components import (
+    LoadedData,
+    _frozen_twins,
+    build_surroundings,
+    load_policies,
+    shared_loader,
+)
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.training.loop import prepare_policies
+
+
+def local_job(dtype: str, **changes) -> Job:
+    """C-3PO whose frozen model and judge are the policy that ships with the package."""
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    llm = LocalLLMConfig("tiny", dtype=dtype)
+    objective = dataclasses.replace(job.objective, critic="none", advantage="group_normalised")
+    objective = dataclasses.replace(objective, kl=KL("loss", "k3", 0.1))
+    parts = {"llm": llm, "judge": llm, "compute_dtype": dtype, "objective": objective}
+    return dataclasses.replace(job, **parts | changes)
+
+
+def live_bytes() -> int:
+    """The bytes of all live arrays; arrays that share a buffer count once."""
+    buffers = {x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if x.nbytes > 1000}
+    return sum(buffers.values())
+
+
+class Start:
+    """The models of a run before its first step."""
+
+    def __init__(self, job: Job, tmp_path) -> None:
+        before, load = live_bytes(), shared_loader()
+        policies, tokenizer = load_policies(job, None, load=load)
+        data = LoadedData((), {}, None)
+        self.parts = build_surroundings(
+            job, tmp_path, data, None, tokenizer, object(), load=load
+        )._replace(policies=policies, frozen=_frozen_twins(job, None, load, True))
+        self.loaded = live_bytes() - before
+        self.trained = prepare_policies(job, policies, tokenizer, self.parts.frozen)
+        del load, policies
+        self.parts = self.parts._replace(policies={}, frozen={})
+        self.bytes = live_bytes() - before
+        (policy,) = self.trained.values()
+        self.reference = jax.tree.leaves(policy.state.reference)
+        trained = jax.tree.leaves(policy.state.policy)
+        self.trained_bytes = sum(x.nbytes for x in trained)
+        self.llm = jax.tree.leaves(self.parts.llm._model.params)
+        self.judge = jax.tree.leaves(self.parts.judge._model.params)
+
+
+def pointers(arrays: list[jax.Array]) -> set[int]:
+    return {x.unsafe_buffer_pointer() for x in arrays if x.ndim > 2}
+
+
+@pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])
+def test_frozen_model_judge_and_reference_are_one_set_of_weights(dtype, size, tmp_path):
+    start = Start(local_job(dtype), tmp_path)
+    assert pointers(start.llm) == pointers(start.judge) == pointers(start.reference)
+    (policy,) = start.trained.values()
+    count = param_count(policy.spec.policy.with_params(policy.state.policy.params).merge().config)
+    # The trained weights and their moments, and one frozen set in the compute dtype.
+    assert start.bytes - start.trained_bytes == pytest.approx(count * size, rel=0.01)
+    assert not pointers(jax.tree.leaves(policy.state.policy)) & pointers(start.llm)
+
+
+def test_an_adapter_trains_on_the_weights_of_the_frozen_model(tmp_path):
+    start = Start(local_job("float32", lora=LoRAConfig(rank=2)), tmp_path)
+    (policy,) = start.trained.values()
+    base = jax.tree.leaves(policy.spec.policy.frozen)
+    assert pointers(base) == pointers(start.llm)
+
+
+def test_models_of_one_folder_share_arrays_and_have_their_own_config():
+    load = shared_loader()
+    first, second = load("tiny", None, "float32")[0], load("tiny", None, "float32")[0]
+    first.config = dataclasses.replace(first.config, attention_impl="xla")
+    assert second.config.attention_impl == "auto"
+    assert first.embed[...] is second.embed[...]
+    assert load("tiny", None, "bfloat16")[0].embed[...].dtype == "bfloat16"

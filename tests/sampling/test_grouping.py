@@ -1,0 +1,174 @@
+"""Equal prompts are prefilled once, batches have little padding, and no token changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.models.decoder import init_sharded
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.sampling import decode, grouping, sampler
+from jax_ragrl.sampling.grouping import batch_jobs, divide, pad_prompts
+from jax_ragrl.sampling.sampler import JobSamples, SamplingJob, Shapes, sample_jobs
+from jax_ragrl.sampling.weights import for_sampling
+from tests.tiny import split_policy, tokenizer
+
+SHAPES = Shapes(prompt_lengths=(16,), batch_sizes=(1, 4, 16), max_new_tokens=12)
+
+
+def jobs_of(counts: list[int], **settings) -> list[SamplingJob]:
+    """`counts[i]` jobs with prompt `i`, their seeds all different, in turn over the prompts."""
+    rng = np.random.default_rng(0)
+    ids = [tuple(rng.integers(3, 250, 5 + i).tolist()) for i in range(len(counts))]
+    turns = [(k, i) for i, count in enumerate(counts) for k in range(count)]
+    jobs = [SamplingJob(ids[i], 10 * i + k, 1.0, 1.0, 12) for k, i in sorted(turns)]
+    return [job._replace(**settings) for job in jobs]
+
+
+def apart(jobs: list[SamplingJob], width: int, model=None, shapes: Shapes = SHAPES) -> JobSamples:
+    """The samples of each job on its own."""
+    return [sample_jobs(model or split_policy(), tokenizer(), [j], width, shapes)[0] for j in jobs]
+
+
+def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
+    for rows, others in zip(actual, expected, strict=True):
+        assert [ids for ids, _ in rows] == [ids for ids, _ in others]
+        for (_, logps), (_, other) in zip(rows, others, strict=True):
+            np.testing.assert_allclose(logps, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("slots", [12, 16])
+@pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [4, 1, 4])])
+def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, slots, monkeypatch):
+    """With unequal counts some rows are padding; a cache of 16 slots grows to 24."""
+    shapes = SHAPES
+    if slots == 16:
+        shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
+    jobs = jobs_of(counts, limit=shapes.max_new_tokens, top_p=0.9)
+    expected = apart(jobs, width, shapes=shapes)
+    prompts = []
+    pad = grouping.pad_prompts
+    monkeypatch.setattr(
+        sampler, "pad_prompts", lambda p, *a, **k: prompts.append(len(p)) or pad(p, *a, **k)
+    )
+    samples = sample_jobs(split_policy(), tokenizer(), jobs, width, shapes)
+    assert_equal_samples(samples, expected)
+    assert sum(prompts) < len(jobs)
+    assert len({ids for rows in samples for ids, _ in rows}) == width * len(jobs)  # seeds differ
+
+
+@pytest.mark.slow
+def test_merged_prompts_over_four_devices_sample_the_tokens_of_separate_ones():
+    mesh = make_mesh((1, 4, 1), jax.devices()[:4])
+    decoder = init_sharded(split_policy().merge().config, mesh, nnx.Rngs(0))
+    model = for_sampling({"policy": decoder})["policy"]
+    shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
+    jobs = jobs_of([4, 3, 4, 1, 4, 2], limit=24)
+    chunk, *others = batch_jobs(jobs, 2, shapes, 4)
+    assert chunk.copies > 1 and not others
+    samples = sample_jobs(model, tokenizer(), jobs, 2, shapes)
+    assert_equal_samples(samples, apart(jobs, 2, model, shapes))
+
+
+def test_other_settings_are_other_prompts():
+    """Jobs that differ in anything but the seed share no prompt."""
+    job = jobs_of([1])[0]
+    changes = [{"temperature": 0.5}, {"top_p": 0.9}, {"limit": 7}, {"stop_strings": ("a",)}]
+    jobs = [job, *(job._replace(seed=1, **change) for change in changes)]
+    chunks = batch_jobs([*jobs, job._replace(seed=2)], 1, SHAPES)
+    draws = [prompt for chunk in chunks for prompt in chunk.prompts]
+    assert sorted(draws) == [[(0,), (5,)], [(1,)], [(2,)], [(3,)], [(4,)]]
+
+
+def test_equal_greedy_jobs_are_one_row():
+    """A greedy token does not depend on the seed; equal jobs have equal tokens anyway."""
+    jobs = jobs_of([3, 1], temperature=0.0)
+    (chunk,) = batch_jobs(jobs, 1, SHAPES)
+    assert chunk.prompts == [[(0, 2, 3)], [(1,)]] and chunk.copies == 1
+    samples = sample_jobs(split_policy(), tokenizer(), jobs, 1, SHAPES)
+    assert_equal_samples(samples, apart(jobs, 1))
+    twice = [jobs_of([1])[0]] * 2
+    assert batch_jobs(twice, 1, SHAPES)[0].prompts == [[(0, 1)]]
+
+
+def test_rows_of_padding_draw_nothing():
+    jobs = jobs_of([2, 1])
+    prompts = pad_prompts([[jobs[0], jobs[2]], [jobs[1]]], 16, 4, width=2, copies=2)
+    assert prompts.seed_BW.tolist() == [[0, 0, 1, 1], [10, 10, 0, 0], [0] * 4, [0] * 4]
+    assert prompts.sibling_BW.tolist() == [[0, 1, 0, 1], [0, 1, -1, -1], [-1] * 4, [-1] * 4]
+    prompts, stops = jax.device_put((prompts, np.array(tokenizer().stop_ids, np.int32)))
+    samples = decode.generate(split_policy(), prompts, decode.Grammar(stops), max_new_tokens=5)
+    counts = jax.device_get(samples.count_B).reshape(4, 4)
+    assert (counts > 0).tolist() == (jax.device_get(prompts.sibling_BW) >= 0).tolist()
+
+
+def chunks_of(counts: list[int], limit: int, shapes: Shapes) -> list[tuple]:
+    """Prompts, size and copies of each chunk of jobs with prompts of 400 tokens."""
+    jobs = [
+        SamplingJob((i,) * 400, 100 * i + k, 1.0, 1.0, limit)
+        for i, count in enumerate(counts)
+        for k in range(count)
+    ]
+    return [(len(c.prompts), c.size, c.copies) for c in batch_jobs(jobs, 1, shapes)]
+
+
+@pytest.mark.parametrize(
+    "counts, expected",
+    [
+        ([4] * 16, [(16, 16, 4)]),  # 16 groups of four: one prefill per question
+        ([1] * 16, [(16, 16, 1)]),  # nothing to merge: the program without copies
+        ([1] * 20, [(16, 16, 1), (4, 4, 1)]),  # not 44 prompts of padding
+        ([5], [(1, 1, 8)]),
+        ([8] * 16, [(4, 4, 8)] * 4),  # at most 64 rows per batch
+        ([2] * 8 + [1] * 8, [(16, 16, 2)]),
+    ],
+)
+def test_a_cpu_prefills_each_prompt_once_and_little_padding(counts, expected):
+    assert chunks_of(counts, 32, Shapes()) == expected
+
+
+def test_an_accelerator_prefers_one_padded_batch(monkeypatch):
+    """Decoding a second batch takes as long as the first one, so long actions share a batch."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    shapes = Shapes(max_new_tokens=512, max_prompt_tokens=65536)
+    assert chunks_of([1] * 20, 512, shapes) == [(20, 64, 1)]
+    assert chunks_of([1] * 20, 16, shapes) == [(16, 16, 1), (4, 4, 1)]
+    assert chunks_of([4] * 16, 512, shapes) == [(16, 16, 4)]
+
+
+def test_a_batch_with_copies_has_no_more_rows_than_the_largest_batch():
+    shapes = Shapes((512, 1024), batch_sizes=(4, 16, 64), max_prompt_tokens=16384)
+    sizes = {c: shapes.batch_sizes_for(512, copies=c) for c in (1, 2, 4, 16, 32)}
+    assert sizes == {1: [4, 16], 2: [4, 16], 4: [4, 16], 16: [4], 32: []}
+    assert shapes.batch_sizes_for(1024, 8, 4) == [8, 16, 32, 64, 128]
+    jobs = [SamplingJob((1,) * 600, i, 1.0, 1.0, 4) for i in range(1000)]
+    chunks = batch_jobs(jobs, 1, shapes)
+    assert {c.copies for c in chunks} == {16} and sum(len(c.prompts) for c in chunks) == 63
+
+
+def test_batches_are_divided_at_the_least_cost():
+    sizes, cost = (1, 4, 16), lambda size: 12 + size
+    assert divide(0, sizes, cost) == []
+    assert divide(5, sizes, cost) == [16]  # one batch of 28 costs less than 16 + 13
+    assert divide(5, sizes, lambda size: 2 + size) == [4, 1]
+    assert divide(39, sizes, cost) == [16, 16, 16]
+    assert [sum(divide(n, sizes, cost)) >= n for n in range(60)] == [True] * 60
+
+
+def test_a_cache_holds_what_is_asked_and_not_more():
+    shapes = Shapes(max_new_tokens=512)
+    sizes = {limit: shapes.cache_sizes_for(limit) for limit in (1, 16, 17, 100, 129, 512)}
+    assert sizes == {
+        1: (16,),
+        16: (16,),
+        17: (32,),
+        100: (128,),
+        129: (128, 256),
+        512: (128, 256, 512),
+    }
+    assert Shapes(max_new_tokens=40).cache_sizes_for(33) == (40,)
+    assert Shapes(max_new_tokens=12).cache_sizes_for(3) == (12,)
