@@ -275,12 +275,12 @@ def _tunix_model(work: TrainWork) -> Any:
 
 def measure_peer(name: str, work: TrainWork | SampleWork) -> dict[str, Any]:
     """Measures another library in a new process, so that its peak memory is its own."""
-    peers: Mapping[str, Callable[..., dict[str, Any]]]
-    peers = SAMPLERS if isinstance(work, SampleWork) else PEERS
+    peers: Mapping[str, Any] = SAMPLERS if isinstance(work, SampleWork) else PEERS
     # "spawn" instead of "fork": a forked process would inherit the state of JAX.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(peers[name], work).result()
+        result: dict[str, Any] = pool.submit(peers[name], work).result()
+        return result
 
 
 def compare_steps(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
