@@ -54,6 +54,11 @@ class Role:
         appended as plain text.
       allowed_token_regex: if not empty, only stop tokens and tokens whose text matches this regular
         expression may be written. This grammar mask applies in sampling and in scoring.
+      action_regex: a regular expression that describes whole actions, each of which `parse`
+        accepts: the syntax of Rust's `regex` crate, matched to the whole text. With stop strings,
+        it ends with one of them. Used if `strict` is set.
+      strict: whether an action has to match `action_regex`, in sampling and in scoring; then
+        `allowed_token_regex` is not used.
     """
 
     name: str
@@ -63,3 +68,5 @@ class Role:
     stop_strings: tuple[str, ...] = ()
     as_chat_turns: bool = True
     allowed_token_regex: str = ""
+    action_regex: str = ""
+    strict: bool = False

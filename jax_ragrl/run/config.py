@@ -34,7 +34,7 @@ from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.ablation import OWN, with_credit, with_own_policies
+from jax_ragrl.systems.ablation import LOOSE, OWN, with_credit, with_grammar, with_own_policies
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size
 from jax_ragrl.systems.registry import system_module
 
@@ -286,11 +286,12 @@ def load_job(values: Mapping[str, Any]) -> Job:
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """Builds the recipe of a config and removes the keys that it reads from `values`.
 
-    It removes `system`, `recipe`, `credit` and `rollouts`, and reads the roles in `policies`; see
-    `systems.ablation` for the last three.
+    It removes `system`, `recipe`, `credit`, `rollouts` and `grammar`, and reads the roles in
+    `policies`; see `systems.ablation` for the last four.
     """
     name, settings = values.pop("system", None), values.pop("recipe", {})
     credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
+    grammar = str(values.pop("grammar", LOOSE))
     if not isinstance(rollouts, int) or rollouts < 0:
         raise UserError(f"config.rollouts is {rollouts!r}: use a number of rollouts, or 0")
     module = system_module(str(name))
@@ -304,6 +305,7 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     # Read before `build` converts the whole config: the recipe needs the names now.
     pairs = convert(tuple[tuple[str, str], ...], values.get("policies", ()), "config.policies")
     recipe = with_own_policies(recipe, [name for name, _ in pairs])
+    recipe = with_grammar(recipe, grammar)
     return with_credit(recipe, str(credit), rollouts)
 
 

@@ -14,6 +14,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of, replicate
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch, cache_sizes
 from jax_ragrl.sampling.decode import CHECK_STRIDE, Grammar, Prompts, Samples
+from jax_ragrl.text.automaton import FREE, UNPAYABLE, TokenAutomaton, follow
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -31,6 +32,9 @@ class SamplingJob(NamedTuple):
       allowed_token_regex: only tokens whose text matches, and stop tokens, are allowed; "" allows
         all.
       stop_strings: a row ends at the first token whose text completes one of these strings.
+      action_regex: if not empty, the whole action matches this regular expression, and
+        `allowed_token_regex` is not used.
+      prefix_length: the number of last ids of the prompt that begin the action.
     """
 
     ids: tuple[int, ...]
@@ -40,6 +44,23 @@ class SamplingJob(NamedTuple):
     limit: int
     allowed_token_regex: str = ""
     stop_strings: tuple[str, ...] = ()
+    action_regex: str = ""
+    prefix_length: int = 0
+
+
+class Row(NamedTuple):
+    """One sampled action.
+
+    Fields:
+      ids: token ids.
+      logps: their log-probabilities.
+      removed: the probability that the mask of a strict grammar removed per token, the mean over
+        the tokens; None without a strict grammar.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    removed: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +122,8 @@ class Shapes:
         return tuple(n for i, n in enumerate(sizes) if i == 0 or sizes[i - 1] < limit)
 
 
-# For every job, its rows: token ids and their log-probabilities.
-JobSamples = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]
+# For every job, its rows.
+JobSamples = list[list[Row]]
 
 
 def sample_jobs(
@@ -122,7 +143,7 @@ def sample_jobs(
       shapes: the static shapes to pad to.
 
     Returns:
-      For every job, in order, `width` pairs of token ids and log-probabilities.
+      For every job, in order, its `width` rows.
     """
     return start_jobs(model, tokenizer, jobs, width, shapes)()
 
@@ -186,13 +207,17 @@ def _prompt_batch(
     # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
     allowed_V = tokenizer.allowed_tokens(jobs[0].allowed_token_regex)
     stop_SV = tokenizer.stop_transitions(jobs[0].stop_strings)
+    regex = jobs[0].action_regex
+    automaton = tokenizer.automaton(regex) if regex else None
+    size = shapes.bucket_batch_size(len(jobs), length, devices)
     return PromptBatch(
         model=model,
-        prompts=pad_prompts(jobs, length, shapes.bucket_batch_size(len(jobs), length, devices)),
+        prompts=pad_prompts(jobs, length, size, automaton),
         grammar=Grammar(
             stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
             allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
             stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
+            automaton=None if automaton is None else replicate(automaton, mesh),
         ),
         width=width,
         slots=shapes.cache_sizes_for(max(job.limit for job in jobs)),
@@ -226,7 +251,8 @@ def batch_jobs(
         if length is None:
             longest = shapes.prompt_lengths[-1]
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
-        groups.setdefault((length, job.allowed_token_regex, job.stop_strings), []).append(i)
+        key = (length, job.allowed_token_regex, job.stop_strings, job.action_regex)
+        groups.setdefault(key, []).append(i)
     return [
         (group[start : start + shapes.max_batch_size(length, devices)], length)
         for (length, *_), group in sorted(groups.items())
@@ -234,13 +260,16 @@ def batch_jobs(
     ]
 
 
-def pad_prompts(jobs: Sequence[SamplingJob], length: int, batch: int) -> Prompts:
+def pad_prompts(
+    jobs: Sequence[SamplingJob], length: int, batch: int, automaton: TokenAutomaton | None = None
+) -> Prompts:
     """Pads jobs to host arrays.
 
     Args:
       jobs: at most `batch` jobs of at most `length` prompt tokens.
       length: columns of `ids_BP`.
-      batch: rows; those beyond the jobs have length 0.
+      batch: rows; those beyond the jobs have length 0, and `FREE` as state of the automaton.
+      automaton: of the action regex of the jobs, on the host; None without one.
     """
     ids = np.zeros((batch, length), np.int32)
     for row, job in enumerate(jobs):
@@ -258,7 +287,20 @@ def pad_prompts(jobs: Sequence[SamplingJob], length: int, batch: int) -> Prompts
         temperature_B=column(lambda j: j.temperature, np.float32),
         top_p_B=column(lambda j: j.top_p, np.float32),
         limit_B=column(lambda j: j.limit, np.int32),
+        grammar_state_B=(
+            None if automaton is None else column(lambda j: _first_state(automaton, j), np.int32)
+        ),
     )
+
+
+def _first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
+    """The state after the part of the action that the prompt ends with.
+
+    It is `FREE` if that part violates the grammar, or if too few tokens are left to finish it.
+    """
+    prefix = job.ids[len(job.ids) - job.prefix_length :]
+    state = follow(automaton, prefix, [UNPAYABLE - 1] * len(prefix))[-1]
+    return state if automaton.tokens_left(state) <= job.limit else FREE
 
 
 def _rows_of(parts: Sequence[PartialSamples], count: int, width: int) -> JobSamples:
@@ -268,9 +310,10 @@ def _rows_of(parts: Sequence[PartialSamples], count: int, width: int) -> JobSamp
     """
     last = {i: (samples, at) for numbers, samples in parts for at, i in enumerate(numbers.tolist())}
 
-    def row(samples: Samples, b: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        ids, logps, n = (x[b] for x in samples)
-        return tuple(ids[:n].tolist()), tuple(logps[:n].tolist())
+    def row(samples: Samples, b: int) -> Row:
+        ids, logps, n = samples.ids_BT[b], samples.logps_BT[b], samples.count_B[b]
+        removed = None if samples.removed_B is None else float(samples.removed_B[b]) / max(n, 1)
+        return Row(tuple(ids[:n].tolist()), tuple(logps[:n].tolist()), removed)
 
     places = (last[i] for i in range(count))
     return [[row(samples, at * width + k) for k in range(width)] for samples, at in places]

@@ -16,6 +16,7 @@ import numpy as np
 from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
+from jax_ragrl.learner.grammars import role_grammars
 from jax_ragrl.learner.packing import Turn, turns_of
 from jax_ragrl.learner.policies import (
     Policies,
@@ -138,6 +139,7 @@ def prepare_policies(
       tokenizer: the tokenizer, for the grammars of roles.
     """
     policies = {}
+    grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
     for name, decoder in decoders.items():
         policies[name] = prepare(
             decoder,
@@ -150,6 +152,7 @@ def prepare_policies(
             compute=job.compute_dtype,
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
+            grammars=grammars,
         )
     return policies
 
