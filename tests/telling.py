@@ -101,7 +101,7 @@ def sample() -> None:
         assert mesh_of(acting) == local_mesh(mesh)
         for _ in range(1 + jax.process_index()):
             found = sample_jobs(acting, tokenizer(), jobs[jax.process_index()], 3, shapes)
-            for (ids, logps), (wanted, near) in zip(
+            for (ids, logps, _), (wanted, near, _) in zip(
                 found[0], expected[jax.process_index()][0], strict=True
             ):
                 assert ids == wanted

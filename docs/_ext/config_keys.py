@@ -223,7 +223,7 @@ def settings_of(module: Any) -> Any:
 
 
 # Keys that `load_recipe` takes out of a config before the dataclass is built.
-RECIPE_KEYS = ("system", "recipe", "credit", "rollouts")
+RECIPE_KEYS = ("system", "recipe", "credit", "rollouts", "grammar")
 
 
 @functools.cache

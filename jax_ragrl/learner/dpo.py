@@ -31,6 +31,7 @@ from jax_ragrl.learner.gradients import (
     token_outputs,
     zeros,
 )
+from jax_ragrl.learner.logprobs import Allowed
 from jax_ragrl.learner.packing import Batch, Group, Rows, Turn, group_turns, lay_out
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Policy, PolicySpec, scalar
@@ -188,7 +189,8 @@ def dpo_update(
             "DPO needs a reference, but objective.kl.where is 'none': choose another place"
         )
     # 1. Pack the pairs; both answers of a pair are in one row and share its prompt.
-    batches = lay_out(_groups(spec, pairs), spec.roles, spec.layout, data_parallel_size(spec.mesh))
+    devices = data_parallel_size(spec.mesh)
+    batches = lay_out(_groups(spec, pairs), spec.roles, spec.layout, devices, spec.grammars)
     model, train_state = spec.policy, state.policy
     temperature, weight = (scalar(x, spec.mesh) for x in (spec.temperature, 1 / len(pairs)))
     sums: list[dict[str, Array]] = []
@@ -267,7 +269,7 @@ def preference_gradient(
     ref_logp_RM: Array,
     temperature: Array,
     weight: Array,
-    allowed_ZV: Array | None = None,
+    allowed_ZV: Allowed | None = None,
     *,
     beta: float,
     layout: tuple[Any, ...] | None,
@@ -284,7 +286,7 @@ def preference_gradient(
       ref_logp_RM: float32, log-probabilities under the reference.
       temperature: float32 scalar, the sampling temperature.
       weight: float32 scalar, the weight of each pair.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
       beta: inverse temperature of the loss.
       layout: the sharding of each parameter, see `gradients.gradient`.
       total: the gradient to which this one is added; its buffers are donated.

@@ -20,7 +20,7 @@ import optax
 from jax import Array
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.logprobs import TokenLoss, score_tokens, token_loss
+from jax_ragrl.learner.logprobs import Allowed, TokenLoss, score_tokens, token_loss
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.learner.targets import KL_ESTIMATORS, Targets
@@ -69,7 +69,7 @@ def token_outputs(
     model: Decoder | Critic | ActorCritic,
     rows: Rows,
     temperature: Array,
-    allowed_ZV: Array | None = None,
+    allowed_ZV: Allowed | None = None,
     loss: TokenLoss | None = None,
     loss_inputs: Any = None,
 ) -> TokenOutputs:
@@ -79,7 +79,7 @@ def token_outputs(
       model: the model; hidden states are gathered at `source_RM` before any head is applied.
       rows: a batch on the devices.
       temperature: float32 scalar, the sampling temperature that logits are divided by.
-      allowed_ZV: bool, the tokens that the grammar of each role allows, as in sampling; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows, as in sampling; None: all.
       loss: a loss per policy token, see `logprobs.token_loss`.
       loss_inputs: a tree of arrays `[R, M]` that `loss` receives.
     """
@@ -110,7 +110,7 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
 
 @jax.jit
 def score(
-    model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Array | None = None
+    model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Allowed | None = None
 ) -> TokenOutputs:
     """Runs `token_outputs` without a loss.
 
@@ -118,7 +118,7 @@ def score(
       model: the split model.
       rows: a batch on the devices.
       temperature: float32 scalar, the sampling temperature.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
     """
     return token_outputs(model.merge(), rows, temperature, allowed_ZV)
 
@@ -142,7 +142,7 @@ def gradient(
     targets: Targets,
     temperature: Array,
     kl_coefficient: Array,
-    allowed_ZV: Array | None = None,
+    allowed_ZV: Allowed | None = None,
     *,
     objective: Objective,
     layout: tuple[Any, ...] | None = None,
@@ -159,7 +159,7 @@ def gradient(
       targets: its targets, `[R, M]` each.
       temperature: float32 scalar, the sampling temperature.
       kl_coefficient: float32 scalar, used if the KL penalty is part of the loss.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
       objective: selects the losses.
       layout: the sharding of each parameter (`layout_of`), imposed on its gradient too. Without it
         the compiler may replicate a gradient on every device.

@@ -22,11 +22,17 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.matmul import einsum_f32
 from jax_ragrl.runtime.sharding import axis_size
 from jax_ragrl.sampling.decode import mask_logits
+from jax_ragrl.sampling.grammar import allowed_tokens
+from jax_ragrl.text.automaton import TokenAutomaton
 
 SCORED_TOKENS = 2048  # tokens per chunk and device
 # Tokens per chunk and row. Rows differ in their number of scored tokens, and the loop over chunks
 # ends with the longest: small chunks waste less.
 SCORED_CHUNK = 128
+
+
+# The tokens that the grammars of roles allow: bool `[Z, V]`, or the automaton of strict grammars.
+Allowed = Array | TokenAutomaton
 
 
 class Scores(NamedTuple):
@@ -44,12 +50,16 @@ class Scores(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """Scored tokens `[R, M]`: the hidden states that predict them, their ids, roles and mask."""
+    """Scored tokens `[R, M]`: the hidden states that predict them, their ids and mask.
+
+    `state_RM` and `budget_RM` are the arguments of their grammars, see `packing.Rows`.
+    """
 
     hidden_RMD: Array
     target_RM: Array
-    role_RM: Array
+    state_RM: Array
     mask_RM: Array
+    budget_RM: Array | None
 
 
 class _Head(NamedTuple):
@@ -59,13 +69,13 @@ class _Head(NamedTuple):
       copy_VD: output embedding in the compute dtype.
       sink_VD: float32; receives the gradient of `copy_VD`, see `models/vocabulary.py`.
       temperature: float32 scalar.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
     """
 
     copy_VD: Array
     sink_VD: Array
     temperature: Array
-    allowed_ZV: Array | None
+    allowed_ZV: Allowed | None
 
 
 def score_tokens(
@@ -73,7 +83,7 @@ def score_tokens(
     hidden_RMD: Array,
     rows: Rows,
     temperature: Array,
-    allowed_ZV: Array | None,
+    allowed_ZV: Allowed | None,
 ) -> Scores:
     """Scores the tokens of a batch, padding included.
 
@@ -87,7 +97,7 @@ def score_tokens(
       hidden_RMD: hidden states that predict the tokens.
       rows: the batch.
       temperature: float32 scalar that divides the logits.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
     """
     head, tokens = _head_and_tokens(policy, hidden_RMD, rows, temperature, allowed_ZV)
     scores: Scores = _per_device(_in_chunks, head, tokens)
@@ -104,7 +114,7 @@ def token_loss(
     hidden_RMD: Array,
     rows: Rows,
     temperature: Array,
-    allowed_ZV: Array | None,
+    allowed_ZV: Allowed | None,
     loss: TokenLoss,
     inputs_RM: Any,
 ) -> tuple[Array, Scores]:
@@ -115,7 +125,7 @@ def token_loss(
       hidden_RMD: hidden states that predict the tokens.
       rows: the batch.
       temperature: float32 scalar that divides the logits.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows; None: all.
       loss: the loss per token; padding has log-probability and entropy 0.
       inputs_RM: its other inputs, a tree of arrays `[R, M]`; not differentiable.
 
@@ -129,11 +139,11 @@ def token_loss(
 
 
 def _head_and_tokens(
-    policy: Decoder, hidden_RMD: Array, rows: Rows, temperature: Array, allowed_ZV: Array | None
+    policy: Decoder, hidden_RMD: Array, rows: Rows, temperature: Array, allowed_ZV: Allowed | None
 ) -> tuple[_Head, _Tokens]:
-    role_RM = jnp.zeros_like(rows.target_RM) if rows.role_RM is None else rows.role_RM
+    state_RM = jnp.zeros_like(rows.target_RM) if rows.state_RM is None else rows.state_RM
     head = _Head(*policy.head(hidden_RMD.dtype), temperature, allowed_ZV)
-    return head, _Tokens(hidden_RMD, rows.target_RM, role_RM, rows.mask_RM)
+    return head, _Tokens(hidden_RMD, rows.target_RM, state_RM, rows.mask_RM, rows.budget_RM)
 
 
 def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
@@ -299,7 +309,7 @@ def _cotangents(split: str | None, grads: _Grads) -> tuple[_Head, _Tokens]:
     if split is not None:
         # Scattered along the first axis of the transpose, whose rows are contiguous in memory.
         head_VD = jax.lax.psum_scatter(head_VD.T, split, tiled=True).T
-    return _Head(None, head_VD, None, None), _Tokens(grads.hidden_RMD, None, None, None)  # type: ignore[arg-type]
+    return _Head(None, head_VD, None, None), _Tokens(grads.hidden_RMD, None, None, None, None)  # type: ignore[arg-type]
 
 
 _in_chunks.defvjp(_forward, _backward)
@@ -390,7 +400,11 @@ def _logits(head: _Head, chunk: _Tokens) -> Array:
     logits_RCV = einsum_f32("rcd,vd->rcv", chunk.hidden_RMD, head.copy_VD) / head.temperature
     if head.allowed_ZV is None:
         return logits_RCV
-    return mask_logits(logits_RCV, head.allowed_ZV[chunk.role_RM])
+    if isinstance(head.allowed_ZV, TokenAutomaton):
+        assert chunk.budget_RM is not None, "packed with strict grammars"
+        allowed_RCV = allowed_tokens(head.allowed_ZV, chunk.state_RM, chunk.budget_RM)
+        return mask_logits(logits_RCV, allowed_RCV)
+    return mask_logits(logits_RCV, head.allowed_ZV[chunk.state_RM])
 
 
 def _one_hot(chunk: _Tokens, like_RCV: Array) -> Array:

@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner.grammars import RoleGrammars
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Tensor
 
@@ -142,7 +143,10 @@ class Rows(NamedTuple):
       source_RM: the places whose hidden states predict the scored tokens.
       target_RM: the scored tokens.
       mask_RM: bool, False on padding. M equals L: a row has at most that many scored tokens.
-      role_RM: role number of each scored token, used if a grammar restricts the tokens of a role.
+      state_RM: the state of the grammar before each scored token, used if there is one: its role
+        number, or a state of the automaton of strict grammars.
+      budget_RM: the tokens that the action could still have before each scored token, this one
+        included; None without strict grammars.
     """
 
     ids_RL: Tensor
@@ -151,7 +155,8 @@ class Rows(NamedTuple):
     source_RM: Tensor
     target_RM: Tensor
     mask_RM: Tensor
-    role_RM: Tensor = None
+    state_RM: Tensor = None
+    budget_RM: Tensor = None
 
 
 class Actions(NamedTuple):
@@ -317,7 +322,11 @@ class _OpenRows:
 
 
 def lay_out(
-    groups: Sequence[Group], roles: Sequence[str], layout: Layout, devices: int = 1
+    groups: Sequence[Group],
+    roles: Sequence[str],
+    layout: Layout,
+    devices: int = 1,
+    grammars: RoleGrammars | None = None,
 ) -> list[Batch]:
     """Packs groups into batches of rows of one length each (first-fit decreasing).
 
@@ -326,9 +335,10 @@ def lay_out(
 
     Args:
       groups: groups of `group_turns` for the same layout.
-      roles: names of all roles; `Actions.role_A` and `Rows.role_RM` are indices into them.
+      roles: names of all roles; `Actions.role_A` holds indices into them.
       layout: row lengths and batch size.
       devices: data-parallel devices; the number of rows of each batch is a multiple of it.
+      grammars: the strict grammars of the roles; None without any.
     """
     open_rows, starts = _OpenRows(_headers(groups)), list[int]()
     # Large groups first: small ones then fill the gaps.
@@ -343,7 +353,7 @@ def lay_out(
             open_rows.open(length, layout.count(length, devices))
         open_rows.put(group, row)
     batches = [open_rows.rows[i:j] for i, j in zip(starts, [*starts[1:], None], strict=False)]
-    return [_batch(_trimmed_rows(rows, layout, devices), roles) for rows in batches]
+    return [_batch(_trimmed_rows(rows, layout, devices), roles, grammars) for rows in batches]
 
 
 def _trimmed_rows(rows: Sequence[_Row], layout: Layout, devices: int) -> Sequence[_Row]:
@@ -360,7 +370,9 @@ def _headers(groups: Sequence[Group]) -> dict[str, int]:
     return {role: common_prefix(min(some), max(some)) for role, some in prompts.items()}
 
 
-def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
+def _batch(
+    rows: Sequence[_Row], roles: Sequence[str], grammars: RoleGrammars | None = None
+) -> Batch:
     shape = (len(rows), rows[0].length)
     arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
     behaviour_logp_RM = np.full(shape, np.nan, np.float32)
@@ -369,9 +381,15 @@ def _batch(rows: Sequence[_Row], roles: Sequence[str]) -> Batch:
     entries = [item for r, row in enumerate(rows) for item in _write(arrays, r, row.groups)]
     owners = [(t.node, roles.index(t.role), *place, t.previous) for t, *place in entries]
     for (_, role, row, first, size, _), (turn, *_) in zip(owners, entries, strict=True):
-        arrays.role_RM[row, first : first + size] = role
+        arrays.state_RM[row, first : first + size] = role
+        if grammars is not None:
+            places = grammars.places(role, turn.ids, was_sampled=bool(turn.behaviour_logps))
+            arrays.state_RM[row, first : first + size] = places[0]
+            arrays.budget_RM[row, first : first + size] = places[1]
         if turn.behaviour_logps:
             behaviour_logp_RM[row, first : first + size] = turn.behaviour_logps
+    if grammars is None:
+        arrays = arrays._replace(budget_RM=None)
     if shape[1] >= PLAIN_FROM and _is_plain(arrays.until_RL):
         arrays = arrays._replace(until_RL=None)
     credit_A = np.array([turn.credit for turn, *_ in entries], np.float32)

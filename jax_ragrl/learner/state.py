@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.gradients import TrainState, layout_of
+from jax_ragrl.learner.grammars import RoleGrammars
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
@@ -79,7 +80,9 @@ class PolicySpec(NamedTuple):
       roles: names of all roles; role numbers are indices into them.
       temperature: sampling temperature, at which tokens are scored.
       mesh: the device mesh; None: one device.
-      allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
+      allowed_ZV: the tokens that the grammar of each role allows: bool, or the automaton of
+        `grammars`; None: all.
+      grammars: the strict grammars of the roles, on the host; None without any.
     """
 
     policy: ModelSpec
@@ -91,6 +94,7 @@ class PolicySpec(NamedTuple):
     temperature: float
     mesh: Mesh | None
     allowed_ZV: Any = None
+    grammars: RoleGrammars | None = None
 
 
 class Policy(NamedTuple):
@@ -117,6 +121,7 @@ def prepare(
     remat: str | None = None,
     allowed_ZV: np.ndarray | None = None,
     frozen: Decoder | None = None,
+    grammars: RoleGrammars | None = None,
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
@@ -138,6 +143,7 @@ def prepare(
       allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
       frozen: a decoder with equal weights in the compute dtype that exists anyway, such as a frozen
         language model; None: there is none.
+      grammars: strict grammars in place of `allowed_ZV`.
 
     Raises:
       UserError: choices that do not fit together.
@@ -153,6 +159,7 @@ def prepare(
     if objective.kl.where != "none":
         # These are the decoder's own arrays; only the trained parameters are copies.
         state = state._replace(reference=_reference(params, decoder.config.dtype, frozen))
+    allowed = allowed_ZV if grammars is None else grammars.automaton
     critic = None
     if objective.critic == "own":
         critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
@@ -166,7 +173,8 @@ def prepare(
         roles=tuple(roles),
         temperature=temperature,
         mesh=mesh,
-        allowed_ZV=None if allowed_ZV is None else replicate(allowed_ZV, mesh),
+        allowed_ZV=None if allowed is None else replicate(allowed, mesh),
+        grammars=grammars,
     )
     return Policy(spec, state)
 

@@ -101,7 +101,8 @@ def split_minibatches(
     # Minibatches consist of whole groups: siblings share their prompt in a row.
     count = min(spec.optimizer.minibatches, len(order))
     parts = [order[i::count] for i in range(count)]
-    return [lay_out(part, spec.roles, spec.layout, data_parallel_size(spec.mesh)) for part in parts]
+    devices = data_parallel_size(spec.mesh)
+    return [lay_out(part, spec.roles, spec.layout, devices, spec.grammars) for part in parts]
 
 
 # Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
+from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.sampling.sampler import SamplingJob, Shapes, start_jobs
+from jax_ragrl.sampling.sampler import Row, SamplingJob, Shapes, start_jobs
 from jax_ragrl.text.thoughts import CLOSE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
@@ -77,14 +79,14 @@ class PolicySampler:
         longest = self.shapes.prompt_lengths[-1]
         # Requests that fit no shape get an error instead of stopping the batch.
         fitting = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
-        jobs = [self._job(requests[i], prompts[i] + prefixes[i, f], f) for i, f in fitting]
+        jobs = [self._job(requests[i], prompts[i], prefixes[i, f], f) for i, f in fitting]
         wait = start_jobs(self.models[name], self.tokenizer, jobs, width, self.shapes)
 
         def finish() -> dict[JobKey, list[Action]]:
             actions = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])
             for (i, f), rows in zip(fitting, wait(), strict=True):
                 place = (prompts[i], prefixes[i, f], openings[i])
-                actions[i, f] = [self._action(*place, *row) for row in rows]
+                actions[i, f] = [self._action(*place, row) for row in rows]
             return actions
 
         return finish
@@ -99,10 +101,16 @@ class PolicySampler:
         text = request.branching.forced_actions[number].text
         return tuple(self.tokenizer.encode(_after_thought(opening, text)))
 
-    def _job(self, request: ActionRequest, ids: tuple[int, ...], number: int) -> SamplingJob:
+    def _job(
+        self,
+        request: ActionRequest,
+        prompt: tuple[int, ...],
+        prefix: tuple[int, ...],
+        number: int,
+    ) -> SamplingJob:
         role, sampling = request.role, request.role.sampling
         return SamplingJob(
-            ids=ids,
+            ids=prompt + prefix,
             # Each forced prefix has its own random stream (a Weyl sequence of the state's seed).
             seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
             # The compiled programs take the temperature as an argument; 0 selects the argmax.
@@ -110,21 +118,20 @@ class PolicySampler:
             top_p=sampling.top_p,
             # A longer action would not fit the caches.
             limit=min(sampling.max_tokens, self.shapes.max_new_tokens),
-            allowed_token_regex=role.allowed_token_regex,
+            allowed_token_regex="" if role.strict else role.allowed_token_regex,
             stop_strings=role.stop_strings,
+            action_regex=role.action_regex if role.strict else "",
+            prefix_length=len(prefix),
         )
 
     def _action(
-        self,
-        prompt: tuple[int, ...],
-        prefix: tuple[int, ...],
-        opening: str,
-        ids: tuple[int, ...],
-        logps: tuple[float, ...],
+        self, prompt: tuple[int, ...], prefix: tuple[int, ...], opening: str, row: Row
     ) -> Action:
-        text = opening + self.tokenizer.decode(prefix + ids)
+        ids = prefix + row.ids
         # A forced prefix was not sampled, so the whole action is scored like a forced one.
-        return Action(prompt, prefix + ids, text, None if prefix else logps)
+        logps = None if prefix else row.logps
+        text = opening + self.tokenizer.decode(ids)
+        return Action(prompt, ids, text, logps, removed=row.removed)
 
     def _in_order(
         self,
@@ -163,3 +170,23 @@ def _keys_by_batch(requests: Sequence[ActionRequest]) -> dict[tuple[str, int], l
             if not forced_action.complete:
                 keys.setdefault((policy, 1), []).append((i, f))
     return keys
+
+
+def check_grammars(roles: Iterable[Role], tokenizer: ChatTokenizer) -> None:
+    """Compiles the grammars of the strict roles among `roles`; the tokenizer caches them.
+
+    Raises:
+      UserError: a regular expression cannot be compiled, the tokenizer cannot write it, or even
+        the shortest action has more tokens than the role may write.
+    """
+    for role in roles:
+        if not role.strict:
+            continue
+        shortest = tokenizer.automaton(role.action_regex).tokens_left()
+        limit = role.sampling.max_tokens
+        if shortest > limit:
+            raise UserError(
+                f"role {role.name} may write {limit} tokens, but the shortest action of its strict "
+                f"grammar has {shortest}: raise the role's maximum of tokens in recipe.system, or "
+                "set grammar to 'loose'"
+            )

@@ -61,6 +61,11 @@ class Role:
       thinking: whether an action may begin with a think block, which is not parsed. `thinking` in
         the config of a run sets it.
       reads_thoughts: whether the grammar has think tags, so that it parses the block too.
+      action_regex: a regular expression that describes whole actions, each of which `parse`
+        accepts: the syntax of Rust's `regex` crate, matched to the whole text. With stop strings,
+        it ends with one of them. Used if `strict` is set.
+      strict: whether an action has to match `action_regex`, in sampling and in scoring; then
+        `allowed_token_regex` is not used.
     """
 
     name: str
@@ -72,6 +77,8 @@ class Role:
     allowed_token_regex: str = ""
     thinking: bool = False
     reads_thoughts: bool = False
+    action_regex: str = ""
+    strict: bool = False
 
 
 def parse_action(role: Role, text: str) -> ParsedAction:

@@ -35,6 +35,8 @@ class Action(NamedTuple):
       logps: float32 natural-log probabilities of `ids` at the sampling temperature. None if the
         action was not sampled (forced text, the text of a teacher).
       error: why there is no text; empty if there is.
+      removed: the mean probability per token that the mask of a strict grammar removed; None if
+        there was no such mask.
     """
 
     prompt_ids: tuple[int, ...]
@@ -42,6 +44,7 @@ class Action(NamedTuple):
     text: str
     logps: tuple[float, ...] | None = None
     error: str = ""
+    removed: float | None = None
 
 
 class Call(NamedTuple):

@@ -55,6 +55,7 @@ from jax_ragrl.retrieval.index import (
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
+from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.config import REPLY, Data, Job
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.runtime.multihost import process_zero_first
@@ -217,7 +218,8 @@ def load_policies(
       load: loads models; by default a new `shared_loader`.
 
     Raises:
-      UserError: a policy is unknown, or the policies have different tokenizers.
+      UserError: a policy is unknown, the policies have different tokenizers, or their tokenizer
+        cannot write a strict grammar.
     """
     # Sorted, so that every process loads the policies in one order and gives them equal seeds.
     names = sorted(set(job.policy_of.values()))
@@ -246,7 +248,11 @@ def load_policies(
             name: add_lora(policy, job.lora, rngs=nnx.Rngs(job.seed + i))
             for i, (name, policy) in enumerate(policies.items())
         }
-    return policies, by_folder[folders[names[0]]][1]
+    tokenizer = by_folder[folders[names[0]]][1]
+    # Before a long run, and not when the first action of a role is sampled.
+    systems = (job.recipe.system, job.recipe.evaluation_system)
+    check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
+    return policies, tokenizer
 
 
 class LoadedData(NamedTuple):

@@ -35,7 +35,7 @@ from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.systems.ablation import OWN, with_credit, with_own_policies
+from jax_ragrl.systems.ablation import LOOSE, OWN, with_credit, with_grammar, with_own_policies
 from jax_ragrl.systems.base import Credit, Recipe, check_group_size
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.systems.thinking import with_thinking
@@ -305,11 +305,12 @@ def with_default_index(values: Mapping[str, Any]) -> dict[str, Any]:
 def load_recipe(values: dict[str, Any]) -> Recipe:
     """Builds the recipe of a config and removes the keys that it reads from `values`.
 
-    It removes `system`, `recipe`, `credit` and `rollouts`, and reads `thinking` and the roles in
-    `policies`; see `systems.ablation` for credit, rollouts and policies.
+    It removes `system`, `recipe`, `credit`, `rollouts` and `grammar`, and reads `thinking` and the
+    roles in `policies`; see `systems.ablation` for credit, rollouts, grammar and policies.
     """
     name, settings = values.pop("system", None), values.pop("recipe", {})
     credit, rollouts = values.pop("credit", OWN), values.pop("rollouts", 0)
+    grammar = str(values.pop("grammar", LOOSE))
     if not isinstance(rollouts, int) or rollouts < 0:
         raise UserError(f"config.rollouts is {rollouts!r}: use a number of rollouts, or 0")
     module = system_module(str(name))
@@ -325,6 +326,7 @@ def load_recipe(values: dict[str, Any]) -> Recipe:
     recipe = with_own_policies(recipe, [name for name, _ in pairs])
     if values.get("thinking") == "on":
         recipe = with_thinking(recipe)
+    recipe = with_grammar(recipe, grammar)
     return with_credit(recipe, str(credit), rollouts)
 
 

@@ -47,6 +47,11 @@ ROLLOUT = (
     Metric("invalid_action/<error>", "actions", "actions that violate the grammar, by error"),
     Metric("unanswered/<reason>", "rollouts", "rollouts that ended without an answer, by reason"),
     Metric("logp_rewarded/<role>", "nats per token", "log-probability of rewarded actions"),
+    Metric(
+        "grammar_removed/<role>",
+        "probability",
+        "probability that a strict grammar forbids, before the mask, mean over sampled tokens",
+    ),
     Metric("expert_frac/<role>", "fraction", "decisions of a role that have an expert's action"),
     Metric("actions_per_rollout/<role>", "actions", "actions of a role per leaf"),
     Metric("nodes", "actions", "actions in all rollouts of the step"),

@@ -27,6 +27,8 @@ from jax import Array
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import constrain
+from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
+from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.types import Tensor
 
 # Decode steps between checks for early stopping, on a GPU, whose host waits at each check. A CPU
@@ -48,6 +50,8 @@ class Prompts(NamedTuple):
       temperature_B: float32; 0 is greedy.
       top_p_B: float32; 1 switches nucleus sampling off.
       limit_B: int32 maximum of new tokens.
+      grammar_state_B: int32 state of `Grammar.automaton` before the first new token; None without
+        an automaton.
     """
 
     ids_BP: Tensor
@@ -57,6 +61,7 @@ class Prompts(NamedTuple):
     temperature_B: Tensor
     top_p_B: Tensor
     limit_B: Tensor
+    grammar_state_B: Tensor = None
 
 
 class Samples(NamedTuple):
@@ -66,11 +71,14 @@ class Samples(NamedTuple):
       ids_BT: int32 token ids, 0 past the end of a row.
       logps_BT: float32 log-probabilities at the sampling temperature.
       count_B: int32 tokens of each row, its stop token included.
+      removed_B: float32, the probability that the automaton's mask removed, summed over the tokens
+        of each row (see `removed_mass`); None without an automaton.
     """
 
     ids_BT: Array
     logps_BT: Array
     count_B: Array
+    removed_B: Array | None = None
 
 
 class DecodeState(NamedTuple):
@@ -82,8 +90,9 @@ class DecodeState(NamedTuple):
         prefix cache never changes and is passed separately.
       logits_BV: logits of the next token.
       done_B: bool, whether a row has ended.
-      ids_BT, logps_BT, count_B: as in `Samples`.
+      ids_BT, logps_BT, count_B, removed_B: as in `Samples`.
       stop_state_B: uint8 state of each row in the stop-string automaton `Grammar.stop_SV`.
+      grammar_state_B: int32 state of each row in `Grammar.automaton`; None without one.
     """
 
     t: Array
@@ -94,10 +103,12 @@ class DecodeState(NamedTuple):
     logps_BT: Array
     count_B: Array
     stop_state_B: Array
+    grammar_state_B: Array | None = None
+    removed_B: Array | None = None
 
     def samples(self) -> Samples:
         """Returns the tokens so far."""
-        return Samples(self.ids_BT, self.logps_BT, self.count_B)
+        return Samples(self.ids_BT, self.logps_BT, self.count_B, self.removed_B)
 
 
 class Grammar(NamedTuple):
@@ -108,11 +119,13 @@ class Grammar(NamedTuple):
       allowed_V: bool, the allowed tokens; None allows all.
       stop_SV: uint8 transition table of the stop-string automaton (`text.stops.stop_table`); its
         last state ends the row. None if there are no stop strings.
+      automaton: the language of the actions, in place of `allowed_V`; None without one.
     """
 
     stop_ids_S: Tensor
     allowed_V: Tensor | None = None
     stop_SV: Tensor | None = None
+    automaton: TokenAutomaton | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))
@@ -208,6 +221,7 @@ def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
     """Prefills the prompts and returns the state of their rows, which are empty."""
     prefix, logits_BV = _prefill(model, prompts)
     width, batch = prompts.sibling_BW.shape[1], prompts.sibling_BW.size
+    is_strict = prompts.grammar_state_B is not None
     return DecodeState(
         t=jnp.int32(0),
         cache=init_cache(model.config, batch, slots, prefix),
@@ -218,6 +232,8 @@ def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
         logps_BT=jnp.zeros((batch, slots), jnp.float32),
         count_B=jnp.zeros(batch, jnp.int32),
         stop_state_B=jnp.zeros(batch, jnp.uint8),
+        grammar_state_B=jnp.repeat(prompts.grammar_state_B, width) if is_strict else None,
+        removed_B=jnp.zeros(batch, jnp.float32) if is_strict else None,
     )
 
 
@@ -292,8 +308,7 @@ def _decode_step(
     does not divide the cache size can reach.
     """
     # 1. Sample a token per row among the allowed ones.
-    logits_BV, allowed_V = s.logits_BV, grammar.allowed_V
-    logits_BV = logits_BV if allowed_V is None else mask_logits(logits_BV, allowed_V[None])
+    logits_BV = _mask(grammar, rows, s)
     top_p_B = rows.top_p_B if use_top_p else None
     ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
@@ -321,7 +336,50 @@ def _decode_step(
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
         stop_state_B=stop_state_B,
+        **_follow_grammar(grammar, rows, s, logits_BV, ids_B, live_B),
     )
+
+
+def _mask(grammar: Grammar, rows: Prompts, s: DecodeState) -> Array:
+    """Returns the logits with minus infinity at tokens that the grammar forbids."""
+    if grammar.automaton is not None:
+        assert s.grammar_state_B is not None, "prompts bring the states of their automaton"
+        budget_B = rows.limit_B - s.count_B
+        return mask_logits(
+            s.logits_BV, allowed_tokens(grammar.automaton, s.grammar_state_B, budget_B)
+        )
+    if grammar.allowed_V is not None:
+        return mask_logits(s.logits_BV, grammar.allowed_V[None])
+    return s.logits_BV
+
+
+def _follow_grammar(
+    grammar: Grammar,
+    rows: Prompts,
+    s: DecodeState,
+    masked_BV: Array,
+    ids_B: Array,
+    live_B: Array,
+) -> dict[str, Array]:
+    """Returns the new fields of the automaton; rows that are done keep theirs.
+
+    Args:
+      grammar: the constraints of all rows.
+      rows: the parameters of each row.
+      s: the state before the tokens.
+      masked_BV: the logits with the mask.
+      ids_B: the new tokens.
+      live_B: the rows that were not done before them.
+    """
+    if grammar.automaton is None:
+        return {}
+    assert s.grammar_state_B is not None and s.removed_B is not None
+    state_B = next_states(grammar.automaton, s.grammar_state_B, ids_B)
+    removed_B = removed_mass(s.logits_BV, masked_BV, rows.temperature_B)
+    return {
+        "grammar_state_B": jnp.where(live_B, state_B, s.grammar_state_B),
+        "removed_B": s.removed_B + jnp.where(live_B, removed_B, 0.0),
+    }
 
 
 def _check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Array, Array]:

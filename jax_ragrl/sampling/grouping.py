@@ -20,6 +20,7 @@ import numpy as np
 
 from jax_ragrl.sampling.decode import Prompts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
+from jax_ragrl.text.automaton import FREE, UNPAYABLE, TokenAutomaton, follow
 
 # A step with fewer rows is not faster, because it reads all weights: about the operations per
 # second over the bytes per second of a device.
@@ -65,7 +66,8 @@ def batch_jobs(
         if length is None:
             longest = shapes.prompt_lengths[-1]
             raise ValueError(f"a prompt of {len(job.ids)} tokens exceeds {longest}")
-        groups.setdefault((length, job.allowed_token_regex, job.stop_strings), []).append(i)
+        key = (length, job.allowed_token_regex, job.stop_strings, job.action_regex)
+        groups.setdefault(key, []).append(i)
     chunks: list[Chunk] = []
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
@@ -145,6 +147,7 @@ def pad_prompts(
     *,
     width: int = 1,
     copies: int = 1,
+    automaton: TokenAutomaton | None = None,
 ) -> Prompts:
     """Pads prompts to host arrays.
 
@@ -155,6 +158,7 @@ def pad_prompts(
       batch: prompts, those of padding included.
       width: siblings per job.
       copies: jobs per prompt, those of padding included.
+      automaton: of the action regex of the jobs, on the host; None without one.
     """
     ids = np.zeros((batch, length), np.int32)
     seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
@@ -176,4 +180,17 @@ def pad_prompts(
         temperature_B=column(lambda j: j.temperature, np.float32),
         top_p_B=column(lambda j: j.top_p, np.float32),
         limit_B=column(lambda j: j.limit, np.int32),
+        grammar_state_B=(
+            None if automaton is None else column(lambda j: _first_state(automaton, j), np.int32)
+        ),
     )
+
+
+def _first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
+    """The state after the part of the action that the prompt ends with.
+
+    It is `FREE` if that part violates the grammar, or if too few tokens are left to finish it.
+    """
+    prefix = job.ids[len(job.ids) - job.prefix_length :]
+    state = follow(automaton, prefix, [UNPAYABLE - 1] * len(prefix))[-1]
+    return state if automaton.tokens_left(state) <= job.limit else FREE

@@ -22,6 +22,9 @@ class SamplingJob(NamedTuple):
       allowed_token_regex: only tokens whose text matches, and stop tokens, are allowed; "" allows
         all.
       stop_strings: a row ends at the first token whose text completes one of these strings.
+      action_regex: if not empty, the whole action matches this regular expression, and
+        `allowed_token_regex` is not used.
+      prefix_length: the number of last ids of the prompt that begin the action.
     """
 
     ids: tuple[int, ...]
@@ -31,6 +34,23 @@ class SamplingJob(NamedTuple):
     limit: int
     allowed_token_regex: str = ""
     stop_strings: tuple[str, ...] = ()
+    action_regex: str = ""
+    prefix_length: int = 0
+
+
+class Row(NamedTuple):
+    """One sampled action.
+
+    Fields:
+      ids: token ids.
+      logps: their log-probabilities.
+      removed: the probability that the mask of a strict grammar removed per token, the mean over
+        the tokens; None without a strict grammar.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    removed: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,13 @@ from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of, replicate
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.decode import CHECK_STRIDE, Grammar, Samples
 from jax_ragrl.sampling.grouping import Chunk, batch_jobs, pad_prompts
+from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
 from jax_ragrl.sampling.jobs import Shapes as Shapes
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
-# For every job, its rows: token ids and their log-probabilities.
-JobSamples = list[list[tuple[tuple[int, ...], tuple[float, ...]]]]
+# For every job, its rows.
+JobSamples = list[list[Row]]
 
 
 def sample_jobs(
@@ -42,7 +43,7 @@ def sample_jobs(
       shapes: the static shapes to pad to.
 
     Returns:
-      For every job, in order, `width` pairs of token ids and log-probabilities.
+      For every job, in order, its `width` rows.
     """
     return start_jobs(model, tokenizer, jobs, width, shapes)()
 
@@ -108,13 +109,23 @@ def _prompt_batch(
     # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
     allowed_V = tokenizer.allowed_tokens(firsts[0].allowed_token_regex)
     stop_SV = tokenizer.stop_transitions(firsts[0].stop_strings)
+    regex = firsts[0].action_regex
+    automaton = tokenizer.automaton(regex) if regex else None
     return PromptBatch(
         model=model,
-        prompts=pad_prompts(prompts, chunk.length, chunk.size, width=width, copies=chunk.copies),
+        prompts=pad_prompts(
+            prompts,
+            chunk.length,
+            chunk.size,
+            width=width,
+            copies=chunk.copies,
+            automaton=automaton,
+        ),
         grammar=Grammar(
             stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
             allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
             stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
+            automaton=None if automaton is None else replicate(automaton, mesh),
         ),
         slots=shapes.cache_sizes_for(max(job.limit for job in firsts)),
         sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
@@ -132,9 +143,10 @@ def _rows_of(parts: Sequence[PartialSamples], chunk: Chunk, width: int) -> JobSa
     """
     last = {i: (samples, at) for numbers, samples in parts for at, i in enumerate(numbers.tolist())}
 
-    def row(samples: Samples, b: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        ids, logps, n = (x[b] for x in samples)
-        return tuple(ids[:n].tolist()), tuple(logps[:n].tolist())
+    def row(samples: Samples, b: int) -> Row:
+        ids, logps, n = samples.ids_BT[b], samples.logps_BT[b], int(samples.count_B[b])
+        removed = None if samples.removed_B is None else float(samples.removed_B[b]) / max(n, 1)
+        return Row(tuple(ids[:n].tolist()), tuple(logps[:n].tolist()), removed)
 
     rows = chunk.copies * width
     places = (last[i] for i in range(len(chunk.prompts)))

@@ -1,8 +1,10 @@
-r"""Ablations: the credit rule or the policies of one paper on the system of another, by config.
+r"""Choices by config for any system: the credit rule, the policies, and how strict grammars are.
 
 `credit` and `rollouts` combine the credit of one paper with the rollouts of another. Each role that
 `policies` names gets its own parameters, as in OPERA; in the other papers all roles share one
-policy.
+policy. With `grammar` set to `strict`, an action has to match the regular expression of its role
+(`Role.action_regex`), in sampling and in scoring; with `loose`, any text can be written, and a
+malformed one is punished or corrected as in the paper.
 
 Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`
 and `earned` give each action its own immediate reward. `reachable_leaves` and `siblings` add the
@@ -30,10 +32,12 @@ from jax_ragrl.credit.assign import (
     reachable_leaves,
     shared_credit,
 )
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.systems.base import Credit, Recipe, WrappedSystem, check_group_size
 
 OWN = "own"
+LOOSE, STRICT = "loose", "strict"
 # Credits that yield a return per action, for an objective with a critic.
 RETURN_CREDITS: Mapping[str, Credit] = {
     "reachable_leaves": reachable_leaves,
@@ -103,3 +107,34 @@ def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
         return recipe
     inference = OwnPolicies(recipe.inference, own) if recipe.inference else None
     return dataclasses.replace(recipe, system=OwnPolicies(recipe.system, own), inference=inference)
+
+
+@dataclasses.dataclass(frozen=True)
+class StrictGrammars(WrappedSystem):
+    """A system whose actions have to match the regular expressions of their roles."""
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The roles of the inner system, all of them strict."""
+        roles = self.system.roles
+        return {name: dataclasses.replace(role, strict=True) for name, role in roles.items()}
+
+
+def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
+    """Returns the recipe with strict grammars if `grammar` is `strict`.
+
+    Raises:
+      UserError: the name is unknown, or a role of the system has no regular expression.
+    """
+    one_of("config.grammar", grammar, (LOOSE, STRICT))
+    if grammar == LOOSE:
+        return recipe
+    for system in filter(None, (recipe.system, recipe.inference)):
+        for role in system.roles.values():
+            if not role.action_regex:
+                raise UserError(
+                    f"config.grammar is 'strict', but role {role.name} of this system has no "
+                    "regular expression: give its Role an action_regex, or use 'loose'"
+                )
+    inference = StrictGrammars(recipe.inference) if recipe.inference else None
+    return dataclasses.replace(recipe, system=StrictGrammars(recipe.system), inference=inference)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.text.patterns import between, choice, line, lines
 
 THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answer"
 
@@ -44,6 +45,17 @@ def tags_match(text: str, tags: Sequence[str]) -> bool:
 def stop_strings(actions: Sequence[str]) -> tuple[str, ...]:
     """Returns the stop strings of a role: sampling ends at the closing tag of an action."""
     return tuple(f"</{action}>" for action in actions)
+
+
+def turn_regex(actions: Sequence[str], notes: Sequence[str] = (THINK,)) -> str:
+    """Returns the regular expression of a turn: notes between tags, then one action.
+
+    Args:
+      actions: the tags of the action, which is one line of text.
+      notes: the tags that may precede it, each at most once, in this order.
+    """
+    before = (f"(?:{between(tag, lines(without='<'))}\\n?)?" for tag in notes)
+    return "".join(before) + choice(*(between(tag, line(without="<")) for tag in actions))
 
 
 def render_turn(**parts: str | None) -> str:

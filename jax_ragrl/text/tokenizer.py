@@ -17,8 +17,10 @@ import tokenizers
 import transformers
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.text.automaton import TokenAutomaton, compile_regex
 from jax_ragrl.text.stops import stop_table
 from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block
+from jax_ragrl.text.token_bytes import token_bytes
 from jax_ragrl.types import Message
 
 CACHE_SIZE = 1 << 22  # cached tokens of contents: 16 MB, and their texts
@@ -44,6 +46,7 @@ class ChatTokenizer:
         self._allow = functools.cache(self._matching)
         self._stop = functools.cache(lambda stops: stop_table(stops, self._pieces()))
         self._opening = functools.cache(self._render_opening)
+        self._compile = functools.cache(self._compiled)
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> ChatTokenizer:
@@ -139,6 +142,22 @@ class ChatTokenizer:
         matches &= np.array([text != "" for text in texts])  # control tokens have no text
         matches[list(self.stop_ids)] = True
         return matches
+
+    def automaton(self, regex: str) -> TokenAutomaton:
+        """Returns the automaton of a regular expression that a whole action has to match.
+
+        Raises:
+          UserError: the expression cannot be compiled, or the tokenizer cannot write it.
+        """
+        return self._compile(regex)
+
+    def _compiled(self, regex: str) -> TokenAutomaton:
+        pieces = token_bytes(self._content, len(self))
+        words = (i for i, piece in enumerate(pieces) if piece and re.match(b" [a-z]", piece))
+        first = next(words, None)
+        if first is not None and not self.decode([first]).startswith(" "):
+            regex = f" ?(?:{regex})"  # the decoder drops a space at the beginning of a text
+        return compile_regex(regex, pieces, self.stop_ids)
 
     def stop_transitions(self, strings: tuple[str, ...]) -> np.ndarray | None:
         """Returns the transition table of stop strings (see `stop_table`); None without strings."""

@@ -17,6 +17,7 @@ from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
+from jax_ragrl.learner.grammars import role_grammars
 from jax_ragrl.learner.packing import Turn, turns_of
 from jax_ragrl.learner.policies import (
     Policies,
@@ -142,6 +143,7 @@ def prepare_policies(
       frozen: see `Components.frozen`.
     """
     policies = {}
+    grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
     for name, decoder in decoders.items():
         policies[name] = prepare(
             decoder,
@@ -155,6 +157,7 @@ def prepare_policies(
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
             frozen=frozen.get(name),
+            grammars=grammars,
         )
     return policies
 

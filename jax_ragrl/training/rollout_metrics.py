@@ -38,6 +38,7 @@ def describe_rollout(
         | step_costs(forest)
         | strategy_rewards(forest)
         | rewarded_logps(forest)
+        | removed_masses(forest)
     )
 
 
@@ -161,6 +162,21 @@ def rewarded_logps(forest: Forest) -> dict[str, float]:
         action = forest.records[i].action
         logps[forest.records[i].role] += (action and action.logps) or ()
     return {f"logp_rewarded/{role}": float(np.mean(x)) for role, x in logps.items() if x}
+
+
+def removed_masses(forest: Forest) -> dict[str, float]:
+    """Returns `grammar_removed/<role>`: the mean probability that a strict grammar's mask removed.
+
+    The mean is over the sampled tokens of the role. Without strict grammars there are no metrics.
+    """
+    sums: dict[str, np.ndarray] = {}
+    for record in forest.records:
+        action = record.action
+        if action is not None and action.removed is not None and action.logps:
+            tokens = record.multiplicity * len(action.logps)
+            entry = np.array([tokens * action.removed, tokens])
+            sums[record.role] = sums.get(record.role, np.zeros(2)) + entry
+    return {f"grammar_removed/{role}": float(x / n) for role, (x, n) in sorted(sums.items())}
 
 
 def error_counts(forest: Forest) -> dict[str, float]:

@@ -147,8 +147,8 @@ def test_chunked_losses_have_the_gradient_of_plain_logits(of, monkeypatch):
     allowed_ZV = draw.random((2, vocab)) < 0.5
     allowed_ZV[:, :3] = True
     mask_RM = np.arange(6) < np.array([[4], [0], [3]])
-    target_RM, role_RM = (draw.integers(0, n, (3, 6)).astype(np.int32) for n in (3, 2))
-    rows = Rows(*[target_RM] * 5, mask_RM, role_RM)
+    target_RM, state_RM = (draw.integers(0, n, (3, 6)).astype(np.int32) for n in (3, 2))
+    rows = Rows(*[target_RM] * 5, mask_RM, state_RM)
     hidden_RMD = draw.normal(size=(3, 6, width)).astype(np.float32)
     args = jax.device_put((hidden_RMD, np.float32(0.7), allowed_ZV, draw.random((3, 6), "f4")))
 
@@ -167,8 +167,8 @@ def test_chunked_losses_have_the_gradient_of_plain_logits(of, monkeypatch):
 
     def plain(hidden_RMD, heat, allowed_ZV, inputs_RM):
         logits_RMV = decoder.logits(hidden_RMD) / heat
-        logp_RMV = jax.nn.log_softmax(logits_RMV, where=allowed_ZV[role_RM])
-        p_RMV = jax.nn.softmax(logits_RMV, where=allowed_ZV[role_RM])
+        logp_RMV = jax.nn.log_softmax(logits_RMV, where=allowed_ZV[state_RM])
+        p_RMV = jax.nn.softmax(logits_RMV, where=allowed_ZV[state_RM])
         entropy = -jax.numpy.sum(p_RMV * jax.numpy.maximum(logp_RMV, -1e9), axis=-1)
         logp = jax.numpy.take_along_axis(logp_RMV, target_RM[..., None], axis=-1)[..., 0]
         logp, entropy = masked(logp, entropy)

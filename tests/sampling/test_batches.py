@@ -67,10 +67,10 @@ def test_several_programs_sample_the_tokens_of_one(width, mesh_shape, options, m
         sample_jobs(model, tokenizer(), jobs, width, shapes) for shapes in (ONE_PROGRAM, SHAPES)
     )
     for rows, others in zip(actual, expected, strict=True):
-        assert [ids for ids, _ in rows] == [ids for ids, _ in others]
-        for (_, logps), (_, other) in zip(rows, others, strict=True):
+        assert [row.ids for row in rows] == [row.ids for row in others]
+        for (_, logps, _), (_, other, _) in zip(rows, others, strict=True):
             np.testing.assert_allclose(logps, other, atol=1e-5)
-    assert calls and max(len(ids) for rows in actual for ids, _ in rows) > 16
+    assert calls and max(len(row.ids) for rows in actual for row in rows) > 16
 
 
 def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
@@ -89,7 +89,7 @@ def test_a_batch_continues_with_live_prompts_and_needed_slots(monkeypatch):
         counts = [f._cache_size() for f in programs]
         reseeded = [j._replace(seed=j.seed + seed) for j in jobs]
         samples = sample_jobs(split_policy(), PLAIN_TOKENIZER, reseeded, 3, shapes)
-        assert [[len(ids) for ids, _ in rows] for rows in samples] == [[j.limit] * 3 for j in jobs]
+        assert [[len(row.ids) for row in rows] for rows in samples] == [[j.limit] * 3 for j in jobs]
     # Rows, slots and tokens so far: four prompts of three siblings shrink to two, then to one.
     assert calls == 2 * [(6, 16, 5), (6, 32, 16), (3, 32, 20)]
     assert counts == [f._cache_size() for f in programs]
@@ -149,7 +149,7 @@ def test_one_batch_at_a_time_keeps_its_cache(slots, in_flight, monkeypatch):
     shapes = dataclasses.replace(SHAPES, initial_cache_size=slots)
     finish = start_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([30] * 11), 1, shapes)
     assert len(starts) == in_flight
-    assert [ids for rows in finish() for ids, _ in rows] == [(i // 4,) for i in range(11)]
+    assert [row.ids for rows in finish() for row in rows] == [(i // 4,) for i in range(11)]
     assert starts == ([0, 1, 2] if in_flight == 1 else [0, 0, 0]) and ends == [0, 1, 2]
 
 
@@ -159,7 +159,7 @@ def test_a_batch_ends_with_its_last_slot(stride, monkeypatch):
     monkeypatch.setattr(sampler, "PromptBatch", lambda **k: PromptBatch(**k | {"stride": stride}))
     shapes = dataclasses.replace(SHAPES, max_new_tokens=37)
     samples = sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([46, 3, 36]), 1, shapes)
-    assert [(len(ids), len(logps)) for [(ids, logps)] in samples] == [(37, 37), (3, 3), (36, 36)]
+    assert [(len(ids), len(logps)) for [(ids, logps, _)] in samples] == [(37, 37), (3, 3), (36, 36)]
 
 
 @pytest.mark.slow

@@ -48,10 +48,10 @@ def test_scoring_reproduces_the_samplers_log_probabilities(temperature: float, d
     turns = [
         Turn(2 * i + k, "masked" if i in digits else "free", job.ids, ids)
         for i, (job, rows) in enumerate(zip(jobs, samples, strict=True))
-        for k, (ids, _) in enumerate(rows)
+        for k, (ids, *_) in enumerate(rows)
     ]
     expected = {
-        2 * i + k: logps for i, rows in enumerate(samples) for k, (_, logps) in enumerate(rows)
+        2 * i + k: logps for i, rows in enumerate(samples) for k, (_, logps, _) in enumerate(rows)
     }
     layout = Layout(row_lengths=(48, 96), tokens_per_device=192)
     mask_V = tokenizer().allowed_tokens(DIGITS)
@@ -72,7 +72,7 @@ def test_batching_changes_no_token():
     jobs = jobs_of([5, 9, 17, 30, 12])
     together = sample(jobs)
     for job, rows in zip(jobs, together, strict=True):
-        assert [ids for ids, _ in sample([job])[0]] == [ids for ids, _ in rows]
+        assert [row.ids for row in sample([job])[0]] == [row.ids for row in rows]
 
 
 def test_batch_sizes_grow_with_the_number_of_devices():
@@ -168,7 +168,7 @@ def test_a_token_mask_allows_nothing_else():
     samples = sample([*free, *masked])
     # Jobs with and without a mask are in separate batches, and do not change each other.
     assert samples[:2] == sample(free)
-    texts = [tokenizer().decode([i]) for rows in samples[2:] for ids, _ in rows for i in ids]
+    texts = [tokenizer().decode([i]) for rows in samples[2:] for row in rows for i in row.ids]
     assert texts and all(re.fullmatch(DIGITS + "|", text) for text in texts)
     allowed = tokenizer().allowed_tokens(DIGITS)
     assert allowed is not None and allowed[list(tokenizer().stop_ids)].all()
@@ -186,7 +186,7 @@ def test_a_row_ends_at_its_limit_or_with_a_stop_id():
     jobs = [job._replace(limit=3 + i) for i, job in enumerate(jobs_of([6, 7, 8, 9]))]
     stops = set(tokenizer().stop_ids)
     for job, rows in zip(jobs, sample(jobs), strict=True):
-        for ids, logps in rows:
+        for ids, logps, _ in rows:
             assert len(ids) == len(logps) <= job.limit
             assert len(ids) == job.limit or ids[-1] in stops
             assert not stops & set(ids[:-1])
@@ -227,11 +227,11 @@ def test_a_row_ends_when_its_text_contains_a_stop_string(width: int):
     stops = (*pairs[::9], "never written")
     stopped_rows = sample([job._replace(stop_strings=stops) for job in jobs], width)
     ends = 0
-    for (ids, logps), row in zip(sum(free, []), sum(stopped_rows, []), strict=True):
+    for (ids, logps, _), row in zip(sum(free, []), sum(stopped_rows, []), strict=True):
         prefixes = [tokenizer().decode(ids[: n + 1]) for n in range(len(ids))]
         has_stop = [any(stop in prefix for stop in stops) for prefix in prefixes]
         size = has_stop.index(True) + 1 if any(has_stop) else len(ids)
-        assert row == (ids[:size], logps[:size])
+        assert row == (ids[:size], logps[:size], None)
         ends += any(has_stop)
     assert 0 < ends < len(sum(free, []))
 

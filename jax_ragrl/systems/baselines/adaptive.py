@@ -49,7 +49,10 @@ class AdaptiveRAG(ScriptedSystem):
         """The classifier; greedy."""
         # One greedy token: the mask leaves only the three letters.
         sampling = Sampling(0.0, 1.0, 1)
-        role = Role(CLASSIFIER, parse_class, sampling, allowed_token_regex="[ABC]")
+        letters = "[ABC]"
+        role = Role(
+            CLASSIFIER, parse_class, sampling, allowed_token_regex=letters, action_regex=letters
+        )
         return {CLASSIFIER: role}
 
     def steps(self, question: Question) -> Steps:

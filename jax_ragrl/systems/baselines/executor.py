@@ -41,6 +41,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.systems.base import Credit, Recipe, records_from_root
 from jax_ragrl.systems.coda import (
     EXECUTOR_ACTIONS,
+    EXECUTOR_NOTES,
     ROLLOUT_ADVANTAGES,
     observation,
     parse_executor,
@@ -56,6 +57,7 @@ from jax_ragrl.systems.tags import (
     stop_strings,
     tag_contents,
     tags_match,
+    turn_regex,
 )
 from jax_ragrl.text.metrics import cover_match, exact_match, f1
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -112,6 +114,7 @@ class SearchAgent:
             stop_strings=stop_strings(EXECUTOR_ACTIONS),
             as_chat_turns=self.as_chat_turns,
             reads_thoughts=True,
+            action_regex=turn_regex(EXECUTOR_ACTIONS, EXECUTOR_NOTES),
         )
         return {AGENT: role}
 

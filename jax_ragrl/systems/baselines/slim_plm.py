@@ -29,11 +29,13 @@ from jax_ragrl.systems.baselines.script import (
     finish,
 )
 from jax_ragrl.text.metrics import cover_match_tokens
+from jax_ragrl.text.patterns import line, lines
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import Message, Question, Sampling
 
 DRAFTER, GATE, REWRITER = "drafter", "gate", "rewriter"
 SKIP_SEARCH, NEEDS_SEARCH = "A", "B"
+_QUERY = line(first='-*•"0123456789')  # list marks and quotes are no part of a query
 
 
 def parse_draft(text: str) -> ParsedAction:
@@ -64,9 +66,13 @@ class SlimPLM(ScriptedSystem):
         """Drafter, gate and rewriter; greedy."""
         one_token, short = Sampling(0.0, 1.0, 1), Sampling(0.0, 1.0, 128)
         return {
-            DRAFTER: Role(DRAFTER, parse_draft, short),
-            GATE: Role(GATE, parse_gate, one_token, allowed_token_regex="[AB]"),
-            REWRITER: Role(REWRITER, parse_queries, short),
+            DRAFTER: Role(DRAFTER, parse_draft, short, action_regex=lines()),
+            GATE: Role(
+                GATE, parse_gate, one_token, allowed_token_regex="[AB]", action_regex="[AB]"
+            ),
+            REWRITER: Role(
+                REWRITER, parse_queries, short, action_regex=rf"{_QUERY}(?:\n{_QUERY})*"
+            ),
         }
 
     def steps(self, question: Question) -> Steps:

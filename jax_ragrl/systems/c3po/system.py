@@ -11,6 +11,7 @@ from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import Reply
 from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.text.patterns import ascending, character, choice, line, visible
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
@@ -93,6 +94,29 @@ def render_decision(thought: str, action: str, query: str = "") -> str:
     return f"Thought: {thought}\nAction: {render_router(action, query)}"
 
 
+# --- Strict grammars ----------------------------------------------------------------------------
+
+# The first bracket of a text is its action, so no other text contains one.
+_QUERY = line(without="[]")
+# Without a colon in its first word, a thought cannot begin with the label of the action.
+_THOUGHT = f"{visible('[]:')}+(?: {character('[]')}*)?"
+
+
+def strict_grammars(top_k: int) -> dict[str, str]:
+    """Returns the regular expression of each role's actions, in the form of the renderers.
+
+    Args:
+      top_k: the number of candidates that a filter selects from, in ascending order.
+    """
+    search, turn = rf"\[{RETRIEVAL}\] {_QUERY}", f"Thought: {_THOUGHT}\nAction: "
+    numbers = ascending([str(i + 1) for i in range(top_k)], ", ")
+    return {
+        ROUTER: choice(rf"\[{NO_RETRIEVAL}\]", search, rf"\[{PLANNING}\]"),
+        FILTER: rf"{turn}\[(?:{numbers})?\]",
+        DECISION: turn + choice(search, rf"\[{LLM}\]"),
+    }
+
+
 # --- The state machine --------------------------------------------------------------------------
 
 
@@ -157,7 +181,11 @@ class C3PO:
         """The three trained roles, which share one policy."""
         sampling = Sampling(self.temperature, 1.0, self.max_tokens)
         parsers = {ROUTER: parse_router, FILTER: parse_filter, DECISION: parse_decision}
-        return {name: Role(name, parse, sampling) for name, parse in parsers.items()}
+        regexes = strict_grammars(self.top_k)
+        return {
+            name: Role(name, parse, sampling, action_regex=regexes[name])
+            for name, parse in parsers.items()
+        }
 
     def start(self, question: Question) -> State:
         """Returns the root of a question's tree."""

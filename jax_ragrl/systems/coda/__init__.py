@@ -12,6 +12,7 @@ from jax_ragrl.systems.coda.rewards import (
 from jax_ragrl.systems.coda.system import (
     EXECUTOR,
     EXECUTOR_ACTIONS,
+    EXECUTOR_NOTES,
     PLANNER,
     PLANNER_ACTIONS,
     CoDA,
@@ -24,6 +25,7 @@ from jax_ragrl.systems.coda.system import (
 __all__ = [
     "EXECUTOR",
     "EXECUTOR_ACTIONS",
+    "EXECUTOR_NOTES",
     "PLANNER",
     "PLANNER_ACTIONS",
     "ROLLOUT_ADVANTAGES",

@@ -12,18 +12,22 @@ from jax_ragrl.rollout.system import Reply
 from jax_ragrl.rollout.system import State as BaseState
 from jax_ragrl.systems.tags import (
     ANSWER,
+    REFINE,
     SEARCH,
     TASK,
+    THINK,
     Conversation,
     SearchLoop,
     parse_turn,
     stop_strings,
+    turn_regex,
 )
 from jax_ragrl.text.prompts import format_passages, template, user_turn
 from jax_ragrl.types import Hits, Passage, Question, Sampling
 
 PLANNER, EXECUTOR = "planner", "executor"
 PLANNER_ACTIONS, EXECUTOR_ACTIONS = (TASK, ANSWER), (SEARCH, ANSWER)
+EXECUTOR_NOTES = (THINK, REFINE)  # of a turn in a strict grammar
 
 # The roles differ only in the tags of their actions.
 parse_planner = functools.partial(parse_turn, actions=PLANNER_ACTIONS)
@@ -158,6 +162,7 @@ class CoDA:
             stop_strings=stop_strings(actions),
             as_chat_turns=self.as_chat_turns,
             reads_thoughts=True,
+            action_regex=turn_regex(actions, EXECUTOR_NOTES if name == EXECUTOR else (THINK,)),
         )
 
 

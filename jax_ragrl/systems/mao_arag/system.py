@@ -21,6 +21,7 @@ from jax_ragrl.systems.mao_arag.workflows import (
     QR,
     R,
     parse_plan,
+    plan_regex,
     render_plan,
 )
 from jax_ragrl.text.prompts import format_passages, user_turn
@@ -166,11 +167,15 @@ class MAOARAG:
             "select_needs_search": self.select_needs_search,
             "executors": self.executors,
         }
-        parse = functools.partial(parse_plan, **choices)
         sampling = Sampling(self.temperature, 1.0, self.max_tokens)
         return {
-            PLANNER: Role(PLANNER, functools.partial(parse, first=True), sampling),
-            SUB_PLANNER: Role(SUB_PLANNER, functools.partial(parse, first=False), sampling),
+            name: Role(
+                name,
+                functools.partial(parse_plan, first=name == PLANNER, **choices),
+                sampling,
+                action_regex=plan_regex(first=name == PLANNER, **choices),
+            )
+            for name in (PLANNER, SUB_PLANNER)
         }
 
     def start(self, question: Question) -> State:

@@ -80,6 +80,21 @@ def _plan_error(plan: tuple[str, ...], first: bool, select_needs_search: bool) -
     return ""
 
 
+def plan_regex(
+    *,
+    first: bool,
+    select_needs_search: bool = False,
+    executors: Collection[str] = EXECUTORS,
+) -> str:
+    """Returns the regular expression of all legal plans, for the arguments of `parse_plan`."""
+    plans = [(QDS,), (QDP,), *WORKFLOWS]
+    return "|".join(
+        render_plan(plan)
+        for plan in plans
+        if set(plan) <= set(executors) and not _plan_error(plan, first, select_needs_search)
+    )
+
+
 def render_plan(plan: Sequence[str]) -> str:
     """Returns the planner's text for a plan."""
     return ",".join(plan)

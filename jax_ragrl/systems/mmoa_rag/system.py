@@ -12,6 +12,7 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.rollout.effects import CallLLM, Done, Effect, Generate, Search
 from jax_ragrl.rollout.roles import ParsedAction, Role, invalid_action
 from jax_ragrl.rollout.system import State as BaseState
+from jax_ragrl.text.patterns import ascending, character, line, visible
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampling
 
@@ -89,6 +90,23 @@ def render_answer(answer: str) -> str:
     return f"**{answer}**"
 
 
+# --- Strict grammars ------------------------------------------------------------------------------
+
+QUERIES = rf"{line()}(?:\n{line()}){{0,{MAX_QUERIES - 1}}}"
+# A last colon could end a label, such as `Answer:`, which is not part of the answer.
+ANSWER = rf"\*\*(?:{character('*')}*{visible('*:')})\*\*"
+
+
+def selection_regex(word: str, top_k: int) -> str:
+    """Returns the regular expression of selections: distinct documents in ascending order, or none.
+
+    Args:
+      word: the word before the number of a document.
+      top_k: the number of documents, counted from 0.
+    """
+    return f"(?:{ascending([f'{word}{i}' for i in range(top_k)], ',')})?"
+
+
 # --- The state machine ----------------------------------------------------------------------------
 
 
@@ -150,9 +168,25 @@ class MMOARAG:
         mask = f",|,?{word}(?:{digits})?|{digits},?"
         tokens = sampling(self.selector_max_tokens)
         roles = {
-            "QR": Role(REWRITER, parse_queries, sampling(self.rewriter_max_tokens)),
-            "S": Role(SELECTOR, selection, tokens, allowed_token_regex=mask),
-            "G": Role(GENERATOR, parse_answer, sampling(self.generator_max_tokens)),
+            "QR": Role(
+                REWRITER,
+                parse_queries,
+                sampling(self.rewriter_max_tokens),
+                action_regex=QUERIES,
+            ),
+            "S": Role(
+                SELECTOR,
+                selection,
+                tokens,
+                allowed_token_regex=mask,
+                action_regex=selection_regex(self.document_word, self.top_k),
+            ),
+            "G": Role(
+                GENERATOR,
+                parse_answer,
+                sampling(self.generator_max_tokens),
+                action_regex=ANSWER,
+            ),
         }
         active = self.modules.split("+")
         return {role.name: role for module, role in roles.items() if module in active}

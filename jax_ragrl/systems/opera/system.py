@@ -22,6 +22,7 @@ from jax_ragrl.systems.opera.grammar import (
     parse_rewrite,
 )
 from jax_ragrl.systems.opera.rewards import SubGoal
+from jax_ragrl.systems.opera.strict import strict_grammars
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import Hits, Passage, Question, Sampling
 
@@ -103,12 +104,14 @@ class Opera:
         parsers = {PLAN: parse_plan, ANALYSIS: parse_analysis, REWRITE: parse_rewrite}
         # A role with a limit of 0 is off.
         uses = {PLAN: self.max_plan_steps, ANALYSIS: 1, REWRITE: self.max_rewrites}
+        regexes = strict_grammars(self.max_plan_steps)
         return {
             name: Role(
                 name,
                 parse,
                 Sampling(self.temperature, 1.0, tokens),
                 policy="policy" if self.shared_policy else name,
+                action_regex=regexes[name],
             )
             for (name, parse), tokens in zip(parsers.items(), self.max_tokens, strict=True)
             if uses[name]

@@ -1,0 +1,63 @@
+"""Parts of regular expressions for actions, in the syntax that `re` and Rust's `regex` share.
+
+Parsers strip blanks and cut at line breaks, so a part that must not be empty begins with a visible
+character, and no part has control characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+CONTROL = r"\x00-\x1f\x7f"  # a line break is one of them
+
+
+def character(without: str = "") -> str:
+    """Returns a pattern of one character that is neither a control character nor in `without`."""
+    return f"[^{CONTROL}{_escaped(without)}]"
+
+
+def visible(without: str = "") -> str:
+    """Returns a pattern of one `character` that is not blank."""
+    return rf"[^\s{CONTROL}{_escaped(without)}]"
+
+
+def line(without: str = "", first: str = "") -> str:
+    """Returns a pattern of one line of text that is not empty and begins with a visible character.
+
+    Args:
+      without: characters that the line lacks.
+      first: further characters that it does not begin with.
+    """
+    return f"{visible(without + first)}{character(without)}*"
+
+
+def lines(without: str = "") -> str:
+    """Returns a pattern of one or more lines of text, without the characters in `without`."""
+    return rf"{visible(without)}(?:\n|{character(without)})*"
+
+
+def choice(*patterns: str) -> str:
+    """Returns a pattern of one of several patterns."""
+    return f"(?:{'|'.join(patterns)})"
+
+
+def ascending(items: Sequence[str], separator: str) -> str:
+    """Returns a pattern of one or more of some texts, each at most once, in their order.
+
+    In any order, an automaton would have to remember which items it has seen: 2^n states. In this
+    order it remembers the last one.
+    """
+    quoted = [re.escape(item) for item in items]
+    rests = ["".join(f"(?:{separator}{q})?" for q in quoted[i + 1 :]) for i in range(len(quoted))]
+    return choice(*(first + rest for first, rest in zip(quoted, rests, strict=True)))
+
+
+def between(tag: str, content: str) -> str:
+    """Returns a pattern of some content between a tag and its closing tag."""
+    return f"<{tag}>{content}</{tag}>"
+
+
+def _escaped(text: str) -> str:
+    """The characters of a text as part of a character class."""
+    return "".join(f"\\{c}" if c in r"\]^-[&~" else c for c in text)
