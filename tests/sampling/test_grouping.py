@@ -36,8 +36,8 @@ def apart(jobs: list[SamplingJob], width: int, model=None, shapes: Shapes = SHAP
 
 def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
     for rows, others in zip(actual, expected, strict=True):
-        assert [ids for ids, _ in rows] == [ids for ids, _ in others]
-        for (_, logps), (_, other) in zip(rows, others, strict=True):
+        assert [ids for ids, *_ in rows] == [ids for ids, *_ in others]
+        for (_, logps, _), (_, other, _) in zip(rows, others, strict=True):
             np.testing.assert_allclose(logps, other, atol=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, slots,
     samples = sample_jobs(split_policy(), tokenizer(), jobs, width, shapes)
     assert_equal_samples(samples, expected)
     assert sum(prompts) < len(jobs)
-    assert len({ids for rows in samples for ids, _ in rows}) == width * len(jobs)  # seeds differ
+    assert len({ids for rows in samples for ids, *_ in rows}) == width * len(jobs)  # seeds differ
 
 
 @pytest.mark.slow
