@@ -93,31 +93,49 @@ def byte_automaton(regex: str) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       int16 `[S, 256]`, the state after a byte, -1 if no match begins so, and bool `[S]`, whether
-      a state accepts. State 0 is the first one.
+      a state accepts. State 0 is the first one. No match contains the character NUL.
 
     Raises:
       UserError: the expression cannot be compiled.
     """
+    # outlines-core 0.2.14 loses the steps from an accepting state to one that does not accept:
+    # `(?:ab)*` becomes an automaton of the empty text. Therefore NUL ends every match here: a state
+    # accepts if NUL leads to an accepting one.
+    transitions, first, finals = _compile(f"(?:{regex})\\x00")
+    targets = (state for steps in transitions.values() for state in steps.values())
+    number = {s: i for i, s in enumerate(dict.fromkeys([first, *transitions, *targets]))}
+    step_SB = np.full((len(number), 257), _DEAD, np.int32)
+    for state, steps in transitions.items():
+        step_SB[number[state], list(steps)] = [number[target] for target in steps.values()]
+    accepts_S = np.isin(step_SB[:, 0], [number[state] for state in finals])
+    step_SB[:, 0] = _DEAD
+    # The steps of the token that outlines-core appends in accepting states are not needed.
+    return _smallest(*_reachable(step_SB[:, :256], accepts_S))
+
+
+def _compile(regex: str) -> tuple[dict[int, dict[int, int]], int, set[int]]:
+    """The steps by byte of each state, the first state and the accepting ones."""
     from outlines_core import Index, Vocabulary  # here: only runs with strict grammars need it
 
-    end = 256  # a token that outlines-core appends in accepting states
     try:
-        index = Index(regex, Vocabulary(end, {bytes([byte]): [byte] for byte in range(256)}))
+        index = Index(regex, Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
     except Exception as error:  # the compiler in Rust raises no more specific class
         why = " ".join(str(error).split())[:200]
         raise UserError(
             f"the grammar {_shown(regex)} cannot be compiled ({why}): use the syntax of Rust's "
             "regex crate, without look-around and back-references"
         ) from error
-    transitions, first = index.get_transitions(), index.get_initial_state()
-    finals = set(index.get_final_states())
-    targets = (state for steps in transitions.values() for state in steps.values())
-    number = {s: i for i, s in enumerate(dict.fromkeys([first, *transitions, *targets]))}
-    step_SB = np.full((len(number), 257), _DEAD, np.int32)
-    for state, steps in transitions.items():
-        step_SB[number[state], list(steps)] = [number[target] for target in steps.values()]
-    accepts_S = np.array([state in finals for state in number])
-    return _smallest(step_SB[:, :end], accepts_S)
+    return index.get_transitions(), index.get_initial_state(), set(index.get_final_states())
+
+
+def _reachable(step_SB: np.ndarray, accepts_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Drops the states that no text leads to; the first state stays the first."""
+    order = [0]
+    for state in order:  # grows while it is read
+        order += sorted(set(step_SB[state].tolist()) - {_DEAD, *order})
+    number_S = np.full(len(step_SB) + 1, _DEAD)  # the last entry is for _DEAD
+    number_S[order] = np.arange(len(order))
+    return number_S[step_SB[order]], accepts_S[order]
 
 
 def _smallest(step_SB: np.ndarray, accepts_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
