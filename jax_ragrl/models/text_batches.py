@@ -6,9 +6,11 @@ is padded to 128 costs a quarter more, and nothing else in a batch is wasted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 ROW_BUCKETS = (1, 4, 16, 64)
@@ -21,6 +23,9 @@ LENGTH_BUCKETS = (
 )
 # Pairs of tokens that attend to each other in one batch: this bounds the memory of the scores.
 MAX_TOKEN_PAIRS = 64 * 512**2
+# Tokens of one batch on a CPU: its caches hold the activations of so many, and fewer texts per
+# batch differ less in length. An accelerator needs more to be busy.
+CPU_TOKENS = 4096
 
 
 class TextBatch(NamedTuple):
@@ -42,21 +47,31 @@ def bucket_size(n: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
-def max_rows(length: int) -> int:
-    """Returns the maximum of rows of a length in one batch."""
-    fitting = (rows for rows in ROW_BUCKETS if rows * length**2 <= MAX_TOKEN_PAIRS)
+def max_rows(length: int, most_tokens: float = math.inf) -> int:
+    """Returns the maximum of rows of a length in one batch of at most so many tokens."""
+    fitting = (
+        rows
+        for rows in ROW_BUCKETS
+        if rows * length**2 <= MAX_TOKEN_PAIRS and rows * length <= most_tokens
+    )
     return max(fitting, default=ROW_BUCKETS[0])
 
 
-def length_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], most_tokens: float | None = None) -> Iterator[list[int]]:
     """Yields the indices of texts in batches of similar length, longest first.
 
     The batch that takes most memory is first, so one that does not fit fails at once.
+
+    Args:
+      lengths: tokens of each text.
+      most_tokens: of one batch, with padding; None: what suits the default backend.
     """
+    if most_tokens is None:
+        most_tokens = CPU_TOKENS if jax.default_backend() == "cpu" else math.inf
     # Similar lengths share a batch, so little of it is padding.
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     while order:
-        rows = max_rows(bucket_size(lengths[order[0]], LENGTH_BUCKETS))
+        rows = max_rows(bucket_size(lengths[order[0]], LENGTH_BUCKETS), most_tokens)
         yield order[:rows]
         order = order[rows:]
 

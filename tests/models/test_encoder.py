@@ -158,7 +158,7 @@ def test_newer_pooling_files_and_plain_folders_load(copy):
 
 def test_long_texts_are_encoded_in_small_batches():
     lengths = [8192, 700, *[512] * 70, *[16] * 3]
-    batches = [[lengths[n] for n in batch] for batch in text_batches.length_batches(lengths)]
+    batches = [[lengths[n] for n in batch] for batch in text_batches.length_batches(lengths, 1e9)]
     assert sorted(sum(batches, [])) == sorted(lengths)
     assert [len(batch) for batch in batches] == [1, 16, 58]
     pairs = [
@@ -166,6 +166,12 @@ def test_long_texts_are_encoded_in_small_batches():
         for b in batches[1:]
     ]
     assert max(pairs) <= text_batches.MAX_TOKEN_PAIRS
+
+
+def test_batches_on_a_cpu_are_bounded_in_tokens():
+    lengths = [300] * 10 + [100] * 40 + [16] * 100
+    sizes = [len(batch) for batch in text_batches.length_batches(lengths)]
+    assert sizes == [4, 4, 4, 16, 16, 16, 64, 26]
 
 
 def test_prefixes_default_to_those_of_the_folder(copy, tiny):
