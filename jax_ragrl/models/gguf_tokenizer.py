@@ -112,13 +112,13 @@ def _sentence_piece(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    replaced = normalizers.Replace(" ", SPACE)
+    normalizer: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     # A text begins with a space that is no part of it, unless the file says otherwise.
     if fields.get("add_space_prefix", True):
-        replaced = normalizers.Sequence([normalizers.Prepend(SPACE), replaced])
+        normalizer.insert(0, normalizers.Prepend(SPACE))
         steps.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = replaced
+    tokenizer.normalizer = normalizers.Sequence(normalizer)
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -73,13 +74,15 @@ def download_data_file(uri: str | Path) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     file = parse_data_file(uri)
-    place = {"repo_type": "dataset", "revision": file.revision}
+    download = functools.partial(
+        hf_hub_download, file.repository, file.path, repo_type="dataset", revision=file.revision
+    )
     try:
-        return Path(hf_hub_download(file.repository, file.path, local_files_only=True, **place))
+        return Path(download(local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(hf_hub_download(file.repository, file.path, **place))
+        return Path(download())
     except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
         message = _explain_file(error, file) or explain(
             error, file.repository, file.revision, DATA_SET

@@ -40,12 +40,13 @@ THINKS = Role("role", echo, thinking=True)
 def test_the_grammar_reads_what_follows_the_block():
     parsed = parse_action(THINKS, f"{BLOCK}[LLM]")
     assert parsed.args == ("[LLM]",) and parsed.text == "[LLM]"
-    assert parsed.thought == "One hop. own"
+    # C-3PO and OPERA show thoughts in later prompts, where a block has no place.
+    assert parsed.thought == "own"
 
 
 def test_a_block_that_never_ends_is_an_invalid_action():
     parsed = parse_action(THINKS, "<think>One hop. [LLM]")
-    assert not parsed.valid and parsed.error == UNCLOSED and parsed.thought == "One hop. [LLM]"
+    assert not parsed.valid and parsed.error == UNCLOSED and parsed.thought == ""
 
 
 @pytest.mark.parametrize("changes", [{"thinking": False}, {"reads_thoughts": True}])
