@@ -83,7 +83,7 @@ def download_data_file(uri: str | Path) -> Path:
         pass
     try:
         return Path(download())
-    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+    except Exception as error:  # the exceptions of its HTTP library have changed before
         message = _explain_file(error, file) or explain(
             error, file.repository, file.revision, DATA_SET
         )
@@ -104,7 +104,7 @@ def _explain_file(error: Exception, file: DataFile) -> str:
 
 
 def explain(error: Exception, repository: str, revision: str | None, kind: str = MODEL) -> str:
-    """What was asked for, why it fails and what to do, for a download that failed.
+    """The message for a download that failed: the request, the cause and the remedy.
 
     Args:
       error: an exception of `huggingface_hub`, or of the libraries below it.

@@ -34,7 +34,7 @@ from jax_ragrl.run.components import (
 from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.sharding import local_mesh
-from jax_ragrl.systems.base import unwrapped
+from jax_ragrl.systems.base import innermost_system
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -148,7 +148,7 @@ def _label_demos(
       label: which words make a document useful, see `teachers.mmoa_rag.LABELS`.
       questions: their metadata may hold `rewritings`, separated by `;`.
     """
-    system = unwrapped(job.recipe.system)
+    system = innermost_system(job.recipe.system)
     if not isinstance(system, MMOARAG):
         raise UserError(
             "--writer labels is for system mmoa_rag, and this config has another system: choose a "
