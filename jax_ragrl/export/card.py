@@ -125,7 +125,9 @@ def front_matter(facts: CardFacts) -> str:
         library_name="peft" if facts.adapter else "transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, str(facts.values["system"])],
-        **facts.base.license,
+        license=facts.base.license.get("license"),
+        license_name=facts.base.license.get("license_name"),
+        license_link=facts.base.license.get("license_link"),
     )
     return str(data.to_yaml()).strip()
 
@@ -178,9 +180,10 @@ In jax_ragrl, a config of the same system takes it with `--config.policy={facts.
 def _introduction(facts: CardFacts, title: str) -> str:
     kind, style = "LoRA adapter" if facts.adapter else "model", facts.job.recipe.system.style
     roles = _listed(_roles(facts))
-    return f"""This {kind} plays the roles {roles} of {title}, a retrieval-augmented generation system that was trained with reinforcement learning in jax_ragrl {__version__}. Alone it
-does not answer questions: it expects the prompts of its roles (style `{style}`), and the system
-around it searches and asks a frozen model.
+    return f"""This {kind} plays the roles {roles} of {title}, a retrieval-augmented
+generation system that was trained with reinforcement learning in jax_ragrl {__version__}.
+Alone it does not answer questions: it expects the prompts of its roles (style `{style}`),
+and the system around it searches and asks a frozen model.
 """
 
 
