@@ -1,6 +1,6 @@
 """A server on this machine that speaks the Hugging Face Hub's protocol, downloads and uploads.
 
-Programs that use it run in processes of their own: `huggingface_hub` reads its environment when it
+Downloads run in separate processes: `huggingface_hub` reads its environment when it
 is imported.
 """
 
@@ -25,7 +25,7 @@ USER = "owner"  # the user of the token, who may write to no other name
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Repositories by name, each a folder; those of data sets are named `datasets/OWNER/NAME`.
+    """Repositories by name, each a folder; a data set is named `datasets/OWNER/NAME`.
 
     `gated` repositories ask for a token, `public` ones were made visible, `requests` are those
     made, `reserved` names exist but belong to no model, and `uploads` are files by their digest.

@@ -21,7 +21,7 @@ def data_path(name: str | pathlib.Path) -> pathlib.Path:
         `hf://datasets/OWNER/NAME[@REVISION]/PATH`, which is downloaded once.
 
     Raises:
-      UserError: the name is no path on this machine, or the download failed.
+      UserError: the name is not a path on this machine, or the download failed.
     """
     return download_data_file(name) if is_uri(name) else data_file(name)
 
@@ -43,5 +43,5 @@ def set_name(name: str | pathlib.Path) -> str:
     stem = PART.sub("", last.split(".")[0])
     if stem not in SPLITS:
         return stem
-    named = [folder for folder in folders[-1:] if folder != "data"]
-    return named[0] if named else file.repository.rpartition("/")[2]
+    folder = next(iter(folders[-1:]), "data")
+    return file.repository.rpartition("/")[2] if folder == "data" else folder

@@ -85,7 +85,7 @@ class CardFacts:
 
 
 def base_model(model: str, folder: Path) -> Base:
-    """Returns what is known about the model that a run started from.
+    """Returns the known facts about the model that a run started from.
 
     Args:
       model: the name of the model in the config.
@@ -125,7 +125,9 @@ def front_matter(facts: CardFacts) -> str:
         library_name="peft" if facts.adapter else "transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, str(facts.values["system"])],
-        **facts.base.license,
+        license=facts.base.license.get("license"),
+        license_name=facts.base.license.get("license_name"),
+        license_link=facts.base.license.get("license_link"),
     )
     return str(data.to_yaml()).strip()
 
@@ -148,18 +150,13 @@ def card_text(facts: CardFacts) -> str:
     """Returns the text of a card."""
     title = SYSTEMS.get(str(facts.values["system"]), str(facts.values["system"]))
     rows = "".join(f"| {name} | {value} |\n" for name, value in training_facts(facts))
-    kind = "LoRA adapter" if facts.adapter else "model"
     return f"""---
 {front_matter(facts)}
 ---
 
 # {title}, policy `{facts.policy}`
 
-This {kind} plays the roles {_listed(_roles(facts))} of {title}, a retrieval-augmented generation
-system that was trained with reinforcement learning in jax_ragrl {__version__}. On its own it is not
-a question answering model: it expects the prompts of its roles (style
-`{facts.job.recipe.system.style}`), and the system around it searches and asks a frozen model.
-
+{_introduction(facts, title)}
 ## Training
 
 | | |
@@ -177,6 +174,16 @@ In jax_ragrl, a config of the same system takes it with `--config.policy={facts.
 ## License
 
 {_license(facts.base)}
+"""
+
+
+def _introduction(facts: CardFacts, title: str) -> str:
+    kind, style = "LoRA adapter" if facts.adapter else "model", facts.job.recipe.system.style
+    roles = _listed(_roles(facts))
+    return f"""This {kind} plays the roles {roles} of {title}, a retrieval-augmented
+generation system that was trained with reinforcement learning in jax_ragrl {__version__}.
+Alone it does not answer questions: it expects the prompts of its roles (style `{style}`),
+and the system around it searches and asks a frozen model.
 """
 
 
@@ -283,8 +290,8 @@ def result_lines(workdir: Path) -> list[str]:
             return _compared(json.loads(file.read_text(encoding="utf-8")))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise UserError(
-                f"{file} is no summary of a run ({type(error).__name__}: {error}): delete it, or "
-                "write it again with 'ragrl quickstart'"
+                f"{file} is not the summary of a run ({type(error).__name__}: {error}): delete "
+                "it, or write it again with 'ragrl quickstart'"
             ) from error
     rows = [row for row in read_rows(workdir / "metrics.jsonl") if row.get("eval/accuracy")]
     if not rows:

@@ -51,7 +51,7 @@ def reserve(name: str, *, public: bool = False) -> Target:
     try:
         url = api.create_repo(name, private=not public, exist_ok=True)
         info = api.model_info(url.repo_id)
-    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+    except Exception as error:  # the exceptions of its HTTP library have changed before
         raise UserError(explain_push(error, name)) from error
     target = Target(url.repo_id, str(url), bool(info.private))
     if not (target.is_private or public):
@@ -101,7 +101,7 @@ def explain_push(error: Exception, name: str) -> str:
             "owner that is you or an organization of yours"
         )
     if status == 404:
-        return f"{name} on the Hub exists but is no model, or was renamed: give another name"
+        return f"{name} on the Hub exists but is not a model, or was renamed: give another name"
     if constants.HF_HUB_OFFLINE:
         return f"{name} cannot be written while HF_HUB_OFFLINE is set: unset it"
     return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.text.thoughts import spoken
+from jax_ragrl.text.thoughts import spoken_text
 from jax_ragrl.types import LLMRequest
 
 
@@ -39,7 +39,7 @@ def without_thoughts(replies: Sequence[str | EffectError]) -> list[str | EffectE
 
 
 def _without_thought(reply: str) -> str:
-    text = spoken(reply)
+    text = spoken_text(reply)
     if text == reply:
         return reply
     if isinstance(reply, MeteredReply):

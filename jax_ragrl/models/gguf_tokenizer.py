@@ -112,13 +112,13 @@ def _sentence_piece(fields: Mapping[str, Any], types: list[int]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    spaces: normalizers.Normalizer = normalizers.Replace(" ", SPACE)
+    normalizer: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    # A text begins with a space that is no part of it, unless the file says otherwise.
+    # A space is added before a text and removed after decoding, unless the file says otherwise.
     if fields.get("add_space_prefix", True):
-        spaces = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        normalizer.insert(0, normalizers.Prepend(SPACE))
         steps.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = spaces
+    tokenizer.normalizer = normalizers.Sequence(normalizer)
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
@@ -144,8 +144,8 @@ def _merges_by_score(
         for cut in range(1, len(token))
         if token[:cut] in pieces and token[cut:] in pieces
     ]
-    ordered = sorted(merges, key=lambda merge: (-merge[0], merge[1]))
-    return [(left, right) for _, _, left, right in ordered]
+    merges.sort(key=lambda merge: (-merge[0], merge[1]))
+    return [merge[2:] for merge in merges]
 
 
 def _bpe(fields: Mapping[str, Any], types: list[int], rule: str) -> models.BPE:

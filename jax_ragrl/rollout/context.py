@@ -40,8 +40,8 @@ def context_ids(
             # Decoding and encoding again could split the text into other tokens than were sampled.
             ids += segment.ids
         elif as_chat_turns:
-            ended = ids[-1] in tokenizer.stop_ids
-            ids += tokenizer.user_reply(segment.text, ended=ended, thinking=thinking)
+            has_end = ids[-1] in tokenizer.stop_ids
+            ids += tokenizer.user_reply(segment.text, ended=has_end, thinking=thinking)
         else:
             # Plain text continues the turn of the assistant.
             ids += tokenizer.encode(segment.text)

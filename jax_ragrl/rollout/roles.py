@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax_ragrl.text.thoughts import split_thought
 from jax_ragrl.types import Sampling
 
-UNCLOSED = "Unclosed Thought"  # the error of an action whose think block never ends
+UNCLOSED_THOUGHT = "Unclosed Thought"  # the error of an action whose think block never ends
 
 
 class ParsedAction(NamedTuple):
@@ -18,7 +18,8 @@ class ParsedAction(NamedTuple):
     Fields:
       action: the name of the action, such as `Retrieval`; empty if the text is invalid.
       args: the arguments of the action.
-      thought: the reasoning before the action, that of a think block included.
+      thought: the reasoning before the action, as the grammar of the role has it. It excludes a
+        think block, because systems show thoughts in later prompts.
       valid: False if the text violates the grammar; `error` then names the violation.
       error: the kind of violation; empty if the action is valid.
       format_score: a grade of the form, 0 to 1.
@@ -91,9 +92,7 @@ def parse_action(role: Role, text: str) -> ParsedAction:
     """
     if not role.thinking or role.reads_thoughts:
         return role.parse(text)._replace(text=text)
-    thought, rest = split_thought(text)
+    _, rest = split_thought(text)
     if rest is None:
-        return invalid_action(UNCLOSED)._replace(thought=thought, text=text)
-    parsed = role.parse(rest)
-    thoughts = " ".join(part for part in (thought, parsed.thought) if part)
-    return parsed._replace(thought=thoughts, text=rest)
+        return invalid_action(UNCLOSED_THOUGHT)._replace(text=text)
+    return role.parse(rest)._replace(text=rest)

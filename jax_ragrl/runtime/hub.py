@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from jax_ragrl.errors import UserError
@@ -74,14 +74,16 @@ def download_data_file(uri: str | Path) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     file = parse_data_file(uri)
-    place: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
+    download = functools.partial(
+        hf_hub_download, file.repository, file.path, repo_type="dataset", revision=file.revision
+    )
     try:
-        return Path(hf_hub_download(file.repository, file.path, local_files_only=True, **place))
+        return Path(download(local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(hf_hub_download(file.repository, file.path, **place))
-    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+        return Path(download())
+    except Exception as error:  # the exceptions of its HTTP library have changed before
         message = _explain_file(error, file) or explain(
             error, file.repository, file.revision, DATA_SET
         )
@@ -102,7 +104,7 @@ def _explain_file(error: Exception, file: DataFile) -> str:
 
 
 def explain(error: Exception, repository: str, revision: str | None, kind: str = MODEL) -> str:
-    """What was asked for, why it fails and what to do, for a download that failed.
+    """The message for a download that failed: the request, the cause and the remedy.
 
     Args:
       error: an exception of `huggingface_hub`, or of the libraries below it.

@@ -54,7 +54,7 @@ class WrappedSystem:
         return self.system.advance(state, reply)
 
 
-def unwrapped(system: System) -> System:
+def innermost_system(system: System) -> System:
     """Returns the innermost system, which is the instance of a paper's class."""
     while isinstance(system, WrappedSystem):
         system = system.system

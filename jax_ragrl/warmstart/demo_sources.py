@@ -23,7 +23,7 @@ from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import METRICS
-from jax_ragrl.systems.base import Recipe, unwrapped
+from jax_ragrl.systems.base import Recipe, innermost_system
 from jax_ragrl.systems.baselines.adaptive import CLASSES, classifier_examples
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.systems.baselines.slim_plm import DraftOnly, gate_examples
@@ -94,7 +94,7 @@ def right_actions(recipe: Recipe, forest: Forest, prompts: Prompts) -> list[Demo
 
 def adaptive_rag(recipe: Recipe) -> DemoSource:
     """Labels every question with its best strategy, from the forced strategies of C-3PO's tree."""
-    system = unwrapped(recipe.system)
+    system = innermost_system(recipe.system)
     if not isinstance(system, C3PO):
         raise UserError(
             "--of adaptive_rag compares the strategies of C-3PO, and this config has another "

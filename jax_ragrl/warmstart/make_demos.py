@@ -36,7 +36,7 @@ from jax_ragrl.run.components import (
 from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.sharding import local_mesh
-from jax_ragrl.systems.base import unwrapped
+from jax_ragrl.systems.base import innermost_system
 from jax_ragrl.systems.mmoa_rag import MMOARAG
 from jax_ragrl.systems.opera.expert_pool import RecordingSampler
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -154,7 +154,7 @@ def label_function(job: Job, parts: Components, writer: str, name: str) -> DemoF
     Raises:
       UserError: there are no labels for the system, or none of that kind.
     """
-    system, kind = unwrapped(job.recipe.system), writer.partition(":")[2]
+    system, kind = innermost_system(job.recipe.system), writer.partition(":")[2]
     if isinstance(system, MMOARAG):
         return _all_or_none(functools.partial(_heuristic_demos, job, parts, system, kind or "both"))
     if kind:

@@ -1,4 +1,4 @@
-"""The model card: its front matter is what the Hub reads, its text states the run's facts."""
+"""The model card: front matter for the Hub, and the facts of the run."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ def test_without_a_summary_the_newest_development_score_is_the_result(tmp_path):
 
 def test_a_damaged_summary_is_reported(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(UserError, match="is no summary of a run .*: delete it"):
+    with pytest.raises(UserError, match="is not the summary of a run .*: delete it"):
         result_lines(tmp_path)

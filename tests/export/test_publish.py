@@ -27,7 +27,7 @@ NAME = f"{USER}/policy"
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A Hub with one model of another user, and the token of a user who has none."""
+    """A Hub with one model of another user, and the token of a user without models."""
     seed = tmp_path / "seed"
     seed.mkdir()
     with serving({"other/model": seed, f"datasets/{USER}/set": seed}) as server:
@@ -98,7 +98,7 @@ def test_a_repository_of_another_owner_needs_permission(hub: Hub):
 
 def test_a_name_that_belongs_to_something_else_is_refused(hub: Hub):
     hub.reserved.add(NAME)
-    with pytest.raises(UserError, match="exists but is no model, or was renamed: give another"):
+    with pytest.raises(UserError, match="exists but is not a model, or was renamed: give another"):
         reserve(NAME)
 
 

@@ -17,9 +17,9 @@ from jax_ragrl.rollout.context import context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction, single_chain
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.roles import UNCLOSED, ParsedAction, Role, parse_action
+from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT, ParsedAction, Role, parse_action
 from jax_ragrl.run.config import load_job
-from jax_ragrl.systems.base import unwrapped
+from jax_ragrl.systems.base import innermost_system
 from jax_ragrl.systems.thinking import ThinkingRoles
 from jax_ragrl.types import LLMRequest, Message, Question
 from tests.rollout.tape import ANN, Tape, system
@@ -40,12 +40,13 @@ THINKS = Role("role", echo, thinking=True)
 def test_the_grammar_reads_what_follows_the_block():
     parsed = parse_action(THINKS, f"{BLOCK}[LLM]")
     assert parsed.args == ("[LLM]",) and parsed.text == "[LLM]"
-    assert parsed.thought == "One hop. own"
+    # C-3PO and OPERA show thoughts in later prompts; a block must not enter them.
+    assert parsed.thought == "own"
 
 
 def test_a_block_that_never_ends_is_an_invalid_action():
     parsed = parse_action(THINKS, "<think>One hop. [LLM]")
-    assert not parsed.valid and parsed.error == UNCLOSED and parsed.thought == "One hop. [LLM]"
+    assert not parsed.valid and parsed.error == UNCLOSED_THOUGHT and parsed.thought == ""
 
 
 @pytest.mark.parametrize("changes", [{"thinking": False}, {"reads_thoughts": True}])
@@ -65,7 +66,7 @@ def test_the_config_key_sets_roles_in_training_and_evaluation(name):
             # A grammar mask excludes the tokens of a block.
             assert role.thinking == (not role.allowed_token_regex)
             assert role.reads_thoughts == (name in ("coda", "search_r1"))
-    assert unwrapped(job.recipe.system) == unwrapped(plain.recipe.system)
+    assert innermost_system(job.recipe.system) == innermost_system(plain.recipe.system)
 
 
 def test_earlier_blocks_stay_in_a_context_that_only_grows():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block, split_thought, spoken
+from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block, split_thought, spoken_text
 from jax_ragrl.types import Message
 from tests.thinking import ALWAYS, SWITCHED, thinking_tokenizer
 from tests.tiny import tokenizer
@@ -41,7 +41,7 @@ def test_only_a_leading_block_is_a_thought(text, thought, rest):
     ],
 )
 def test_a_reply_is_what_follows_the_reasoning(reply, text):
-    assert spoken(reply) == text
+    assert spoken_text(reply) == text
 
 
 def test_a_block_is_open_until_it_is_closed():
