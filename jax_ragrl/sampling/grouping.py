@@ -152,9 +152,9 @@ def pad_prompts(
       prompts: at most `batch` prompts of at most `length` tokens; each is a sequence of at most
         `copies` jobs that differ in their seeds alone.
       length: columns of `ids_BP`.
-      batch: prompts, those of padding included.
+      batch: prompts, padding included.
       width: siblings per job.
-      copies: jobs per prompt, those of padding included.
+      copies: jobs per prompt, padding included.
     """
     ids = np.zeros((batch, length), np.int32)
     seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
