@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.bench.sample import SampleWork, sampling_speed
-from jax_ragrl.bench.train import Timing, TrainWork, peak_bytes, time_step
+from jax_ragrl.bench.train import Timing, TrainWork, peak_bytes, time_step, update_times
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.hf_config import to_hf
@@ -143,11 +143,7 @@ def _micro_batches(work: TrainWork) -> tuple[np.ndarray, list[np.ndarray]]:
 
 def _update_speed(contexts: np.ndarray, reference: Timing, step: Timing) -> dict[str, Any]:
     return {
-        "step_s": round(step.seconds, 4),
-        "first_step_s": round(step.first, 2),
-        "reference_s": round(reference.seconds, 4),
-        "step_cpu_s": round(step.cpu, 4),
-        "reference_cpu_s": round(reference.cpu, 4),
+        **update_times(reference, step),
         "tokens": contexts.size,
         "tokens_per_s": round(contexts.size / step.seconds, 1),
     }

@@ -158,15 +158,22 @@ def _measure(work: TrainWork, name: str, ceiling: float) -> dict[str, Any]:
     step = time_step(_stepper(policy, batches, targets), work.repeats)
     gc.collect()  # frees the arrays before another layout is measured
     return {
+        **update_times(reference, step),
+        "batches": len(batches),
+        "rows": list(batches[0].rows.ids_RL.shape),
+        **_throughput(work, groups, step.seconds, ceiling),
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def update_times(reference: Timing, step: Timing) -> dict[str, float]:
+    """The seconds and CPU seconds of scoring by a reference and of a step."""
+    return {
         "step_s": round(step.seconds, 4),
         "first_step_s": round(step.first, 2),
         "reference_s": round(reference.seconds, 4),
         "step_cpu_s": round(step.cpu, 4),
         "reference_cpu_s": round(reference.cpu, 4),
-        "batches": len(batches),
-        "rows": list(batches[0].rows.ids_RL.shape),
-        **_throughput(work, groups, step.seconds, ceiling),
-        "peak_bytes": peak_bytes(),
     }
 
 
@@ -238,7 +245,7 @@ class Timing(NamedTuple):
 
 
 def time_step(step: Callable[[], Any], repeats: int) -> Timing:
-    """Times a step that compiles and `repeats` others."""
+    """Measures the time of a first step, which compiles, and of `repeats` more."""
     times = []
     for _ in range(1 + repeats):
         start = time.perf_counter(), time.process_time()

@@ -120,13 +120,14 @@ def prepare(
     compute: str | None = None,
     remat: str | None = None,
     allowed_ZV: np.ndarray | None = None,
-    frozen: Decoder | None = None,
+    frozen_twin: Decoder | None = None,
     grammars: RoleGrammars | None = None,
 ) -> Policy:
     """Builds the policy of a run from a decoder, which remains unchanged.
 
     The reference, if there is one, shares the arrays of the decoder, except those that are cast to
-    another compute dtype: these are arrays of `frozen`, or else new ones.
+    another compute dtype: these are arrays of `frozen_twin`, or else new
+    ones.
 
     Args:
       decoder: its weights in the storage dtype (float32 for training). The run uses their mesh, or
@@ -141,8 +142,8 @@ def prepare(
       compute: dtype of forward and backward passes; None: from the decoder's config.
       remat: gradient checkpointing, see `DecoderConfig`; None: from the decoder's config.
       allowed_ZV: bool, the tokens that the grammar of each role allows; None: all.
-      frozen: a decoder with equal weights in the compute dtype that exists anyway, such as a frozen
-        language model; None: there is none.
+      frozen_twin: a decoder with equal weights in the compute dtype that exists anyway, such as a
+        frozen language model; None: there is none.
       grammars: strict grammars in place of `allowed_ZV`.
 
     Raises:
@@ -155,10 +156,9 @@ def prepare(
     transform = optimizer.transform(optimizer.policy_lr, updates)
     actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
     kl_coefficient = scalar(objective.kl.coefficient, mesh)
-    state = PolicyState(_train_state(actor, params, sharding), None, None, kl_coefficient)
-    if objective.kl.where != "none":
-        # These are the decoder's own arrays; only the trained parameters are copies.
-        state = state._replace(reference=_reference(params, decoder.config.dtype, frozen))
+    # The reference has the decoder's own arrays; only the trained parameters are copies.
+    reference = _reference(objective, params, decoder.config.dtype, frozen_twin)
+    state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
     allowed = allowed_ZV if grammars is None else grammars.automaton
     critic = None
     if objective.critic == "own":
@@ -193,14 +193,17 @@ def _check_choices(objective: Objective, optimizer: Optimizer, roles: Sequence[s
         raise UserError("optimizer.value_lr is 0, but the objective has a separate critic: set it")
 
 
-def _reference(params: Any, compute: str, frozen: Decoder | None) -> Any:
-    """Casts parameters as the forward pass would: its results are bitwise the same.
+def _reference(objective: Objective, params: Any, compute: str, frozen_twin: Decoder | None) -> Any:
+    """Casts parameters as the forward pass would, whose results stay bitwise the same.
 
-    An array of `frozen` takes the place of the cast array if it has its path, dtype and sharding.
+    An array of `frozen_twin` takes the place of the cast array if it has its path, dtype and
+    sharding. Without a KL penalty there is no reference.
     """
+    if objective.kl.where == "none":
+        return None
     twins: dict[str, jax.Array] = {}
-    if frozen is not None:
-        leaves = jax.tree_util.tree_leaves_with_path(nnx.state(frozen, nnx.Param))
+    if frozen_twin is not None:
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.state(frozen_twin, nnx.Param))
         twins = {jax.tree_util.keystr(path): x for path, x in leaves}
 
     def cast(path: Any, x: jax.Array) -> jax.Array:

@@ -76,7 +76,7 @@ class Components(NamedTuple):
       policies: the decoders by the name of their policy, before training.
       tokenizer: the tokenizer of all policies.
       judge: a language model that grades answers, if the config has one.
-      frozen: the decoders of frozen language models that have the weights of a policy in the
+      frozen_twins: the decoders of frozen language models that have the weights of a policy in the
         compute dtype, by the name of the policy; its reference shares their arrays.
     """
 
@@ -86,7 +86,7 @@ class Components(NamedTuple):
     policies: Mapping[str, Decoder]
     tokenizer: ChatTokenizer
     judge: FrozenLLM | None = None
-    frozen: Mapping[str, Decoder] = MappingProxyType({})
+    frozen_twins: Mapping[str, Decoder] = MappingProxyType({})
 
     def models(self) -> dict[str, SplitModel]:
         """Returns the policies in the form that samplers need, see `for_sampling`."""
@@ -123,13 +123,14 @@ def build_components(
     mesh, load = mesh_for(job), shared_loader()
     policies, tokenizer = load_policies(job, mesh, load=load)
     rest = build_surroundings(job, workdir, data, mesh, tokenizer, retriever, llm, load)
-    return rest._replace(policies=policies, frozen=_frozen_twins(job, mesh, load, llm is None))
+    twins = _frozen_twins(job, mesh, load, llm is None)
+    return rest._replace(policies=policies, frozen_twins=twins)
 
 
 def _frozen_twins(
     job: Job, mesh: Mesh | None, load: PolicyLoader, has_own_llm: bool
 ) -> dict[str, Decoder]:
-    """Returns `Components.frozen`; loads nothing that is not loaded already."""
+    """Returns `Components.frozen_twins`; loads nothing that is not loaded already."""
     configs = [job.judge, *([job.llm] if has_own_llm else [])]
     models = {
         policy_folder(c.model)
@@ -443,14 +444,7 @@ def load_llm(
             extra=llm.extra_body,
         )
     if isinstance(llm, LocalLLMConfig):
-        decoder, tokenizer = (load or load_policy)(llm.model, mesh, llm.dtype)
-        # Only frozen models are quantized: a policy must sample with the weights that it trains.
-        decoder = quantize_decoder(decoder) if llm.int8 else decoder
-        # Replies of a frozen model may be longer than the actions of a policy.
-        limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
-        shapes = dataclasses.replace(shapes, max_new_tokens=limit)
-        model, thinking = SplitModel.from_model(decoder), llm.thinking == "on"
-        return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinking)
+        return _local_llm(llm, shapes, *(load or load_policy)(llm.model, mesh, llm.dtype))
     # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(
@@ -460,3 +454,16 @@ def load_llm(
     return WorldExecutors(
         world, style=style, limit=llm.max_documents, noise=llm.noise, confusion=llm.confusion
     )
+
+
+def _local_llm(
+    llm: LocalLLMConfig, shapes: Shapes, decoder: Decoder, tokenizer: ChatTokenizer
+) -> LocalLLM:
+    # Only frozen models are quantized: a policy must sample with the weights that it trains.
+    decoder = quantize_decoder(decoder) if llm.int8 else decoder
+    # Replies of a frozen model may be longer than the actions of a policy. A cache is only as long
+    # as the limits of its requests, so this costs nothing.
+    limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
+    shapes = dataclasses.replace(shapes, max_new_tokens=limit)
+    model, thinking = SplitModel.from_model(decoder), llm.thinking == "on"
+    return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinking)

@@ -1,7 +1,7 @@
 """The persistent compilation cache of a run, and the time spent on compiling.
 
 Programs of a sampler or an update are compiled when their shapes are met for the first time, within
-the call. `report_compiling` says so in the terminal: one line per program that took a second.
+the call. `report_compiling` writes a line to the terminal per program that took a second.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class PromptBatch:
 
     @property
     def width(self) -> int:
-        """Rows per prompt, those of padding included."""
+        """Rows per prompt, padding included."""
         return int(self.prompts.seed_BW.shape[1])
 
     @property

@@ -155,9 +155,9 @@ def pad_prompts(
       prompts: at most `batch` prompts of at most `length` tokens; each is a sequence of at most
         `copies` jobs that differ in their seeds alone.
       length: columns of `ids_BP`.
-      batch: prompts, those of padding included.
+      batch: prompts, padding included.
       width: siblings per job.
-      copies: jobs per prompt, those of padding included.
+      copies: jobs per prompt, padding included.
       automaton: of the action regex of the jobs, on the host; None without one.
     """
     ids = np.zeros((batch, length), np.int32)

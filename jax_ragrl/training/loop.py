@@ -73,7 +73,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
-        parts = parts._replace(policies={}, frozen={})
+        parts = parts._replace(policies={}, frozen_twins={})
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -117,7 +117,7 @@ def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints
 ) -> tuple[int, Policies, Batches]:
     """Returns the steps that are finished, and policies and questions after them."""
-    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen)
+    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
         return 0, policies, data
@@ -132,7 +132,7 @@ def prepare_policies(
     job: Job,
     decoders: Mapping[str, Decoder],
     tokenizer: ChatTokenizer,
-    frozen: Mapping[str, Decoder] = MappingProxyType({}),
+    frozen_twins: Mapping[str, Decoder] = MappingProxyType({}),
 ) -> Policies:
     """Builds the policies of a run as they are before the first update.
 
@@ -140,7 +140,7 @@ def prepare_policies(
       job: the run's config.
       decoders: by policy, the initial weights; they remain unchanged.
       tokenizer: the tokenizer, for the grammars of roles.
-      frozen: see `Components.frozen`.
+      frozen_twins: see `Components.frozen_twins`.
     """
     policies = {}
     grammars = role_grammars(job.recipe.system.roles.values(), tokenizer)
@@ -156,7 +156,7 @@ def prepare_policies(
             compute=job.compute_dtype,
             remat=job.remat,
             allowed_ZV=allowed_tokens(job, tokenizer, decoder.config.vocab_size),
-            frozen=frozen.get(name),
+            frozen_twin=frozen_twins.get(name),
             grammars=grammars,
         )
     return policies

@@ -25,11 +25,10 @@ from jax_ragrl.training.loop import prepare_policies
 
 
 def local_job(dtype: str, **changes) -> Job:
-    """C-3PO whose frozen model and judge are the policy that ships with the package."""
-    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    """CoDA whose frozen model and judge are the policy that ships with the package."""
+    job = load_job(load_config(CONFIGS / "tiny" / "coda.py", []))
     llm = LocalLLMConfig("tiny", dtype=dtype)
-    objective = dataclasses.replace(job.objective, critic="none", advantage="group_normalised")
-    objective = dataclasses.replace(objective, kl=KL("loss", "k3", 0.1))
+    objective = dataclasses.replace(job.objective, kl=KL("loss", "k3", 0.1))
     parts = {"llm": llm, "judge": llm, "compute_dtype": dtype, "objective": objective}
     return dataclasses.replace(job, **parts | changes)
 
@@ -49,11 +48,11 @@ class Start:
         data = LoadedData((), {}, None)
         self.parts = build_surroundings(
             job, tmp_path, data, None, tokenizer, object(), load=load
-        )._replace(policies=policies, frozen=_frozen_twins(job, None, load, True))
+        )._replace(policies=policies, frozen_twins=_frozen_twins(job, None, load, True))
         self.loaded = live_bytes() - before
-        self.trained = prepare_policies(job, policies, tokenizer, self.parts.frozen)
+        self.trained = prepare_policies(job, policies, tokenizer, self.parts.frozen_twins)
         del load, policies
-        self.parts = self.parts._replace(policies={}, frozen={})
+        self.parts = self.parts._replace(policies={}, frozen_twins={})
         self.bytes = live_bytes() - before
         (policy,) = self.trained.values()
         self.reference = jax.tree.leaves(policy.state.reference)
