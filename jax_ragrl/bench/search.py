@@ -69,10 +69,14 @@ class SearchWork:
         return _random_vectors(rng, self.queries, self.dimension), passages_XD
 
 
+def direction_scale(dimension: int) -> np.ndarray:
+    """Returns the standard deviation per dimension, float32 [D]."""
+    scale_D: np.ndarray = 1 / np.sqrt(np.arange(1, dimension + 1, dtype=np.float32))
+    return scale_D
+
+
 def _random_vectors(rng: np.random.Generator, count: int, dimension: int) -> np.ndarray:
-    # The standard deviation per dimension.
-    scale = 1 / np.sqrt(np.arange(1, dimension + 1, dtype=np.float32))
-    vectors_XD = rng.standard_normal((count, dimension), np.float32) * scale
+    vectors_XD = rng.standard_normal((count, dimension), np.float32) * direction_scale(dimension)
     return vectors_XD / np.linalg.norm(vectors_XD, axis=1, keepdims=True)
 
 

@@ -37,6 +37,8 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         default="float32",
         help="dtype of the vectors: float32 or bfloat16 (half the size)",
     )
+    recall = "recall of the ten nearest for which scann is tuned, such as 0.98; 0 = not tuned"
+    sub.add_argument("--recall", type=float, default=0.0, help=recall)
     questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
     sub.add_argument("--questions", type=data_path, help=questions)
     near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
@@ -97,6 +99,7 @@ def run_index(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         qrels_path=options.qrels,
         near_duplicates=options.near_duplicates,
+        recall=options.recall,
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
     )

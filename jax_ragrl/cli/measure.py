@@ -115,13 +115,15 @@ def _add_search_options(kind: argparse.ArgumentParser) -> None:
     dtype = "dtype of the vectors: float32, or bfloat16 for an exact index"
     kind.add_argument("--dtype", default="float32", help=dtype)
     numbers = (
-        ("count", 100_000, "number of passages"),
-        ("dimension", 768, "dimension of a vector"),
-        ("queries", 256, "queries per search"),
-        ("k", 10, "hits per query"),
+        ("count", 0, "number of passages; 0 = 100,000, or 200,000 with --against"),
+        ("dimension", 0, "dimension of a vector; 0 = 768, or 384 with --against"),
+        ("queries", 0, "queries per search; 0 = 256, or 2,000 with --against, which halves them"),
+        ("k", 10, "hits per query; --against measures 10"),
         ("repeats", 3, "number of timed searches, after one that compiles"),
     )
     _add_number_options(kind, numbers)
+    against = "measure scann and this library at equal recall (needs faiss-cpu)"
+    kind.add_argument("--against", choices=("faiss",), help=against)
 
 
 def _add_sample_options(kind: argparse.ArgumentParser) -> None:
@@ -239,6 +241,18 @@ def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_search(options: argparse.Namespace) -> dict[str, Any]:
+    # 0 is the default of the measurement.
+    defaults = {name for name in ("count", "dimension", "queries") if not getattr(options, name)}
+    options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k not in defaults})
+    if options.against:
+        if (options.kind, options.dtype, options.k) != ("exact", "float32", 10):
+            raise UserError(
+                f"--kind {options.kind}, --dtype {options.dtype} and --k {options.k} are not read "
+                "with --against, which measures scann in float32 at k 10: leave them out"
+            )
+        from jax_ragrl.bench.against_faiss import FaissWork, bench_faiss
+
+        return bench_faiss(_from_options(FaissWork, options))
     from jax_ragrl.bench.search import SearchWork, bench_search
 
     return bench_search(_from_options(SearchWork, options))
@@ -279,5 +293,6 @@ def measure_train(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _from_options(cls: Any, options: argparse.Namespace) -> Any:
-    """An instance of a dataclass whose fields are options of a command."""
-    return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+    """An instance of a dataclass from the options of a command; absent ones keep defaults."""
+    given = vars(options)
+    return cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given})

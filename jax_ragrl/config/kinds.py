@@ -31,12 +31,15 @@ class VectorIndex:
       dtype: the dtype of stored vectors.
       folder: the index is opened if it exists there and built there otherwise; empty: the run's
         work folder.
+      recall: of the ten nearest passages; ScaNN's search is tuned to reach it, e.g. 0.98, when the
+        index is built. 0: not tuned.
     """
 
     encoder: str = HASHED_WORDS
     kind: Literal["scann", "exact"] = "scann"
     dtype: Dtype = "float32"
     folder: str = ""
+    recall: float = 0.0
 
     def __post_init__(self) -> None:
         if self.encoder == FORMER_HASHED_WORDS:
@@ -44,6 +47,20 @@ class VectorIndex:
         # Checked here, because the encoding of a corpus may take hours before the folder is used.
         if self.folder:
             local(self.folder)
+        check_recall(self.recall, self.kind)
+
+
+def check_recall(recall: float, kind: str) -> None:
+    """Raises `UserError` if a kind of index cannot be tuned for a recall; 0 asks for nothing."""
+    if not 0 <= recall <= 1:
+        raise UserError(
+            f"index recall is {recall}, but it is a share: give a number such as 0.98, or 0"
+        )
+    if recall and kind != "scann":
+        raise UserError(
+            f"index recall is {recall}, but the index kind is {kind}, and only scann is tuned for "
+            "a recall: leave it out, or use the kind scann"
+        )
 
 
 # The languages of which both stop words and a stemmer exist; see `retrieval.bm25`.

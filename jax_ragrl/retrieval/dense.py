@@ -28,11 +28,19 @@ class DenseRetriever:
 
     The hits of a query do not depend on the other queries of the call, except for the last bits of
     the encoder's arithmetic.
+
+    Fields:
+      corpus: the passages.
+      encoder: of queries and passages.
+      searcher: over the vectors of the passages.
+      build: the SHA-256 of a trained searcher's files and its setting; empty if the hits depend on
+        the vectors alone.
     """
 
     corpus: Corpus
     encoder: Encoder
     searcher: Searcher
+    build: str = ""
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """An index: a folder with the vectors of a corpus, built once and opened by every run.
 
-index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last
+index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last. Of the kind
+            `scann` also `files`, the SHA-256 of the searcher's, and `search`, see `tune`
 passages/   the corpus, see `corpus.store`, if it was read from a file
 vectors/    [count, dimension] in that dtype, TensorStore
 encoder/    files of the encoder beyond its description
@@ -14,11 +15,12 @@ import pathlib
 import random
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, check_recall
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.formats import load_questions
@@ -39,7 +41,14 @@ from jax_ragrl.retrieval.embed import (
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.recall import describe_quality
-from jax_ragrl.retrieval.scann import ScannSearcher, build_scann
+from jax_ragrl.retrieval.scann import (
+    BRUTE_FORCE,
+    ScannSearcher,
+    Setting,
+    build_scann,
+    hash_files,
+)
+from jax_ragrl.retrieval.tune import tune
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.types import Question
@@ -78,9 +87,14 @@ def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.
     return vectors_XD
 
 
-def _searcher(kind: str, folder: pathlib.Path, count: int) -> Searcher:
+def _searcher(
+    kind: str, folder: pathlib.Path, count: int, search: Mapping[str, Any] | None = None
+) -> Searcher:
+    """Opens the searcher of an index, with the setting that `tune` chose, if it did."""
     if kind == "scann":
-        return ScannSearcher.open(folder / "scann", folder / "vectors", count)
+        tuned = search and "leaves" in search
+        setting = Setting(search["leaves"], search["candidates"]) if search and tuned else None
+        return ScannSearcher.open(folder / "scann", folder / "vectors", count, setting)
     with readable(folder / "vectors") as vectors_XD:
         return ExactSearcher(vectors_XD)
 
@@ -92,6 +106,7 @@ def build_index(
     folder: pathlib.Path | str,
     vectors: np.ndarray | None = None,
     dtype: str = "float32",
+    recall: float = 0.0,
 ) -> DenseRetriever:
     """Encodes a corpus, writes the index and opens it; resumes a build that was killed.
 
@@ -103,12 +118,15 @@ def build_index(
       vectors: floats [X, D] that this encoder computed before (see `open_vectors`); None encodes
         the corpus.
       dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
+      recall: the recall for which `tune` tunes a searcher of the kind `scann`; 0: not tuned.
 
     Raises:
-      UserError: unknown kind or dtype, ScaNN missing, or vectors that do not fit.
+      UserError: unknown kind or dtype, ScaNN missing, a recall that the kind does not read, or
+        vectors that do not fit.
     """
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
+    check_recall(recall, kind)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
@@ -120,27 +138,46 @@ def build_index(
     else:
         write_vectors(_check_vectors(vectors, corpus, encoder), folder / "vectors", dtype)
     encoder.save(folder / "encoder")
-    if kind == "scann":
-        build_scann(read_vectors(folder / "vectors"), folder / "scann")
-    retriever = DenseRetriever(corpus, encoder, _searcher(kind, folder, len(corpus)))
-    _write_description(folder, retriever, kind, dtype)
+    facts = _build_scann(folder, recall) if kind == "scann" else {}
+    _write_description(folder, corpus, encoder, {"kind": kind, "dtype": dtype, **facts})
     # After the description: a build that is killed before that point resumes from its progress.
     (folder / "vectors" / PROGRESS).unlink(missing_ok=True)
-    return retriever
+    return _open(folder, read_description(folder), corpus, encoder)
+
+
+def _build_scann(folder: pathlib.Path, recall: float) -> dict[str, Any]:
+    """Builds and tunes the searcher of an index; returns its facts for `index.json`."""
+    vectors_XD = read_vectors(folder / "vectors")
+    build_scann(vectors_XD, folder / "scann")
+    files = hash_files(folder / "scann") if len(vectors_XD) >= BRUTE_FORCE else ""
+    facts: dict[str, Any] = {"files": files} if files else {}
+    if recall:
+        searcher = ScannSearcher.open(folder / "scann", folder / "vectors", len(vectors_XD))
+        facts["search"] = tune(searcher, vectors_XD, recall)
+    return facts
 
 
 def _write_description(
-    folder: pathlib.Path, retriever: DenseRetriever, kind: str, dtype: str
+    folder: pathlib.Path, corpus: Corpus, encoder: Encoder, facts: Mapping[str, Any]
 ) -> None:
     description = {
-        "corpus": retriever.fingerprint,
-        "encoder": retriever.encoder.describe(),
-        "kind": kind,
-        "dimension": retriever.encoder.dimension,
-        "count": len(retriever.corpus),
-        "dtype": dtype,
+        "corpus": corpus.fingerprint,
+        "encoder": encoder.describe(),
+        "dimension": encoder.dimension,
+        "count": len(corpus),
+        **facts,
     }
     write_json(folder / FILE, description)
+
+
+def _open(
+    folder: pathlib.Path, description: Mapping[str, Any], corpus: Corpus, encoder: Encoder
+) -> DenseRetriever:
+    search = description.get("search", {})
+    searcher = _searcher(description["kind"], folder, description["count"], search)
+    setting = [search[key] for key in Setting._fields if key in search]
+    build = " ".join(map(str, [description.get("files", ""), *setting])).strip()
+    return DenseRetriever(corpus, encoder, searcher, build)
 
 
 def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
@@ -213,8 +250,7 @@ def open_index(
             f"index {folder} was built with the encoder {description['encoder']}, but "
             f"{encoder.describe()} is loaded: rerun 'ragrl index'"
         )
-    searcher = _searcher(description["kind"], folder, description["count"])
-    return DenseRetriever(corpus, encoder, searcher)
+    return _open(folder, description, corpus, encoder)
 
 
 def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
@@ -275,6 +311,7 @@ def run_index(
     dtype: str = "float32",
     qrels_path: pathlib.Path | str | None = None,
     near_duplicates: bool = False,
+    recall: float = 0.0,
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file; implements `ragrl index`.
@@ -289,11 +326,13 @@ def run_index(
       dtype: of the vectors, see `build_index`.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
+      recall: see `build_index`.
       prefixes: see `make_encoder`.
 
     Returns:
       A report for JSON: corpus, encoder, kind, count, dimension, seconds (encoding and building),
-      `duplicates` (see `describe_duplicates`); with questions also their number, the result of
+      `duplicates` (see `describe_duplicates`), with a recall also `search` (see `tune`); with
+      questions also their number, the result of
       `search_quality`, and the number of `gold` passages and of those that the corpus lacks.
 
     Raises:
@@ -301,6 +340,7 @@ def run_index(
     """
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
+    check_recall(recall, kind)
     # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
@@ -311,7 +351,7 @@ def run_index(
     corpus = load_corpus(corpus_path, folder=out / PASSAGES)
     start = time.perf_counter()
     passage_encoder = make_encoder(encoder, corpus, **prefixes)
-    retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype)
+    retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
     seconds = round(time.perf_counter() - start, 2)
     return {
         "corpus": corpus.fingerprint,
@@ -320,6 +360,7 @@ def run_index(
         "count": len(corpus),
         "dimension": retriever.encoder.dimension,
         "seconds": seconds,
+        **({"search": read_description(out)["search"]} if recall else {}),
         "duplicates": report_duplicates(corpus, near_duplicates),
         **describe_quality(retriever, questions, corpus),
     }

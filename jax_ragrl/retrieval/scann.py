@@ -2,14 +2,16 @@
 
 Below `BRUTE_FORCE` passages every passage is scored. Above, a tree of about sqrt(X) leaves and
 asymmetric hashing select candidates, which are then scored exactly. A tenth of the leaves is
-searched, but at least `FEWEST_LEAVES` and at most `MOST_LEAVES`.
+searched, but at least `FEWEST_LEAVES` and at most `MOST_LEAVES`, unless `retrieval.tune` chose a
+setting for a recall.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,18 @@ NEIGHBORS = 64  # minimum depth of a search, so that the pages of a query agree
 FEWEST_LEAVES, MOST_LEAVES = 64, 128
 CANDIDATES = 8  # candidates scored exactly, per requested neighbor
 BLOCK = 2  # dimensions per code; with 3, at 768 dimensions, a fifth of the nearest is missed
+
+
+class Setting(NamedTuple):
+    """How thorough a search is.
+
+    Fields:
+      leaves: leaves of the tree that are searched per query.
+      candidates: passages scored exactly, per requested neighbor.
+    """
+
+    leaves: int
+    candidates: int = CANDIDATES
 
 
 def _pybind() -> Any:
@@ -47,16 +61,29 @@ def _brute_force(vectors_XD: np.ndarray) -> Any:
     return builder.score_brute_force().build()
 
 
+def count_leaves(count: int) -> int:
+    """Returns the number of leaves of the tree over `count` passages, after ScaNN's guide."""
+    return round(math.sqrt(count))
+
+
+def default_setting(count: int) -> Setting:
+    """Returns the setting of an index that was not tuned for a recall."""
+    leaves = count_leaves(count)
+    return Setting(min(leaves, max(FEWEST_LEAVES, leaves // 10), MOST_LEAVES))
+
+
 def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
-    """Builds a tree with asymmetric hashing; the number of leaves follows ScaNN's guide."""
+    """Builds a tree with asymmetric hashing."""
     count = len(vectors_XD)
-    leaves = round(math.sqrt(count))
     tree = (
         _pybind()
         .builder(vectors_XD, NEIGHBORS, "dot_product")
         .tree(
-            num_leaves=leaves,
-            num_leaves_to_search=min(leaves, max(FEWEST_LEAVES, leaves // 10), MOST_LEAVES),
+            num_leaves=count_leaves(count),
+            num_leaves_to_search=default_setting(count).leaves,
+            # ScaNN draws random centers without a seed, but those of k-means++ with a fixed one:
+            # equal vectors then give equal files, with any number of threads.
+            random_init=False,
             # A sample is enough to place the leaves, and it bounds the training time of large
             # corpora.
             training_sample_size=min(count, 250_000),
@@ -80,12 +107,35 @@ def build_scann(vectors_XD: np.ndarray, folder: pathlib.Path) -> None:
     _tree_with_hashing(vectors_XD).serialize(str(folder), relative_path=True)
 
 
+def hash_files(folder: pathlib.Path) -> str:
+    """Returns the SHA-256 of the names and contents of ScaNN's files; empty without a folder."""
+    if not folder.is_dir():
+        return ""
+    total = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        with file.open("rb") as stream:
+            total.update(
+                f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode()
+            )
+    return total.hexdigest()
+
+
 class ScannSearcher:
     """A ScaNN searcher with the interface of `ExactSearcher`."""
 
-    def __init__(self, searcher: Any, count: int):
-        """Wraps ScaNN's searcher over `count` vectors."""
-        self._searcher, self._count = searcher, count
+    def __init__(self, searcher: Any, count: int, setting: Setting | None = None):
+        """Wraps ScaNN's searcher.
+
+        Args:
+          searcher: of ScaNN.
+          count: number of vectors.
+          setting: None: as the searcher was built.
+        """
+        self._searcher, self._count, self._setting = searcher, count, setting
+
+    def at(self, setting: Setting) -> ScannSearcher:
+        """Returns this searcher with another setting."""
+        return ScannSearcher(self._searcher, self._count, setting)
 
     @classmethod
     def from_vectors(cls, vectors_XD: np.ndarray) -> ScannSearcher:
@@ -94,13 +144,20 @@ class ScannSearcher:
         return cls(build(np.ascontiguousarray(vectors_XD, np.float32)), len(vectors_XD))
 
     @classmethod
-    def open(cls, folder: pathlib.Path, vectors: pathlib.Path, count: int) -> ScannSearcher:
+    def open(
+        cls,
+        folder: pathlib.Path,
+        vectors: pathlib.Path,
+        count: int,
+        setting: Setting | None = None,
+    ) -> ScannSearcher:
         """Opens the searcher that `build_scann` wrote.
 
         Args:
           folder: of the searcher.
           vectors: folder of the vectors, which brute force reads.
           count: number of vectors.
+          setting: None: as the searcher was built.
 
         Raises:
           UserError: ScaNN is not installed, or the files are missing.
@@ -110,7 +167,7 @@ class ScannSearcher:
         pybind = _pybind()
         if not (folder / "scann_assets.pbtxt").is_file():
             raise UserError(f"{folder} holds no ScaNN searcher: rerun 'ragrl index'")
-        return cls(pybind.load_searcher(str(folder)), count)
+        return cls(pybind.load_searcher(str(folder)), count, setting)
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns (scores_QK float32, index_QK int32); a score of -inf marks a missing hit.
@@ -120,8 +177,12 @@ class ScannSearcher:
           k: 1 <= k <= X.
         """
         depth = bucket(k, min(NEIGHBORS, self._count), self._count)
+        leaves, candidates = self._setting or (None, CANDIDATES)
         index_QK, scores_QK = self._searcher.search_batched_parallel(
-            queries_QD, final_num_neighbors=depth, pre_reorder_num_neighbors=depth * CANDIDATES
+            queries_QD,
+            final_num_neighbors=depth,
+            pre_reorder_num_neighbors=depth * candidates,
+            leaves_to_search=leaves,
         )
         # ScaNN marks missing hits by nan. Equal passages get equal scores on this grid.
         scores_QK = np.where(np.isnan(scores_QK), -np.inf, np.round(scores_QK * GRID) / GRID)

@@ -353,7 +353,9 @@ def open_or_build_index(
     folder = index_folder(index, workdir)
     if not (folder / INDEX_FILE).exists():
         encoder = make_encoder(index.encoder, corpus)
-        return build_index(corpus, encoder, index.kind, folder, dtype=index.dtype)
+        return build_index(
+            corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
+        )
     # Checked here, because `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
@@ -367,6 +369,12 @@ def open_or_build_index(
             f"index {folder} is of kind {kind}, in {dtype}, with the encoder {encoder}, but "
             f"index.kind is {index.kind}, index.dtype {index.dtype} and index.encoder "
             f"{index.encoder}: use the same settings, or another folder"
+        )
+    tuned = description.get("search", {}).get("target", 0)
+    if index.recall and index.recall != tuned:
+        raise UserError(
+            f"index {folder} was tuned for the recall {tuned} (0: not tuned), but index.recall is "
+            f"{index.recall}: leave it out, or build the index again in another folder"
         )
     return open_index(folder, corpus)
 

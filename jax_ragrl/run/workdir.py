@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
+from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
 
 
@@ -36,3 +41,50 @@ def has_results(workdir: pathlib.Path) -> bool:
     """Whether `workdir` holds results of its config; until then, the config may still change."""
     patterns = ("baselines.json", "checkpoints/*")  # an index records its own settings
     return any(True for pattern in patterns for _ in workdir.glob(pattern))
+
+
+def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
+    """Records the trained searchers of a run's indexes, or checks that a resumed run has the same.
+
+    A searcher of ScaNN is a function of its vectors for one release of ScaNN and one kind of
+    processor. Another one returns other hits, and a resumed run would not end as a whole one.
+
+    Args:
+      retriever: of the run.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results that another build of an index gave.
+    """
+    file, builds = workdir / "index_builds.json", sorted(_builds(retriever))
+    if builds:
+        on_process_zero(lambda: _claim_builds(file, builds))
+
+
+def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:
+    if has_results(file.parent) and file.exists():
+        _check_builds(file, builds)
+    else:
+        write_json(file, builds)
+
+
+def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
+    try:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
+    if recorded != builds:
+        raise UserError(
+            f"{file.parent} was begun with another build of its index, which returns other hits "
+            f"({file.name} has {recorded}, the index {builds}): use the former index "
+            f"(index.folder) or another --workdir, or delete {file.name} to go on with this index"
+        )
+
+
+def _builds(retriever: Any) -> Iterator[str]:
+    """Yields the builds of a retriever and of those that it fuses or reranks."""
+    if isinstance(retriever, DenseRetriever) and retriever.build:
+        yield f"{retriever.fingerprint} {retriever.build}"
+    inner = getattr(retriever, "retriever", None)
+    for part in (*getattr(retriever, "retrievers", ()), *([inner] if inner else [])):
+        yield from _builds(part)

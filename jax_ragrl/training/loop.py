@@ -41,6 +41,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.preemption import stop_notice
+from jax_ragrl.run.workdir import claim_builds
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.log import Clock, open_log
@@ -65,6 +66,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         saved; when the run is started again, it repeats them.
       Preempted: the process received SIGTERM; the newest step is saved.
     """
+    claim_builds(parts.retriever, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from jax_ragrl.bench import search
+from jax_ragrl.bench.against_faiss import FaissWork
 from jax_ragrl.bench.search import SearchWork, recall_of
 from jax_ragrl.cli.main import main
 
+AGAINST = "--against faiss --count 2000 --dimension 16 --queries 100 --repeats 1".split()
 SMALL = "--count 3000 --dimension 16 --queries 8 --k 5 --repeats 1".split()
 
 
@@ -57,3 +59,34 @@ def test_the_command_prints_the_recall(args, recall, size, capsys):
 def test_invalid_work_is_refused(args, message, capsys):
     assert main(["bench", "search", *SMALL, *args]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_library_is_measured_at_each_recall(capsys):
+    pytest.importorskip("scann")
+    pytest.importorskip("faiss")
+    assert main(["bench", "search", "--json", *AGAINST]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for name in ("scann", "faiss_ivf_flat", "faiss_hnsw_flat"):
+        assert [row["target"] for row in result[name]["at"]] == [0.95, 0.99]
+        for row in result[name]["at"]:
+            # Tuned on other queries than those that are measured.
+            assert row["recall"] >= row["target"] - 0.05 and row["queries_per_s"] > 0
+        assert result[name]["build_s"] >= 0
+    probes = [row["setting"]["nprobe"] for row in result["faiss_ivf_flat"]["at"]]
+    assert 1 <= probes[0] <= probes[1] < result["faiss_ivf_flat"]["settings"]["nlist"]
+
+
+def test_vectors_of_clusters_have_unit_length_and_near_neighbors():
+    queries_QD, passages_XD = FaissWork(count=3000, dimension=32, queries=50).vectors()
+    np.testing.assert_allclose(np.linalg.norm(passages_XD, axis=1), 1.0, rtol=1e-5)
+    scores_QX = np.sort(queries_QD @ passages_XD.T)
+    # The nearest are far nearer than the median passage, but no copies.
+    assert 0.5 < scores_QX[:, -1].mean() < 0.99 and abs(np.median(scores_QX)) < 0.1
+
+
+def test_without_faiss_the_error_names_its_package(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    assert main(["bench", "search", *AGAINST]) == 2
+    assert "pip install faiss-cpu" in capsys.readouterr().err
+    assert main(["bench", "search", *AGAINST, "--k", "5"]) == 2
+    assert "--k 5 are not read with --against" in capsys.readouterr().err
