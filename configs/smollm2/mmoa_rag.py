@@ -41,12 +41,20 @@ def get_config() -> ConfigDict:
                     "style": "mmoa_rag_small",
                     "modules": "S+G",
                     "top_k": 3,
+                    "document_word": "Document",  # a selection reads `Document0,Document2`
+                    "rewriter_max_tokens": 16,  # unused without the rewriter
                     "selector_max_tokens": 12,
                     "generator_max_tokens": 16,
                     "temperature": 1.0,
                     "top_p": 1.0,
                 },
-                "penalties": {"selector": -1.0, "generator": -0.5, "max_answer_words": 10},
+                "penalties": {
+                    "rewriter": -0.5,
+                    "query_rule": "count",
+                    "selector": -1.0,
+                    "generator": -0.5,
+                    "max_answer_words": 10,
+                },
                 "reward": "f1",
                 "rollouts": 8,  # the group of a question, which replaces the critic
             },

@@ -48,8 +48,8 @@ class Checkpoints:
         """
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
         arrays = by_path(state)
-        shapes, sums = shapes_of(state), checksums(arrays)
-        meta = {**meta, "step": step, "shapes": shapes, "checksums": sums}
+        sums = {path: [str(arrays[path].dtype), n] for path, n in checksums(arrays).items()}
+        meta = {**meta, "step": step, "shapes": shapes_of(state), "checksums": sums}
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -143,11 +143,16 @@ class Checkpoints:
         part = ocp.args.PyTreeRestore(items, restore_args=layouts, partial_restore=True)
         args = ocp.args.Composite(state=part)
         arrays = self._reading(step, lambda: self._manager.restore(step, args=args)["state"])
-        # Checkpoints of earlier versions have no checksums.
-        expected = meta.get("checksums", {})
-        sums = checksums({path: arrays[path] for path in items if path in expected})
+        # Checkpoints of earlier versions have no checksums, and an array that is read in another
+        # dtype (an old reference) has another one.
+        expected = {
+            path: n
+            for path, (dtype, n) in meta.get("checksums", {}).items()
+            if path in items and dtype == str(arrays[path].dtype)
+        }
+        sums = checksums({path: arrays[path] for path in expected})
         if wrong := [path for path, value in sums.items() if value != expected[path]]:
-            raise self._damage(step, f"the values of {wrong[0]} are not those that were saved")
+            raise self._damage(step, f"{wrong[0]} has other values than were saved")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ def test_a_table_without_cells_accepts_other_settings(sets, capsys, monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with serving(lambda body: "x") as (address, _):
         assert run(sets, address, "direct", encoder="nowhere") == 2
-        assert "give the folder of a BERT-family model" in capsys.readouterr().out
+        assert "give the folder of a text encoder" in capsys.readouterr().out
         assert run(sets, address, "direct") == 0
         assert "error" not in capsys.readouterr().out
         assert run(sets, address, "direct", encoder="nowhere") == 2

@@ -90,7 +90,7 @@ def test_the_text_states_system_roles_data_and_version():
         "`router`",
         "generated encyclopedia (`ragrl world --size 240 --seed 0`)",
         "rule-based reader",
-        "scann search, encoder lexical",
+        "scann search, encoder hashed",
         "A result.",
         "--config.policy=owner/policy",
     ):

@@ -106,7 +106,9 @@ def test_other_values_than_were_saved_are_damage(tmp_path, monkeypatch):
         checkpoints.save(1, tree(1), {})
     monkeypatch.undo()
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        with pytest.raises(DamagedCheckpointError, match="values of second.*remove this folder"):
+        with pytest.raises(
+            DamagedCheckpointError, match="second has other values.*remove this folder"
+        ):
             checkpoints.restore(1, tree(0))
         with (
             pytest.warns(UserWarning, match="damaged-1"),

@@ -40,9 +40,9 @@ def test_initial_weights_are_retained_only_as_references(
     )
     job, alive = load_job(values), []
 
-    def prepare_policies(job, decoders, tokenizer):
+    def prepare_policies(job, decoders, *rest):
         alive.extend(weakref.ref(x) for x in jax.tree.leaves(decoders["policy"].params()))
-        return original(job, decoders, tokenizer)
+        return original(job, decoders, *rest)
 
     def roll_out(*args):
         gc.collect()
