@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import jax
 import pytest
@@ -25,8 +26,8 @@ from jax_ragrl.training.loop import prepare_policies
 
 
 def local_job(dtype: str, **changes) -> Job:
-    """CoDA whose frozen model and judge are the policy that ships with the package."""
-    job = load_job(load_config(CONFIGS / "tiny" / "coda.py", []))
+    """C-3PO whose frozen model and judge are the policy that ships with the package."""
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
     llm = LocalLLMConfig("tiny", dtype=dtype)
     objective = dataclasses.replace(job.objective, kl=KL("loss", "k3", 0.1))
     parts = {"llm": llm, "judge": llm, "compute_dtype": dtype, "objective": objective}
@@ -35,6 +36,7 @@ def local_job(dtype: str, **changes) -> Job:
 
 def live_bytes() -> int:
     """The bytes of all live arrays; arrays that share a buffer count once."""
+    gc.collect()  # earlier tests
     buffers = {x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if x.nbytes > 1000}
     return sum(buffers.values())
 
@@ -56,7 +58,7 @@ class Start:
         self.bytes = live_bytes() - before
         (policy,) = self.trained.values()
         self.reference = jax.tree.leaves(policy.state.reference)
-        trained = jax.tree.leaves(policy.state.policy)
+        trained = jax.tree.leaves((policy.state.policy, policy.state.critic))
         self.trained_bytes = sum(x.nbytes for x in trained)
         self.llm = jax.tree.leaves(self.parts.llm._model.params)
         self.judge = jax.tree.leaves(self.parts.judge._model.params)
