@@ -34,8 +34,8 @@ ROLES = [
     Role(name, ParsedAction, Sampling(HEAT, 1.0, LIMIT), action_regex=regex, strict=True)
     for name, regex in REGEXES.items()
 ]
-# Caches of 16 and 40 tokens, and batches that shrink: 8, 4, 2, 1 prompts.
-SHAPES = Shapes((16,), (1, 2, 4, 8), max_new_tokens=LIMIT, initial_cache_size=16)
+# Caches of 16, 32 and 40 tokens, and batches that shrink from 8 prompts to 2.
+SHAPES = Shapes((16,), (2, 8), max_new_tokens=LIMIT, initial_cache_size=16)
 LAYOUT = Layout(row_lengths=(64, 256), tokens_per_device=512)
 
 
@@ -77,7 +77,7 @@ def packed() -> tuple[Minibatches, dict[int, tuple[float, ...]]]:
 
 
 def test_a_sampled_text_matches_its_grammar_whatever_the_limit_cuts():
-    texts = []
+    texts: list[str] = []
     for job_, rows in zip(*jobs_and_samples(), strict=True):
         for row in rows:
             text = tokenizer().decode(row.ids)
@@ -96,7 +96,7 @@ def test_a_short_limit_shortens_an_action_and_never_cuts_it(limit: int):
 
 def test_siblings_and_batches_do_not_change_a_row():
     jobs, samples = jobs_and_samples()
-    for i in (0, 9, 16, 25):
+    for i in (0, 16):
         (alone,) = sample([jobs[i]])
         assert [row.ids for row in alone] == [row.ids for row in samples[i]]
 
@@ -117,7 +117,7 @@ def test_the_gradient_of_strict_grammars_is_finite():
     (batch, *_) = packed()[0].batches
     mask_RM = batch.rows.mask_RM.astype(np.float32)
     # Advantage 1 and weight 1 at every token; no old log-probabilities.
-    fields = {"advantage": mask_RM, "weight": mask_RM}
+    fields = {"advantage": mask_RM, "weight": mask_RM, "ref_logp": -mask_RM}
     targets = Targets(**dict.fromkeys(Targets._fields) | fields)
     args = jax.device_put((batch.rows, targets, np.float32(HEAT), np.float32(0.0)))
     automaton = jax.device_put(grammars().automaton)
@@ -129,7 +129,7 @@ def test_the_gradient_of_strict_grammars_is_finite():
 def test_a_forced_prefix_is_continued_within_the_grammar():
     prefix = tuple(tokenizer().encode("Document4,"))
     base = job(REGEXES["select"], 5)
-    forced = base._replace(ids=base.ids + prefix, prefix_length=len(prefix))
+    forced = base._replace(ids=(*base.ids[:5], *prefix), prefix_length=len(prefix))
     for row in sample([forced], 6)[0]:
         text = tokenizer().decode(prefix + row.ids)
         assert re.fullmatch(REGEXES["select"], text) and text != "Document4,"

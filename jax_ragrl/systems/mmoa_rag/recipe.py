@@ -14,7 +14,8 @@ Departures from the paper and its published code
   1. Penalties read the raw text. The code counts sub-questions after cutting them to four, so that
      its penalty never applies; its effective rule is a limit on their characters (`code()`).
   2. The selector's mask applies in scoring too; the code samples with a mask and scores without.
-     The mask admits tokens that join pieces of a selection, as tokenizers merge them.
+     The mask admits tokens that join pieces of a selection, as tokenizers merge them. With
+     `grammar` set to `strict`, a selection is in ascending order; the paper allows any order.
   3. An empty line is not a query; the code searches with it.
   4. The reward is the best F1 over all gold answers, with the guard on yes and no that the code has
      only in evaluation; the code uses one gold answer per question. The reward replaces punctuation

@@ -1,0 +1,83 @@
+"""The config key `grammar`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.policy import check_grammars
+from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.tree import Action, Record, build_forest
+from jax_ragrl.systems.ablation import with_grammar, with_own_policies
+from jax_ragrl.systems.base import WrappedSystem
+from jax_ragrl.systems.registry import MODULES, system_module
+from jax_ragrl.training.rollout_metrics import removed_masses
+from jax_ragrl.types import Sampling
+from tests.rollout.tape import ANN
+from tests.tiny import tokenizer
+
+pytest.importorskip("outlines_core")
+
+
+def recipe_of(name: str):
+    module = system_module(name)
+    return module.recipe(module.Settings())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_role_of_every_system_can_be_strict(name: str):
+    recipe = recipe_of(name)
+    strict = with_grammar(recipe, "strict")
+    for system in (strict.system, strict.evaluation_system):
+        assert system.roles and all(role.strict for role in system.roles.values())
+        check_grammars(system.roles.values(), tokenizer())
+    assert with_grammar(recipe, "loose") is recipe
+    assert not any(role.strict for role in recipe.system.roles.values())
+
+
+def test_a_role_with_its_own_policy_can_be_strict():
+    both = with_grammar(with_own_policies(recipe_of("mmoa_rag"), ["selector"]), "strict")
+    role = both.system.roles["selector"]
+    assert role.strict and role.policy == "selector"
+
+
+class WithoutRegex(WrappedSystem):
+    @property
+    def roles(self):
+        return {"free": Role("free", ParsedAction)}
+
+
+def test_a_grammar_that_a_system_lacks_is_an_error():
+    with pytest.raises(UserError, match="one of loose, strict"):
+        with_grammar(recipe_of("coda"), "tight")
+    recipe = recipe_of("coda")
+    recipe = dataclasses.replace(recipe, system=WithoutRegex(recipe.system))
+    with pytest.raises(UserError, match="role free of this system has no regular expression"):
+        with_grammar(recipe, "strict")
+
+
+def test_a_limit_below_the_shortest_action_is_an_error():
+    def role(tokens: int) -> Role:
+        return Role(
+            "plan", ParsedAction, Sampling(1.0, 1.0, tokens), action_regex="[0-9]{4}", strict=True
+        )
+
+    check_grammars([role(4)], tokenizer())
+    with pytest.raises(UserError, match="may write 3 tokens, but the shortest .* has 4"):
+        check_grammars([role(3)], tokenizer())
+
+
+def test_removed_mass_is_a_mean_over_the_sampled_tokens_of_a_role():
+    def record(k: int, tokens: int, removed: float | None, times: int = 1) -> Record:
+        ids, logps = (5,) * tokens, None if removed is None else (-1.0,) * tokens
+        action = Action((1,), ids, "x", logps, removed=removed)
+        return Record(-1, 0, "plan", 1, (k,), action, multiplicity=times)
+
+    forest = build_forest((ANN,), [record(0, 1, 0.5), record(1, 3, 0.1, 2), record(2, 4, None)])
+    (name, value), *rest = removed_masses(forest).items()
+    assert name == "grammar_removed/plan" and not rest
+    np.testing.assert_allclose(value, (0.5 + 6 * 0.1) / 7)
+    assert removed_masses(build_forest((ANN,), [record(0, 4, None)])) == {}
