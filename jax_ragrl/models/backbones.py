@@ -26,7 +26,7 @@ from jax_ragrl.models.module_weights import Path
 from jax_ragrl.models.sentence_files import Settings
 from jax_ragrl.runtime.sharding import make_mesh
 
-SUPPORTED = (*bert.FAMILIES, "modernbert", *hf_config.FAMILIES)
+MODEL_TYPES = (*bert.FAMILIES, "modernbert", *hf_config.FAMILIES)
 # Encoders that are often asked for and are not implemented, with a supported one of equal use.
 OTHER_MODELS = {
     "deberta-v2": "DeBERTa: BAAI/bge-reranker-base or cross-encoder/ms-marco-MiniLM-L6-v2",
@@ -34,7 +34,7 @@ OTHER_MODELS = {
     "gemma3_text": "EmbeddingGemma: Qwen/Qwen3-Embedding-0.6B",
     "gte": "GTE v1.5: Alibaba-NLP/gte-modernbert-base",
     "mistral": "Mistral: Qwen/Qwen3-Embedding-0.6B",
-    "new": "GTE v1.5, which runs code of its own: Alibaba-NLP/gte-modernbert-base",
+    "new": "GTE v1.5: Alibaba-NLP/gte-modernbert-base",
     "nomic_bert": "Nomic: nomic-ai/modernbert-embed-base",
     "t5": "T5: intfloat/e5-base-v2",
 }
@@ -53,7 +53,7 @@ class DecoderBackbone(nnx.Module):
         Args:
           ids_BL: int32 token ids, padded on the right.
           mask_BL: unused: padding comes after all real tokens, so these never attend to it.
-          types_BL: unused, the model knows no segments.
+          types_BL: unused: the model has no segments.
         """
         del mask_BL, types_BL
         positions_1L = jnp.arange(ids_BL.shape[1], dtype=jnp.int32)[None]
@@ -138,15 +138,15 @@ def read_backbone(fields: dict[str, Any]) -> Backbone:
     instead = f" ({OTHER_MODELS[kind]} is supported)" if kind in OTHER_MODELS else ""
     raise UserError(
         f"model_type={kind!r}{instead} is not a supported encoder: use a model of type "
-        f"{', '.join(SUPPORTED)}"
+        f"{', '.join(MODEL_TYPES)}"
     )
 
 
 def _decoder(fields: dict[str, Any]) -> Backbone:
     config = hf_config.from_hf(fields)
-    stored = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    stored_dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     # CPUs multiply float32 faster, and half precision has no other use for a frozen model there.
-    is_wide = jax.default_backend() == "cpu" or "16" not in stored
+    is_wide = jax.default_backend() == "cpu" or "16" not in stored_dtype
     dtype = "float32" if is_wide else "bfloat16"
     # A head would not be read, and published encoders are without one.
     config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype, tie_embeddings=True)

@@ -121,18 +121,9 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
     Raises:
       UserError: another family, relative positions, an unknown activation or a missing field.
     """
-    kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
-    positions = fields.get("position_embedding_type", "absolute")
-    buckets = fields.get("relative_attention_num_buckets", BUCKETS)
-    if buckets != BUCKETS:
-        raise UserError(f"config.json has {buckets} buckets of distances: only {BUCKETS} are known")
-    if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
-        raise UserError(
-            f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
-            f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
-        )
+    kind, activation = _check_kind(fields)
+    family = FAMILIES[kind]
     try:
-        family = FAMILIES[kind]
         after_pad = family.position_after_pad
         # The defaults of Transformers: 0 for BERT, 1 for RoBERTa.
         pad_id = fields.get("pad_token_id", int(after_pad))
@@ -154,6 +145,24 @@ def config_from_hf(fields: dict[str, Any]) -> BertConfig:
         raise UserError(
             f"config.json of a {kind} model lacks {error}: copy the original file"
         ) from error
+
+
+def _check_kind(fields: dict[str, Any]) -> tuple[str, str]:
+    """Returns the model type and the activation; raises `UserError` for an unsupported one."""
+    kind, activation = fields.get("model_type"), fields.get("hidden_act", "gelu")
+    positions = fields.get("position_embedding_type", "absolute")
+    buckets = fields.get("relative_attention_num_buckets", BUCKETS)
+    if buckets != BUCKETS:
+        raise UserError(
+            f"config.json has {buckets} buckets of distances, but only {BUCKETS} are implemented: "
+            "use another checkpoint"
+        )
+    if kind not in FAMILIES or activation not in ACTIVATIONS or positions != "absolute":
+        raise UserError(
+            f"model_type={kind!r} with {activation!r} and {positions!r} positions is not "
+            f"supported: use one of {', '.join(FAMILIES)} with absolute positions"
+        )
+    return kind, activation
 
 
 class Layer(nnx.Module):
@@ -248,7 +257,7 @@ def distance_buckets(length: int) -> np.ndarray:
     distance_LL = at_L[:, None] - at_L[None, :]
     far_LL, half = np.abs(distance_LL), BUCKETS // 2
     exact = half // 2
-    # Float32 as in PyTorch, so that a distance at the edge of a bucket is rounded alike.
+    # Float32 as in PyTorch, so that a distance at the edge of a bucket is rounded the same way.
     ratio_LL = np.log(np.maximum(far_LL, 1).astype(np.float32) / np.float32(exact))
     steps_LL = ratio_LL / np.float32(math.log(FARTHEST / exact)) * np.float32(half - exact)
     log_LL = np.minimum(exact + steps_LL.astype(np.int32), half - 1)

@@ -33,7 +33,7 @@ FORMS = (
     "give the folder of a cross-encoder, or OWNER/NAME of one on the Hugging Face Hub, such as "
     "cross-encoder/ms-marco-MiniLM-L6-v2"
 )
-SUPPORTED = (*bert.FAMILIES, "modernbert")
+MODEL_TYPES = (*bert.FAMILIES, "modernbert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,17 +219,17 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
 def _check_kind(folder: pathlib.Path, fields: dict[str, Any]) -> None:
     """Raises `UserError` if a folder holds a model that scores in another way."""
     kind = fields.get("model_type")
-    if kind in SUPPORTED:
+    if kind in MODEL_TYPES:
         return
     instead = f" ({OTHER_MODELS[kind]} is supported)" if kind in OTHER_MODELS else ""
     raise UserError(
         f"{folder} has model_type={kind!r}{instead}, which is not a supported cross-encoder: use a "
-        f"sequence-classification model of type {', '.join(SUPPORTED)}"
+        f"sequence-classification model of type {', '.join(MODEL_TYPES)}"
     )
 
 
 def _check_modules(folder: pathlib.Path) -> None:
-    """Raises `UserError` if a folder adds modules of its own to the transformer."""
+    """Raises `UserError` if a folder adds modules to the transformer."""
     kinds = [entry["type"].rsplit(".", 1)[-1] for entry in read_json(folder / "modules.json")]
     if kinds not in ([], ["Transformer"]):
         raise UserError(f"{folder} has the modules {kinds}, which are not supported: {FORMS}")

@@ -240,7 +240,7 @@ def load_encoder(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> TextEncoder:
-    """Loads a text encoder; the supported kinds are `backbones.SUPPORTED`.
+    """Loads a text encoder; the supported kinds are `backbones.MODEL_TYPES`.
 
     Args:
       source: a folder with `config.json`, a tokenizer and `model.safetensors`, the name of such a
@@ -279,10 +279,10 @@ def _warn_of_defaults(folder: pathlib.Path, settings: Settings) -> None:
     """Warns that a folder does not say how its hidden states become a vector."""
     if (folder / "modules.json").is_file():
         return
-    scaled = "scaled to length one" if settings.normalise else "not scaled"
+    scale = "scaled to length one" if settings.normalise else "not scaled"
     warnings.warn(
         f"{folder} has no sentence-transformers files: its encoder has the pooling "
-        f"{settings.pooling!r} and vectors are {scaled}, as is usual for this kind of model",
+        f"{settings.pooling!r} and vectors are {scale}, as is usual for this kind of model",
         stacklevel=3,
     )
 
@@ -292,12 +292,12 @@ def _with_prefixes(
 ) -> Settings:
     """Returns settings with the given prefixes, else the folder's, else the known ones."""
     query, passage = settings.query_prefix, settings.passage_prefix
-    known = None if query or passage else known_prefixes(source)
-    if known and query_prefix is None and passage_prefix is None:
-        query, passage = known
+    card = None if query or passage else known_prefixes(source)
+    if card and query_prefix is None and passage_prefix is None:
+        query, passage = card
         warnings.warn(
-            f"the files of {source} name no prefixes: those of its model card are used, "
-            f"{query!r} and {passage!r}; give a query or passage prefix to replace them",
+            f"the files of {source} name no prefixes: the model card asks for "
+            f"{query!r} and {passage!r}, which are used; give prefixes to replace them",
             stacklevel=3,
         )
     return dataclasses.replace(

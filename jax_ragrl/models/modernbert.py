@@ -1,7 +1,7 @@
 """ModernBERT in Flax NNX (Warner et al. 2024, arXiv 2412.13663), as in Transformers.
 
 Pre-layer-norm, rotary positions and a gated two-layer network. Most layers attend to a window of
-neighbors only, with a rotary base of their own.
+neighbors only, with a second rotary base.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ModernBert(nnx.Module):
         Args:
           ids_BL: int32 token ids, padded on the right.
           mask_BL: bool, False at padding.
-          types_BL: unused, the model knows no segments.
+          types_BL: unused: the model has no segments.
         """
         del types_BL
         c, at_1L = self.config, jnp.arange(ids_BL.shape[1])[None]

@@ -1,4 +1,4 @@
-"""What the sentence-transformers files of a model folder say about pooling, prefixes and lengths.
+"""Pooling, prefixes and lengths in the sentence-transformers files of a model folder.
 
 The files are followed as sentence-transformers does:
   `modules.json`: pooling, dense layers and normalization; unknown modules are refused.
@@ -8,7 +8,7 @@ The files are followed as sentence-transformers does:
   `config_sentence_transformers.json`: prefixes such as "query: ", and cosine similarity.
 A folder without these files takes the defaults of its kind of model.
 
-Some models need prefixes that their files lack; `KNOWN_PREFIXES` has those of model cards.
+Some models need prefixes that their files lack; `KNOWN_PREFIXES` is from model cards.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def known_prefixes(source: pathlib.Path | str) -> Prefixes | None:
     # In the Hub's cache the name is that of an outer folder.
     names = [part for part in parts if part.startswith("models--")] or list(parts[-1:])
     name = names[0].lower().replace("_", "-") if names else ""
-    matches = (known for pattern, known in KNOWN_PREFIXES.items() if re.search(pattern, name))
+    matches = (card for pattern, card in KNOWN_PREFIXES.items() if re.search(pattern, name))
     return next(matches, None)
 
 
@@ -104,7 +104,7 @@ class Modules(NamedTuple):
 
 
 def read_modules(folder: pathlib.Path) -> Modules:
-    """Returns the modules that `modules.json` lists; those of a plain folder without it.
+    """Returns the modules that `modules.json` lists; a plain folder has a transformer only.
 
     Raises:
       UserError: another module, or another order of modules.

@@ -1,7 +1,7 @@
 """Batches of texts of similar length, padded to few shapes, because each shape compiles a program.
 
 Encoders and cross-encoders run on them. Fine steps of length matter most: a text of 100 tokens that
-is padded to 128 costs a quarter more, and nothing else in a batch is wasted.
+is padded to 128 costs a quarter more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LENGTH_BUCKETS = (
 )
 # Pairs of tokens that attend to each other in one batch: this bounds the memory of the scores.
 MAX_TOKEN_PAIRS = 64 * 512**2
-# Tokens of one batch on a CPU: its caches hold the activations of so many, and fewer texts per
-# batch differ less in length. An accelerator needs more to be busy.
+# Tokens of one batch on a CPU: the activations fit into its caches, and fewer texts per batch
+# differ less in length. An accelerator needs more to be busy.
 CPU_TOKENS = 4096
 
 
@@ -48,7 +48,7 @@ def bucket_size(n: int, sizes: Sequence[int]) -> int:
 
 
 def max_rows(length: int, most_tokens: float = math.inf) -> int:
-    """Returns the maximum of rows of a length in one batch of at most so many tokens."""
+    """Returns the maximum of rows of a length in one batch of at most `most_tokens`."""
     fitting = (
         rows
         for rows in ROW_BUCKETS

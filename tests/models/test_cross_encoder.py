@@ -1,4 +1,4 @@
-"""Cross-encoders equal those of sentence-transformers on small random models."""
+"""Cross-encoders equal sentence-transformers on small random models."""
 
 import json
 
