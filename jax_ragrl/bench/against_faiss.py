@@ -197,8 +197,8 @@ def _measure_scann(passages_XD: np.ndarray, trial: Trial) -> dict[str, Any]:
 
     def row(target: float) -> dict[str, Any]:
         best = cheapest(recall, seconds, target, leaves)
-        measured = trial.measure(_hits(searcher.at(best)))
-        return {"target": target, "setting": best._asdict(), **measured}
+        result = trial.measure(_hits(searcher.at(best)))
+        return {"target": target, "setting": best._asdict(), **result}
 
     rows = [row(target) for target in TARGETS]
     return {"build_s": build_s, "settings": {"num_leaves": leaves}, "at": rows}
@@ -262,7 +262,7 @@ def _one_dial(
         value = 1
         while value < most and trial.recall(functools.partial(search, value)) < target:
             value = min(most, max(value + 1, round(value * GROWTH)))
-        measured = trial.measure(functools.partial(search, value))
-        return {"target": target, "setting": {name: value}, **measured}
+        result = trial.measure(functools.partial(search, value))
+        return {"target": target, "setting": {name: value}, **result}
 
     return {"build_s": round(build_s, 2), "at": [row(target) for target in TARGETS]}

@@ -92,8 +92,8 @@ def _searcher(
 ) -> Searcher:
     """Opens the searcher of an index, with the setting that `tune` chose, if it did."""
     if kind == "scann":
-        tuned = search and "leaves" in search
-        setting = Setting(search["leaves"], search["candidates"]) if search and tuned else None
+        values = [search[key] for key in Setting._fields if key in search] if search else []
+        setting = Setting(*values) if values else None
         return ScannSearcher.open(folder / "scann", folder / "vectors", count, setting)
     with readable(folder / "vectors") as vectors_XD:
         return ExactSearcher(vectors_XD)

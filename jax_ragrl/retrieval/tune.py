@@ -134,19 +134,19 @@ def tune(searcher: ScannSearcher, vectors_XD: np.ndarray, target: float) -> dict
         return recall_of_others(searcher.at(setting), vectors_XD, own_Q, tenth_Q)
 
     best = cheapest(recall, lambda x: count_bytes(x, count, dimension), target, count_leaves(count))
-    reached = recall(best)
-    if reached < target:
-        _warn(target, reached)
+    share = recall(best)
+    if share < target:
+        _warn(target, share)
     start = time.perf_counter()
     searcher.at(best).search(vectors_XD[own_Q], K)
     speed = len(own_Q) / (time.perf_counter() - start)
-    values = {"target": target, **best._asdict(), "recall": round(reached, 4)}
+    values = {"target": target, **best._asdict(), "recall": round(share, 4)}
     return values | {"queries_per_s": round(speed, 1)}
 
 
-def _warn(target: float, reached: float) -> None:
+def _warn(target: float, share: float) -> None:
     print(
         f"ragrl: the recall {target} cannot be reached: the most thorough search reaches "
-        f"{reached:.4f} and is used; give a lower recall, or the index kind 'exact'",
+        f"{share:.4f} and is used; give a lower recall, or the index kind 'exact'",
         file=sys.stderr,
     )

@@ -370,10 +370,10 @@ def open_or_build_index(
             f"index.kind is {index.kind}, index.dtype {index.dtype} and index.encoder "
             f"{index.encoder}: use the same settings, or another folder"
         )
-    tuned = description.get("search", {}).get("target", 0)
-    if index.recall and index.recall != tuned:
+    target = description.get("search", {}).get("target", 0)
+    if index.recall and index.recall != target:
         raise UserError(
-            f"index {folder} was tuned for the recall {tuned} (0: not tuned), but index.recall is "
+            f"index {folder} was tuned for the recall {target} (0: not tuned), but index.recall is "
             f"{index.recall}: leave it out, or build the index again in another folder"
         )
     return open_index(folder, corpus)

@@ -70,13 +70,13 @@ def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:
 
 def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
     try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))
+        before = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
-    if recorded != builds:
+    if before != builds:
         raise UserError(
             f"{file.parent} was begun with another build of its index, which returns other hits "
-            f"({file.name} has {recorded}, the index {builds}): use the former index "
+            f"({file.name} has {before}, the index {builds}): use the former index "
             f"(index.folder) or another --workdir, or delete {file.name} to go on with this index"
         )
 
