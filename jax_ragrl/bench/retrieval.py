@@ -104,6 +104,7 @@ def parse_set(text: str) -> list[DataSet]:
         return [data]
     if data.questions.is_dir() and not equals:
         return sets_in(data.questions)
+    # The questions of some formats come with their passages.
     if "passages" in FORMATS[detect(data.questions, "questions")].gives:
         return [data._replace(corpus=data.questions)]
     raise UserError(f"{text} names no corpus: give [NAME=]QUESTIONS@CORPUS, or a folder of sets")
@@ -192,6 +193,7 @@ def bench_retrieval(
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
     workdir.mkdir(parents=True, exist_ok=True)
     file, rows = workdir / "rows.jsonl", []
+    # Cells that failed in an earlier call are measured again.
     filter_rows(file, lambda row: "error" not in row)
     bar = tqdm.tqdm(total=len(sets) * len(retrievers), unit="cell", disable=None)
     for data in sets:
@@ -212,6 +214,7 @@ def bench_retrieval(
 
 def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a cell must share with a finished one, as they are read again."""
+    # JSON has lists in place of tuples.
     index = {k: [*v] if isinstance(v, tuple) else v for k, v in section.items()}
     return {
         "set": gold_set.name,

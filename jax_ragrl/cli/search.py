@@ -90,6 +90,7 @@ def _open_retriever(options: argparse.Namespace) -> Iterator[Retriever]:
             "--config=FILE"
         )
     values = load_config(None, options.config) if options.config else {}
+    # Imported after the checks, because it loads JAX: a wrong option fails at once.
     from jax_ragrl.run import retrievers
 
     if options.index:
@@ -114,6 +115,7 @@ def run_search(options: argparse.Namespace) -> None:
     for (name, text), result in zip(queries, results, strict=True):
         for line in _print_lines(name, text, result, options.json, len(queries) > 1):
             _print(line)
+    # Every query has its line before the command fails.
     if all(isinstance(result, EffectError) for result in results):
         raise EffectError(str(results[0]))
 
@@ -148,6 +150,7 @@ def _write_run(
     failures = [result for _, result in pairs if isinstance(result, EffectError)]
     rankings = [(q[0], hits) for q, hits in pairs if not isinstance(hits, EffectError)]
     if not rankings:
+        # An empty run file would pass for a result.
         raise failures[0]
     write_run(options.run_file, rankings, options.tag)
     if failures:

@@ -55,7 +55,7 @@ def remaining(stages: tuple[Stage, ...], workdir: pathlib.Path) -> tuple[float, 
 
 
 class TimeLeft:
-    """A context in which a line per `SECONDS_BETWEEN_LINES` tells the stage and the time left.
+    """A context in which a line per `SECONDS_BETWEEN_LINES` shows the stage and the time left.
 
     The first line comes at once, with the duration on two cores. Later lines scale it by the speed
     of this machine so far.

@@ -133,6 +133,7 @@ def run_trial(
     questions = parts.questions["test"][: job.run.test_questions]
     reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
     key = {"asked": fingerprint(questions)}
+    # All systems share the row of the reader, so its key has everything that it depends on.
     reader_key = key | {"llm": dataclasses.asdict(job.llm), "style": reader.style}
 
     def row(file: pathlib.Path, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
@@ -165,6 +166,7 @@ def evaluate_untrained(
       questions: the questions.
     """
     job = load_job(trial.values)
+    # The policy of `parts` is the one after the warm start.
     initial = build_components(job, workdir, llm=parts.llm, retriever=parts.retriever)
     return evaluate_models(job, parts, initial.models(), questions)
 
@@ -213,6 +215,7 @@ def stage(
         row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if {name: row.get(name) for name in key} == key:
             return row
+    # The peak becomes that of this stage alone, if the system can restart it.
     reset_peak()
     start = time.perf_counter()
     result = compute()
@@ -226,6 +229,7 @@ def stage(
 def training_speed(workdir: pathlib.Path) -> dict[str, float]:
     """Returns the median of trained tokens per second over the steps of a run."""
     rows = read_rows(workdir / "metrics.jsonl")
+    # Steps that compile are slow, which a mean would show and the median does not.
     speeds = [row["tokens_per_sec"] for row in rows if "tokens_per_sec" in row]
     return {"tokens_per_sec": round(float(np.median(speeds)), 1)} if speeds else {}
 

@@ -119,6 +119,7 @@ def front_matter(facts: CardFacts) -> str:
     """Returns the YAML of a card, without the lines around it."""
     from huggingface_hub import ModelCardData
 
+    # Fields that are None do not appear in the YAML.
     data = ModelCardData(
         base_model=facts.base.hub_name or None,
         datasets=sorted(hub_datasets(facts.values)) or None,
@@ -240,6 +241,7 @@ def _llm(section: Mapping[str, Any]) -> str:
 
 def _public_name(model: str) -> str:
     """The name of a model, or the last part of its path on this machine."""
+    # A path may contain the names of users or projects, which a card must not publish.
     return Path(model).name if Path(model).exists() or model.startswith(("/", ".")) else model
 
 

@@ -136,7 +136,7 @@ def update_all(
         own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
         groups = group_turns(own, policy.spec.layout)
         result[name], own_metrics = update(policy, groups, rng)
-        # A single policy needs no prefix.
+        # The metrics of a single policy have no prefix.
         prefix = f"{name}/" if len(policies) > 1 else ""
         count = sum(len(group.turns) for group in groups)
         own_metrics["dropped_too_long"] = float(len(own) - count)

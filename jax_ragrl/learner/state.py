@@ -150,20 +150,10 @@ def prepare(
       UserError: choices that do not fit together.
     """
     _check_choices(objective, optimizer, roles)
-    weights = nnx.state(decoder, nnx.Param)
-    mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
+    mesh = mesh_of(nnx.state(decoder, nnx.Param))
     decoder = _with_config(decoder, compute, remat)
-    transform = optimizer.transform(optimizer.policy_lr, updates)
-    actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
-    kl_coefficient = scalar(objective.kl.coefficient, mesh)
-    # The reference has the decoder's own arrays; only the trained parameters are copies.
-    reference = _reference(objective, params, decoder.config.dtype, frozen_twin)
-    state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
-    allowed = allowed_ZV if grammars is None else grammars.automaton
-    critic = None
-    if objective.critic == "own":
-        critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
-        state = state._replace(critic=critic_state)
+    actor, critic, state = _models(decoder, objective, optimizer, updates, frozen_twin)
+    token_mask = allowed_ZV if grammars is None else grammars.automaton
     spec = PolicySpec(
         policy=actor,
         critic=critic,
@@ -173,10 +163,32 @@ def prepare(
         roles=tuple(roles),
         temperature=temperature,
         mesh=mesh,
-        allowed_ZV=None if allowed is None else replicate(allowed, mesh),
+        allowed_ZV=None if token_mask is None else replicate(token_mask, mesh),
         grammars=grammars,
     )
     return Policy(spec, state)
+
+
+def _models(
+    decoder: Decoder,
+    objective: Objective,
+    optimizer: Optimizer,
+    updates: int,
+    frozen_twin: Decoder | None,
+) -> tuple[ModelSpec, ModelSpec | None, PolicyState]:
+    """Returns actor, critic and initial state; arguments as in `prepare`."""
+    weights = nnx.state(decoder, nnx.Param)
+    mesh, sharding = mesh_of(weights), _replicated_sharding(weights)
+    transform = optimizer.transform(optimizer.policy_lr, updates)
+    actor, params = _model_spec(_actor(decoder, objective), transform, sharding)
+    kl_coefficient = scalar(objective.kl.coefficient, mesh)
+    # The reference has the decoder's own arrays; only the trained parameters are copies.
+    reference = _reference(objective, params, decoder.config.dtype, frozen_twin)
+    state = PolicyState(_train_state(actor, params, sharding), None, reference, kl_coefficient)
+    if objective.critic != "own":
+        return actor, None, state
+    critic, critic_state = _own_critic(decoder, optimizer, updates, sharding)
+    return actor, critic, state._replace(critic=critic_state)
 
 
 def _own_critic(

@@ -139,7 +139,7 @@ def _model_outputs(
     fields: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
     """Runs a model over all batches; `fields` maps new names to fields of `TokenOutputs`."""
-    # An array, not a Python number: another temperature needs no other program.
+    # An array, not a Python number: another temperature uses the same program.
     temperature = scalar(spec.temperature, spec.mesh)
     device_rows = shard_batch([batch.rows for batch in data.batches], spec.mesh)
     split = model.with_params(params)

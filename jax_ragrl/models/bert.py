@@ -230,11 +230,13 @@ class Bert(nnx.Module):
         positions_L = jnp.arange(ids_BL.shape[1]) + self.config.first_position
         place_1LD = self.positions(positions_L)[None]
         if self.config.types and types_BL is None:
+            # Every token has segment 0, so its row is added once for all texts.
             place_1LD = place_1LD + self.types(jnp.zeros_like(positions_L))[None]
         hidden_BLD = self.words(ids_BL) + place_1LD
         if self.config.types and types_BL is not None:
             hidden_BLD = hidden_BLD + self.types(types_BL)
         hidden_BLD = self.norm(hidden_BLD)
+        # MPNet's layers share one bias.
         bias_1HLL = self._bias(ids_BL.shape[1])
         for layer in self.layers:
             hidden_BLD = layer(hidden_BLD, mask_BL, bias_1HLL)
@@ -288,6 +290,7 @@ def canonical(name: str) -> str:
     """Returns a checkpoint's name without the prefix and with the current names of LayerNorm."""
     for prefix in {family.prefix for family in FAMILIES.values()}:
         name = name.removeprefix(prefix)
+    # Checkpoints converted from TensorFlow have its names of these parameters.
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

@@ -83,6 +83,7 @@ def read_head(backbone: Backbone, fields: dict[str, Any]) -> HeadSpec:
             c.norm_bias,
             ("head.dense", "head.norm", "classifier"),
         )
+    # RoBERTa's dense layer is a part of its classifier; BERT's is the pooler.
     names = ("classifier.dense", "", "classifier.out_proj")
     if fields["model_type"] == "bert":
         names = ("pooler.dense", "", "classifier")
@@ -168,6 +169,7 @@ class CrossEncoder:
         ids, types = self._tokenize(pairs)
         logits_N = np.zeros(len(pairs), np.float32)
         batches = list(length_batches([len(row) for row in ids]))
+        # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._score([ids[n] for n in b], [types[n] for n in b]) for b in batches]
         for batch, batch_R in zip(batches, outputs, strict=True):
             logits_N[batch] = jax.device_get(batch_R)[: len(batch)]  # the others are padding
@@ -209,6 +211,7 @@ def load_cross_encoder(name: pathlib.Path | str) -> CrossEncoder:
     _check_modules(folder)
     backbone = read_backbone(fields)
     spec = read_head(backbone, fields)
+    # A tokenizer may accept more tokens than the model has positions.
     longest = min(max_length(folder), backbone.max_length)
     tokenizer = load_tokenizer(folder, backbone)
     return CrossEncoder(

@@ -1,6 +1,6 @@
 """GGUF files: read for their config, and converted once to a Hugging Face folder in a cache.
 
-Each tensor keeps its exact values: float16 and bfloat16 tensors stay what they are, and a quantized
+Each tensor keeps its exact values: float16 and bfloat16 tensors keep their dtype, and a quantized
 tensor, whose values are products of a float16 scale and an integer, becomes float32 (bfloat16 would
 round it to 8 bits, more than some quantizations did). The folder is written under another name and
 renamed, so that it is complete whenever it exists, whichever of several processes wrote it.
@@ -175,8 +175,8 @@ class GGUF:
         gguf_tokenizer.build_tokenizer(tokens).save(str(folder / "tokenizer.json"))
         template = self.fields.get("tokenizer.chat_template")
         length = self.config["max_position_embeddings"]
-        described = gguf_tokenizer.tokenizer_config(tokens, template, length)
-        hf.write_json(folder / "tokenizer_config.json", described)
+        settings = gguf_tokenizer.tokenizer_config(tokens, template, length)
+        hf.write_json(folder / "tokenizer_config.json", settings)
 
     def _entry(
         self, stored: str, name: str, layer: int | None, layout: hf.Layout, bar: tqdm.tqdm
@@ -196,6 +196,7 @@ class GGUF:
 
         tensor = self.tensors[gguf_name(name, layer)]
         value = np.asarray(dequantize(tensor.data, tensor.tensor_type))
+        # llama.cpp reorders these rows for Llama, but not for Qwen.
         if self.fields["general.architecture"] == "llama" and name in ("q_proj", "k_proj"):
             return split_halves(value, self.decoder_config.head_dim)
         return value
@@ -279,10 +280,11 @@ class GGUF:
 
     def _check_tensors(self) -> None:
         """Raises `UserError` unless every tensor is expected, and of its shape and a known type."""
-        expected = {ROPE_FACTORS}
+        known_names = {ROPE_FACTORS}
         for _, name, layer, layout in hf.stored_tensors(self.decoder_config):
             tensor = self._tensor(gguf_name(name, layer))
-            expected.add(tensor.name)
+            known_names.add(tensor.name)
+            # A GGUF file lists the innermost axis first.
             shape = tuple(int(n) for n in reversed(tensor.shape))
             if shape != layout.stored_shape:
                 raise UserError(
@@ -294,7 +296,7 @@ class GGUF:
                     f"{self.path} has {tensor.name} in {tensor.tensor_type.name}, but only "
                     f"{', '.join(TYPES)} are supported: use another quantization"
                 )
-        if extra := sorted(set(self.tensors) - expected):
+        if extra := sorted(set(self.tensors) - known_names):
             raise UserError(
                 f"{self.path} has {extra[0]} and {len(extra) - 1} more tensors that a model of "
                 f"type {self.config['model_type']} has no place for: use another model"
@@ -349,8 +351,8 @@ def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
     The file rotates neighbouring pairs of rows (0, 1), (2, 3), ...; Transformers, and this package,
     rotate row i with row i + head_dim / 2.
     """
-    paired = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return paired.swapaxes(1, 2).reshape(rows.shape)
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
@@ -364,8 +366,8 @@ def llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str
     """
     scaling = RopeScaling("llama3", factor=float(factors.max()))
     plain, _ = frequencies(head_dim, theta, None)
-    scaled, _ = frequencies(head_dim, theta, scaling)
-    if factors.shape != plain.shape or not np.allclose(plain / scaled, factors, rtol=1e-3):
+    llama3, _ = frequencies(head_dim, theta, scaling)
+    if factors.shape != plain.shape or not np.allclose(plain / llama3, factors, rtol=1e-3):
         raise UserError(
             f"{ROPE_FACTORS} of this GGUF file is not the scaling of Llama 3.1 or later: give the "
             "original folder"

@@ -169,6 +169,7 @@ def load_decoder(
         param_dtype=param_dtype or dtype,
     )
     if not head:
+        # A tied decoder has no tensor for its head, so none is read.
         config = dataclasses.replace(config, tie_embeddings=True)
     files = safetensors_io.locate(folder)
     check_tensors(config, files)
@@ -182,12 +183,12 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
       config: the decoder that `config.json` describes.
       files: the file of each tensor, see `safetensors_io.locate`.
     """
-    expected = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
+    config_shapes = {name: layout.stored_shape for name, _, _, layout in stored_tensors(config)}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
         stored_shapes = safetensors_io.shapes_of(path)
         shapes |= {full_name(name): shape for name, shape in stored_shapes.items()}
-    for name, shape in expected.items():
+    for name, shape in config_shapes.items():
         if name not in shapes:
             raise UserError(f"checkpoint lacks {name}: config.json describes another model")
         if shapes[name] != shape:
@@ -195,7 +196,7 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
                 f"checkpoint has {name} of shape {list(shapes[name])}, but config.json asks for "
                 f"{list(shape)}: they belong to different models"
             )
-    extra = sorted(n for n in set(shapes) - set(expected) if not _ignorable(n, config))
+    extra = sorted(n for n in set(shapes) - set(config_shapes) if not _ignorable(n, config))
     if extra:
         raise UserError(
             f"checkpoint has {extra[0]} and {len(extra) - 1} more tensors that config.json "
@@ -227,9 +228,9 @@ def _load_params(config: DecoderConfig, files: dict[str, Path], mesh: Mesh | Non
 
     # The largest first: the host copy of a tensor adds least to the peak while little is loaded.
     order = sorted(flat, key=lambda name: -math.prod(flat[name][0].shape))
-    loaded = {name: load(name) for name in order}
-    layers = {name: loaded.pop(name) for name in per_layer}
-    return loaded | {"layers": layers}
+    params: dict[str, Any] = {name: load(name) for name in order}
+    layers = {name: params.pop(name) for name in per_layer}
+    return params | {"layers": layers}
 
 
 def _sharding(weight: Weight, mesh: Mesh | None) -> Sharding:
@@ -337,6 +338,7 @@ def write_checkpoint(
     copy_tokenizer(tokenizer_folder, partial)
     if folder.exists():
         folder.rmdir()
+    # The last step, so that the folder is complete whenever it exists.
     return partial.rename(folder)
 
 
@@ -398,6 +400,7 @@ def _special_ids(folder: str | Path | None) -> dict[str, Any]:
     ids: dict[str, Any] = {}
     if folder is None:
         return ids
+    # That of Llama 3 lists end tokens for generation that its `config.json` lacks.
     for file in ("generation_config.json", "config.json"):
         path = Path(folder) / file
         raw = json.loads(path.read_text()) if path.is_file() else {}
@@ -411,9 +414,11 @@ def _ids_of_tokens(folder: Path) -> dict[str, Any]:
     if not (config.is_file() and tokens.is_file()):
         return {}
     raw = json.loads(config.read_text())
-    added = {t["content"]: t["id"] for t in json.loads(tokens.read_text()).get("added_tokens", [])}
+    token_ids = {
+        t["content"]: t["id"] for t in json.loads(tokens.read_text()).get("added_tokens", [])
+    }
     names = {key: _content(raw.get(key.removesuffix("_id"))) for key in SPECIAL_IDS}
-    return {key: added[name] for key, name in names.items() if name in added}
+    return {key: token_ids[name] for key, name in names.items() if name in token_ids}
 
 
 def _content(token: Any) -> str | None:

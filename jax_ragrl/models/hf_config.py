@@ -244,8 +244,10 @@ def _check_fields(raw: Mapping[str, Any]) -> None:
 
 def _warn_of_unknown(raw: Mapping[str, Any]) -> None:
     """Names the fields with a value that this reader ignores; Python shows a warning once."""
-    known = READ | HARMLESS | set(ONLY) | {"quantization_config"}
-    unknown = sorted(name for name, value in raw.items() if name not in known and value is not None)
+    known_fields = READ | HARMLESS | set(ONLY) | {"quantization_config"}
+    unknown = sorted(
+        name for name, value in raw.items() if name not in known_fields and value is not None
+    )
     if unknown:
         warnings.warn(
             f"config.json sets {', '.join(unknown)}, unknown here and ignored: if the forward pass "
@@ -301,6 +303,7 @@ def _sliding(raw: Mapping[str, Any], family: Family) -> tuple[int | None, tuple[
             f"config.json lists layer_types {other or len(types)} for {num_layers} layers: "
             "only full_attention and sliding_attention, one per layer, are implemented"
         )
+    # Qwen2.5 publishes a window that is switched off.
     if not family.slides or not raw.get("use_sliding_window") or window is None:
         if "sliding_attention" in types:
             raise UserError("config.json has sliding layers but no use_sliding_window: correct it")
@@ -315,6 +318,7 @@ def to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     """A `config.json` that Transformers 4 and 5 read; `UserError` if no family fits."""
     kind = _kind(config)
     family = FAMILIES[kind]
+    # Version 5 of Transformers still reads these fields of version 4, such as `rope_theta`.
     raw = {
         "architectures": [family.architecture],
         "model_type": kind,
@@ -339,6 +343,7 @@ def to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 def _kind(config: DecoderConfig) -> str:
     for kind, family in FAMILIES.items():
+        # The config of Llama has no fields for sliding layers.
         same = (family.qkv_bias, family.qk_norm) == (config.qkv_bias, config.qk_norm)
         if same and (family.slides or not config.sliding_layers):
             return kind

@@ -74,6 +74,7 @@ def config_from_hf(fields: dict[str, Any]) -> ModernBertConfig:
             f"with one of {', '.join(ACTIVATIONS)}"
         )
     try:
+        # The defaults are those of Transformers: a file may omit the fields.
         return ModernBertConfig(
             vocab=fields["vocab_size"],
             width=fields["hidden_size"],
@@ -157,11 +158,13 @@ class Layer(nnx.Module):
           float32 `[B, L, D]`.
         """
         h_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
+        # One matrix holds query, key and value of all heads, in this order.
         qkv_BL3HF = self.qkv(h_BLD).reshape(*x_BLD.shape[:2], 3, self.heads, -1)
         query, key, value = (qkv_BL3HF[:, :, i] for i in range(3))
         query, key = apply_rope(query, rope), apply_rope(key, rope)
         attention = jax.nn.dot_product_attention(query, key, value, mask=mask)
         x_BLD = x_BLD + self.attention_out(attention.reshape(x_BLD.shape))
+        # The first half goes through the activation, and the second one multiplies it.
         value, gate = jnp.split(self.up(self.hidden_norm(x_BLD)), 2, axis=-1)
         return x_BLD + self.down(ACTIVATIONS[self.activation](value) * gate)
 
@@ -190,9 +193,11 @@ class ModernBert(nnx.Module):
         """
         del types_BL
         c, at_1L = self.config, jnp.arange(ids_BL.shape[1])[None]
+        # Tables depend on the length alone, so all layers of a kind share them.
         ropes = [rope_tables(at_1L, c.width // c.heads, base, None) for base in c.bases]
         near_1LL = jnp.abs(at_1L[:, :, None] - at_1L[:, None, :]) <= c.reach
         mask_B11L = mask_BL[:, None, None, :]
+        # By `is_sliding`: every token of the text, or those within the window on both sides.
         masks = (mask_B11L, mask_B11L & near_1LL[:, None])
         x_BLD = self.norm(self.words(ids_BL))
         for layer, is_sliding in zip(self.layers, c.sliding, strict=True):

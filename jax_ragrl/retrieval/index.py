@@ -344,23 +344,24 @@ def run_index(
     # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
-    out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=out):
-        pass  # fail now if the folder is not writable, before the corpus is read
+    out = _writable_folder(out)
     corpus = load_corpus(corpus_path, folder=out / PASSAGES)
     start = time.perf_counter()
     passage_encoder = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
     seconds = round(time.perf_counter() - start, 2)
-    return {
-        "corpus": corpus.fingerprint,
-        "encoder": encoder,
-        "kind": kind,
-        "count": len(corpus),
-        "dimension": retriever.encoder.dimension,
-        "seconds": seconds,
-        **({"search": read_description(out)["search"]} if recall else {}),
-        "duplicates": report_duplicates(corpus, near_duplicates),
-        **describe_quality(retriever, questions, corpus),
-    }
+    report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}
+    report |= {"count": len(corpus), "dimension": retriever.encoder.dimension, "seconds": seconds}
+    if recall:
+        report["search"] = read_description(out)["search"]
+    report["duplicates"] = report_duplicates(corpus, near_duplicates)
+    return report | describe_quality(retriever, questions, corpus)
+
+
+def _writable_folder(path: pathlib.Path | str) -> pathlib.Path:
+    """Creates a folder and returns its path; raises `OSError` if it is not writable."""
+    folder = pathlib.Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # fail now if the folder is not writable, before the corpus is read
+    return folder

@@ -169,15 +169,7 @@ def build_surroundings(
       load: loads models; by default a new `shared_loader`.
     """
     corpus, questions, world = data
-    # Each process answers the requests of its questions, on its local devices.
-    load_frozen = functools.partial(
-        load_llm,
-        world=world,
-        style=job.recipe.system.style,
-        shapes=job.shapes,
-        mesh=local_mesh(mesh),
-        load=load or shared_loader(),
-    )
+    load_frozen = _frozen_loader(job, world, mesh, load or shared_loader())
     # Before the index: all processes load the model together, but build the index one by one.
     language_model = load_frozen(job.llm) if llm is None else llm
     if retriever is None:
@@ -193,6 +185,21 @@ def build_surroundings(
         tokenizer=tokenizer,
         # Without a judge the rewards use the metric of the recipe.
         judge=load_frozen(job.judge) if job.judge.kind != "none" else None,
+    )
+
+
+def _frozen_loader(
+    job: Job, world: worlds.World | None, mesh: Mesh | None, load: PolicyLoader
+) -> Callable[[Any], FrozenLLM]:
+    """Returns the function that loads a frozen language model of a run from its config."""
+    # Each process answers the requests of its questions, on its local devices.
+    return functools.partial(
+        load_llm,
+        world=world,
+        style=job.recipe.system.style,
+        shapes=job.shapes,
+        mesh=local_mesh(mesh),
+        load=load,
     )
 
 
@@ -273,7 +280,7 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
     if data.files is not None:
         files = data.files
         names = f"{files.train},{files.dev},{files.test}".split(",")
-        # The first process downloads what is on the Hub; the others find it in the cache.
+        # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
             "train": tuple(load_mixture(files.train, files.max_train_per_file)),

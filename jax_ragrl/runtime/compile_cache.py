@@ -70,6 +70,6 @@ def enable_compile_cache(folder: pathlib.Path, *, also_cpu: bool = False) -> Non
         seconds what other devices compile in minutes, and does not always accept a program that it
         compiled itself (jax-ml/jax issue 38445).
     """
-    configured = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if not configured and (also_cpu or jax.default_backend() != "cpu"):
+    user_cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not user_cache and (also_cpu or jax.default_backend() != "cpu"):
         jax.config.update("jax_compilation_cache_dir", str((folder / "compiled").resolve()))

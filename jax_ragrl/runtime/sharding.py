@@ -233,10 +233,10 @@ def replicate(tree: Any, mesh: Mesh | None) -> Any:
     """Places every array of a tree, or random key, whole on every device of a mesh."""
     if mesh is None:
         return jax.device_put(tree)
-    replicated = NamedSharding(mesh, PartitionSpec())
+    sharding = NamedSharding(mesh, PartitionSpec())
     if mesh.is_multi_process:
-        return _put_on_all_hosts(tree, lambda _: replicated)
-    return jax.device_put(tree, replicated)
+        return _put_on_all_hosts(tree, lambda _: sharding)
+    return jax.device_put(tree, sharding)
 
 
 def shard_batch(tree: Any, mesh: Mesh | None) -> Any:
@@ -281,10 +281,10 @@ def _put_on_all_hosts(tree: Any, sharding: Callable[[Any], NamedSharding]) -> An
         checksums.append(zlib.crc32(host.tobytes()))
         return jax.make_array_from_callback(host.shape, sharding(host), lambda index: host[index])
 
-    placed = jax.tree.map(put, tree)
+    arrays = jax.tree.map(put, tree)
     total = np.uint32(zlib.crc32(repr(checksums).encode()))
     multihost_utils.assert_equal(total, "the processes of this run have different numbers")
-    return placed
+    return arrays
 
 
 def local_mesh(mesh: Mesh | None) -> Mesh | None:

@@ -161,11 +161,9 @@ def pad_prompts(
       automaton: of the action regex of the jobs, on the host; None without one.
     """
     ids = np.zeros((batch, length), np.int32)
-    seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
     for row, jobs in enumerate(prompts):
         ids[row, : len(jobs[0].ids)] = jobs[0].ids
-        seeds[row, : len(jobs)] = [job.seed for job in jobs]
-        siblings[row, : len(jobs)] = np.arange(width)
+    seed_BW, sibling_BW = _row_keys(prompts, batch, copies, width)
 
     def column(values: Callable[[SamplingJob], Any], dtype: Any) -> np.ndarray:
         out = np.zeros(batch, dtype)
@@ -175,8 +173,8 @@ def pad_prompts(
     return Prompts(
         ids_BP=ids,
         length_B=column(lambda j: len(j.ids), np.int32),
-        seed_BW=np.repeat(seeds, width, axis=1),
-        sibling_BW=siblings.reshape(batch, -1).astype(np.int32),
+        seed_BW=seed_BW,
+        sibling_BW=sibling_BW,
         temperature_B=column(lambda j: j.temperature, np.float32),
         top_p_B=column(lambda j: j.top_p, np.float32),
         limit_B=column(lambda j: j.limit, np.int32),
@@ -184,6 +182,17 @@ def pad_prompts(
             None if automaton is None else column(lambda j: _first_state(automaton, j), np.int32)
         ),
     )
+
+
+def _row_keys(
+    prompts: Sequence[Sequence[SamplingJob]], batch: int, copies: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the seed and the sibling number of each row, `[B, W]`; siblings are -1 on padding."""
+    seeds, siblings = np.zeros((batch, copies), np.uint32), np.full((batch, copies, width), -1)
+    for row, jobs in enumerate(prompts):
+        seeds[row, : len(jobs)] = [job.seed for job in jobs]
+        siblings[row, : len(jobs)] = np.arange(width)
+    return np.repeat(seeds, width, axis=1), siblings.reshape(batch, -1).astype(np.int32)
 
 
 def _first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of, replicate
@@ -17,6 +18,7 @@ from jax_ragrl.sampling.grouping import Chunk, batch_jobs, pad_prompts
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
 from jax_ragrl.sampling.jobs import Shapes as Shapes
+from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # For every job, its rows.
@@ -107,32 +109,41 @@ def _prompt_batch(
     prompts = [[jobs[draw[0]] for draw in draws] for draws in chunk.prompts]
     firsts = [prompt[0] for prompt in prompts]
     # All jobs of a batch have the same grammar and stop strings, see `batch_jobs`.
-    allowed_V = tokenizer.allowed_tokens(firsts[0].allowed_token_regex)
-    stop_SV = tokenizer.stop_transitions(firsts[0].stop_strings)
     regex = firsts[0].action_regex
     automaton = tokenizer.automaton(regex) if regex else None
     return PromptBatch(
         model=model,
         prompts=pad_prompts(
-            prompts,
-            chunk.length,
-            chunk.size,
-            width=width,
-            copies=chunk.copies,
-            automaton=automaton,
+            prompts, chunk.length, chunk.size, width=width, copies=chunk.copies, automaton=automaton
         ),
-        grammar=Grammar(
-            stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
-            allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
-            stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
-            automaton=None if automaton is None else replicate(automaton, mesh),
-        ),
+        grammar=_grammar(tokenizer, firsts[0], automaton, mesh),
         slots=shapes.cache_sizes_for(max(job.limit for job in firsts)),
         sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
         use_top_p=any(job.top_p < 1 for job in firsts),
         # A check for early stopping makes the host wait on a GPU only.
         stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
         mesh=mesh,
+    )
+
+
+def _grammar(
+    tokenizer: ChatTokenizer, job: SamplingJob, automaton: TokenAutomaton | None, mesh: Mesh | None
+) -> Grammar:
+    """Returns the grammar of a job on the devices.
+
+    Args:
+      tokenizer: supplies masks and stop ids.
+      job: any job of the batch.
+      automaton: of its action regex, on the host.
+      mesh: the devices.
+    """
+    allowed_V = tokenizer.allowed_tokens(job.allowed_token_regex)
+    stop_SV = tokenizer.stop_transitions(job.stop_strings)
+    return Grammar(
+        stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
+        allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
+        stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
+        automaton=None if automaton is None else replicate(automaton, mesh),
     )
 
 

@@ -2,8 +2,8 @@
 
 `outlines-core` compiles the expression to an automaton over bytes; every token then walks its own
 bytes from every state. A table of states and tokens would be large (200 states of 151,936 tokens:
-58 MiB), but most tokens behave alike: tokens with equal columns share one *class*, and the table
-has a column per class.
+58 MiB), but most tokens behave in the same way: tokens with equal columns share one *class*, and
+the table has a column per class.
 
 The language is one of whole actions: a stop token is allowed exactly in accepting states. A token
 also has a *cost*: the fewest tokens, itself included, that finish the action through it. A sampler

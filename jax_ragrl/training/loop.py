@@ -10,6 +10,7 @@ import pathlib
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -92,17 +93,12 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             clock.lap("time/train_s")
             # 3. Metrics and evaluation. Credit is undefined if no leaf is reachable.
             credit_N = np.where(weight_N > 0, credit_N, np.nan)
-            metrics |= describe_rollout(forest, credit_N, job.recipe.reward_terms) | clock.laps
-            metrics |= expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
+            metrics |= rollout_metrics(job, forest, credit_N, roles) | clock.laps
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor)
-            saved_trees = None
-            if step % job.run.save_trees_every == 0 or last:
-                count = job.run.trees_per_save
-                saved_trees = trees(forest, credit_N, count, tokenizer=parts.tokenizer)
-            log.write(step + 1, metrics, saved_trees)
+            log.write(step + 1, metrics, _saved_trees(job, parts, forest, credit_N, step))
             # 4. Stop a diverging run, or save.
             monitor.check_metrics(metrics)
             if last:
@@ -113,6 +109,30 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             if stop and not last:
                 raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
+
+
+def rollout_metrics(
+    job: Job, forest: Forest, credit_N: np.ndarray, roles: Sequence[str]
+) -> dict[str, float]:
+    """Returns the metrics of the rollouts of a step.
+
+    Args:
+      job: the run's config.
+      forest: the rollouts.
+      credit_N: the credit of each node, NaN if it is undefined.
+      roles: the roles that the step trains.
+    """
+    metrics = describe_rollout(forest, credit_N, job.recipe.reward_terms)
+    return metrics | expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
+
+
+def _saved_trees(
+    job: Job, parts: Components, forest: Forest, credit_N: np.ndarray, step: int
+) -> list[dict[str, Any]] | None:
+    """Returns the first trees of a step for the log, or None if the log has none of this step."""
+    if step % job.run.save_trees_every != 0 and step + 1 != job.run.steps:
+        return None
+    return trees(forest, credit_N, job.run.trees_per_save, tokenizer=parts.tokenizer)
 
 
 def _start_or_resume(

@@ -140,7 +140,7 @@ def _without_thoughts(
 def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:
     """Returns a reply with the required start.
 
-    A reply without it is taken for the continuation, unless it is a valid action by itself.
+    A reply without it is taken for the continuation, unless it is a valid action on its own.
     """
     if isinstance(reply, EffectError) or reply.strip().startswith(start):
         return reply

@@ -254,6 +254,7 @@ def train_supervised(
         if checkpoints.latest() is not None:
             start, state, _ = checkpoints.restore_newest(policy.state)
             policy = policy._replace(state=state)
+        # Later rows belong to steps that are now repeated.
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
         rest = itertools.islice(data, start, steps)
@@ -283,6 +284,7 @@ def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) 
     tokenizer.save(out / "tokenizer")
     # bfloat16 is the dtype of published models, and half the size on disk.
     save_decoder(plain, out / "checkpoint", out / "tokenizer", dtype="bfloat16")
+    # Last: a run that stops before the model is written resumes from this folder.
     shutil.rmtree(out / "unfinished")
 
 

@@ -4,7 +4,7 @@ Two kinds of stages share one code path. *Skills*: the teacher's careful rollout
 worlds, with few passages per search at first. *Rejection sampling* (Chen et al. 2025, section 5.2):
 the trees of a careless teacher, of which only actions on paths to a correct answer are retained.
 
-Besides the roles of the system, the decoder learns the tasks of a frozen language model
+In addition to the roles of the system, the decoder learns the tasks of a frozen language model
 (`reader_rows.py`): to write a roadmap, to answer from documents, and to know the famous facts of
 one world by heart.
 """
@@ -353,6 +353,7 @@ def exact_fraction(
     """
     hits: dict[str, list[bool]] = collections.defaultdict(list)
     fitting = [e for e in examples if len(e.prompt) + len(e.target) <= length]
+    # Full chunks alone: a smaller one would compile a second program.
     for start in range(0, len(fitting) - 31, 32):
         chunk = fitting[start : start + 32]
         correct = _all_correct(graph, params, chunk, length)
@@ -396,6 +397,7 @@ def warm_up(config: Warmup, task: WarmupTask, out: pathlib.Path) -> dict[str, An
     step = jax.jit(functools.partial(sft_step, graph, transform), donate_argnums=0)
     log = _Log(config, out / "warmup.jsonl")
     known_world = generate(config.known_world_seed)
+    # The last world of the range in `example_stream`, too far for a stage to reach.
     held_out = world_examples(task, tokenizer, config.stages[-1], known_world, 999_999)
     for stage in config.stages:
         data = batches(example_stream(task, tokenizer, stage, known_world), config)
@@ -439,6 +441,7 @@ class _Log:
 
     def write(self, exact: dict[str, float]) -> None:
         self.check()
+        # Fetched here only: a fetch per step would let the devices wait for the host.
         recent = jax.device_get(list(self._recent))
         names = sorted(recent[0].keys() - {"skipped", "not_finite"})
         means = {k: round(float(np.mean([m[k] for m in recent])), 4) for k in names}

@@ -161,11 +161,6 @@ class MMOARAG:
         """The roles of the modules that are on, which share one policy."""
         sampling = functools.partial(Sampling, self.temperature, self.top_p)
         selection = functools.partial(parse_selection, word=self.document_word)
-        # The mask admits numbers with as many digits as the last document has. One token may join
-        # neighboring pieces of a selection: some tokenizers have one for `,Document`.
-        word = re.escape(self.document_word)
-        digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
-        mask = f",|,?{word}(?:{digits})?|{digits},?"
         tokens = sampling(self.selector_max_tokens)
         roles = {
             "QR": Role(
@@ -178,7 +173,7 @@ class MMOARAG:
                 SELECTOR,
                 selection,
                 tokens,
-                allowed_token_regex=mask,
+                allowed_token_regex=self._selection_mask(),
                 action_regex=selection_regex(self.document_word, self.top_k),
             ),
             "G": Role(
@@ -190,6 +185,14 @@ class MMOARAG:
         }
         active = self.modules.split("+")
         return {role.name: role for module, role in roles.items() if module in active}
+
+    def _selection_mask(self) -> str:
+        """Returns the regular expression of the tokens that the selector may write."""
+        # The mask admits numbers with as many digits as the last document has. One token may join
+        # neighboring pieces of a selection: some tokenizers have one for `,Document`.
+        word = re.escape(self.document_word)
+        digits = f"[0-9]{{1,{len(str(self.top_k - 1))}}}"
+        return f",|,?{word}(?:{digits})?|{digits},?"
 
     def start(self, question: Question) -> State:
         """Returns the state before the rewriter, or before the search without one."""

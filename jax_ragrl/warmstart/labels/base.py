@@ -31,6 +31,7 @@ from jax_ragrl.warmstart.demos import Demo
 from jax_ragrl.warmstart.expert_pool import conversation
 from jax_ragrl.warmstart.labels.gold import Evidence
 
+# The labelers by the names of their systems: a new one is one file.
 LABELERS = tuple(
     m.name for m in pkgutil.iter_modules(labels.__path__) if m.name not in ("base", "gold")
 )
@@ -124,6 +125,7 @@ def label_demos(
     Raises:
       EffectError: a search for all questions failed.
     """
+    # A planner acts before any search, but its label depends on the passages of one.
     hits = search_all(retriever, [q.text for q in questions], system.top_k)
     known_ids: frozenset[str] = frozenset()
     if llm is not None and labeler.reads_known:
@@ -132,6 +134,7 @@ def label_demos(
         q.id: Evidence(q, h.passages, q.id in known_ids)
         for q, h in zip(questions, hits, strict=True)
     }
+    # A demonstration needs the messages of a prompt; an action holds only its ids.
     recorder = RecordingSampler(LabelSampler(labeler, evidence, tokenizer))
     environment = Environment(recorder, retriever, Silence())
     forest = collect(system, single_chain, questions, environment)
@@ -170,6 +173,7 @@ def _valid_actions(
             chat=system.roles[record.role].as_chat_turns,
         )
         for record in forest.records
+        # An empty label does not parse, and so gives no demonstration.
         if record.action is not None and not record.parse_error
     )
     return list(dict.fromkeys(demos))
