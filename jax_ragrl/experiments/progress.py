@@ -19,7 +19,7 @@ class Stage(NamedTuple):
 
     Fields:
       name: its name in a line.
-      minutes: its duration on two cores; only the ratios between stages matter.
+      minutes: its estimated duration on two cores; only the ratios between stages matter.
       done: returns the finished fraction, 0 to 1, from the files of the work folder.
     """
 

@@ -80,7 +80,7 @@ def real_quickstart(
 
 
 def stages(steps: int) -> tuple[Stage, ...]:
-    """Returns the stages of a run with their minutes on two cores.
+    """Returns the stages of a run with their estimated minutes on two cores.
 
     Args:
       steps: the number of training steps.
