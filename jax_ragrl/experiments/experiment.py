@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.report.build import build_report
+from jax_ragrl.rollout.policy import SamplerModels
+from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
@@ -27,11 +30,14 @@ from jax_ragrl.types import Question
 def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains a system and compares it with its warm start, Standard RAG and direct answering.
 
-    Parts that already exist in `workdir` are resumed.
+    If the system selects a strategy per question, each strategy is also evaluated alone, with the
+    policy before and after training. Parts that already exist in `workdir` are resumed.
 
     Returns:
       The content of `summary.json`. Scores are in percent, on the same held-out questions: the
-      recipe's metric or, if there is a judge, the judge's verdict.
+      recipe's metric or, if there is a judge, the judge's verdict. `gain` is over the best row that
+      needs no reinforcement learning, `gain_over_fixed` over the best fixed strategy of the trained
+      policy.
 
     Raises:
       UserError: the environment failed on every held-out question.
@@ -41,16 +47,52 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     questions = components.questions["test"][: job.run.test_questions]
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
-    models = acting_models(train(job, components, workdir))
-    after = evaluate_models(job, components, models, questions)
+    models = acting_models(train(with_first_evaluation(job), components, workdir))
+    runs = evaluations(job, components, models, questions, "trained")
+    after = {row: run_evaluation() for row, run_evaluation in runs.items()}
     # Raises before anything is written, so that a repeated call evaluates again.
-    after.check_answered()
+    for result in after.values():
+        result.check_answered()
     summary = summarize(job, components, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - start, 1)
+    rows = {name: result_row(result) for name, result in after.items()}
     # "asked" identifies the questions, so that `ragrl trials --baseline` compares only equal ones.
-    trained_row = {"asked": fingerprint(questions), **result_row(after)}
+    trained_row = {"asked": fingerprint(questions), **rows.pop("trained"), "fixed": rows}
     on_process_zero(lambda: write_results(workdir, trained_row, summary))
     return summary
+
+
+def with_first_evaluation(job: Job) -> Job:
+    """Returns the job with an evaluation on dev questions before the first step."""
+    return dataclasses.replace(job, run=dataclasses.replace(job.run, eval_before_training=True))
+
+
+def evaluations(
+    job: Job,
+    components: Components,
+    models: SamplerModels,
+    questions: tuple[Question, ...],
+    name: str,
+) -> dict[str, Callable[[], Result]]:
+    """Returns the evaluations of policies as they are, and with each fixed strategy.
+
+    Args:
+      job: the job of the run.
+      components: retriever, language models and judge.
+      models: split decoders by the name of their policy.
+      questions: held-out questions.
+      name: the name of the row of the policies as they are.
+
+    Returns:
+      Evaluations by row: `name`, and `name: always STRATEGY` per fixed strategy of the system.
+    """
+    strategies = job.recipe.fixed_strategies if job.run.fixed_strategies else {}
+    systems = {name: None} | {f"{name}: always {key}": system for key, system in strategies.items()}
+
+    def evaluation(system: System | None) -> Callable[[], Result]:
+        return lambda: evaluate_models(job, components, models, questions, system)
+
+    return {row: evaluation(system) for row, system in systems.items()}
 
 
 def write_results(
@@ -86,25 +128,41 @@ def evaluate_baselines(
       UserError: the environment failed on every question of a system.
     """
     # One process reads for all: with different views of the folder, hosts would diverge here.
-    rows = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else None)
-    if rows is not None:
-        return rows
+    rows = on_process_zero(lambda: json.loads(file.read_text("utf-8")) if file.exists() else {})
+    for name, run_evaluation in baselines(job, components, questions).items():
+        if name in rows:
+            continue
+        result = run_evaluation()
+        # A system without any answer must not be stored: its score would never be measured again.
+        result.check_answered()
+        rows[name] = result_row(result)
+        # After each system, so that an interrupted run repeats one at most.
+        on_process_zero(lambda: write_json(file, rows))
+    return rows
+
+
+def baselines(
+    job: Job, components: Components, questions: tuple[Question, ...]
+) -> dict[str, Callable[[], Result]]:
+    """Returns the evaluations of all systems that need no training, by row.
+
+    Args:
+      job: the job of the run.
+      components: models and data of the job, with the initial policies.
+      questions: held-out questions.
+    """
     style = job.run.baseline_style
-    standard_rag, direct_answer = StandardRAG(style, job.recipe.system.top_k), direct(style)
     # `evaluate` grades all answers of a system together, which needs fewer requests to the judge.
     environment = components.environment(NoSampler())._replace(judge=None)
-    judge = components.judge
-    results = {
-        "direct": evaluate(direct_answer, questions, environment, judge=judge),
-        "standard_rag": evaluate(standard_rag, questions, environment, judge=judge),
-        "warm_start": evaluate_models(job, components, components.models(), questions),
+
+    def evaluation(system: System) -> Callable[[], Result]:
+        return lambda: evaluate(system, questions, environment, judge=components.judge)
+
+    return {
+        "direct": evaluation(direct(style)),
+        "standard_rag": evaluation(StandardRAG(style, job.recipe.system.top_k)),
+        **evaluations(job, components, components.models(), questions, "warm_start"),
     }
-    # A system without any answer must not be stored: its score would never be measured again.
-    for result in results.values():
-        result.check_answered()
-    rows = {name: result_row(result) for name, result in results.items()}
-    on_process_zero(lambda: write_json(file, rows))
-    return rows
 
 
 def result_row(result: Result) -> dict[str, Any]:
@@ -117,7 +175,7 @@ def summarize(
     job: Job,
     components: Components,
     before: dict[str, Any],
-    after: Result,
+    after: Mapping[str, Result],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
     """The summary of an experiment, as JSON values.
@@ -126,32 +184,52 @@ def summarize(
       job: the job of the run.
       components: models and data of the job.
       before: rows of `evaluate_baselines`.
-      after: result of the trained policy on the same questions.
+      after: results of the trained policy on the same questions, see `evaluations`.
       workdir: folder of the run.
     """
     # With a judge, its verdict is the headline score.
     metric = job.recipe.metric if components.judge is None else "judge"
-    accuracy = {name: row[metric] for name, row in before.items()}
+    rows = {name: result_row(result) for name, result in after.items()}
+    trained = rows.pop("trained")
     # Gains are paired by question, which removes the variance between questions.
     warm = before["warm_start"]["scores"]
-    gains = {name: paired_gain(warm[name], scores) for name, scores in after.scores.items()}
-    total = sum(after.strategies.values())
+    gains = {name: paired_gain(warm[name], scores) for name, scores in trained["scores"].items()}
+    total = sum(trained["strategies"].values())
+    # The trained policy is last, beside its fixed strategies.
+    all_rows = {**before, **rows, "trained": trained}
     return {
         "steps": job.run.steps,
         "seed": job.seed,
-        "questions": len(after.scores[metric]),
+        "questions": len(trained["scores"][metric]),
         "metric": f"{METRIC_NAMES.get(metric, metric)}, percent",
         "reader": components.llm.name,
-        "accuracy": {**accuracy, "trained": after.summary()[metric]},
-        "gain": {"over": "warm_start", **gains[metric]},
+        "accuracy": {name: row[metric] for name, row in all_rows.items()},
+        "gain": gain_over_best(before, trained, metric),
+        "gain_over_warm_start": {"over": "warm_start", **gains[metric]},
+        **({"gain_over_fixed": gain_over_best(rows, trained, metric)} if rows else {}),
         "gains": gains,
-        "strategy_share": {k: round(n / total, 4) for k, n in sorted(after.strategies.items())},
-        "ended": dict(after.finish_reasons),
-        "costs": {name: row["costs"] for name, row in before.items()}
-        | {"trained": after.summary()["costs"]},
+        "strategy_share": {
+            k: round(n / total, 4) for k, n in sorted(trained["strategies"].items())
+        },
+        "ended": trained["ended"],
+        "costs": {name: row["costs"] for name, row in all_rows.items()},
         "checkpoint": str(workdir / "checkpoints" / str(job.run.steps)),
         "report": str(workdir / "report.html"),
     }
+
+
+def gain_over_best(
+    rows: Mapping[str, dict[str, Any]], trained: Mapping[str, Any], metric: str
+) -> dict[str, Any]:
+    """Returns the gain of the trained policy over the best of some rows, see `paired_gain`.
+
+    Args:
+      rows: rows of `result_row` by name; the best one has the highest score.
+      trained: the row of the trained policy on the same questions.
+      metric: the metric of the comparison.
+    """
+    best = max(rows, key=lambda name: rows[name][metric] or 0.0)
+    return {"over": best, **paired_gain(rows[best]["scores"][metric], trained["scores"][metric])}
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float] | np.ndarray) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import threading
@@ -36,6 +37,24 @@ def rows_of(file: str, total: int) -> Callable[[pathlib.Path], float]:
 def exists(file: str) -> Callable[[pathlib.Path], float]:
     """Returns 1 if the work folder has a file, otherwise 0."""
     return lambda folder: float((folder / file).exists())
+
+
+def keys_of(file: str, total: int) -> Callable[[pathlib.Path], float]:
+    """Returns the fraction of `total` keys that a JSON object of the work folder has."""
+
+    def done(folder: pathlib.Path) -> float:
+        path = folder / file
+        keys = len(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 0
+        return min(1.0, keys / total)
+
+    return done
+
+
+def training_of(folder: str, total: int) -> Callable[[pathlib.Path], float]:
+    """Returns the fraction of about `total` supervised steps; 1 if there is a checkpoint."""
+    steps, complete = rows_of(f"{folder}/metrics.jsonl", total), exists(f"{folder}/checkpoint")
+    # Without a checkpoint something is left to do, even if the number of steps was too low.
+    return lambda workdir: complete(workdir) or min(steps(workdir), 0.99)
 
 
 def remaining(stages: tuple[Stage, ...], workdir: pathlib.Path) -> tuple[float, str]:

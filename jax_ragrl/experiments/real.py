@@ -19,7 +19,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.experiments.experiment import paired_gain, quickstart, result_row
-from jax_ragrl.experiments.progress import Stage, TimeLeft, exists, rows_of
+from jax_ragrl.experiments.progress import (
+    Stage,
+    TimeLeft,
+    exists,
+    keys_of,
+    rows_of,
+    training_of,
+)
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.report.build import build_report
 from jax_ragrl.run.components import build_components
@@ -31,6 +38,7 @@ from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import WriterConfig, make_demos
 
 WRITER = WriterConfig("labels:answer")
+DEMOS_PER_QUESTION = 2  # about: one of the selector and one of the generator
 
 
 def real_quickstart(
@@ -53,13 +61,14 @@ def real_quickstart(
     """
     start = load_job(values)
     resolve_model(start.policy, weights=False)  # before the work of minutes
-    with TimeLeft(stages(start.run.steps), workdir):
+    run = load_warm_start({**warm_values, "policy": start.policy, "seed": start.seed})
+    warm_steps = -(-questions * DEMOS_PER_QUESTION // run.batch_size)
+    with TimeLeft(stages(start.run.steps, warm_steps), workdir):
         # 1. Labels of the questions of the warm start, and of all questions.
         few, all_demos = workdir / "demos.jsonl", workdir / "demos-all.jsonl"
         make_demos(values, few, WRITER, questions)
         make_demos(values, all_demos, WRITER, 0)
         # 2. The warm start.
-        run = load_warm_start({**warm_values, "policy": start.policy, "seed": start.seed})
         warm = _trained_on(run, few, workdir / "warm")
         # 3. to 5. Baselines, training and evaluation.
         job = claim_workdir({**values, "policy": str(warm)}, workdir)
@@ -79,19 +88,20 @@ def real_quickstart(
     return summary
 
 
-def stages(steps: int) -> tuple[Stage, ...]:
+def stages(steps: int, warm_steps: int) -> tuple[Stage, ...]:
     """Returns the stages of a run with their estimated minutes on two cores.
 
     Args:
       steps: the number of training steps.
+      warm_steps: the number of supervised steps of the warm start.
     """
     return (
-        Stage("index and demonstrations", 4.0, exists("demos-all.jsonl")),
-        Stage("warm start", 8.0, exists("warm/checkpoint")),
-        Stage("baselines", 10.0, exists("baselines.json")),
+        Stage("index and demonstrations", 3.0, exists("demos-all.jsonl")),
+        Stage("warm start", 0.7 * warm_steps, training_of("warm", warm_steps)),
+        Stage("baselines", 10.0, keys_of("baselines.json", 3)),
         Stage("training", 0.6 * steps, rows_of("metrics.jsonl", steps)),
         Stage("evaluation", 4.5, exists("trained.json")),
-        Stage("supervised alternative", 0.6 * steps, exists("supervised/checkpoint")),
+        Stage("supervised alternative", 0.6 * steps, training_of("supervised", steps)),
         Stage("its evaluation", 4.5, exists("supervised.json")),
     )
 
@@ -111,7 +121,9 @@ def equal_time_steps(workdir: pathlib.Path) -> int:
     """
     rows = list(read_rows(workdir / "metrics.jsonl"))
     training = sum(
-        row["time/rollout_s"] + row["time/train_s"] - row["time/compile_s"] for row in rows
+        row["time/rollout_s"] + row["time/train_s"] - row["time/compile_s"]
+        for row in rows
+        if "time/rollout_s" in row  # not the evaluation before training
     )
     seconds = [row["time/step_s"] for row in read_rows(workdir / "warm" / "metrics.jsonl")]
     usual = sorted(seconds)[len(seconds) // 2]

@@ -38,6 +38,7 @@ ROWS = {
     "standard_rag": "the frozen model with one search (standard RAG)",
     "warm_start": "this system before training",
     "trained": "this system after training",
+    "supervised": "this system, trained on labels for the same time",
 }
 
 
@@ -308,7 +309,7 @@ def result_lines(workdir: Path) -> list[str]:
 def _compared(summary: Mapping[str, Any]) -> list[str]:
     gain, scores = summary["gain"], summary["accuracy"]
     (low, high), metric = gain["ci95"], summary["metric"].removesuffix(", percent")
-    rows = [f"| {label} | {_percent(scores[name])} |" for name, label in ROWS.items()]
+    rows = [f"| {row_label(name)} | {_percent(score)} |" for name, score in scores.items()]
     return [
         f"{metric} on {summary['questions']} held-out questions after {summary['steps']} training "
         "steps, greedy decoding:",
@@ -317,9 +318,15 @@ def _compared(summary: Mapping[str, Any]) -> list[str]:
         "|---|---|",
         *rows,
         "",
-        f"Gain over the system before training: {_percent(gain['mean'])} points, 95 % interval "
+        f"Gain over {row_label(gain['over'])}: {_percent(gain['mean'])} points, 95 % interval "
         f"{_percent(low)} to {_percent(high)} (bootstrap over {gain['pairs']} paired questions).",
     ]
+
+
+def row_label(row: str) -> str:
+    """Describes a row of the summary, such as `warm_start` or `trained: always Planning`."""
+    name, colon, strategy = row.partition(":")
+    return ROWS.get(name, name) + colon + strategy
 
 
 def _percent(value: float | None) -> str:

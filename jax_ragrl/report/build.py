@@ -196,11 +196,21 @@ def accuracy(summary: Mapping[str, Any]) -> Markup | None:
     """A bar chart with one bar per system."""
     values, unit = summary.get("accuracy") or {}, percent(summary)
     bars = [
-        charts.Bar(SYSTEMS.get(key, key), unit * float(value), key == "trained")
+        charts.Bar(system_title(key), unit * float(value), key == "trained")
         for key, value in values.items()
         if is_number(value)
     ]
     return charts.bar_chart(bars) if bars else None
+
+
+def system_title(row: str) -> str:
+    """The title of a row of the summary, such as `warm_start` or `trained: always Planning`."""
+    name, colon, strategy = row.partition(":")
+    return SYSTEMS.get(name, name) + colon + strategy
+
+
+def _lower_first(title: str) -> str:
+    return title[:1].lower() + title[1:]
 
 
 def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -214,7 +224,7 @@ def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "mean": f"{mean:+.1f}",
         "ci": f"{low:+.1f} to {high:+.1f}",
-        "over": SYSTEMS.get(over, over).lower() if over else "",
+        "over": _lower_first(system_title(over)) if over else "",
         "picture": charts.interval_chart(mean, low, high),
     }
 
@@ -364,8 +374,7 @@ def costs(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not columns:
         return None
     rows = [
-        (SYSTEMS.get(name, name), [_cell(row.get(c)) for c in columns])
-        for name, row in table.items()
+        (system_title(name), [_cell(row.get(c)) for c in columns]) for name, row in table.items()
     ]
     return {"columns": [c.replace("_", " ") for c in columns], "rows": rows}
 

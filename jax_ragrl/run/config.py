@@ -110,8 +110,12 @@ class Run:
         machines; see `rollout.pipelining`.
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
+      eval_before_training: whether the policies are also evaluated before the first step, as step
+        0 of the metrics. `quickstart` and `trials` always do it.
       dev_questions: the number of dev questions per evaluation.
       test_questions: the number of test questions before and after training (`quickstart`).
+      fixed_strategies: whether `quickstart` and `trials` also evaluate each strategy alone, if the
+        system selects a strategy per question.
       save_trees_every: steps between steps whose trees are stored for the report.
       trees_per_save: the number of questions whose trees are stored.
       baseline_style: the prompt style of the baselines (direct answering and Standard RAG).
@@ -123,8 +127,10 @@ class Run:
     pipeline_groups: int = 1
     save_every: int = 5
     eval_every: int = 5
+    eval_before_training: bool = False
     dev_questions: int = 64
     test_questions: int = 300
+    fixed_strategies: bool = True
     save_trees_every: int = 5
     trees_per_save: int = 2
     baseline_style: str = "c3po_tiny"

@@ -132,14 +132,19 @@ class RunMonitor:
                 "last good checkpoint, if it has one, and repeats the steps after it"
             )
 
-    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+    def check_metrics(self, metrics: Mapping[str, float], *, last: bool = False) -> None:
         """Checks the bounds of the metrics of a step.
 
         Warns if a bounded metric has not been logged within the first period (its name may be
         wrong), and in the first step if a role's actions are all invalid.
 
+        Args:
+          metrics: the metrics of the step.
+          last: whether the step is the last one of the run, see `check_last`.
+
         Raises:
-          UserError: a metric was outside its bounds for too many consecutive steps.
+          UserError: a metric was outside its bounds for too many consecutive steps, or the last
+            step may not be saved.
         """
         # Later steps may collapse for other reasons, which bounds catch.
         if self._is_first_step:
@@ -148,6 +153,8 @@ class RunMonitor:
         self._warn_of_unlogged(metrics)
         for name, lowest, highest in self._bounds:
             self._check_bound(name, lowest, highest, metrics)
+        if last:
+            self.check_last()
 
     def _warn_of_unlogged(self, metrics: Mapping[str, float]) -> None:
         self._unlogged, self._steps_left = self._unlogged - metrics.keys(), self._steps_left - 1

@@ -47,7 +47,11 @@ def trained_policies(
 
 
 def evaluate_models(
-    job: Job, parts: Components, models: SamplerModels, questions: Sequence[Question]
+    job: Job,
+    parts: Components,
+    models: SamplerModels,
+    questions: Sequence[Question],
+    system: System | None = None,
 ) -> Result:
     """Evaluates policies with the inference algorithm of the system: greedy, one rollout each.
 
@@ -56,9 +60,11 @@ def evaluate_models(
       parts: retriever, language models and judge.
       models: split decoders by the name of their policy.
       questions: the questions to answer.
+      system: the system; None: the one for evaluation in the recipe of the job.
     """
     environment = greedy_environment(job, parts, models)
-    return evaluate(job.recipe.evaluation_system, questions, environment, judge=parts.judge)
+    system = system or job.recipe.evaluation_system
+    return evaluate(system, questions, environment, judge=parts.judge)
 
 
 def ask(job: Job, parts: Components, question: str) -> str:

@@ -111,6 +111,9 @@ class Recipe:
         each turn. None if no turn of this system continues another one.
       reward_terms: the summands of a leaf's reward by name, each `[N]`, for the metrics of a run.
         None if the reward is not a sum.
+      fixed_strategies: for a system that selects a strategy per question, the systems that take
+        one strategy for every question, by the name of the strategy. They are baselines: a policy
+        that only learns to take the best of them has not learned when to take it.
       expander: from the roles in training to the expander, which selects the actions that are tried
         in a state.
       rollouts: the number of independent rollouts per question.
@@ -134,6 +137,7 @@ class Recipe:
     advantages: Mapping[str, Credit] = dataclasses.field(default_factory=dict)
     turn_credit: Credit | None = None
     reward_terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
+    fixed_strategies: Mapping[str, System] = dataclasses.field(default_factory=dict)
 
     @property
     def evaluation_system(self) -> System:

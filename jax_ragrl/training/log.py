@@ -57,7 +57,8 @@ class Log:
         """
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
-            drop_after_step(file, start)
+            # A run that begins also writes step 0 anew.
+            drop_after_step(file, start or -1)
         # `purge_step` hides the steps of a killed run after its checkpoint.
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
@@ -90,7 +91,7 @@ class Log:
         keys = [*matching_keys(metrics, self.DISPLAY), *alarms]
         line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
         self._bar.write(f"step {step} {line}")
-        self._bar.update()
+        self._bar.update(step - self._bar.n)  # none for the evaluation before training, step 0
 
     def close(self) -> None:
         """Closes the files."""

@@ -77,6 +77,8 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
+        if start == 0 and job.run.eval_before_training:
+            log.write(0, dev_metrics(job, parts, policies, monitor), None)
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -100,9 +102,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
                 metrics |= dev_metrics(job, parts, policies, monitor)
             log.write(step + 1, metrics, _saved_trees(job, parts, forest, credit_N, step))
             # 4. Stop a diverging run, or save.
-            monitor.check_metrics(metrics)
-            if last:
-                monitor.check_last()
+            monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
             if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last or stop):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})

@@ -11,9 +11,16 @@ from configs.smollm2 import mmoa_rag
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
-from jax_ragrl.experiments.progress import Stage, exists, remaining, rows_of
+from jax_ragrl.experiments.progress import (
+    Stage,
+    exists,
+    keys_of,
+    remaining,
+    rows_of,
+    training_of,
+)
 from jax_ragrl.experiments.real import equal_time_steps, real_quickstart
-from jax_ragrl.runtime.jsonl import append_row
+from jax_ragrl.runtime.jsonl import append_row, write_json
 
 CONFIGS = pathlib.Path(mmoa_rag.__file__).parent
 SHAPES = {"prompt_lengths": (512,), "batch_sizes": (4,), "max_new_tokens": 16}
@@ -90,6 +97,21 @@ def test_supervision_gets_the_time_of_the_training(tmp_path):
     for seconds in (90.0, 6.0, 5.0):  # the first step compiles
         append_row(tmp_path / "warm" / "metrics.jsonl", {"step": 1, "time/step_s": seconds})
     assert equal_time_steps(tmp_path) == 20
+
+
+def test_the_time_left_of_supervision_and_baselines_counts_rows(tmp_path):
+    warm = Stage("warm", 10.0, training_of("warm", 4))
+    rows = Stage("rows", 6.0, keys_of("rows.json", 3))
+    assert remaining((warm, rows), tmp_path) == (16.0, "warm")
+    (tmp_path / "warm").mkdir()
+    for step in range(1, 6):  # more steps than expected: not complete before the checkpoint
+        append_row(tmp_path / "warm" / "metrics.jsonl", {"step": step})
+    rest, name = remaining((warm, rows), tmp_path)
+    assert rest == pytest.approx(6.1) and name == "warm"
+    write_json(tmp_path / "rows.json", {"direct": {}})
+    assert remaining((warm, rows), tmp_path) == (4.0, "rows")
+    (tmp_path / "warm" / "checkpoint").touch()
+    assert remaining((warm,), tmp_path) == (0.0, "the end")
 
 
 def test_the_time_left_counts_stages_and_parts_of_stages(tmp_path):

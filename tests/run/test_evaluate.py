@@ -9,7 +9,13 @@ import pytest
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.experiments import experiment as quickstart
-from jax_ragrl.experiments.experiment import evaluate_baselines, paired_gain, summarize
+from jax_ragrl.experiments.experiment import (
+    evaluate_baselines,
+    evaluations,
+    paired_gain,
+    result_row,
+    summarize,
+)
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import Components
@@ -88,13 +94,54 @@ def test_the_verdict_of_the_judge_is_the_reported_metric(tmp_path, monkeypatch):
     parts = Components({}, tape, tape, {}, tokenizer(), judge)
     warm = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment(), judge=Yes())
     monkeypatch.setattr(quickstart, "evaluate_models", lambda *_: warm)
+    job = dataclasses.replace(job, run=dataclasses.replace(job.run, fixed_strategies=False))
     before = evaluate_baselines(job, parts, (ANN,), tmp_path / "baselines.json")
     assert judge.num_requests == 2  # one answer of each baseline; only the judge accepts them
-    summary = summarize(job, parts, before, warm, tmp_path)
+    summary = summarize(job, parts, before, {"trained": warm}, tmp_path)
     assert summary["metric"] == "judge, percent" and set(summary["accuracy"].values()) == {100.0}
     assert summary["gain"]["mean"] == 0.0
-    alone = summarize(job, parts._replace(judge=None), before, warm, tmp_path)
+    alone = summarize(job, parts._replace(judge=None), before, {"trained": warm}, tmp_path)
     assert alone["metric"] == "cover-EM, percent" and set(alone["accuracy"].values()) == {0.0}
+
+
+def scored(*cover_em: float) -> Result:
+    scores = {name: np.array(cover_em) for name in ("cover_em", "f1")}
+    return Result(scores, {}, {}, {"Planning": 1}, {}, {}, ())
+
+
+def test_a_policy_is_evaluated_with_each_strategy_alone(monkeypatch):
+    """The strategies are those of the router; the key `run.fixed_strategies` leaves them out."""
+    monkeypatch.setattr(quickstart, "evaluate_models", lambda *inputs: inputs[4])
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    parts = Components({}, None, None, {}, tokenizer(), None)
+    rows = {row: run() for row, run in evaluations(job, parts, {}, (ANN,), "trained").items()}
+    assert rows.pop("trained") is None  # the system of the recipe
+    assert {name: system.strategy for name, system in rows.items()} == {
+        f"trained: always {name}": name for name in ("No Retrieval", "Retrieval", "Planning")
+    }
+    short = dataclasses.replace(job, run=dataclasses.replace(job.run, fixed_strategies=False))
+    assert list(evaluations(short, parts, {}, (ANN,), "trained")) == ["trained"]
+
+
+def test_the_headline_gain_is_over_the_best_row_that_needs_no_training(tmp_path):
+    """The untrained policy that always plans is right on 2 of 4, the trained one on 3 of 4."""
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", []))
+    parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
+    always, fixed = "warm_start: always Planning", "trained: always Planning"
+    before = {"warm_start": scored(1, 0, 0, 0), always: scored(1, 1, 0, 0)}
+    rows = {name: result_row(result) for name, result in before.items()}
+    after = {"trained": scored(1, 1, 1, 0), fixed: scored(1, 1, 1, 0)}
+    summary = summarize(job, parts, rows, after, tmp_path)
+    assert (summary["gain"]["over"], summary["gain"]["mean"]) == (always, 25.0)
+    assert summary["gain_over_warm_start"]["mean"] == 50.0
+    assert (summary["gain_over_fixed"]["over"], summary["gain_over_fixed"]["mean"]) == (fixed, 0.0)
+    assert list(summary["accuracy"]) == ["warm_start", always, fixed, "trained"]
+
+
+class StubLLM:
+    """A language model that is never asked."""
+
+    name = "none"
 
 
 def test_a_gain_leaves_out_questions_that_failed_either_time():

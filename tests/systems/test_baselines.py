@@ -15,7 +15,6 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
-from jax_ragrl.systems.baselines.fixed_strategy import FixedStrategy
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug, passage_weights, weighted_vote
@@ -27,6 +26,7 @@ from jax_ragrl.systems.baselines.self_rag import SelfRAG
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
+from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.text.prompts import parse_passages, template
 from jax_ragrl.types import Hits, LLMRequest, Passage
 from tests.rollout.tape import ANN, BOB, Tape, passage, system

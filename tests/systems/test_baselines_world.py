@@ -14,7 +14,6 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.evaluate import Result, evaluate
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import BEGIN, END, ReAct, SearchO1
-from jax_ragrl.systems.baselines.fixed_strategy import FixedStrategy
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
@@ -26,6 +25,7 @@ from jax_ragrl.systems.baselines.skr import SKR, fit_neighbors
 from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL
+from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import LLMRequest, Message, Question
 from jax_ragrl.warmstart.reader_rows import careful_reader

@@ -151,6 +151,22 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
     assert Checkpoints(tmp_path).latest() == 2
 
 
+def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that is called again after its last step keeps the rows that it has."""
+    job, parts = small_run(
+        tmp_path, steps=1, dev_questions=2, eval_every=1, eval_before_training=True
+    )
+    results = [result(0.25), result(0.5)]
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: results.pop(0))
+    for _ in range(2):
+        loop.train(job, parts, tmp_path)
+        rows = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["step"], row["eval/accuracy"]) for row in rows] == [(0, 0.25), (1, 0.5)]
+
+
 def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -47,6 +47,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.expand import ForcedAction, Tree
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.systems.base import Recipe
+from jax_ragrl.systems.c3po.fixed_strategy import fixed_strategies
 from jax_ragrl.systems.c3po.system import C3PO, NO_RETRIEVAL, PLANNING, RETRIEVAL, ROUTER
 from jax_ragrl.text.metrics import cover_match
 
@@ -124,6 +125,8 @@ def recipe(settings: Settings) -> Recipe:
         ignore_unanswered=tree.dead_leaf == "ignore",
         multiplicity=tree.weigh_duplicates,
     )
+    # In evaluation a selection out of range is skipped, and one roadmap makes one rollout.
+    inference = dataclasses.replace(settings.system, strict=False, roadmaps=1)
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match),
@@ -131,10 +134,10 @@ def recipe(settings: Settings) -> Recipe:
         expander=tree.expander,
         # Forced actions are not sampled, so they do not count for the batch size.
         width=max(tree.width, tree.router_samples),
-        # In evaluation a selection out of range is skipped, and one roadmap makes one rollout.
-        inference=dataclasses.replace(settings.system, strict=False, roadmaps=1),
+        inference=inference,
         metric="cover_em",
         accepts_judge=True,
+        fixed_strategies=fixed_strategies(inference),
     )
 
 

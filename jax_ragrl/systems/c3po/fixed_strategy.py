@@ -6,9 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 
 from jax_ragrl.rollout.roles import Role
-from jax_ragrl.rollout.system import State
+from jax_ragrl.rollout.system import State, System
 from jax_ragrl.systems.base import WrappedSystem
-from jax_ragrl.systems.c3po import RETRIEVAL, ROUTER, parse_router, render_router
+from jax_ragrl.systems.c3po.system import (
+    NO_RETRIEVAL,
+    PLANNING,
+    RETRIEVAL,
+    ROUTER,
+    parse_router,
+    render_router,
+)
 from jax_ragrl.types import Question
 
 
@@ -31,3 +38,8 @@ class FixedStrategy(WrappedSystem):
         query = question.text if self.strategy == RETRIEVAL else ""
         route = parse_router(render_router(self.strategy, query))
         return self.system.advance(self.system.start(question), route)
+
+
+def fixed_strategies(system: System) -> dict[str, System]:
+    """Returns `system` with each of the three strategies fixed, by the name of the strategy."""
+    return {name: FixedStrategy(system, name) for name in (NO_RETRIEVAL, RETRIEVAL, PLANNING)}
