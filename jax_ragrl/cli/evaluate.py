@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 
 def add_commands(command: AddCommand) -> None:
-    sub = command("report", run_report, "write report.html of a run")
-    sub.add_argument("workdir", type=local, help="folder of the run")
+    summary = "write report.html of a run, and explorer.html of the predictions of runs and tables"
+    sub = command("report", run_report, summary)
+    folders = "folder of a run or of a table; several: their predictions side by side"
+    sub.add_argument("folders", nargs="+", type=local, metavar="FOLDER", help=folders)
+    explorer = "file of the explorer (default: explorer.html in the first folder)"
+    sub.add_argument("--explorer", type=local, metavar="FILE", help=explorer)
     sub = command("evaluate", run_evaluate, "evaluate systems on questions", takes_config=True)
     sub.epilog = (
         "--config.recipe.KEY=VALUE and --config.shapes.KEY=VALUE change the systems of --run."
@@ -78,6 +82,11 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
         "output folder of TREC run files, one per system: the passages that its searches returned"
     )
     sub.add_argument("--run-files", type=local, metavar="FOLDER", help=f"{runs}; with --questions")
+    predictions = (
+        "output folder of predictions, one file per system: question, answer, passages, trace, "
+        "scores and costs, for 'ragrl report FOLDER' (default: --workdir, with --data)"
+    )
+    sub.add_argument("--predictions", type=local, metavar="FOLDER", help=predictions)
     sub.add_argument(
         "--workdir",
         type=local,
@@ -88,8 +97,16 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
 
 def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
+    from jax_ragrl.report.explorer import build_explorer, has_predictions
+    from jax_ragrl.report.load import METRICS
 
-    print(build_report(options.workdir))
+    first = options.folders[0]
+    has_rows = len(options.folders) > 1 or options.explorer or has_predictions(first)
+    # A table has predictions alone; a run of an earlier version has metrics alone.
+    if (first / METRICS).exists() or not has_rows:
+        print(build_report(first))
+    if has_rows:
+        print(build_explorer(options.folders, options.explorer or first / "explorer.html"))
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -112,6 +129,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         retriever=options.retriever,
         overrides=tuple(options.config),
         run_files=options.run_files,
+        predictions=options.predictions or (options.workdir if options.data else None),
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ class BuildContext(NamedTuple):
       retriever: that of `environment`.
       train: labeled questions for `LEARNERS`; may be empty.
       overrides: of the recipe and shapes of a run, see `TableSettings`.
+      predictions: the folder for the predictions of each system; None: they are not written.
     """
 
     style: str
@@ -48,6 +50,7 @@ class BuildContext(NamedTuple):
     retriever: Retriever
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
+    predictions: pathlib.Path | None = None
 
     @property
     def is_tiny(self) -> bool:

@@ -199,6 +199,8 @@ def _open_set(
     """Opens the retriever of a set and loads its questions."""
     try:
         context = build_context(settings, models, open_set_retriever(data))
+        if settings.predictions is not None:
+            context = context._replace(predictions=settings.predictions / data.name)
         return OpenSet(context, load_questions(settings._replace(questions=data.questions)))
     except Exception as error:  # any error: the other sets must not be lost
         return OpenSet(error=_error_cell(error))

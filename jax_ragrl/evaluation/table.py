@@ -38,6 +38,7 @@ from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.pipeline import LoadLLM
+from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -64,6 +65,7 @@ class TableSettings(NamedTuple):
       int8: whether an `llm` in this process has int8 weights.
       retriever: search server instead of `corpus` and `index_folder`, in the format of
         `parse_index`.
+      predictions: folder for the predictions of every system, see `write_predictions`.
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
@@ -84,6 +86,7 @@ class TableSettings(NamedTuple):
     retriever: str = ""
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
+    predictions: pathlib.Path | None = None
 
 
 class TableModels(NamedTuple):
@@ -204,6 +207,7 @@ def build_context(
         retriever=retriever,
         train=train,
         overrides=settings.overrides,
+        predictions=settings.predictions,
     )
 
 
@@ -247,7 +251,10 @@ def system_result(
     else:
         system, sampler = build_system(name, context, models)
     environment = context.environment._replace(sampler=sampler)
-    return evaluate(system, questions, environment, judge=models.judge)
+    result = evaluate(system, questions, environment, judge=models.judge)
+    if context.predictions is not None:
+        write_predictions(context.predictions, name, questions, result)
+    return result
 
 
 def build_system(

@@ -19,6 +19,7 @@ from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -51,8 +52,9 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     runs = evaluations(job, components, models, questions, "trained")
     after = {row: run_evaluation() for row, run_evaluation in runs.items()}
     # Raises before anything is written, so that a repeated call evaluates again.
-    for result in after.values():
+    for row, result in after.items():
         result.check_answered()
+        write_predictions(workdir, row, questions, result)
     summary = summarize(job, components, before, after, workdir)
     summary["wall_s"] = round(time.perf_counter() - start, 1)
     rows = {name: result_row(result) for name, result in after.items()}
@@ -135,6 +137,7 @@ def evaluate_baselines(
         result = run_evaluation()
         # A system without any answer must not be stored: its score would never be measured again.
         result.check_answered()
+        write_predictions(file.parent, name, questions, result)
         rows[name] = result_row(result)
         # After each system, so that an interrupted run repeats one at most.
         on_process_zero(lambda: write_json(file, rows))

@@ -32,6 +32,7 @@ from jax_ragrl.report.build import build_report
 from jax_ragrl.run.components import build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
@@ -141,5 +142,6 @@ def _supervised_row(job: Job, checkpoint: pathlib.Path, workdir: pathlib.Path) -
     questions = parts.questions["test"][: job.run.test_questions]
     result = evaluate_models(job, parts, parts.models(), questions)
     result.check_answered()
+    write_predictions(workdir, "supervised", questions, result)
     write_json(file, result_row(result))
     return result_row(result)

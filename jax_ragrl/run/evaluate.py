@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.tree import Action, Record
+from jax_ragrl.rollout.trace import failure_of, transcript_steps
+from jax_ragrl.rollout.tree import Action, Forest, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -38,6 +39,22 @@ METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "f1": f1,
 }
 METRIC_NAMES = {"cover_em": "cover-EM", "cover_em_tokens": "cover-EM", "em": "EM", "f1": "F1"}
+
+
+class Trace(NamedTuple):
+    """The course of one rollout of an evaluation.
+
+    Fields:
+      finish_reason: how the rollout ended; `failed` if the environment failed.
+      strategy: the strategy, if the system selects one.
+      faults: the errors of invalid actions, and of invalid replies of frozen roles.
+      steps: actions, searches and calls in order, see `transcript_steps`.
+    """
+
+    finish_reason: str
+    strategy: str | None
+    faults: tuple[str, ...]
+    steps: Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +76,7 @@ class Result:
         name no gold passages. Empty if none names any.
       passages: the distinct passages of these searches per question, in the order of their first
         appearance; empty for failed questions.
+      traces: the rollout of each question.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -71,6 +89,7 @@ class Result:
     failures: tuple[str, ...] = ()
     retrieval: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     passages: tuple[tuple[Passage, ...], ...] = ()
+    traces: tuple[Trace, ...] = ()
 
     def mean(self, metric: str) -> float:
         """Returns the mean of a metric over the questions that did not fail; nan without any."""
@@ -164,7 +183,20 @@ def evaluate(
         failures=tuple(message for forest in forests for message in forest.failures),
         retrieval=retrieval_scores(questions, leaves),
         passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
+        traces=tuple(trace for forest in forests for trace in _traces(forest)),
     )
+
+
+def _traces(forest: Forest) -> Iterator[Trace]:
+    """Yields the trace of each question of unbranched rollouts."""
+    for number, leaf in enumerate(forest.leaves()):
+        if leaf is None:
+            yield Trace("failed", None, (failure_of(forest, number),), ())
+            continue
+        records = [forest.records[node] for node in forest.nodes_of(number)]
+        faults = tuple(error for record in records for error in _errors(record))
+        strategy = next(iter(_strategy(leaf)), None)
+        yield Trace(leaf.finish_reason, strategy, faults, transcript_steps(forest, number))
 
 
 def retrieval_scores(

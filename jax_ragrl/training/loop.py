@@ -41,6 +41,7 @@ from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_builds
 from jax_ragrl.sampling.weights import for_sampling
@@ -78,7 +79,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
         if start == 0 and job.run.eval_before_training:
-            log.write(0, dev_metrics(job, parts, policies, monitor), None)
+            log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None)
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -99,7 +100,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
-                metrics |= dev_metrics(job, parts, policies, monitor)
+                metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
             log.write(step + 1, metrics, _saved_trees(job, parts, forest, credit_N, step))
             # 4. Stop a diverging run, or save.
             monitor.check_metrics(metrics, last=last)
@@ -322,15 +323,22 @@ def learn(
 
 
 def dev_metrics(
-    job: Job, parts: Components, policies: Policies, monitor: RunMonitor
+    job: Job,
+    parts: Components,
+    policies: Policies,
+    monitor: RunMonitor,
+    workdir: pathlib.Path,
+    step: int,
 ) -> dict[str, float]:
-    """Evaluates the policies on the first dev questions.
+    """Evaluates the policies on the first dev questions and writes their predictions.
 
     Args:
       job: the run's config.
       parts: components, with the dev questions; without any there are no metrics.
       policies: the policies.
       monitor: receives the score.
+      workdir: the folder of the run.
+      step: the number of completed steps.
 
     Returns:
       Accuracy, the fraction of each strategy, and the number of failed questions if any failed.
@@ -339,6 +347,7 @@ def dev_metrics(
     if not questions:
         return {}
     result = evaluate_models(job, parts, acting_models(policies), questions)
+    write_predictions(workdir, f"dev-{step}", questions, result)
     fractions = {f"strategy_frac/{k}": n / len(questions) for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
     monitor.check_evaluation(result.mean(metric), result.failures)

@@ -28,7 +28,7 @@ from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.run import inference
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job, load_recipe
-from jax_ragrl.run.evaluate import Result
+from jax_ragrl.run.evaluate import Result, Trace
 from jax_ragrl.training import loop
 from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
 from tests.rollout.tape import ANN, BOB
@@ -74,7 +74,9 @@ def result(score: float, failures: tuple[str, ...] = ()) -> Result:
     """Returns an evaluation of two questions with the same score, or NaN."""
     scores = {"cover_em": np.full(2, score), "f1": np.full(2, score), "em": np.full(2, score)}
     ended = collections.Counter(failed=len(failures))
-    return Result(scores, ended, {}, {}, {}, {}, (None, None), failures)
+    traces = (Trace("answered", None, (), ()),) * 2
+    lists = {"failures": failures, "passages": ((), ()), "traces": traces}
+    return Result(scores, ended, {}, {}, {}, {}, (None, None), **lists)
 
 
 def roll_out_nothing(job, environment, questions, roles, step):
@@ -165,6 +167,8 @@ def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
         loop.train(job, parts, tmp_path)
         rows = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         assert [(row["step"], row["eval/accuracy"]) for row in rows] == [(0, 0.25), (1, 0.5)]
+    files = sorted(file.name for file in (tmp_path / "predictions").iterdir())
+    assert files == ["dev-0.jsonl", "dev-1.jsonl"]
 
 
 def test_diverged_parameters_stop_the_run_and_checkpoints_remain(

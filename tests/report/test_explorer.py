@@ -1,0 +1,142 @@
+"""Laws of predictions on disk and of the explorer that shows them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.report.explorer import build_explorer, merge, prediction_files, render
+from jax_ragrl.run.evaluate import evaluate
+from jax_ragrl.run.predictions import prediction_rows, write_predictions
+from jax_ragrl.systems.baselines.standard import StandardRAG
+from tests.rollout.tape import ANN, BOB, Tape
+
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+def rows(reply: str = "Ulm") -> list[dict]:
+    """Predictions for two questions; the environment fails on the second one."""
+    down = EffectError("down")
+    tape = Tape({}, replies={"answer": lambda r: down if "Bob" in str(r.messages) else reply})
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], tape.environment())
+    return list(prediction_rows([ANN, BOB], result))
+
+
+def test_a_prediction_has_answer_scores_passages_and_trace():
+    ann, bob = rows()
+    assert (ann["id"], ann["question"], ann["gold"]) == (ANN.id, ANN.text, list(ANN.answers))
+    assert ann["answer"] == "Ulm" and ann["finish_reason"] == "answered" and not ann["faults"]
+    assert set(ann["scores"]) >= {"em", "f1", "cover_em"}
+    assert len(ann["passages"]) == 2 and ann["passages"][0]["text"]
+    assert [step["role"] for step in ann["steps"]] == ["search", "answer"]
+    assert bob["finish_reason"] == "failed" and bob["faults"] == ["down"] and not bob["steps"]
+
+
+def test_predictions_are_json_without_nan(tmp_path: pathlib.Path):
+    tape = Tape({}, replies={"answer": EffectError("down")})
+    result = evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment())
+    write_predictions(tmp_path, "run:a/b c", [ANN], result)
+    (file,) = (tmp_path / "predictions").iterdir()
+    assert file.name == "run_a_b_c.jsonl"
+    assert json.loads(file.read_text())["scores"]["f1"] is None  # json.loads would accept NaN too
+    assert "NaN" not in file.read_text()
+
+
+def test_predictions_of_equal_questions_are_merged_and_passages_are_stored_once():
+    data = merge({"before": rows("Rome"), "after": rows("Ulm")})
+    assert data["sources"] == ["before", "after"] and len(data["questions"]) == 2
+    ann = data["questions"][0]
+    assert [(n, row["answer"]) for n, row in ann["rows"]] == [(0, "Rome"), (1, "Ulm")]
+    assert len(data["passages"]) == 2
+    assert ann["rows"][0][1]["passages"] == ann["rows"][1][1]["passages"] == [0, 1]
+
+
+def test_a_question_of_one_source_only_is_kept():
+    data = merge({"a": rows()[:1], "b": rows()[1:]})
+    assert [[n for n, _ in question["rows"]] for question in data["questions"]] == [[0], [1]]
+
+
+def test_texts_of_models_cannot_end_the_data_or_run_as_script():
+    page = render(merge({ATTACK: rows(ATTACK)}))
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 2 and page.count("<script") == 2 and "<img" not in page
+    assert json.loads(scripts[0])["sources"] == [ATTACK]
+    # The policy of the page names the hash of its only script.
+    digest = base64.b64encode(hashlib.sha256(scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page and "default-src 'none'" in page
+    assert "innerHTML" not in scripts[1] and not re.search(r"https?://", page)
+
+
+def test_labels_name_the_folder_if_several_are_compared(tmp_path: pathlib.Path):
+    for name in ("one/predictions/trained", "one/nq/predictions/direct", "two/predictions/trained"):
+        file = tmp_path / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    labels = lambda folder, several: [x for x, _ in prediction_files(folder, several)]  # noqa: E731
+    assert labels(tmp_path / "one", False) == ["nq/direct", "trained"]
+    assert labels(tmp_path / "two", True) == ["two/trained"]
+    out = build_explorer([tmp_path / "one", tmp_path / "two"], tmp_path / "explorer.html")
+    assert '"sources":["one/nq/direct","one/trained","two/trained"]' in out.read_text()
+
+
+def test_a_folder_without_predictions_names_the_commands_that_write_them(tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match=r"holds no predictions.*'ragrl evaluate --predictions"):
+        build_explorer([tmp_path], tmp_path / "explorer.html")
+
+
+def test_five_thousand_predictions_fit_in_fifteen_megabytes():
+    """With 500 distinct passages of 600 characters and five of them per question."""
+    first, _ = rows()
+    words = "word " * 120
+    passages = [{"id": f"{i}", "title": f"T{i}", "text": words} for i in range(500)]
+    many = [
+        {**first, "id": f"{i}", "question": f"{i}?", "passages": passages[i % 495 : i % 495 + 5]}
+        for i in range(5000)
+    ]
+    assert len(render(merge({"run": many}))) < 15e6
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+
+def visible(page: pathlib.Path, filters: str) -> str:
+    """The document that a browser shows, with the filters of an address."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    address = f"file://{page}#{filters}"
+    done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120)
+    return done.stdout.split('<script type="application/json"')[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        ("first=1", "2 of 2 questions, mean F1 100.0"),  # the failed question has no score
+        ("first=1&second=0", "2 of 2 questions, mean F1 100.0 against 0.0"),
+        ("first=1&second=0&outcome=better", "1 of 2 questions"),
+        ("first=1&second=0&outcome=worse", "0 of 2 questions"),
+        ("first=0&outcome=wrong", "1 of 2 questions, mean F1 0.0"),
+        ("first=0&outcome=failed", "1 of 2 questions, mean F1 –"),
+        ("first=0&search=rome", "1 of 2 questions"),
+        ("first=0&search=title 1", "1 of 2 questions"),
+        ("first=0&search=nothing", "0 of 2 questions"),
+    ],
+)
+def test_a_browser_shows_the_questions_that_match(filters: str, count: str, tmp_path: pathlib.Path):
+    page = tmp_path / "explorer.html"
+    page.write_text(render(merge({ATTACK: rows("Rome"), "after": rows("Ulm")})))
+    text = visible(page, filters)
+    assert count in text
+    # Texts of models are shown as text: no element and no script came from them.
+    assert "<img" not in text and "<script>alert" not in text
