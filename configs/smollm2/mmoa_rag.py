@@ -59,7 +59,7 @@ def get_config() -> ConfigDict:
                 "rollouts": 8,  # the group of a question, which replaces the critic
             },
             # Answers in the baselines only: in this system the policy answers itself.
-            "llm": {"kind": "local", "model": "smollm2", "dtype": "bfloat16"},
+            "llm": {"kind": "local", "model": "smollm2", "dtype": "bfloat16", "max_tokens": 24},
             "objective": {
                 "ratio": "clip",
                 "critic": "none",
