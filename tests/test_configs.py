@@ -14,6 +14,7 @@ import pytest
 from jax_ragrl.cli.main import CONFIGS, PAPERS, load_config, main
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.table import job_with_overrides
+from jax_ragrl.experiments.arms import cell_values, cells_of, load_experiment
 from jax_ragrl.learner.objective import GROUP_ADVANTAGES
 from jax_ragrl.run.config import FileData, load_job, system_module
 from jax_ragrl.run.evaluate import METRICS
@@ -58,8 +59,13 @@ def load(name: str, given: dict[str, str]) -> dict:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
-def test_a_config_loads(file: pathlib.Path):
+def test_a_config_loads(file: pathlib.Path, tmp_path: pathlib.Path):
     name = str(file.relative_to(CONFIGS).with_suffix(""))
+    if name.startswith("experiments/"):
+        experiment = load_experiment(file)
+        for cell in cells_of(experiment):
+            assert load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # no key has a former name
         values = load(name, given_to(name))

@@ -57,6 +57,14 @@ def add_commands(command: AddCommand) -> None:
     )
     summary = "train several systems with several seeds and tabulate the gains"
     _add_trial_options(command("trials", run_trials, summary, takes_config=True))
+    summary = "train arms of an experiment over several seeds and compare them"
+    sub = command("experiment", run_experiment, summary)
+    file = "config file of the experiment, such as configs/experiments/tree_or_chain.py"
+    sub.add_argument("file", type=local, help=file)
+    out = "output folder (default: runs/NAME of the file); finished cells are kept"
+    sub.add_argument("--out", type=local, help=out)
+    share = "run one share of the cells only, such as 3/8 in task 3 of a Slurm array of 8"
+    sub.add_argument("--share", default="1/1", metavar="I/N", help=share)
 
 
 def _add_trial_options(sub: argparse.ArgumentParser) -> None:
@@ -163,6 +171,25 @@ def run_trials(options: argparse.Namespace) -> None:
         baseline=options.baseline,
     )
     print(table)
+
+
+def run_experiment(options: argparse.Namespace) -> None:
+    from jax_ragrl.experiments.arms import cells_of, load_experiment, run_cells, share_of
+    from jax_ragrl.experiments.comparison import write_comparison
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    experiment = load_experiment(options.file)
+    out = options.out or pathlib.Path("runs") / options.file.stem
+    number, _, count = options.share.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise UserError(f"--share is {options.share!r}: give two numbers, such as 3/8")
+    cells = share_of(cells_of(experiment), int(number), int(count))
+    enable_compile_cache(out, also_cpu=True)
+    rows = run_cells(experiment, cells, out)
+    if int(count) > 1:
+        print(f"share {options.share} is done: without --share, the same command compares the arms")
+    else:
+        print(write_comparison(experiment, rows, out))
 
 
 def _trial_keys(overrides: Sequence[str]) -> set[str]:

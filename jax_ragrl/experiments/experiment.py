@@ -36,8 +36,8 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The content of `summary.json`. Scores are in percent, on the same held-out questions: the
-      recipe's metric or, if there is a judge, the judge's verdict. `gain` is over the best row that
-      needs no reinforcement learning, `gain_over_fixed` over the best fixed strategy of the trained
+      recipe's metric or, if there is a judge, the judge's verdict. `gain` is over the best row
+      without reinforcement learning, `gain_over_fixed` over the best fixed strategy of the trained
       policy.
 
     Raises:
@@ -147,7 +147,7 @@ def evaluate_baselines(
 def baselines(
     job: Job, components: Components, questions: tuple[Question, ...]
 ) -> dict[str, Callable[[], Result]]:
-    """Returns the evaluations of all systems that need no training, by row.
+    """Returns the evaluations of all systems without training, by row.
 
     Args:
       job: the job of the run.
@@ -198,7 +198,7 @@ def summarize(
     warm = before["warm_start"]["scores"]
     gains = {name: paired_gain(warm[name], scores) for name, scores in trained["scores"].items()}
     total = sum(trained["strategies"].values())
-    # The trained policy is last, beside its fixed strategies.
+    # The trained policy is last, after its fixed strategies.
     all_rows = {**before, **rows, "trained": trained}
     return {
         "steps": job.run.steps,

@@ -73,6 +73,33 @@ def remaining(stages: tuple[Stage, ...], workdir: pathlib.Path) -> tuple[float, 
     return rest, next(names, "the end")
 
 
+class WorkClock:
+    """Estimates the time left from the work that is done and the time that it took.
+
+    Work is known to be done only when a stage writes a row. The pace is measured at these moments:
+    measured between them, it would fall with every minute of a long stage.
+    """
+
+    def __init__(self, work: float) -> None:
+        """Sets the work at the start, in minutes on two cores."""
+        self._work, self._rest, self._minutes = work, work, 0.0
+
+    def minutes_left(self, rest: float, minutes: float) -> float:
+        """Returns the estimated minutes left.
+
+        Args:
+          rest: the unfinished work, in minutes on two cores.
+          minutes: the minutes since the start.
+        """
+        if rest < self._rest:
+            self._rest, self._minutes = rest, minutes
+        done = self._work - self._rest
+        # Until some work is done, the machine is taken for one with two cores.
+        pace = self._minutes / done if done > 1 else 1.0
+        # A unit of work that takes longer than expected still has something left.
+        return max(self._rest * pace - (minutes - self._minutes), 0.5 * self._rest * pace)
+
+
 class TimeLeft:
     """A context in which a line per `SECONDS_BETWEEN_LINES` shows the stage and the time left.
 
@@ -98,11 +125,10 @@ class TimeLeft:
 
     def _report(self) -> None:
         start, (work, _) = time.monotonic(), remaining(self._stages, self._workdir)
+        clock = WorkClock(work)
         while True:
             rest, name = remaining(self._stages, self._workdir)
-            minutes = (time.monotonic() - start) / 60
-            # Until some work is done, the machine is taken for one with two cores.
-            speed = minutes / (work - rest) if work - rest > 1 else 1.0
-            print(f"{name}: about {rest * speed:.0f} min left", file=sys.stderr, flush=True)
+            left = clock.minutes_left(rest, (time.monotonic() - start) / 60)
+            print(f"{name}: about {left:.0f} min left", file=sys.stderr, flush=True)
             if self._end.wait(SECONDS_BETWEEN_LINES):
                 return

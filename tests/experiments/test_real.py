@@ -13,6 +13,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real
 from jax_ragrl.experiments.progress import (
     Stage,
+    WorkClock,
     exists,
     keys_of,
     remaining,
@@ -97,6 +98,16 @@ def test_supervision_gets_the_time_of_the_training(tmp_path):
     for seconds in (90.0, 6.0, 5.0):  # the first step compiles
         append_row(tmp_path / "warm" / "metrics.jsonl", {"step": 1, "time/step_s": seconds})
     assert equal_time_steps(tmp_path) == 20
+
+
+def test_the_estimate_follows_the_pace_at_which_work_was_done():
+    """40 minutes of work; the first 10 take 20 minutes, so the other 30 will take 60."""
+    clock = WorkClock(40.0)
+    assert clock.minutes_left(40.0, 0.0) == 40.0
+    assert clock.minutes_left(40.0, 10.0) == 30.0  # no work is known to be done yet
+    assert clock.minutes_left(30.0, 20.0) == 60.0
+    assert clock.minutes_left(30.0, 30.0) == 50.0  # without news the time left falls
+    assert clock.minutes_left(30.0, 80.0) == 30.0  # but not to nothing
 
 
 def test_the_time_left_of_supervision_and_baselines_counts_rows(tmp_path):

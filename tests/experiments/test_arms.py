@@ -1,0 +1,171 @@
+"""Laws of experiments with several arms and seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.experiments import arms
+from jax_ragrl.experiments.arms import (
+    Arm,
+    Cell,
+    Experiment,
+    cell_values,
+    cells_of,
+    load_experiment,
+    run_cells,
+    share_of,
+)
+from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
+
+TINY = str(pathlib.Path("configs/tiny/c3po.py").resolve())
+CHAIN = (
+    "recipe.tree.width=1",
+    "recipe.tree.router_forcing=sampled",
+    "recipe.tree.router_samples=0",
+)
+TWO = Experiment(
+    arms={
+        "tree": Arm(TINY),
+        "chain": Arm(TINY, CHAIN),
+    },
+    baseline="chain",
+    metrics=("cover_em", "f1"),
+    training_seeds=(0, 1),
+    world_seeds=(7, 8),
+)
+
+
+def row(scores: np.ndarray, questions: str = "q") -> dict:
+    """A finished cell with the same scores in both metrics."""
+    values = [None if np.isnan(x) else float(x) for x in scores]
+    totals = {"llm_calls": 10.0}
+    return {"scores": {"cover_em": values, "f1": values}, "questions": questions, "totals": totals}
+
+
+def test_cells_are_the_product_of_arms_and_seeds():
+    cells = cells_of(TWO)
+    assert len(cells) == len(set(cells)) == len({cell.folder for cell in cells}) == 8
+    assert [cell.arm for cell in cells[:2]] == ["tree", "chain"] and cells[0].seeds == (0, 7, 0)
+
+
+def test_the_shares_of_all_processes_are_all_cells_once():
+    cells = cells_of(TWO)
+    shares = [share_of(cells, number, 3) for number in (1, 2, 3)]
+    assert sorted(cell for share in shares for cell in share) == sorted(cells)
+    with pytest.raises(UserError, match="share 4/3"):
+        share_of(cells, 4, 3)
+
+
+def test_the_seeds_of_training_and_world_are_set_apart(tmp_path: pathlib.Path):
+    values = cell_values(TWO, Cell("chain", 3, 9, 5), tmp_path)
+    assert values["seed"] == 3 and values["data"]["world"]["seed"] == 9
+    assert (
+        values["recipe"]["tree"] | {"width": 1, "router_forcing": "sampled"}
+        == (values["recipe"]["tree"])
+    )
+    assert values["run"]["test_questions"] == 400
+    warm = dataclasses.replace(TWO.arms["tree"], warm_up="configs/tiny/warmup_coda.py")
+    both = dataclasses.replace(TWO, arms={"a": warm, "chain": warm})
+    policies = {cell_values(both, Cell(arm, 3, 9, 5), tmp_path)["policy"] for arm in both.arms}
+    assert policies == {str(tmp_path / "warmup_coda-s5" / "checkpoint")}  # shared
+
+
+def test_finished_cells_are_read_and_mistakes_cost_nothing(tmp_path, monkeypatch):
+    trained = []
+
+    def train_and_evaluate(job, folder):
+        trained.append(folder.name)
+        return row(np.zeros(3))
+
+    monkeypatch.setattr(arms, "_train_and_evaluate", train_and_evaluate)
+    cells = cells_of(TWO)
+    for _ in range(2):
+        assert set(run_cells(TWO, cells, tmp_path)) == set(cells)
+    assert trained == [cell.folder for cell in cells]
+    wrong = dataclasses.replace(TWO, arms=TWO.arms | {"odd": Arm(TINY, ("recipe.tree.wdth=1",))})
+    with pytest.raises(UserError, match="wdth"):
+        run_cells(wrong, cells_of(wrong), tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_an_experiment_is_read_from_a_config_file(tmp_path: pathlib.Path):
+    file = tmp_path / "experiment.py"
+    text = """
+from ml_collections import ConfigDict
+
+
+def get_config():
+    return ConfigDict({
+        "arms": {"a": {"config": "x.py"}, "b": {"config": "y.py", "overrides": ("run.steps=3",)}},
+        "baseline": "BASELINE",
+        "training_seeds": (4,),
+    })
+"""
+    file.write_text(text.replace("BASELINE", "a"))
+    experiment = load_experiment(file)
+    assert experiment.arms["b"] == Arm("y.py", ("run.steps=3",))
+    assert experiment.training_seeds == (4,) and experiment.metrics == ("f1",)
+    file.write_text(text.replace("BASELINE", "c"))
+    with pytest.raises(UserError, match="baseline is 'c': use the name of an arm"):
+        load_experiment(file)
+
+
+def rows_of(difference: float, seeds: int = 4, noise: float = 0.2) -> dict[Cell, dict]:
+    """Cells of both arms; the tree is better by `difference` on average."""
+    rng, rows = np.random.default_rng(0), {}
+    for seed in range(seeds):
+        base = rng.random(200)
+        rows[Cell("chain", seed, 7, 0)] = row(base)
+        rows[Cell("tree", seed, 7, 0)] = row(base + difference + rng.normal(0, noise, 200))
+    return rows
+
+
+def test_a_difference_is_found_and_an_equal_arm_is_not():
+    clear = compare(TWO, rows_of(0.1))["comparisons"][0]
+    assert clear["verdict"] == "higher" and clear["mean"] == pytest.approx(10, abs=1.5)
+    assert clear["ci95"][0] < 10 < clear["ci95"][1] and clear["cells"] == 4
+    assert compare(TWO, rows_of(-0.1))["comparisons"][0]["verdict"] == "lower"
+    equal = compare(TWO, rows_of(0.0))["comparisons"][0]
+    assert equal["verdict"].startswith("undecided (a difference of ")
+
+
+def test_p_values_are_adjusted_for_all_arms_and_metrics():
+    comparisons = compare(TWO, rows_of(0.04, seeds=2))["comparisons"]
+    assert len(comparisons) == 2
+    for comparison in comparisons:
+        assert 0 < comparison["p"] < 0.1
+        assert comparison["p_adjusted"] == pytest.approx(2 * comparison["p"], abs=2e-5)
+
+
+def test_only_equal_seeds_and_equal_questions_are_paired():
+    rows = rows_of(0.1)
+    del rows[Cell("tree", 3, 7, 0)]
+    assert len(paired_differences("chain", "tree", "f1", rows)) == 3
+    rows[Cell("tree", 0, 7, 0)]["questions"] = "others"
+    with pytest.raises(UserError, match="tree and chain answered other test questions"):
+        compare(TWO, rows)
+    with pytest.raises(UserError, match="no metric 'em': use one of cover_em, f1"):
+        paired_differences("chain", "tree", "em", rows_of(0.1))
+
+
+def test_questions_of_different_worlds_are_different_units():
+    nan = float("nan")
+    differences = {
+        (0, 7, 0): np.array([1.0, 0.0, nan]),
+        (1, 7, 0): np.array([0.0, 0.0, 1.0]),
+        (0, 8, 0): np.array([0.5, nan, 0.25]),
+    }
+    np.testing.assert_array_equal(mean_by_question(differences), [0.5, 0.0, 0.5, 0.25])
+
+
+def test_the_page_has_a_row_per_arm_and_per_comparison():
+    result = compare(TWO, rows_of(0.1))
+    text = page(json.loads(json.dumps(result)))
+    assert "| arm | cells | cover-EM | F1 | llm_calls |" in text
+    assert "| F1 | tree over chain | +" in text and text.count("\n| ") == 2 + 1 + 2 + 1 + 1
