@@ -106,7 +106,14 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "aggregation": "token_mean",
                 **CLIPS[preset],
             },
-            "optimizer": {"policy_lr": 1e-6, "value_lr": 1e-5, "schedule": "constant"},
+            "optimizer": {
+                "policy_lr": 1e-6,
+                "value_lr": 1e-5,
+                "schedule": "constant",
+                # One step per batch of rollouts, as in the code: no clip acts.
+                "epochs": 1,
+                "minibatches": 1,
+            },
             # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {

@@ -132,7 +132,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.05},
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 5e-6, "schedule": "constant", "epochs": 1},
+            "optimizer": {"policy_lr": 5e-6, "schedule": "constant", "epochs": 1, "minibatches": 1},
             "schedule": SCHEDULE,
             # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},

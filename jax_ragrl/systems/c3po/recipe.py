@@ -17,7 +17,7 @@ Departures from the paper and its published code
      probability that losing strategies lose may move there: a run of 48 steps on the embedded
      default ended with half of its routes malformed.
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not stated; they are the
-     defaults of the trainer that the authors name. So is the clip of values (eq. 10 has the plain
+     defaults of the trainer that the authors name (OpenRLHF 0.5.6). So is the clip of values (eq. 10 has the plain
      squared error: `objective.value_loss=plain`). The temperature is not stated either: 0.6 is the
      code's, whose sampler also wrote the demonstrations.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
@@ -28,8 +28,8 @@ Departures from the paper and its published code
      questions, and empty, as in the paper.
   9. The query is the text around the bracket; in the code, the text after it. The code also reads
      `[ LLM ]` and `[1,]`, which are malformed here.
- 10. `configs/c3po.py` takes one optimizer step per batch of rollouts, so that the ratio is 1 and
-     neither the clip nor the value clip acts. The trainer that the authors name takes several.
+ 10. Epochs and minibatches are not stated: `configs/c3po.py` takes eight optimizer steps per batch
+     of rollouts, one per 128 of about 1,024 actions, as that trainer does.
  11. One roadmap per planned search, from a prompt with one example; the code has two of each.
  12. The depth limit is 13 in training and evaluation; the paper's figure 6 shows depths up to 15,
      and the code's limit in evaluation is 15.
