@@ -14,13 +14,16 @@ here. These results are without costs: to add them, raise `--config.recipe.costs
 beyond which workflows become trivial.
 
 Paper and code differ in the weights and the unit of costs (`systems/mao_arag`), in the KL (the
-paper's eq. 9: the reward of the last token), and in the clipping of values and of bad tokens. The
+paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens, and in
+the training of malformed turns (`recipe.train_malformed`). Both have the turn costs of the code;
+the swapped rows of the paper's table 4 are `--config.recipe.costs.turn_table=paper`. The
 KL coefficient and the learning rates are the code's, because the paper gives none. The code makes
 one update per turn; here all turns of a batch are one update. Its script names one of the two sets
 at a time; here both are one file, as the paper reads (configs/c3po.py shows how to list several).
 
-Costs in an evaluation: the paper's turns are `policy_calls`; its dollars are `llm_prompt_tokens`
-and `llm_completion_tokens` at the prices below.
+Costs in an evaluation: the paper's turns are `policy_calls`, its dollars are `dollars`, at the
+prices below. The fixed workflows that the planner selects from are systems of their own:
+    ragrl evaluate --systems workflows --prices 0.225,0.9 --llm openai:gpt-4o-mini --style full ...
 
 Small planners (table 2): a planner of 1.5B or 0.5B does not follow the format. It first learns the
 workflows of the trained planner, here those whose answer had an F1 of 1; the rates are the code's:
@@ -46,6 +49,12 @@ from ml_collections import ConfigDict, config_dict
 DOLLARS = {
     "dollars_per_1k_prompt_tokens": 0.000225,
     "dollars_per_1k_completion_tokens": 0.0009,
+}
+# The same prices for metrics and tables. The retriever is the user's own, so a search has no price.
+PRICES = {
+    "dollars_per_million_prompt_tokens": 0.225,
+    "dollars_per_million_completion_tokens": 0.9,
+    "dollars_per_search": 0.0,
 }
 COSTS = {
     "paper": {
@@ -83,6 +92,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             # The frozen model that plays the executors.
             "llm": {"kind": "openai", "model": "gpt-4o-mini"},
+            "prices": PRICES,
             "system": "mao_arag",
             "recipe": {
                 "system": {
@@ -95,7 +105,9 @@ def get_config(preset: str = "paper") -> ConfigDict:
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
                 },
-                "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset]},
+                "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset], "turn_table": "code"},
+                # Malformed planner calls before the first legal plan; the code masks them.
+                "train_malformed": preset == "paper",
             },
             "objective": {
                 "critic": "own",

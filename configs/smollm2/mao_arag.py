@@ -57,7 +57,9 @@ def get_config() -> ConfigDict:
                     "dollars_per_1k_prompt_tokens": 0.000225,
                     "dollars_per_1k_completion_tokens": 0.0009,
                     "dollars_per_cost_unit": 3e-4,
+                    "turn_table": "code",
                 },
+                "train_malformed": True,
             },
             # The workflows of a question are compared, without a critic.
             "credit": "rollouts",

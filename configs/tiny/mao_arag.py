@@ -46,7 +46,9 @@ def get_config() -> ConfigDict:
                     "dollars_per_1k_prompt_tokens": 0.000225,
                     "dollars_per_1k_completion_tokens": 0.0009,
                     "dollars_per_cost_unit": 7e-5,
+                    "turn_table": "code",
                 },
+                "train_malformed": True,
             },
             "objective": {
                 "ratio": "clip",

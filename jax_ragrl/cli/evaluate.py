@@ -30,7 +30,7 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_system_options(sub: argparse.ArgumentParser) -> None:
-    systems = "comma-separated names of systems, or all"
+    systems = "comma-separated names of systems; all, or workflows for MAO-ARAG's fixed workflows"
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help=systems)
     runs = "folders of runs: adds one row per run, for its system with its trained policies"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=runs)
@@ -46,6 +46,10 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--int8", action="store_true", help="int8 weights for a local --llm")
     sub.add_argument("--style", default="tiny", help="style of the prompts: tiny or full")
     sub.add_argument("--top-k", type=natural, default=5, help="passages per search")
+    prices = "dollars per million prompt tokens and completion tokens of --llm, and per search"
+    sub.add_argument(
+        "--prices", type=prices_of, default=(), metavar="PROMPT,COMPLETION[,SEARCH]", help=prices
+    )
     sub.add_argument("--train", type=data_path, help="labeled training questions, for skr_knn")
 
 
@@ -86,6 +90,17 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def prices_of(text: str) -> tuple[float, ...]:
+    """Parses two or three prices, separated by commas."""
+    try:
+        prices = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        prices = ()
+    if len(prices) not in (2, 3):
+        raise UserError(f"{text!r} is not a list of prices: give two or three, such as 0.15,0.6")
+    return prices
+
+
 def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
 
@@ -94,6 +109,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.evaluation.table import RUN, TableSettings
+    from jax_ragrl.rollout.costs import Prices
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     settings = TableSettings(
@@ -112,6 +128,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         retriever=options.retriever,
         overrides=tuple(options.config),
         run_files=options.run_files,
+        prices=Prices(*options.prices),
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

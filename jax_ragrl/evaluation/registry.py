@@ -10,11 +10,13 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
 from jax_ragrl.systems.baselines.agents import ReAct, SearchO1
 from jax_ragrl.systems.baselines.fixed_strategy import FixedStrategy
+from jax_ragrl.systems.baselines.fixed_workflow import PLANS, FixedWorkflow
 from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.iterative import IRCoT, IterRetGen
 from jax_ragrl.systems.baselines.replug import Replug
@@ -40,6 +42,7 @@ class BuildContext(NamedTuple):
       retriever: that of `environment`.
       train: labeled questions for `LEARNERS`; may be empty.
       overrides: of the recipe and shapes of a run, see `TableSettings`.
+      prices: prices of searches and of the frozen language model's tokens.
     """
 
     style: str
@@ -48,6 +51,7 @@ class BuildContext(NamedTuple):
     retriever: Retriever
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
+    prices: Prices = FREE
 
     @property
     def is_tiny(self) -> bool:
@@ -81,6 +85,10 @@ def _agent(context: BuildContext, settings: executor.Settings) -> Any:
 
 def _fixed(strategy: str) -> Builder:
     return lambda context: FixedStrategy(_paper("c3po")(context), strategy)
+
+
+def _workflow(plan: tuple[str, ...]) -> Builder:
+    return lambda context: FixedWorkflow(_paper("mao_arag")(context), plan)
 
 
 def _skr(context: BuildContext) -> SKR:
@@ -126,4 +134,10 @@ SYSTEMS: Mapping[str, Builder] = {
     "c3po_planning": _fixed(PLANNING),
     **{name: _paper(name) for name in MODULES if hasattr(system_module(name), "table_system")},
 }
+# The fixed workflows of MAO-ARAG: `workflow_ag`, ..., `workflow_qds_r_ag`. Not part of `all`.
+WORKFLOWS: Mapping[str, Builder] = {
+    "_".join(("workflow", *plan)).lower(): _workflow(plan) for plan in PLANS
+}
+# Names for several systems; a system that learns needs `BuildContext.train`.
+EVERY_SYSTEM, EVERY_WORKFLOW = "all", "workflows"
 LEARNERS = frozenset({"skr_knn"})  # need `BuildContext.train`

@@ -16,7 +16,14 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus.questions import load_answered
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
+from jax_ragrl.evaluation.registry import (
+    EVERY_SYSTEM,
+    EVERY_WORKFLOW,
+    LEARNERS,
+    SYSTEMS,
+    WORKFLOWS,
+    BuildContext,
+)
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
@@ -24,6 +31,7 @@ from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import (
@@ -51,8 +59,8 @@ class TableSettings(NamedTuple):
       corpus: file or folder of the passages.
       questions: file of the questions.
       index_folder: search index of `corpus`.
-      systems: names in `SYSTEMS`, `all`, or `run:WORKDIR` for a run of `ragrl train`, which has its
-        own policies.
+      systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
+        `ragrl train`, which has its own policies.
       policy: policy of the other systems, `tiny` or a Hugging Face folder.
       llm: frozen language model: `tiny`, a model folder, or `openai:MODEL[@URL]`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
@@ -64,6 +72,7 @@ class TableSettings(NamedTuple):
       int8: whether an `llm` in this process has int8 weights.
       retriever: search server instead of `corpus` and `index_folder`, in the format of
         `parse_index`.
+      prices: adds the cost `dollars` to each row, unless all of them are 0.
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
@@ -84,6 +93,7 @@ class TableSettings(NamedTuple):
     retriever: str = ""
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
+    prices: Prices = FREE
 
 
 class TableModels(NamedTuple):
@@ -204,6 +214,7 @@ def build_context(
         retriever=retriever,
         train=train,
         overrides=settings.overrides,
+        prices=settings.prices,
     )
 
 
@@ -247,7 +258,7 @@ def system_result(
     else:
         system, sampler = build_system(name, context, models)
     environment = context.environment._replace(sampler=sampler)
-    return evaluate(system, questions, environment, judge=models.judge)
+    return evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
 
 
 def build_system(
@@ -260,7 +271,7 @@ def build_system(
       context: inputs of the system.
       models: gives the policy and its tokenizer.
     """
-    system = SYSTEMS[name](context)
+    system = {**SYSTEMS, **WORKFLOWS}[name](context)
     policies = {role.policy: models.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
     # The tiny policy is trained to write short actions; other models may use each role's limit.
@@ -310,6 +321,8 @@ def job_with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> J
 def select_systems(settings: TableSettings) -> tuple[str, ...]:
     """The names of a table's systems; `all` excludes `LEARNERS` without training questions.
 
+    `all` and `workflows` stand for several names, each of which is in the result once.
+
     Raises:
       UserError: a name or a style is unknown, a folder holds no run, or overrides apply to no run.
     """
@@ -320,13 +333,19 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
             job_with_overrides(values, settings.overrides)
     if settings.overrides and not runs:
         raise UserError(f"{settings.overrides[0]} changes the system of a run: give --run WORKDIR")
-    unknown = [name for name in settings.systems if name not in (*SYSTEMS, "all", *runs)]
-    if unknown:
-        raise UserError(f"unknown system {unknown[0]!r}: use all or {', '.join(SYSTEMS)}")
+    several = {
+        EVERY_SYSTEM: [name for name in SYSTEMS if settings.train or name not in LEARNERS],
+        EVERY_WORKFLOW: [*WORKFLOWS],
+    }
+    known = {*SYSTEMS, *WORKFLOWS, *several, *runs}
+    if unknown := [name for name in settings.systems if name not in known]:
+        raise UserError(
+            f"unknown system {unknown[0]!r}: use {', '.join((*several, *SYSTEMS))}, or a fixed "
+            "workflow such as workflow_r_ag"
+        )
     one_of("style", settings.style, ("tiny", "full"))
-    if "all" not in settings.systems:
-        return settings.systems
-    return (*(name for name in SYSTEMS if settings.train or name not in LEARNERS), *runs)
+    names = [one for name in settings.systems for one in several.get(name, [name])]
+    return tuple(dict.fromkeys(names))
 
 
 def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:

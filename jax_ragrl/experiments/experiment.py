@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import time
@@ -93,10 +94,16 @@ def evaluate_baselines(
     standard_rag, direct_answer = StandardRAG(style, job.recipe.system.top_k), direct(style)
     # `evaluate` grades all answers of a system together, which needs fewer requests to the judge.
     environment = components.environment(NoSampler())._replace(judge=None)
-    judge = components.judge
+    score = functools.partial(
+        evaluate,
+        questions=questions,
+        environment=environment,
+        judge=components.judge,
+        prices=job.prices,
+    )
     results = {
-        "direct": evaluate(direct_answer, questions, environment, judge=judge),
-        "standard_rag": evaluate(standard_rag, questions, environment, judge=judge),
+        "direct": score(direct_answer),
+        "standard_rag": score(standard_rag),
         "warm_start": evaluate_models(job, components, components.models(), questions),
     }
     # A system without any answer must not be stored: its score would never be measured again.

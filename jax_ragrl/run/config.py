@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -32,11 +33,12 @@ from jax_ragrl.models.by_name import TINY as TINY
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.web import ENGINES
+from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.ablation import LOOSE, OWN, with_credit, with_grammar, with_own_policies
-from jax_ragrl.systems.base import Credit, Recipe, check_group_size
+from jax_ragrl.systems.base import Credit, Recipe, check_group_size, masked_credit
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.systems.thinking import with_thinking
 
@@ -163,6 +165,7 @@ class Job:
       llm: the frozen language model.
       judge: a language model that grades answers. It replaces the system's metric in the reward
         and on dev questions; kind `none`: no judge.
+      prices: prices of the environment, which give metrics and tables a cost in dollars.
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
       policy: the folder that all policies start from, or `tiny`.
@@ -193,6 +196,7 @@ class Job:
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
+    prices: Prices = FREE
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
     policy: str = TINY
@@ -266,10 +270,14 @@ class Job:
 
     @property
     def credit(self) -> Credit:
-        """The credit of the recipe that fits the objective."""
-        if self.recipe.turn_credit is not None and self.objective.gae_span == "conversation":
-            return self.recipe.turn_credit
-        return self.recipe.advantages.get(self.objective.advantage, self.recipe.credit)
+        """The credit of the recipe that fits the objective, without nodes not to be trained."""
+        recipe = self.recipe
+        credit = recipe.advantages.get(self.objective.advantage, recipe.credit)
+        if recipe.turn_credit is not None and self.objective.gae_span == "conversation":
+            credit = recipe.turn_credit
+        if recipe.trainable is None:
+            return credit
+        return functools.partial(masked_credit, credit, recipe.trainable)
 
     @property
     def temperature(self) -> float:

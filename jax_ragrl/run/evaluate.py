@@ -14,7 +14,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
-from jax_ragrl.rollout.costs import costs_of, role_costs
+from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
@@ -98,7 +98,11 @@ class Result:
             "ended": dict(self.finish_reasons),
             "malformed": dict(self.invalid_actions),
             "strategies": dict(self.strategies),
-            "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
+            # Six digits after the point: an answer costs a fraction of a cent.
+            "costs": {
+                name: _finite(round(_mean(x), 6 if name == "dollars" else 3))
+                for name, x in self.costs.items()
+            },
             "roles": dict(self.roles),
             **({"retrieval": retrieval} if retrieval else {}),
             **({"failed_with": most_common[0][0]} if most_common else {}),
@@ -130,6 +134,7 @@ def evaluate(
     environment: Environment,
     *,
     judge: FrozenLLM | None = None,
+    prices: Prices = FREE,
     batch: int = 512,
 ) -> Result:
     """Runs the inference algorithm of a system on every question.
@@ -139,6 +144,7 @@ def evaluate(
       questions: the questions; each has one result, also if it fails.
       environment: a sampler (greedy for a table), a retriever and a frozen language model.
       judge: a language model that grades the answers, as the score `judge`.
+      prices: adds the cost `dollars`, unless all of them are 0.
       batch: the number of questions rolled out together; results do not depend on it.
     """
     roll_out = functools.partial(collect, system, single_chain, environment=environment)
@@ -158,7 +164,7 @@ def evaluate(
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        costs=_columns([cost for forest in forests for cost in costs_of(forest)]),
+        costs=_columns([cost for forest in forests for cost in costs_of(forest, prices)]),
         roles=role_costs(forests),
         answers=answers,
         failures=tuple(message for forest in forests for message in forest.failures),

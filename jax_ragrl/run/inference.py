@@ -58,7 +58,13 @@ def evaluate_models(
       questions: the questions to answer.
     """
     environment = greedy_environment(job, parts, models)
-    return evaluate(job.recipe.evaluation_system, questions, environment, judge=parts.judge)
+    return evaluate(
+        job.recipe.evaluation_system,
+        questions,
+        environment,
+        judge=parts.judge,
+        prices=job.prices,
+    )
 
 
 def ask(job: Job, parts: Components, question: str) -> str:

@@ -17,9 +17,9 @@ Departures from the paper and its published code
      probability that losing strategies lose may move there: a run of 48 steps on the embedded
      default ended with half of its routes malformed.
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not stated; they are the
-     defaults of the trainer that the authors name (OpenRLHF 0.5.6). So is the clip of values (eq. 10 has the plain
-     squared error: `objective.value_loss=plain`). The temperature is not stated either: 0.6 is the
-     code's, whose sampler also wrote the demonstrations.
+     defaults of the trainer that the authors name (OpenRLHF 0.5.6). So is the clip of values
+     (eq. 10 has the plain squared error: `objective.value_loss=plain`). The temperature is not
+     stated either: 0.6 is the code's, whose sampler also wrote the demonstrations.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
   7. The definition of a right answer in training is not stated. Here it contains a gold answer or,
      with a `judge` in the config, a language model accepts it: the paper's measure. The judge's

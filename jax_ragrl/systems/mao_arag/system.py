@@ -16,9 +16,11 @@ from jax_ragrl.systems.mao_arag.workflows import (
     AG,
     DS,
     EXECUTORS,
+    PLANNER,
     QDP,
     QDS,
     QR,
+    SUB_PLANNER,
     R,
     parse_plan,
     plan_regex,
@@ -27,7 +29,6 @@ from jax_ragrl.systems.mao_arag.workflows import (
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
-PLANNER, SUB_PLANNER = "planner", "sub_planner"
 # Steps that are not in a plan: the planner call, substitution of earlier answers, the summary.
 PLAN, FILL, AS = "plan", "fill", "AS"
 PURPOSES = {
