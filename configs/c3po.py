@@ -51,6 +51,7 @@ RECIPE = {
         "hint": "",  # a note on the data set in the router's prompt; empty in the paper
         "max_tokens": 2048,
         "temperature": 0.6,
+        "reply_tokens": 2048,  # of a roadmap or an answer, in the code
     },
     "tree": {
         "width": 2,
@@ -60,6 +61,7 @@ RECIPE = {
         "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
         "weigh_duplicates": False,
     },
+    "evaluation_depth": 15,  # the code's limit
 }
 OBJECTIVE = {
     "ratio": "clip",

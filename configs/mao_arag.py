@@ -19,7 +19,9 @@ the training of malformed turns (`recipe.train_malformed`). Both have the turn c
 the swapped rows of the paper's table 4 are `--config.recipe.costs.turn_table=paper`. The
 KL coefficient and the learning rates are the code's, because the paper gives none. The code makes
 one update per turn; here all turns of a batch are one update. Its script names one of the two sets
-at a time; here both are one file, as the paper reads (configs/c3po.py shows how to list several).
+at a time; here both are in one run, as the paper reads:
+    --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
+        --config.data.files.train_per_file="(2400,4800)"
 
 Costs in an evaluation: the paper's turns are `policy_calls`, its dollars are `dollars`, at the
 prices below. The fixed workflows that the planner selects from are systems of their own:
@@ -104,6 +106,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                     # Whether a plan that selects documents without a search is illegal.
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
                 "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset], "turn_table": "code"},
                 # Malformed planner calls before the first legal plan; the code masks them.

@@ -18,6 +18,10 @@ decision in their rollouts. (The paper counts such decisions.)
 Result in the paper: 57.3, 60.2 and 39.7 exact match over a corpus that is sure to contain the gold
 passages. This config has not been run at that size here.
 
+Its 3,000 questions are 60 % MuSiQue, 25 % HotpotQA and 15 % 2WikiMultiHopQA:
+    --config.data.files.train=musique.jsonl,hotpotqa.json,2wiki.json \
+        --config.data.files.train_per_file="(1800,750,450)"
+
 Expert pool: `ragrl pool` writes and scores the actions of `pool.jsonl`, plans by eq. 14, which is
 also the code's reward. The paper has about 30,000 actions from DeepSeek-R1, for questions of
 MuSiQue (60 %), HotpotQA (25 %) and 2WikiMultiHopQA (15 %); in addition to twelve plans per question

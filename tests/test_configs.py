@@ -189,6 +189,13 @@ def test_c3po_trains_on_every_question_once():
     assert run.steps * run.questions_per_step == 6 * 6000
 
 
+@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "smollm2/mmoa_rag"])
+def test_the_penalty_for_long_answers_can_fire(name):
+    """A word needs at least one token, and the stop token is one too."""
+    values = load(name, given_to(name))["recipe"]
+    assert values["penalties"]["max_answer_words"] + 1 < values["system"]["generator_max_tokens"]
+
+
 def test_open_choices_of_c3po_are_its_trainers_defaults():
     """OpenRLHF 0.5.6: train_ppo_ray.py."""
     job = load_job(load("c3po", GIVEN))

@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
                     "temperature": 1.0,
                     "select_needs_search": True,
                     "executors": ("QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
                 "costs": {
                     "alpha": 0.1,  # the weight of all costs

@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
                     "temperature": 1.0,
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
                 "costs": {
                     "alpha": 0.1,  # the weight of all costs

@@ -65,7 +65,13 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several question sets in one table; a set without its own passages uses --corpus",
     )
-    sub.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
+    limit = "questions per set, a random sample; 0 = all"
+    sub.add_argument("--limit", type=natural, default=0, help=limit)
+    sample = sub.add_mutually_exclusive_group()
+    sample.add_argument("--limit-seed", type=natural, default=0, help="seed of that sample")
+    sample.add_argument(
+        "--first", action="store_true", help="--limit takes the first questions instead"
+    )
     sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
     retriever = (
@@ -129,6 +135,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         overrides=tuple(options.config),
         run_files=options.run_files,
         prices=Prices(*options.prices),
+        limit_seed=-1 if options.first else options.limit_seed,
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

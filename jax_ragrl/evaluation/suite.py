@@ -133,6 +133,7 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
     optional = {
         "changes": settings.overrides,
         "retriever": settings.retriever,
+        "limit_seed": settings.limit_seed,
         "prices": settings.prices != FREE and dataclasses.asdict(settings.prices),
     }
     return values | {name: value for name, value in optional.items() if value}

@@ -14,7 +14,7 @@ import tqdm
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.questions import load_answered, sample_in_order
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import (
     EVERY_SYSTEM,
@@ -66,7 +66,8 @@ class TableSettings(NamedTuple):
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
-      limit: number of questions to use of each file, from the first; 0 = all.
+      limit: number of questions to use of each file, a random sample; 0 = all.
+      limit_seed: seed of the sample; negative: the first questions instead.
       train: labeled questions for the systems in `LEARNERS`.
       judge: language model that grades answers, in the format of `llm`; empty = none.
       int8: whether an `llm` in this process has int8 weights.
@@ -94,6 +95,7 @@ class TableSettings(NamedTuple):
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
     prices: Prices = FREE
+    limit_seed: int = 0
 
 
 class TableModels(NamedTuple):
@@ -205,7 +207,7 @@ def build_context(
       models: models of the table.
       retriever: index or server that is searched.
     """
-    train = load_answered(settings.train)[: settings.limit or None] if settings.train else ()
+    train = limited(settings, load_answered(settings.train)) if settings.train else ()
     environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
     return BuildContext(
         style=settings.style,
@@ -222,7 +224,14 @@ def load_questions(settings: TableSettings) -> Sequence[Question]:
     """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_answered(settings.questions)[: settings.limit or None]
+    return limited(settings, load_answered(settings.questions))
+
+
+def limited(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:
+    """The questions of a file that a table uses: a seeded sample, or the first ones."""
+    if settings.limit_seed < 0:
+        return questions[: settings.limit or None]
+    return sample_in_order(questions, settings.limit, settings.limit_seed)
 
 
 def evaluate_system(

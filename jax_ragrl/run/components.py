@@ -283,7 +283,9 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
-            "train": tuple(load_mixture(files.train, files.max_train_per_file)),
+            "train": tuple(
+                load_mixture(files.train, files.max_train_per_file, files.train_per_file)
+            ),
             "dev": tuple(load_mixture(files.dev)),
             "test": tuple(load_mixture(files.test)),
         }

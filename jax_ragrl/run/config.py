@@ -76,6 +76,8 @@ class FileData:
       dev: questions for evaluation during the run; may be the same file as `train`.
       test: questions for the final evaluation; may be the same file as `train`.
       max_train_per_file: maximum number of questions from each file of `train`; 0: no maximum.
+      train_per_file: a mixture: the number of questions from each file of `train`, in the order of
+        the files (0: all of a file). Empty: `max_train_per_file` for every file.
     """
 
     corpus: str
@@ -83,6 +85,7 @@ class FileData:
     dev: str
     test: str
     max_train_per_file: int = 0
+    train_per_file: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -344,6 +344,8 @@ def test_planners_are_sampled_and_executors_are_greedy():
     state = system.advance(system.start(ANN), ParsedAction("Plan", ("QR", "AG")))
     (ask,) = system.next_effects(state)
     assert ask.request.sampling == Sampling(0.0, 1.0, 256)
+    (longer,) = dataclasses.replace(system, reply_tokens=99).next_effects(state)
+    assert longer.request.sampling.max_tokens == 99
     forest, _ = play(["QDS", "R,AG", "AG"], ["A?", "B?"], FILLED)
     assert [record.depth for record in forest.records[:-1]] == [1, 2, 3]
 

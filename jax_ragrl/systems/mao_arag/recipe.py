@@ -23,7 +23,8 @@ Departures from the paper and its published code
      plan malformed. QR changes the search query, not the question that is answered.
   7. If no sub-question has an answer when the turns are used up, there is nothing to summarize: the
      rollout is dead.
-  8. Replies of executors have at most 256 tokens.
+  8. The paper states no limit for replies of executors; here it is 256 tokens
+     (`system.reply_tokens`).
   9. `configs/mao_arag.py` takes one optimizer step per batch of rollouts, as the code does: 96
      rollouts in batches of 96.
 The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code (`code()`), whose unit of

@@ -41,7 +41,6 @@ PURPOSES = {
     AS: "summarise",
 }
 MAX_PARTS = 4  # sub-questions; further ones are dropped
-REPLY = 256  # the maximum number of tokens of an executor's reply
 
 # --- Replies of executors -------------------------------------------------------------------------
 
@@ -143,6 +142,7 @@ class MAOARAG:
       select_needs_search: whether DS without an earlier R is malformed.
       executors: the executors that a plan may contain; without `QDP`, for example, sub-questions
         are always serial.
+      reply_tokens: the maximum number of tokens of an executor's reply.
     """
 
     style: str = "mao_arag"
@@ -152,6 +152,7 @@ class MAOARAG:
     temperature: float = 1.0
     select_needs_search: bool = False
     executors: tuple[str, ...] = EXECUTORS
+    reply_tokens: int = 256
 
     def __post_init__(self) -> None:
         if AG not in self.executors or (unknown := sorted({*self.executors} - {*EXECUTORS})):
@@ -208,7 +209,7 @@ class MAOARAG:
             return Search(item.query or item.text, self.top_k, turn=item.turn)
         purpose = PURPOSES[step] if step != AG or item.documents else "answer_direct"
         messages = self._messages(purpose, item, state)
-        request = LLMRequest(purpose, messages, Sampling(0.0, 1.0, REPLY))
+        request = LLMRequest(purpose, messages, Sampling(0.0, 1.0, self.reply_tokens))
         # A substitution serves the decomposition, so the question's planner call pays for it.
         return CallLLM(request, turn=state.items[0].turn if step == FILL else item.turn)
 
