@@ -50,6 +50,10 @@ and the same groups divided by their deviation:
         --config.recipe.expert_pool=none --config.schedule.phases="()" \
         --config.objective.advantage=group_normalised
     --config.objective.advantage=group_normalised
+The KL with the weight of eq. 4, which adds it once per group of 8 actions and not to each:
+    --config.schedule.phases="({'steps':141,'roles':('plan',),'policy_lr':5e-6,'kl_coefficient':0.00625},\
+{'steps':94,'roles':('analysis',),'policy_lr':1e-5,'kl_coefficient':0.005},\
+{'steps':94,'roles':('rewrite',),'policy_lr':2e-5,'kl_coefficient':0.005})"
 """
 
 import functools
@@ -84,6 +88,8 @@ CHOICES = {
 }
 
 
+# The gradient of k2 is that of KL(policy | reference), as in eq. 4.
+ESTIMATORS = {"paper": "k2", "code": "k3"}
 # 3,000 questions, 64 per update: three epochs for plans, two for each other role.
 SCHEDULE = {
     "phases": (
@@ -133,7 +139,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "ratio": "none",
                 "critic": "none",
                 "advantage": "group_centred",
-                "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.05},
+                "kl": {"where": "loss", "estimator": ESTIMATORS[preset], "coefficient": 0.05},
                 "aggregation": "token_mean",
             },
             "optimizer": {"policy_lr": 5e-6, "schedule": "constant", "epochs": 1, "minibatches": 1},

@@ -184,6 +184,12 @@ def test_a_paper_config_sets_its_optimizer_steps(name):
     assert (values["epochs"], values["minibatches"]) == STEPS[name.partition(":")[0]]
 
 
+def test_opera_has_the_divergence_of_its_equation_4():
+    kl = {p: load_job(load(p, given_to(p))).objective.kl for p in ("opera", "opera:code")}
+    assert (kl["opera"].where, kl["opera"].estimator) == ("loss", "k2")
+    assert kl["opera:code"].estimator == "k3"
+
+
 def test_c3po_trains_on_every_question_once():
     run = load_job(load("c3po", GIVEN)).run
     assert run.steps * run.questions_per_step == 6 * 6000

@@ -6,6 +6,7 @@ scored as in training, by executing it.
 Departures from the paper:
   It scores plans by another rubric (eq. 14), which is `recipe.plan_reward=code`.
   Its golden plans, written from the supporting facts of a question, are not generated.
+  Near duplicates are found by the encoder of the index if it has one, else by words.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jax_ragrl.config.schema import build
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import ActionRequest, ActionSampler, Environment, collect
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import ModelOutput
@@ -35,8 +37,11 @@ from jax_ragrl.systems.opera.expert_pool import (
     Candidate,
     Pool,
     RecordingSampler,
+    Similarity,
     build_pool,
     candidates_of,
+    vector_cosines,
+    word_cosines,
 )
 from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
@@ -249,12 +254,22 @@ def make_pool(
     source = functools.partial(score_candidates, settings, sampler, parts.retriever, parts.llm)
     call = {**values, "writer": model_of(writer), "temperatures": temperatures}
     claim_output(candidates_file(out), call, POOL_OUTPUT)
-    return collect_pool(source, pool_rollouts(questions, temperatures), out)
+    rollouts = pool_rollouts(questions, temperatures)
+    return collect_pool(source, rollouts, out, similarity_of(parts.retriever))
 
 
-def pool_of_rows(rows: Iterable[Mapping[str, Any]]) -> Pool:
-    """Builds the pool from rows of `score_candidates`."""
-    return build_pool(Candidate(*(row[key] for key in Candidate._fields)) for row in rows)
+def pool_of_rows(rows: Iterable[Mapping[str, Any]], similarity: Similarity = word_cosines) -> Pool:
+    """Builds the pool from rows of `score_candidates`, without near duplicates."""
+    candidates = (Candidate(*(row[key] for key in Candidate._fields)) for row in rows)
+    return build_pool(candidates, similarity=similarity)
+
+
+def similarity_of(retriever: Retriever) -> Similarity:
+    """Returns the similarity of texts by the encoder of a retriever, or by words without one."""
+    encoder = getattr(retriever, "encoder", None)
+    if encoder is None or isinstance(encoder, HashedEncoder):
+        return word_cosines
+    return functools.partial(vector_cosines, encoder.encode_queries)
 
 
 def pool_rollouts(
@@ -275,6 +290,7 @@ def collect_pool(
     source: Callable[[Sequence[PoolRollout]], ItemResults],
     rollouts: Sequence[PoolRollout],
     out: pathlib.Path,
+    similarity: Similarity = word_cosines,
 ) -> dict[str, Any]:
     """Generates missing candidates, and writes the pool of all candidates.
 
@@ -282,6 +298,7 @@ def collect_pool(
       source: generates and scores the candidates of some rollouts.
       rollouts: all rollouts; finished ones are skipped.
       out: the pool file.
+      similarity: of the actions of one prompt, of which near duplicates are dropped.
 
     Returns:
       The summary of the pool, and the number of failed rollouts.
@@ -289,7 +306,7 @@ def collect_pool(
     file = candidates_file(out)
     run_resumable(source, rollouts, file, POOL_OUTPUT)
     pool, failures = (
-        pool_of_rows(read_rows(file)),
+        pool_of_rows(read_rows(file), similarity),
         failure_summary(list(read_rows(POOL_OUTPUT.log(file)))),
     )
     if not pool.candidates:

@@ -34,7 +34,9 @@ Departures from the paper and its published code
      has two of each.
  12. The paper's depth limit is 13, but its figure 6 shows depths up to 15, the code's limit in
      evaluation: `configs/c3po.py` has 13 in training and 15 in evaluation (`evaluation_depth`).
- 13. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
+ 13. Eq. 5 is a mean over leaves, which is a biased estimate of the expected reward where nodes have
+     different numbers of leaves below them; `credit=child_mean` is a mean over children.
+ 14. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
      the code's 2,048 tokens; the default of `system.reply_tokens` is 256.
 """
 
