@@ -39,7 +39,10 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
         default="tiny",
         help=f"policy of the other systems: {MODEL_FORMS}",
     )
-    llm = f"frozen language model: openai:MODEL[@URL], or {MODEL_FORMS}"
+    llm = (
+        "frozen language model: openai:MODEL[@URL], world:FOLDER (the rule-based reader of a "
+        f"generated corpus), or {MODEL_FORMS}"
+    )
     sub.add_argument("--llm", default="tiny", help=llm)
     judge = "language model that grades answers, in the format of --llm; adds the score 'judge'"
     sub.add_argument("--judge", default="", help=judge)

@@ -35,6 +35,7 @@ from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import (
+    PolicyLoader,
     load_llm,
     load_policies,
     mesh_for,
@@ -46,6 +47,7 @@ from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.pipeline import LoadLLM
+from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -62,7 +64,8 @@ class TableSettings(NamedTuple):
       systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
         `ragrl train`, which has its own policies.
       policy: policy of the other systems, `tiny` or a Hugging Face folder.
-      llm: frozen language model: `tiny`, a model folder, or `openai:MODEL[@URL]`.
+      llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
+        for the rule-based reader of a folder that `ragrl world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
@@ -187,14 +190,35 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
 def load_models(settings: TableSettings) -> TableModels:
     """Loads the models of a table."""
     shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
-    # The empty style is that of a rule-based reader, which no table has.
     load = shared_loader()
-    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+    llm = load_frozen(settings, shapes, load)
     judge = None
     if settings.judge:
         judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
+
+
+def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> FrozenLLM:
+    """Loads the frozen language model of a table.
+
+    Args:
+      settings: settings of the table.
+      shapes: static shapes of a local model.
+      load: loads a local model.
+
+    Raises:
+      UserError: a world's reader cannot be combined with the other settings.
+    """
+    if not settings.llm.startswith(READER):
+        # The empty style is that of a rule-based reader, which is loaded below.
+        return load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+    if settings.style != "tiny" or settings.int8:
+        raise UserError(
+            f"--llm {settings.llm} is made of rules that read the prompts of --style tiny and have "
+            "no weights: leave --style full and --int8 out"
+        )
+    return load_reader(settings.llm)
 
 
 def build_context(

@@ -156,7 +156,10 @@ def summarize(
         "ended": dict(after.finish_reasons),
         "costs": {name: row["costs"] for name, row in before.items()}
         | {"trained": after.summary()["costs"]},
-        "checkpoint": str(workdir / "checkpoints" / str(job.run.steps)),
+        # Without a training step there is no checkpoint: the policy is the given one.
+        "checkpoint": str(workdir / "checkpoints" / str(job.run.steps))
+        if job.run.steps
+        else job.policy,
         "report": str(workdir / "report.html"),
     }
 

@@ -369,7 +369,7 @@ def parse_llm(text: str, *, int8: bool = False) -> LLM:
             f"{text} runs on a server: use int8 with a local model only, or leave it out"
         )
     model, url, extra = _split_server(text)
-    return OpenAIConfig(model, url or None, extra_body=_object(extra or "{}"))
+    return OpenAIConfig(model, url or None, extra_body=json_object(extra or "{}"))
 
 
 def model_of(text: str) -> str:
@@ -388,7 +388,12 @@ def _split_server(text: str) -> tuple[str, str, str]:
     return model, url, extra
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Parses a JSON object that follows the name of a model.
+
+    Raises:
+      UserError: the text is not a JSON object.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
