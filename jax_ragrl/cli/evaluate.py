@@ -37,8 +37,12 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--policy",
         default="tiny",
-        help=f"policy of the other systems: {MODEL_FORMS}",
+        help=f"policy of the other systems: openai:MODEL[@URL], or {MODEL_FORMS}",
     )
+    examples = "demonstrations (of ragrl demos) that precede the prompts of an openai: policy"
+    sub.add_argument("--examples", type=data_path, metavar="FILE", help=examples)
+    shots = "examples per role, with --examples"
+    sub.add_argument("--shots", type=natural, default=2, help=shots)
     llm = (
         "frozen language model: openai:MODEL[@URL], world:FOLDER (the rule-based reader of a "
         f"generated corpus), or {MODEL_FORMS}"
@@ -138,6 +142,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
         overrides=tuple(options.config),
         run_files=options.run_files,
         prices=Prices(*options.prices),
+        policy_examples=options.examples,
+        shots=options.shots,
         limit_seed=-1 if options.first else options.limit_seed,
     )
     if options.data and options.run_files:

@@ -134,6 +134,7 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
         "changes": settings.overrides,
         "retriever": settings.retriever,
         "limit_seed": settings.limit_seed,
+        "examples": settings.policy_examples and [str(settings.policy_examples), settings.shots],
         "prices": settings.prices != FREE and dataclasses.asdict(settings.prices),
     }
     return values | {name: value for name, value in optional.items() if value}

@@ -24,14 +24,16 @@ from jax_ragrl.evaluation.registry import (
     WORKFLOWS,
     BuildContext,
 )
+from jax_ragrl.evaluation.served_policy import served_policy
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
-from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.costs import FREE, Prices
+from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import (
@@ -42,7 +44,7 @@ from jax_ragrl.run.components import (
     server_retriever,
     shared_loader,
 )
-from jax_ragrl.run.config import Job, load_job, parse_index, parse_llm
+from jax_ragrl.run.config import SERVER, Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
@@ -63,13 +65,17 @@ class TableSettings(NamedTuple):
       index_folder: search index of `corpus`.
       systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
         `ragrl train`, which has its own policies.
-      policy: policy of the other systems, `tiny` or a Hugging Face folder.
+      policy: policy of the other systems: `tiny`, a Hugging Face folder, or a model on a server
+        that plays all roles, greedily: `openai:MODEL[@URL]`.
       llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
         for the rule-based reader of a folder that `ragrl world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
       limit: number of questions to use of each file, a random sample; 0 = all.
+      policy_examples: demonstrations (`ragrl demos`), some of which precede each prompt of a policy
+        on a server.
+      shots: number of them per role.
       limit_seed: seed of the sample; negative: the first questions instead.
       train: labeled questions for the systems in `LEARNERS`.
       judge: language model that grades answers, in the format of `llm`; empty = none.
@@ -99,14 +105,24 @@ class TableSettings(NamedTuple):
     run_files: pathlib.Path | None = None
     prices: Prices = FREE
     limit_seed: int = 0
+    policy_examples: pathlib.Path | None = None
+    shots: int = 2
 
 
 class TableModels(NamedTuple):
-    """The models of a table, loaded once; `policy` is (graph, parameters)."""
+    """The models of a table, loaded once.
+
+    Fields:
+      llm: the frozen language model.
+      judge: the language model that grades answers.
+      policy: the policy of all roles, or a model on a server that plays them.
+      tokenizer: that of the policy; of a model on a server, that of the shipped policy, which only
+        counts tokens.
+    """
 
     llm: FrozenLLM
     judge: FrozenLLM | None
-    policy: SplitModel
+    policy: SplitModel | LLMActionSampler
     tokenizer: ChatTokenizer
 
 
@@ -195,6 +211,9 @@ def load_models(settings: TableSettings) -> TableModels:
     judge = None
     if settings.judge:
         judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
+    if settings.policy.startswith(SERVER) or settings.policy_examples:
+        served = served_policy(settings.policy, settings.policy_examples, settings.shots)
+        return TableModels(llm, judge, *served)
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 
@@ -286,17 +305,18 @@ def system_result(
       models: models of the table.
       questions: questions to answer.
     """
-    if name.startswith(RUN):
-        system, sampler = load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
-    else:
-        system, sampler = build_system(name, context, models)
+    system, sampler = (
+        load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
+        if name.startswith(RUN)
+        else build_system(name, context, models)
+    )
     environment = context.environment._replace(sampler=sampler)
     return evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
 
 
 def build_system(
     name: str, context: BuildContext, models: TableModels
-) -> tuple[System, PolicySampler]:
+) -> tuple[System, ActionSampler]:
     """Builds a system all of whose roles use the policy of the table.
 
     Args:
@@ -305,6 +325,8 @@ def build_system(
       models: gives the policy and its tokenizer.
     """
     system = {**SYSTEMS, **WORKFLOWS}[name](context)
+    if isinstance(models.policy, LLMActionSampler):
+        return system, models.policy
     policies = {role.policy: models.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
     # The tiny policy is trained to write short actions; other models may use each role's limit.

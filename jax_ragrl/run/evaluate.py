@@ -17,9 +17,10 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
-from jax_ragrl.rollout.tree import Action, Record
+from jax_ragrl.rollout.tree import Action, Forest, Record
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -151,7 +152,12 @@ def evaluate(
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
-    leaves = [leaf for forest in forests for leaf in forest.leaves()]
+    lost = [lost_questions(forest) for forest in forests]
+    leaves = [
+        None if question in errors else leaf
+        for forest, errors in zip(forests, lost, strict=True)
+        for question, leaf in enumerate(forest.leaves())
+    ]
     answers = tuple(leaf.answer if leaf else None for leaf in leaves)
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
@@ -167,10 +173,25 @@ def evaluate(
         costs=_columns([cost for forest in forests for cost in costs_of(forest, prices)]),
         roles=role_costs(forests),
         answers=answers,
-        failures=tuple(message for forest in forests for message in forest.failures),
+        failures=(
+            *(message for forest in forests for message in forest.failures),
+            *(message for errors in lost for message in errors.values()),
+        ),
         retrieval=retrieval_scores(questions, leaves),
         passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
     )
+
+
+def lost_questions(forest: Forest) -> dict[int, str]:
+    """Returns by question the error of a policy on a server that did not answer.
+
+    A prompt that is too long is the fault of the system, and no such error.
+    """
+    return {
+        record.question: record.action.error
+        for record in forest.records
+        if record.action is not None and record.action.error not in ("", TOO_LONG)
+    }
 
 
 def retrieval_scores(

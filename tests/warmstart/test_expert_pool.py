@@ -17,6 +17,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.rollout.llm_policy import BEGIN, LLMActionSampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.c3po import parse_router
@@ -26,8 +27,6 @@ from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from jax_ragrl.warmstart import resumable
 from jax_ragrl.warmstart.expert_pool import (
-    BEGIN,
-    LLMActionSampler,
     candidates_file,
     collect_pool,
     pool_rollouts,
