@@ -103,7 +103,7 @@ def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> lis
       count: the size of the sample; more than there are takes all.
       seed: equal seeds give equal samples.
     """
-    numbers = range(len(questions))
+    numbers: Sequence[int] = range(len(questions))
     if 0 < count < len(questions):
         numbers = sorted(random.Random(seed).sample(numbers, count))
     return [questions[i] for i in numbers]

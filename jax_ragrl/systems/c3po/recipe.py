@@ -33,7 +33,8 @@ Departures from the paper and its published code
  11. One roadmap per planned search (`system.roadmaps`), from a prompt with one example; the code
      has two of each.
  12. The paper's depth limit is 13, but its figure 6 shows depths up to 15, the code's limit in
-     evaluation: `configs/c3po.py` has 13 in training and 15 in evaluation (`evaluation_depth`).
+     evaluation: `configs/c3po.py` has 13 in training and 15 in evaluation (`evaluation_depth`), and
+     so have tables of prompted models.
  13. Eq. 5 is a mean over leaves, which is a biased estimate of the expected reward where nodes have
      different numbers of leaves below them; `credit=child_mean` is a mean over children.
  14. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
@@ -157,5 +158,4 @@ def table_system(style: str, top_k: int, *, tiny: bool) -> C3PO:
       top_k: passages per search.
       tiny: whether the policy is the model that ships with the package.
     """
-    del tiny
-    return C3PO(style, top_k, strict=False)
+    return C3PO(style, top_k, max_depth=13 if tiny else 15, strict=False)
