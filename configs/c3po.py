@@ -17,8 +17,12 @@ Data: 6,000 training questions from each of six data sets, sampled from their fi
 Result in the paper: mean judge accuracy over six sets of 62.08 (0.5B) and 63.53 (1.5B), against
 51.35 for Standard RAG with Qwen2-72B-Instruct. This config has not been run at that size here.
 
-Not in the paper: the clip range, gamma, lambda, whitening, the place of the KL, the betas of Adam
-and the ends of the cosine schedule. They are the defaults of the trainer that the authors name.
+Not in the paper: the clip range, gamma, lambda, whitening, the place of the KL, the betas of Adam,
+the ends of the cosine schedule, epochs and minibatches. They are the defaults of the trainer that
+the authors name, OpenRLHF, in version 0.5.6 (January 2025), the last before the paper in which
+lambda is 0.95; from 0.5.7 on it is 1. That version divides 1,024 sequences into minibatches of 128.
+If the paper's batch of 1,024 is that of an optimizer step instead, a batch of rollouts is one step,
+in which no clip acts: `--config.optimizer.minibatches=1`.
 The temperature is that of their published sampler, which generated the demonstrations.
 
 Ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
@@ -47,6 +51,7 @@ RECIPE = {
         "hint": "",  # a note on the data set in the router's prompt; empty in the paper
         "max_tokens": 2048,
         "temperature": 0.6,
+        "reply_tokens": 2048,  # of a roadmap or an answer, in the code
     },
     "tree": {
         "width": 2,
@@ -56,6 +61,7 @@ RECIPE = {
         "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
         "weigh_duplicates": False,
     },
+    "evaluation_depth": 15,  # the code's limit
 }
 OBJECTIVE = {
     "ratio": "clip",
@@ -73,6 +79,8 @@ OPTIMIZER = {
     "warmup_fraction": 0.03,
     "final_lr_fraction": 0.1,
     "b2": 0.95,
+    "epochs": 1,
+    "minibatches": 8,
 }
 
 
@@ -117,7 +125,7 @@ def get_config() -> ConfigDict:
             # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {
-                "steps": 700,
+                "steps": 750,  # one epoch of the 36,000 questions
                 # About 1,024 actions per update (table 7): a tree of the paper has about 20.
                 "questions_per_step": 48,
                 # One half is sampled while the other waits for the frozen model.

@@ -14,13 +14,18 @@ here. These results are without costs: to add them, raise `--config.recipe.costs
 beyond which workflows become trivial.
 
 Paper and code differ in the weights and the unit of costs (`systems/mao_arag`), in the KL (the
-paper's eq. 9: the reward of the last token), and in the clipping of values and of bad tokens. The
+paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens, and in
+the training of malformed turns (`recipe.train_malformed`). Both have the turn costs of the code;
+the swapped rows of the paper's table 4 are `--config.recipe.costs.turn_table=paper`. The
 KL coefficient and the learning rates are the code's, because the paper gives none. The code makes
 one update per turn; here all turns of a batch are one update. Its script names one of the two sets
-at a time; here both are one file, as the paper reads (configs/c3po.py shows how to list several).
+at a time; here both are in one run, as the paper reads:
+    --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \
+        --config.data.files.train_per_file="(2400,4800)"
 
-Costs in an evaluation: the paper's turns are `policy_calls`; its dollars are `llm_prompt_tokens`
-and `llm_completion_tokens` at the prices below.
+Costs in an evaluation: the paper's turns are `policy_calls`, its dollars are `dollars`, at the
+prices below. The fixed workflows that the planner selects from are systems of their own:
+    ragrl evaluate --systems workflows --prices 0.225,0.9 --llm openai:gpt-4o-mini --style full ...
 
 Small planners (table 2): a planner of 1.5B or 0.5B does not follow the format. It first learns the
 workflows of the trained planner, here those whose answer had an F1 of 1; the rates are the code's:
@@ -46,6 +51,12 @@ from ml_collections import ConfigDict, config_dict
 DOLLARS = {
     "dollars_per_1k_prompt_tokens": 0.000225,
     "dollars_per_1k_completion_tokens": 0.0009,
+}
+# The same prices for metrics and tables. The retriever is the user's own, so a search has no price.
+PRICES = {
+    "dollars_per_million_prompt_tokens": 0.225,
+    "dollars_per_million_completion_tokens": 0.9,
+    "dollars_per_search": 0.0,
 }
 COSTS = {
     "paper": {
@@ -83,6 +94,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "index": {"encoder": path(), "kind": "scann", "folder": "runs/index"},
             # The frozen model that plays the executors.
             "llm": {"kind": "openai", "model": "gpt-4o-mini"},
+            "prices": PRICES,
             "system": "mao_arag",
             "recipe": {
                 "system": {
@@ -94,8 +106,11 @@ def get_config(preset: str = "paper") -> ConfigDict:
                     # Whether a plan that selects documents without a search is illegal.
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
-                "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset]},
+                "costs": {"alpha": 0.0, **DOLLARS, **COSTS[preset], "turn_table": "code"},
+                # Malformed planner calls before the first legal plan; the code masks them.
+                "train_malformed": preset == "paper",
             },
             "objective": {
                 "critic": "own",
@@ -106,7 +121,14 @@ def get_config(preset: str = "paper") -> ConfigDict:
                 "aggregation": "token_mean",
                 **CLIPS[preset],
             },
-            "optimizer": {"policy_lr": 1e-6, "value_lr": 1e-5, "schedule": "constant"},
+            "optimizer": {
+                "policy_lr": 1e-6,
+                "value_lr": 1e-5,
+                "schedule": "constant",
+                # One step per batch of rollouts, as in the code: no clip acts.
+                "epochs": 1,
+                "minibatches": 1,
+            },
             # (metric, lowest, highest): the run stops after 3 steps in a row outside its bounds.
             "guard": {"bounds": (), "patience": 3},
             "run": {

@@ -180,15 +180,44 @@ def test_the_learning_rate_ends_as_in_the_framework(name, end):
     assert float(rate) == pytest.approx(end * choices.policy_lr)
 
 
+STEPS = {"c3po": (1, 8), "mmoa_rag": (2, 3), "coda": (1, 8), "mao_arag": (1, 1), "opera": (1, 1)}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_paper_config_sets_its_optimizer_steps(name):
+    """A default of one step would remove the clip without a word."""
+    values = load(name, given_to(name))["optimizer"]
+    assert (values["epochs"], values["minibatches"]) == STEPS[name.partition(":")[0]]
+
+
+def test_opera_has_the_divergence_of_its_equation_4():
+    kl = {p: load_job(load(p, given_to(p))).objective.kl for p in ("opera", "opera:code")}
+    assert (kl["opera"].where, kl["opera"].estimator) == ("loss", "k2")
+    assert kl["opera:code"].estimator == "k3"
+
+
+def test_c3po_trains_on_every_question_once():
+    run = load_job(load("c3po", GIVEN)).run
+    assert run.steps * run.questions_per_step == 6 * 6000
+
+
+@pytest.mark.parametrize("name", ["mmoa_rag", "tiny/mmoa_rag", "smollm2/mmoa_rag"])
+def test_the_penalty_for_long_answers_can_fire(name):
+    """A word needs at least one token, and the stop token is one too."""
+    values = load(name, given_to(name))["recipe"]
+    assert values["penalties"]["max_answer_words"] + 1 < values["system"]["generator_max_tokens"]
+
+
 def test_open_choices_of_c3po_are_its_trainers_defaults():
-    """OpenRLHF at the time: train_ppo.py."""
+    """OpenRLHF 0.5.6: train_ppo_ray.py."""
     job = load_job(load("c3po", GIVEN))
     choices, o = job.optimizer, job.objective
     assert (choices.b1, choices.b2, choices.max_grad_norm, choices.epochs) == (0.9, 0.95, 1.0, 1)
+    assert choices.minibatches == 1024 // 128, "rollout_batch_size, train_batch_size"
     assert (o.eps_low, o.eps_high, o.value_loss, o.value_clip) == (0.2, 0.2, "clipped", 0.2)
     assert (o.gamma, o.lam, o.kl.where, o.kl.target) == (1.0, 0.95, "reward", 0.0)
     for peak in (choices.policy_lr, choices.value_lr):
-        rate, risen = choices.rate(peak, 1000), 30
+        rate, risen = choices.rate(peak, 1000), 240
         assert [float(rate(i)) for i in (risen // 2, risen)] == pytest.approx([peak / 2, peak])
 
 

@@ -50,6 +50,7 @@ def get_config() -> ConfigDict:
                     "hint": "",
                     "max_tokens": 32,
                     "temperature": 1.0,
+                    "reply_tokens": 256,  # of an answer
                 },
                 "tree": {
                     "width": 4,
@@ -59,6 +60,7 @@ def get_config() -> ConfigDict:
                     "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
                     "weigh_duplicates": False,
                 },
+                "evaluation_depth": 0,  # as in training
             },
             "credit": "siblings",  # the actions of a decision are compared, without a critic
             "objective": {

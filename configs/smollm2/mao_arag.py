@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
                     "temperature": 1.0,
                     "select_needs_search": True,
                     "executors": ("QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
                 "costs": {
                     "alpha": 0.1,  # the weight of all costs
@@ -57,7 +58,9 @@ def get_config() -> ConfigDict:
                     "dollars_per_1k_prompt_tokens": 0.000225,
                     "dollars_per_1k_completion_tokens": 0.0009,
                     "dollars_per_cost_unit": 3e-4,
+                    "turn_table": "code",
                 },
+                "train_malformed": True,
             },
             # The workflows of a question are compared, without a critic.
             "credit": "rollouts",

@@ -35,6 +35,7 @@ def get_config() -> ConfigDict:
                     "hint": "",
                     "max_tokens": 40,
                     "temperature": 1.0,
+                    "reply_tokens": 256,  # of a roadmap or an answer
                 },
                 "tree": {
                     "width": 2,
@@ -44,6 +45,7 @@ def get_config() -> ConfigDict:
                     "dead_leaf": "zero",  # a failed branch is a leaf of reward 0
                     "weigh_duplicates": False,
                 },
+                "evaluation_depth": 0,  # as in training
             },
             "objective": {
                 "ratio": "clip",

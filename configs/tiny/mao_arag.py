@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
                     "temperature": 1.0,
                     "select_needs_search": False,
                     "executors": ("QDS", "QDP", "QR", "R", "DS", "AG"),
+                    "reply_tokens": 256,  # of an executor
                 },
                 "costs": {
                     "alpha": 0.1,  # the weight of all costs
@@ -46,7 +47,9 @@ def get_config() -> ConfigDict:
                     "dollars_per_1k_prompt_tokens": 0.000225,
                     "dollars_per_1k_completion_tokens": 0.0009,
                     "dollars_per_cost_unit": 7e-5,
+                    "turn_table": "code",
                 },
+                "train_malformed": True,
             },
             "objective": {
                 "ratio": "clip",

@@ -6,7 +6,9 @@
 
 Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
 Learning". From the paper: modules, penalties, shared reward and the KL of the last token. Scaled to
-the model: learning rates, lengths and batch.
+the model: learning rates, lengths (also the limit of words for the generator's penalty), batch and
+a constant KL coefficient. A separate critic replaces the value head, which a model of this size
+cannot share.
 
 All searches of a question are made at once, which finds single facts and both sides of a
 comparison, but not the second link of a chain: there are no such questions here. The loss sums over
@@ -49,7 +51,7 @@ def get_config() -> ConfigDict:
                     "query_rule": "count",
                     "selector": -1.0,
                     "generator": -0.5,
-                    "max_answer_words": 30,
+                    "max_answer_words": 8,  # 16 tokens cannot hold the 30 words of the code
                 },
                 "reward": "f1",
                 "rollouts": 1,

@@ -4,8 +4,9 @@
     ragrl train --config=configs/tiny/opera.py --workdir=runs/opera \
         --config.policy=runs/warm-opera/checkpoint
 
-From the paper: rewards and expert injection. Scaled to the model: groups, learning rate and KL;
-most steps train the role that needs them. The roles share one tiny policy. The expert and the gold
+From the paper: rewards and expert injection. Scaled to the model: groups, learning rate and KL.
+Not from the paper: six optimizer steps per batch of rollouts, and therefore a clipped ratio; most
+steps train the role that needs them. The roles share one tiny policy. The expert and the gold
 answers of sub-goals come from the rules of the synthetic corpus.
 """
 

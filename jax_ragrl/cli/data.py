@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.cli.common import AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -15,6 +15,10 @@ def add_commands(command: AddCommand) -> None:
     sub = command("world", run_world, "generate the synthetic corpus and its questions")
     sub.add_argument("--size", type=int, default=240, help="number of people in the corpus")
     sub.add_argument("--seed", type=int, default=0, help="random seed of the corpus")
+    famous = "fraction of facts that the reader of the corpus knows without documents"
+    sub.add_argument("--famous", type=float, default=0.3, help=famous)
+    hops = "comma-separated numbers of hops of the questions"
+    sub.add_argument("--hops", default="1,2,3,4", help=hops)
     sub.add_argument(
         "--out", type=local, required=True, help="output folder: passages.jsonl and SPLIT.jsonl"
     )
@@ -66,17 +70,12 @@ def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
 
 
 def run_world(options: argparse.Namespace) -> None:
-    from jax_ragrl.corpus.formats.flashrag import save_questions
-    from jax_ragrl.corpus.passages import Corpus, save_corpus
-    from jax_ragrl.corpus.world import generate
+    from jax_ragrl.run.config import WorldData
+    from jax_ragrl.run.world_folder import save_world
 
-    world = generate(options.seed, options.size)
-    options.out.mkdir(parents=True, exist_ok=True)
-    save_corpus(Corpus(world.passages), options.out / "passages.jsonl")
-    for split, questions in world.questions.items():
-        save_questions(questions, options.out / f"{split}.jsonl")
-    counts = {split: len(questions) for split, questions in world.questions.items()}
-    print(json.dumps({"passages": len(world.passages), **counts, "out": str(options.out)}))
+    hops = tuple(parse_numbers(options.hops))
+    settings = WorldData(options.seed, options.size, options.famous, hops)
+    print(json.dumps(save_world(settings, options.out)))
 
 
 def run_index(options: argparse.Namespace) -> None:

@@ -34,22 +34,33 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_system_options(sub: argparse.ArgumentParser) -> None:
-    systems = "comma-separated names of systems, or all"
+    systems = "comma-separated names of systems; all, or workflows for MAO-ARAG's fixed workflows"
     sub.add_argument("--systems", default="direct,standard_rag,c3po", help=systems)
     runs = "folders of runs: adds one row per run, for its system with its trained policies"
     sub.add_argument("--run", dest="runs", nargs="+", default=(), metavar="WORKDIR", help=runs)
     sub.add_argument(
         "--policy",
         default="tiny",
-        help=f"policy of the other systems: {MODEL_FORMS}",
+        help=f"policy of the other systems: openai:MODEL[@URL], or {MODEL_FORMS}",
     )
-    llm = f"frozen language model: openai:MODEL[@URL], or {MODEL_FORMS}"
+    examples = "demonstrations (of ragrl demos) that precede the prompts of an openai: policy"
+    sub.add_argument("--examples", type=data_path, metavar="FILE", help=examples)
+    shots = "examples per role, with --examples"
+    sub.add_argument("--shots", type=natural, default=2, help=shots)
+    llm = (
+        "frozen language model: openai:MODEL[@URL], world:FOLDER (the rule-based reader of a "
+        f"generated corpus), or {MODEL_FORMS}"
+    )
     sub.add_argument("--llm", default="tiny", help=llm)
     judge = "language model that grades answers, in the format of --llm; adds the score 'judge'"
     sub.add_argument("--judge", default="", help=judge)
     sub.add_argument("--int8", action="store_true", help="int8 weights for a local --llm")
     sub.add_argument("--style", default="tiny", help="style of the prompts: tiny or full")
     sub.add_argument("--top-k", type=natural, default=5, help="passages per search")
+    prices = "dollars per million prompt tokens and completion tokens of --llm, and per search"
+    sub.add_argument(
+        "--prices", type=prices_of, default=(), metavar="PROMPT,COMPLETION[,SEARCH]", help=prices
+    )
     sub.add_argument("--train", type=data_path, help="labeled training questions, for skr_knn")
 
 
@@ -65,7 +76,13 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several question sets in one table; a set without its own passages uses --corpus",
     )
-    sub.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
+    limit = "questions per set, a random sample; 0 = all"
+    sub.add_argument("--limit", type=natural, default=0, help=limit)
+    sample = sub.add_mutually_exclusive_group()
+    sample.add_argument("--limit-seed", type=natural, default=0, help="seed of that sample")
+    sample.add_argument(
+        "--first", action="store_true", help="--limit takes the first questions instead"
+    )
     sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
     retriever = (
@@ -95,6 +112,17 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def prices_of(text: str) -> tuple[float, ...]:
+    """Parses two or three prices, separated by commas."""
+    try:
+        prices = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        prices = ()
+    if len(prices) not in (2, 3):
+        raise UserError(f"{text!r} is not a list of prices: give two or three, such as 0.15,0.6")
+    return prices
+
+
 def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
     from jax_ragrl.report.explorer import build_explorer, has_predictions
@@ -111,6 +139,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.evaluation.table import RUN, TableSettings
+    from jax_ragrl.rollout.costs import Prices
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     settings = TableSettings(
@@ -130,6 +159,10 @@ def run_evaluate(options: argparse.Namespace) -> None:
         overrides=tuple(options.config),
         run_files=options.run_files,
         predictions=options.predictions or (options.workdir if options.data else None),
+        prices=Prices(*options.prices),
+        policy_examples=options.examples,
+        shots=options.shots,
+        limit_seed=-1 if options.first else options.limit_seed,
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

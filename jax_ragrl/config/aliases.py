@@ -72,6 +72,20 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# Keys that config files did not name at first, with the value that their absence means.
+ADDED: Mapping[str, Any] = {
+    "optimizer.epochs": 1,
+    "optimizer.minibatches": 1,
+    "prices.dollars_per_million_prompt_tokens": 0.0,
+    "prices.dollars_per_million_completion_tokens": 0.0,
+    "prices.dollars_per_search": 0.0,
+    "recipe.costs.turn_table": "code",
+    "recipe.evaluation_depth": 0,
+    "recipe.system.reply_tokens": 256,
+    "recipe.train_malformed": True,
+}
+
+
 def _moved(*keys: str, **renamed: str) -> dict[str, str]:
     """Keys of `recipe` that became keys of `recipe.system`, some under another name."""
     names = {key: key for key in keys} | renamed

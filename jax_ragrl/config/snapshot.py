@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jax_ragrl.config.aliases import current_config
+from jax_ragrl.config.aliases import ADDED, current_config
 from jax_ragrl.config.kinds import drop_defaults
 from jax_ragrl.errors import UserError
 
@@ -17,6 +17,9 @@ LOCATION_KEYS = (
     "config.index.url",
     "config.llm.base_url",
     "config.judge.base_url",
+    "config.prices.dollars_per_million_prompt_tokens",
+    "config.prices.dollars_per_million_completion_tokens",
+    "config.prices.dollars_per_search",
     "config.run.wandb_project",
 )
 
@@ -66,6 +69,10 @@ def check_saved_config(
     """
     # The new config makes the same trip through JSON as the file, which turns tuples into lists.
     before, now = _flat(load_saved_config(file)), _flat(_current(json.loads(_text(values))))
+    # An older file may lack keys that the new one names.
+    for flat in (before, now):
+        for key, value in ADDED.items():
+            flat.setdefault(f"config.{key}", json.dumps(value))
     # The symmetric difference contains keys that only one of the configs has, too.
     differences = sorted(key for key, _ in before.items() ^ now.items() if key not in free)
     if differences:

@@ -12,7 +12,7 @@ import itertools
 import json
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import grain
@@ -43,7 +43,7 @@ def load_answered(path: pathlib.Path | str) -> list[Question]:
     return questions
 
 
-def load_mixture(paths: str, each: int = 0) -> list[Question]:
+def load_mixture(paths: str, each: int = 0, counts: Sequence[int] = ()) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 
     With several files the name of the data set precedes each id (`nq/train_0`), because sets
@@ -53,12 +53,17 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
       paths: names of files, separated by commas; see `data_path`.
       each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
         all of them.
+      counts: the number of questions of each file, drawn as for `each`, which they replace; 0 takes
+        all of them.
 
     Raises:
-      UserError: as `load_answered`, and if two files have the same name.
+      UserError: as `load_answered`; two files have the same name; there is not one count per file;
+        or a file has fewer questions than its count.
     """
     files = [path.strip() for path in paths.split(",")]
-    sets = [_subset(load_answered(data_path(file)), each) for file in files]
+    sets = [load_answered(data_path(file)) for file in files]
+    _check_counts(counts, dict(zip(files, map(len, sets), strict=True)))
+    sets = [_subset(s, n) for s, n in zip(sets, counts or [each] * len(sets), strict=True)]
     if len(files) == 1:
         return sets[0]
     names = [set_name(file) for file in files]
@@ -73,6 +78,35 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
     )
     # Interleaved, because an evaluation takes the first N questions: they must include every set.
     return [q for group in itertools.zip_longest(*renamed_sets) for q in group if q is not None]
+
+
+def _check_counts(counts: Sequence[int], sizes: Mapping[str, int]) -> None:
+    """Raises `UserError` unless `counts` fit the numbers of questions by file."""
+    if len(counts) not in (0, len(sizes)) or min(counts, default=0) < 0:
+        raise UserError(
+            f"train_per_file is {tuple(counts)}, but train names {len(sizes)} files: give one "
+            "number of questions per file, 0 for all of a file"
+        )
+    for count, (file, size) in zip(counts, sizes.items(), strict=False):
+        if count > size:
+            raise UserError(
+                f"train_per_file asks for {count} questions of {file}, which has {size}: the "
+                "mixture would change, so ask for fewer, or 0 for all"
+            )
+
+
+def sample_in_order(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """Returns a random sample of questions in their order; all of them for a count of 0.
+
+    Args:
+      questions: the questions.
+      count: the size of the sample; more than there are takes all.
+      seed: equal seeds give equal samples.
+    """
+    numbers: Sequence[int] = range(len(questions))
+    if 0 < count < len(questions):
+        numbers = sorted(random.Random(seed).sample(numbers, count))
+    return [questions[i] for i in numbers]
 
 
 def _subset(questions: list[Question], limit: int) -> list[Question]:

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_ragrl.credit.returns import monte_carlo
+from jax_ragrl.credit.returns import mean_of_children, monte_carlo
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import Forest, sibling_groups
 
-_monte_carlo = jax.jit(monte_carlo)
+_monte_carlo, _mean_of_children = jax.jit(monte_carlo), jax.jit(mean_of_children)
 
 
 def reachable_leaves(
@@ -44,9 +44,38 @@ def reachable_leaves(
     """
     counted_N = forest.leaf_N & ~(forest.unanswered_N & ignore_unanswered)
     weight_N = forest.multiplicity_N if multiplicity else np.ones_like(forest.parent_N)
+    return _on_forest(_monte_carlo, forest, counted_N, reward_N, weight_N)
+
+
+def child_mean(forest: Forest, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Monte Carlo credit: the reward of each node plus the mean over its children's values.
+
+    Unlike `reachable_leaves` it is unbiased on trees whose nodes have different numbers of leaves
+    below them. A merged action counts as often as it was sampled. A leaf without an answer counts
+    with its reward.
+
+    Args:
+      forest: the rollouts.
+      reward_N: float32, the rewards of leaves and actions.
+
+    Returns:
+      The credit, and a weight of 1 at nodes with a leaf below, 0 elsewhere.
+    """
+    weight_N = forest.multiplicity_N
+    return _on_forest(_mean_of_children, forest, forest.leaf_N, reward_N, weight_N)
+
+
+def _on_forest(
+    value: Callable[..., Any],
+    forest: Forest,
+    counted_N: np.ndarray,
+    reward_N: np.ndarray,
+    weight_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Applies a jitted function of `credit.returns` to a forest, padded to few shapes."""
     parent_N = pad_rows(forest.parent_N, 512, -1)  # padding nodes are roots and no leaves
     rest = [pad_rows(x, 512) for x in (counted_N, reward_N, weight_N.astype(np.float32))]
-    value_N, leaves_N = jax.device_get(_monte_carlo(*jax.device_put([parent_N, *rest])))
+    value_N, leaves_N = jax.device_get(value(*jax.device_put([parent_N, *rest])))
     count = len(forest.parent_N)
     return value_N[:count], leaves_N[:count]
 

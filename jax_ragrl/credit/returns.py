@@ -1,4 +1,4 @@
-"""Returns: Monte Carlo means over the paths from a node to its leaves, and GAE along contexts.
+"""Returns: Monte Carlo means over leaves or over children, and GAE along contexts.
 
 Pure functions of arrays; `credit.assign` applies them to whole forests.
 """
@@ -52,6 +52,44 @@ def monte_carlo(
     leaves_N = jnp.where(leaf_N, 1.0, 0.0)
     total_N, leaves_N = jax.lax.fori_loop(0, count, push, (jnp.zeros_like(leaves_N), leaves_N))
     return total_N / jnp.where(leaves_N > 0, leaves_N, 1.0), leaves_N
+
+
+def mean_of_children(
+    parent_N: Array, leaf_N: Array, reward_N: Array, weight_N: Array
+) -> tuple[Array, Array]:
+    """Computes the value of each node as its reward plus the mean over its children's values.
+
+      value(n) = r(n) + sum_c w(c) value(c) / sum_c w(c),   c over the children of n
+
+    Children without a leaf below do not count. A mean over children is a mean over the actions that
+    the policy sampled in a state. The mean over leaves (`monte_carlo`) instead weighs an action by
+    the number of leaves below it, which is biased if that number depends on what happens there.
+
+    Args:
+      parent_N, leaf_N, reward_N, weight_N: as in `monte_carlo`.
+
+    Returns:
+      The values, float32 `[N]`, zero at nodes without a leaf below; and float32 `[N]`, 1 at nodes
+      with a leaf below, else 0.
+    """
+    count = parent_N.shape[0]
+    up_N = jnp.where(parent_N < 0, count, parent_N)  # roots: past the end, which drops them
+
+    def push(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        n = count - 1 - i
+        value_N, total_N, members_N = state
+        reached = leaf_N[n] | (members_N[n] > 0)
+        mean = total_N[n] / jnp.where(members_N[n] > 0, members_N[n], 1.0)
+        # Mask before the sum: the reward of a node without a leaf may be nan.
+        value = jnp.where(reached, reward_N[n], 0.0) + mean
+        up, weight = up_N[n], jnp.where(reached, weight_N[n], 0.0)
+        total_N = total_N.at[up].add(weight * value, mode="drop")
+        members_N = members_N.at[up].add(weight, mode="drop")
+        return value_N.at[n].set(value), total_N, members_N
+
+    zeros_N = jnp.zeros_like(reward_N)
+    value_N, _, members_N = jax.lax.fori_loop(0, count, push, (zeros_N, zeros_N, zeros_N))
+    return value_N, jnp.where(leaf_N | (members_N > 0), 1.0, 0.0)
 
 
 def gae(

@@ -11,6 +11,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.baselines.adaptive import AdaptiveRAG
@@ -27,6 +28,7 @@ from jax_ragrl.systems.baselines.slim_plm import SlimPLM
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from jax_ragrl.systems.c3po import NO_RETRIEVAL, PLANNING, RETRIEVAL
 from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
+from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
 from jax_ragrl.systems.registry import MODULES, system_module
 from jax_ragrl.types import Question
 
@@ -42,6 +44,7 @@ class BuildContext(NamedTuple):
       train: labeled questions for `LEARNERS`; may be empty.
       overrides: of the recipe and shapes of a run, see `TableSettings`.
       predictions: the folder for the predictions of each system; None: they are not written.
+      prices: prices of searches and of the frozen language model's tokens.
     """
 
     style: str
@@ -51,6 +54,7 @@ class BuildContext(NamedTuple):
     train: Sequence[Question]
     overrides: tuple[str, ...] = ()
     predictions: pathlib.Path | None = None
+    prices: Prices = FREE
 
     @property
     def is_tiny(self) -> bool:
@@ -84,6 +88,10 @@ def _agent(context: BuildContext, settings: executor.Settings) -> Any:
 
 def _fixed(strategy: str) -> Builder:
     return lambda context: FixedStrategy(_paper("c3po")(context), strategy)
+
+
+def _workflow(plan: tuple[str, ...]) -> Builder:
+    return lambda context: FixedWorkflow(_paper("mao_arag")(context), plan)
 
 
 def _skr(context: BuildContext) -> SKR:
@@ -129,4 +137,10 @@ SYSTEMS: Mapping[str, Builder] = {
     "c3po_planning": _fixed(PLANNING),
     **{name: _paper(name) for name in MODULES if hasattr(system_module(name), "table_system")},
 }
+# The fixed workflows of MAO-ARAG: `workflow_ag`, ..., `workflow_qds_r_ag`. Not part of `all`.
+WORKFLOWS: Mapping[str, Builder] = {
+    "_".join(("workflow", *plan)).lower(): _workflow(plan) for plan in PLANS
+}
+# Names for several systems; a system that learns needs `BuildContext.train`.
+EVERY_SYSTEM, EVERY_WORKFLOW = "all", "workflows"
 LEARNERS = frozenset({"skr_knn"})  # need `BuildContext.train`

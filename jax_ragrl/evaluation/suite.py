@@ -37,6 +37,7 @@ from jax_ragrl.evaluation.table import (
     select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.components import load_retriever, server_retriever
 from jax_ragrl.run.config import parse_index
 from jax_ragrl.run.evaluate import METRIC_NAMES
@@ -129,7 +130,13 @@ def _fixed_settings(settings: TableSettings, encoder: str) -> dict[str, Any]:
     names = ("policy", "llm", "style", "top_k", "limit", "judge", "int8")
     values = {name: getattr(settings, name) for name in names} | {"encoder": encoder}
     # Stored only if set; "changes" is the key in the files of earlier versions.
-    optional = {"changes": settings.overrides, "retriever": settings.retriever}
+    optional = {
+        "changes": settings.overrides,
+        "retriever": settings.retriever,
+        "limit_seed": settings.limit_seed,
+        "examples": settings.policy_examples and [str(settings.policy_examples), settings.shots],
+        "prices": settings.prices != FREE and dataclasses.asdict(settings.prices),
+    }
     return values | {name: value for name, value in optional.items() if value}
 
 
@@ -271,7 +278,8 @@ def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
     lines = [["system", *sets], ["---"] * (1 + len(sets))]
     lines += [[name, *(format_cell(cells.get((d, name))) for d in sets)] for name in systems]
     scores = " / ".join(METRIC_NAMES[name] for name in CELL_SCORES)
-    head = f"{scores} in percent; searches / model calls / tokens per answer\n\n"
+    priced = " / dollars" if any("dollars" in c.get("costs", {}) for c in cells.values()) else ""
+    head = f"{scores} in percent; searches / model calls / tokens{priced} per answer\n\n"
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     errors = [
         f"- {name} on {data}: {message}\n"
@@ -300,5 +308,6 @@ def format_cell(cell: Cell | None) -> str:
     scores = " / ".join(f"{cell[name]:.1f}" for name in CELL_SCORES)
     calls = costs["llm_calls"] + costs["policy_calls"]
     tokens = sum(costs[name] for name in CELL_TOKENS)
-    suffix = f" ({failures} failed)" if failures else ""
+    price = f" / ${costs['dollars']:.3g}" if "dollars" in costs else ""
+    suffix = price + (f" ({failures} failed)" if failures else "")
     return f"{scores}; {costs['retrieval_calls']:.3g} / {calls:.3g} / {tokens:.0f}{suffix}"

@@ -14,31 +14,43 @@ import tqdm
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.questions import load_answered, sample_in_order
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
+from jax_ragrl.evaluation.registry import (
+    EVERY_SYSTEM,
+    EVERY_WORKFLOW,
+    LEARNERS,
+    SYSTEMS,
+    WORKFLOWS,
+    BuildContext,
+)
+from jax_ragrl.evaluation.served_policy import served_policy
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import load_indexed, read_description
 from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
-from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.collect import ActionSampler, Environment
+from jax_ragrl.rollout.costs import FREE, Prices
+from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
 from jax_ragrl.run.components import (
+    PolicyLoader,
     load_llm,
     load_policies,
     mesh_for,
     server_retriever,
     shared_loader,
 )
-from jax_ragrl.run.config import Job, load_job, parse_index, parse_llm
+from jax_ragrl.run.config import SERVER, Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.predictions import write_predictions
+from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
@@ -52,20 +64,27 @@ class TableSettings(NamedTuple):
       corpus: file or folder of the passages.
       questions: file of the questions.
       index_folder: search index of `corpus`.
-      systems: names in `SYSTEMS`, `all`, or `run:WORKDIR` for a run of `ragrl train`, which has its
-        own policies.
-      policy: policy of the other systems, `tiny` or a Hugging Face folder.
-      llm: frozen language model: `tiny`, a model folder, or `openai:MODEL[@URL]`.
+      systems: names in `SYSTEMS` or `WORKFLOWS`, `all`, `workflows`, or `run:WORKDIR` for a run of
+        `ragrl train`, which has its own policies.
+      policy: policy of the other systems: `tiny`, a Hugging Face folder, or a model on a server
+        that plays all roles, greedily: `openai:MODEL[@URL]`.
+      llm: frozen language model: `tiny`, a model folder, `openai:MODEL[@URL]`, or `world:FOLDER`
+        for the rule-based reader of a folder that `ragrl world` wrote, in the style `tiny`.
       style: `tiny` (prompts for the model that ships with the package, at most `TINY_NEW_TOKENS`
         tokens per action) or `full`.
       top_k: passages per search.
-      limit: number of questions to use of each file, from the first; 0 = all.
+      limit: number of questions to use of each file, a random sample; 0 = all.
+      policy_examples: demonstrations (`ragrl demos`), some of which precede each prompt of a policy
+        on a server.
+      shots: number of them per role.
+      limit_seed: seed of the sample; negative: the first questions instead.
       train: labeled questions for the systems in `LEARNERS`.
       judge: language model that grades answers, in the format of `llm`; empty = none.
       int8: whether an `llm` in this process has int8 weights.
       retriever: search server instead of `corpus` and `index_folder`, in the format of
         `parse_index`.
       predictions: folder for the predictions of every system, see `write_predictions`.
+      prices: adds the cost `dollars` to each row, unless all of them are 0.
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
@@ -87,14 +106,26 @@ class TableSettings(NamedTuple):
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
     predictions: pathlib.Path | None = None
+    prices: Prices = FREE
+    limit_seed: int = 0
+    policy_examples: pathlib.Path | None = None
+    shots: int = 2
 
 
 class TableModels(NamedTuple):
-    """The models of a table, loaded once; `policy` is (graph, parameters)."""
+    """The models of a table, loaded once.
+
+    Fields:
+      llm: the frozen language model.
+      judge: the language model that grades answers.
+      policy: the policy of all roles, or a model on a server that plays them.
+      tokenizer: that of the policy; of a model on a server, that of the shipped policy, which only
+        counts tokens.
+    """
 
     llm: FrozenLLM
     judge: FrozenLLM | None
-    policy: SplitModel
+    policy: SplitModel | LLMActionSampler
     tokenizer: ChatTokenizer
 
 
@@ -178,14 +209,38 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
 def load_models(settings: TableSettings) -> TableModels:
     """Loads the models of a table."""
     shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
-    # The empty style is that of a rule-based reader, which no table has.
     load = shared_loader()
-    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+    llm = load_frozen(settings, shapes, load)
     judge = None
     if settings.judge:
         judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
+    if settings.policy.startswith(SERVER) or settings.policy_examples:
+        served = served_policy(settings.policy, settings.policy_examples, settings.shots)
+        return TableModels(llm, judge, *served)
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
+
+
+def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> FrozenLLM:
+    """Loads the frozen language model of a table.
+
+    Args:
+      settings: settings of the table.
+      shapes: static shapes of a local model.
+      load: loads a local model.
+
+    Raises:
+      UserError: a world's reader cannot be combined with the other settings.
+    """
+    if not settings.llm.startswith(READER):
+        # The empty style is that of a rule-based reader, which is loaded below.
+        return load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+    if settings.style != "tiny" or settings.int8:
+        raise UserError(
+            f"--llm {settings.llm} is made of rules that read the prompts of --style tiny and have "
+            "no weights: leave --style full and --int8 out"
+        )
+    return load_reader(settings.llm)
 
 
 def build_context(
@@ -198,7 +253,7 @@ def build_context(
       models: models of the table.
       retriever: index or server that is searched.
     """
-    train = load_answered(settings.train)[: settings.limit or None] if settings.train else ()
+    train = limited(settings, load_answered(settings.train)) if settings.train else ()
     environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
     return BuildContext(
         style=settings.style,
@@ -208,6 +263,7 @@ def build_context(
         train=train,
         overrides=settings.overrides,
         predictions=settings.predictions,
+        prices=settings.prices,
     )
 
 
@@ -215,7 +271,14 @@ def load_questions(settings: TableSettings) -> Sequence[Question]:
     """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_answered(settings.questions)[: settings.limit or None]
+    return limited(settings, load_answered(settings.questions))
+
+
+def limited(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:
+    """The questions of a file that a table uses: a seeded sample, or the first ones."""
+    if settings.limit_seed < 0:
+        return questions[: settings.limit or None]
+    return sample_in_order(questions, settings.limit, settings.limit_seed)
 
 
 def evaluate_system(
@@ -246,12 +309,13 @@ def system_result(
       models: models of the table.
       questions: questions to answer.
     """
-    if name.startswith(RUN):
-        system, sampler = load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
-    else:
-        system, sampler = build_system(name, context, models)
+    system, sampler = (
+        load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
+        if name.startswith(RUN)
+        else build_system(name, context, models)
+    )
     environment = context.environment._replace(sampler=sampler)
-    result = evaluate(system, questions, environment, judge=models.judge)
+    result = evaluate(system, questions, environment, judge=models.judge, prices=context.prices)
     if context.predictions is not None:
         write_predictions(context.predictions, name, questions, result)
     return result
@@ -259,7 +323,7 @@ def system_result(
 
 def build_system(
     name: str, context: BuildContext, models: TableModels
-) -> tuple[System, PolicySampler]:
+) -> tuple[System, ActionSampler]:
     """Builds a system all of whose roles use the policy of the table.
 
     Args:
@@ -267,7 +331,9 @@ def build_system(
       context: inputs of the system.
       models: gives the policy and its tokenizer.
     """
-    system = SYSTEMS[name](context)
+    system = {**SYSTEMS, **WORKFLOWS}[name](context)
+    if isinstance(models.policy, LLMActionSampler):
+        return system, models.policy
     policies = {role.policy: models.policy for role in system.roles.values()}
     longest = max((role.sampling.max_tokens for role in system.roles.values()), default=1)
     # The tiny policy is trained to write short actions; other models may use each role's limit.
@@ -317,6 +383,8 @@ def job_with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> J
 def select_systems(settings: TableSettings) -> tuple[str, ...]:
     """The names of a table's systems; `all` excludes `LEARNERS` without training questions.
 
+    `all` and `workflows` stand for several names, each of which is in the result once.
+
     Raises:
       UserError: a name or a style is unknown, a folder holds no run, or overrides apply to no run.
     """
@@ -327,13 +395,19 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
             job_with_overrides(values, settings.overrides)
     if settings.overrides and not runs:
         raise UserError(f"{settings.overrides[0]} changes the system of a run: give --run WORKDIR")
-    unknown = [name for name in settings.systems if name not in (*SYSTEMS, "all", *runs)]
-    if unknown:
-        raise UserError(f"unknown system {unknown[0]!r}: use all or {', '.join(SYSTEMS)}")
+    several = {
+        EVERY_SYSTEM: [name for name in SYSTEMS if settings.train or name not in LEARNERS],
+        EVERY_WORKFLOW: [*WORKFLOWS],
+    }
+    known = {*SYSTEMS, *WORKFLOWS, *several, *runs}
+    if unknown := [name for name in settings.systems if name not in known]:
+        raise UserError(
+            f"unknown system {unknown[0]!r}: use {', '.join((*several, *SYSTEMS))}, or a fixed "
+            "workflow such as workflow_r_ag"
+        )
     one_of("style", settings.style, ("tiny", "full"))
-    if "all" not in settings.systems:
-        return settings.systems
-    return (*(name for name in SYSTEMS if settings.train or name not in LEARNERS), *runs)
+    names = [one for name in settings.systems for one in several.get(name, [name])]
+    return tuple(dict.fromkeys(names))
 
 
 def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Cell, Experiment
 from jax_ragrl.experiments.seeds import markdown
-from jax_ragrl.experiments.statistics import Estimate, hierarchical_bootstrap, holm, sign_flip_test
+from jax_ragrl.experiments.statistics import detectable_difference, holm, sign_flip_test
 from jax_ragrl.run.evaluate import METRIC_NAMES
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.text.metrics import hierarchical_bootstrap
 
 Rows = Mapping[Cell, Mapping[str, Any]]  # see `run_cell`
 LEVEL = 0.05
@@ -51,20 +52,18 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
 
 def _comparison(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:
     differences = paired_differences(baseline, arm, metric, rows)
-    estimate = hierarchical_bootstrap(list(differences.values()))
+    finite = [100 * x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]
+    mean, low, high = hierarchical_bootstrap(finite)
     return {
         "metric": metric,
         "arm": arm,
         "over": baseline,
         "cells": len(differences),
-        **_in_points(estimate),
+        "mean": round(mean, 2),
+        "ci95": [round(low, 2), round(high, 2)],
+        "detectable": round(detectable_difference(low, high), 2),
         "p": round(sign_flip_test(mean_by_question(differences)), 5),
     }
-
-
-def _in_points(estimate: Estimate) -> dict[str, Any]:
-    mean, low, high = (round(100 * x, 2) for x in (estimate.mean, estimate.low, estimate.high))
-    return {"mean": mean, "ci95": [low, high], "detectable": round(100 * estimate.detectable, 2)}
 
 
 def paired_differences(

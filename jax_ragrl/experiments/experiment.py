@@ -88,7 +88,12 @@ def evaluations(
     Returns:
       Evaluations by row: `name`, and `name: always STRATEGY` per fixed strategy of the system.
     """
-    strategies = job.recipe.fixed_strategies if job.run.fixed_strategies else {}
+    strategies = {
+        key: system
+        for key, system in job.recipe.fixed_strategies.items()
+        # A system without roles answers alike before and after training.
+        if job.run.fixed_strategies and (system.roles or name == "warm_start")
+    }
     systems = {name: None} | {f"{name}: always {key}": system for key, system in strategies.items()}
 
     def evaluation(system: System | None) -> Callable[[], Result]:
@@ -159,7 +164,9 @@ def baselines(
     environment = components.environment(NoSampler())._replace(judge=None)
 
     def evaluation(system: System) -> Callable[[], Result]:
-        return lambda: evaluate(system, questions, environment, judge=components.judge)
+        return lambda: evaluate(
+            system, questions, environment, judge=components.judge, prices=job.prices
+        )
 
     return {
         "direct": evaluation(direct(style)),
@@ -216,7 +223,10 @@ def summarize(
         },
         "ended": trained["ended"],
         "costs": {name: row["costs"] for name, row in all_rows.items()},
-        "checkpoint": str(workdir / "checkpoints" / str(job.run.steps)),
+        # Without a training step there is no checkpoint: the policy is the given one.
+        "checkpoint": str(workdir / "checkpoints" / str(job.run.steps))
+        if job.run.steps
+        else job.policy,
         "report": str(workdir / "report.html"),
     }
 

@@ -15,6 +15,8 @@ from typing import Any
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.experiment import paired_gain, quickstart
+from jax_ragrl.experiments.pooled import COLUMNS as COLUMNS_OVER_SEEDS
+from jax_ragrl.experiments.pooled import pooled_rows
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Job
 
@@ -41,7 +43,7 @@ def run_trials(
         gain of each trial over the baseline's trial of the same name, on the same questions.
 
     Returns:
-      The table of all trials in Markdown.
+      The table of all trials in Markdown, and a table over the seeds of each system.
 
     Raises:
       UserError: a job is invalid or cannot be compared with the baseline. No training has started.
@@ -52,7 +54,7 @@ def run_trials(
     jobs = [load(z, seed, str(checkpoints.get(z, "")), folder) for z, folder, seed in trials]
     if baseline is not None:
         check_baseline([folder for _, folder, _ in trials], jobs, baseline)
-    columns, rows = COLUMNS + ((f"over {baseline}",) if baseline else ()), []
+    columns, rows, page = COLUMNS + ((f"over {baseline}",) if baseline else ()), [], ""
     for (system, folder, _), job in zip(trials, jobs, strict=True):
         if system in warm:
             ensure_warm_up(warm[system], checkpoints[system].parent)
@@ -62,8 +64,28 @@ def run_trials(
         difference = (compare_trials(folder, baseline / folder.name),) if baseline else ()
         rows.append(trial_row(system, summary) + difference)
         # After each trial: an interrupted experiment leaves the rows that are complete.
-        (out / "trials.md").write_text(markdown(columns, rows), encoding="utf-8")
-    return markdown(columns, rows)
+        done = [(z, folder) for z, folder, _ in trials[: len(rows)]]
+        page = markdown(columns, rows) + over_seeds(done, baseline)
+        (out / "trials.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def over_seeds(
+    trials: Sequence[tuple[str, pathlib.Path]], baseline: pathlib.Path | None = None
+) -> str:
+    """The table over the seeds of each system in Markdown; empty if no trial kept its scores.
+
+    Args:
+      trials: the system and the folder of each finished trial.
+      baseline: the folder of other trials to compare with.
+    """
+    rows = [
+        row
+        for system in dict.fromkeys(system for system, _ in trials)
+        for row in pooled_rows(system, [f for s, f in trials if s == system], baseline)
+    ]
+    columns = COLUMNS_OVER_SEEDS + ((f"over {baseline}",) if baseline else ())
+    return f"\n{markdown(columns, rows)}" if rows else ""
 
 
 def ensure_warm_up(run: Callable[[pathlib.Path], Any], folder: pathlib.Path) -> None:

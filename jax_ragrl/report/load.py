@@ -36,16 +36,21 @@ class Curve(NamedTuple):
 def load_run(workdir: pathlib.Path) -> RunData:
     """Reads the files of a run; only the metrics must exist (`ragrl train` writes no summary).
 
+    Without a training step there are no metrics either.
+
     Metrics and config keys of older runs get their current names.
 
     Raises:
       UserError: the metrics are missing, or a file cannot be read.
     """
-    trees, summary, config = workdir / TREES, workdir / SUMMARY, workdir / CONFIG
+    trees, config = workdir / TREES, workdir / CONFIG
+    summary = read_object(workdir / SUMMARY) if (workdir / SUMMARY).is_file() else {}
+    # A policy that was evaluated without a training step has no metrics.
+    lines = [] if summary.get("steps") == 0 else read_lines(workdir / METRICS)
     return RunData(
-        metrics=by_step([with_current_names(row) for row in read_lines(workdir / METRICS)]),
+        metrics=by_step([with_current_names(row) for row in lines]),
         trees=by_step(read_lines(trees)) if trees.is_file() else (),
-        summary=read_object(summary) if summary.is_file() else {},
+        summary=summary,
         config=current_config(read_object(config)) if config.is_file() else {},
     )
 

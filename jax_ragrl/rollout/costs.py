@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.tree import SEARCH, Action, Call, Forest, Record
 
 SIZES = ("calls", "prompt_tokens", "completion_tokens")
 
 
-def costs_of(forest: Forest) -> list[dict[str, float]]:
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Prices of the environment, in dollars; without any, no cost is in dollars.
+
+    Fields:
+      dollars_per_million_prompt_tokens: for text that the frozen language model reads.
+      dollars_per_million_completion_tokens: for text that it writes.
+      dollars_per_search: for one search, whatever it returns.
+    """
+
+    dollars_per_million_prompt_tokens: float = 0.0
+    dollars_per_million_completion_tokens: float = 0.0
+    dollars_per_search: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, price in dataclasses.asdict(self).items():
+            if not 0 <= price < float("inf"):
+                raise UserError(f"{name} is {price}: a price is a finite number, 0 or more")
+
+    def dollars(self, costs: Mapping[str, float]) -> dict[str, float]:
+        """Returns `dollars` of some counts, see `costs_of`; nothing if all prices are 0."""
+        if not any(dataclasses.astuple(self)):
+            return {}
+        million_tokens = (
+            self.dollars_per_million_prompt_tokens * costs.get("llm_prompt_tokens", 0)
+            + self.dollars_per_million_completion_tokens * costs.get("llm_completion_tokens", 0)
+        ) / 1e6
+        searches = self.dollars_per_search * costs.get("retrieval_calls", 0)
+        return {"dollars": float(million_tokens + searches)}
+
+
+FREE = Prices()
+
+
+def costs_of(forest: Forest, prices: Prices = FREE) -> list[dict[str, float]]:
     """Returns the costs of each question of an unbranched forest, in the order of the questions.
 
       retrieval_calls, passages       searches, and the passages that they returned
@@ -20,13 +56,19 @@ def costs_of(forest: Forest) -> list[dict[str, float]]:
       policy_calls, policy_tokens     the actions of the policy, and their tokens
       peak_context                    the longest prompt with its action, in tokens
       rounds                          sequential batched calls; concurrent effects share a round
+      dollars                         if there are prices: of searches and the language model
 
     All costs of a failed question are nan.
+
+    Args:
+      forest: the rollouts.
+      prices: prices of searches and of the frozen language model's tokens.
     """
     costs = []
     for i, leaf in enumerate(forest.leaves()):
         actions = [forest.records[n].action for n in forest.nodes_of(i)]
-        costs.append(_cost(leaf, [action for action in actions if action is not None]))
+        cost = _cost(leaf, [action for action in actions if action is not None])
+        costs.append(cost | prices.dollars(cost))
     return costs
 
 
@@ -54,15 +96,20 @@ def _call_costs(calls: Sequence[Call]) -> dict[str, int]:
     }
 
 
-def step_costs(forest: Forest) -> dict[str, float]:
+def step_costs(forest: Forest, prices: Prices = FREE) -> dict[str, float]:
     """Returns the costs of searches and of the frozen language model, summed over a forest.
 
     A call that several leaves share counts once. The sum leaves out failed questions, branches that
-    were not followed, and the judge.
+    were not followed, and the judge. Costs of 0 are left out.
+
+    Args:
+      forest: the rollouts.
+      prices: adds `dollars`, unless all of them are 0.
     """
     # Leaves below the same call hold the same object, so its identity distinguishes calls.
     calls = {id(call): call for record in forest.records for call in record.calls}
-    return {name: float(x) for name, x in _call_costs([*calls.values()]).items() if x}
+    costs = _call_costs([*calls.values()])
+    return {name: float(x) for name, x in costs.items() if x} | prices.dollars(costs)
 
 
 def role_costs(forests: Sequence[Forest]) -> dict[str, dict[str, dict[str, float]]]:

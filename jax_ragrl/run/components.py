@@ -58,6 +58,7 @@ from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.config import REPLY, Data, Job
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
+from jax_ragrl.run.world_folder import make_world
 from jax_ragrl.runtime.multihost import process_zero_first
 from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
@@ -283,7 +284,9 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
-            "train": tuple(load_mixture(files.train, files.max_train_per_file)),
+            "train": tuple(
+                load_mixture(files.train, files.max_train_per_file, files.train_per_file)
+            ),
             "dev": tuple(load_mixture(files.dev)),
             "test": tuple(load_mixture(files.test)),
         }
@@ -294,10 +297,7 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
-    settings = data.world
-    world = worlds.generate(
-        settings.seed, settings.size, famous=settings.famous_fraction, hops=settings.hops
-    )
+    world = make_world(data.world)
     return LoadedData(Corpus(world.passages), world.questions, world)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -32,11 +33,12 @@ from jax_ragrl.models.by_name import TINY as TINY
 from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.web import ENGINES
+from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.ablation import LOOSE, OWN, with_credit, with_grammar, with_own_policies
-from jax_ragrl.systems.base import Credit, Recipe, check_group_size
+from jax_ragrl.systems.base import Credit, Recipe, check_group_size, masked_credit
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.systems.thinking import with_thinking
 
@@ -74,6 +76,8 @@ class FileData:
       dev: questions for evaluation during the run; may be the same file as `train`.
       test: questions for the final evaluation; may be the same file as `train`.
       max_train_per_file: maximum number of questions from each file of `train`; 0: no maximum.
+      train_per_file: a mixture: the number of questions from each file of `train`, in the order of
+        the files (0: all of a file). Empty: `max_train_per_file` for every file.
     """
 
     corpus: str
@@ -81,6 +85,7 @@ class FileData:
     dev: str
     test: str
     max_train_per_file: int = 0
+    train_per_file: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +174,7 @@ class Job:
       llm: the frozen language model.
       judge: a language model that grades answers. It replaces the system's metric in the reward
         and on dev questions; kind `none`: no judge.
+      prices: prices of the environment, which give metrics and tables a cost in dollars.
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
       policy: the folder that all policies start from, or `tiny`.
@@ -199,6 +205,7 @@ class Job:
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
+    prices: Prices = FREE
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
     policy: str = TINY
@@ -272,10 +279,14 @@ class Job:
 
     @property
     def credit(self) -> Credit:
-        """The credit of the recipe that fits the objective."""
-        if self.recipe.turn_credit is not None and self.objective.gae_span == "conversation":
-            return self.recipe.turn_credit
-        return self.recipe.advantages.get(self.objective.advantage, self.recipe.credit)
+        """The credit of the recipe that fits the objective, without nodes not to be trained."""
+        recipe = self.recipe
+        credit = recipe.advantages.get(self.objective.advantage, recipe.credit)
+        if recipe.turn_credit is not None and self.objective.gae_span == "conversation":
+            credit = recipe.turn_credit
+        if recipe.trainable is None:
+            return credit
+        return functools.partial(masked_credit, credit, recipe.trainable)
 
     @property
     def temperature(self) -> float:
@@ -364,7 +375,7 @@ def parse_llm(text: str, *, int8: bool = False) -> LLM:
             f"{text} runs on a server: use int8 with a local model only, or leave it out"
         )
     model, url, extra = _split_server(text)
-    return OpenAIConfig(model, url or None, extra_body=_object(extra or "{}"))
+    return OpenAIConfig(model, url or None, extra_body=json_object(extra or "{}"))
 
 
 def model_of(text: str) -> str:
@@ -383,7 +394,12 @@ def _split_server(text: str) -> tuple[str, str, str]:
     return model, url, extra
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Parses a JSON object that follows the name of a model.
+
+    Raises:
+      UserError: the text is not a JSON object.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError:

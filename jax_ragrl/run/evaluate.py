@@ -14,9 +14,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
-from jax_ragrl.rollout.costs import costs_of, role_costs
+from jax_ragrl.rollout.costs import FREE, Prices, costs_of, role_costs
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
@@ -117,7 +118,11 @@ class Result:
             "ended": dict(self.finish_reasons),
             "malformed": dict(self.invalid_actions),
             "strategies": dict(self.strategies),
-            "costs": {name: _finite(round(_mean(x), 3)) for name, x in self.costs.items()},
+            # Six digits after the point: an answer costs a fraction of a cent.
+            "costs": {
+                name: _finite(round(_mean(x), 6 if name == "dollars" else 3))
+                for name, x in self.costs.items()
+            },
             "roles": dict(self.roles),
             **({"retrieval": retrieval} if retrieval else {}),
             **({"failed_with": most_common[0][0]} if most_common else {}),
@@ -149,6 +154,7 @@ def evaluate(
     environment: Environment,
     *,
     judge: FrozenLLM | None = None,
+    prices: Prices = FREE,
     batch: int = 512,
 ) -> Result:
     """Runs the inference algorithm of a system on every question.
@@ -158,13 +164,19 @@ def evaluate(
       questions: the questions; each has one result, also if it fails.
       environment: a sampler (greedy for a table), a retriever and a frozen language model.
       judge: a language model that grades the answers, as the score `judge`.
+      prices: adds the cost `dollars`, unless all of them are 0.
       batch: the number of questions rolled out together; results do not depend on it.
     """
     roll_out = functools.partial(collect, system, single_chain, environment=environment)
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
-    leaves = [leaf for forest in forests for leaf in forest.leaves()]
+    lost = [lost_questions(forest) for forest in forests]
+    leaves = [
+        None if question in errors else leaf
+        for forest, errors in zip(forests, lost, strict=True)
+        for question, leaf in enumerate(forest.leaves())
+    ]
     answers = tuple(leaf.answer if leaf else None for leaf in leaves)
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
@@ -177,10 +189,13 @@ def evaluate(
         finish_reasons=_count(leaf.finish_reason if leaf else "failed" for leaf in leaves),
         invalid_actions=_count(error for record in records for error in _errors(record)),
         strategies=_count(strategy for leaf in leaves for strategy in _strategy(leaf)),
-        costs=_columns([cost for forest in forests for cost in costs_of(forest)]),
+        costs=_columns([cost for forest in forests for cost in costs_of(forest, prices)]),
         roles=role_costs(forests),
         answers=answers,
-        failures=tuple(message for forest in forests for message in forest.failures),
+        failures=(
+            *(message for forest in forests for message in forest.failures),
+            *(message for errors in lost for message in errors.values()),
+        ),
         retrieval=retrieval_scores(questions, leaves),
         passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
         traces=tuple(trace for forest in forests for trace in _traces(forest)),
@@ -189,14 +204,28 @@ def evaluate(
 
 def _traces(forest: Forest) -> Iterator[Trace]:
     """Yields the trace of each question of unbranched rollouts."""
+    lost = lost_questions(forest)
     for number, leaf in enumerate(forest.leaves()):
-        if leaf is None:
-            yield Trace("failed", None, (failure_of(forest, number),), ())
+        if leaf is None or number in lost:
+            message = lost[number] if number in lost else failure_of(forest, number)
+            yield Trace("failed", None, (message,), ())
             continue
         records = [forest.records[node] for node in forest.nodes_of(number)]
         faults = tuple(error for record in records for error in _errors(record))
         strategy = next(iter(_strategy(leaf)), None)
         yield Trace(leaf.finish_reason, strategy, faults, transcript_steps(forest, number))
+
+
+def lost_questions(forest: Forest) -> dict[int, str]:
+    """Returns by question the error of a policy on a server that did not answer.
+
+    A prompt that is too long is the fault of the system, and no such error.
+    """
+    return {
+        record.question: record.action.error
+        for record in forest.records
+        if record.action is not None and record.action.error not in ("", TOO_LONG)
+    }
 
 
 def retrieval_scores(

@@ -64,7 +64,7 @@ def evaluate_models(
     """
     environment = greedy_environment(job, parts, models)
     system = system or job.recipe.evaluation_system
-    return evaluate(system, questions, environment, judge=parts.judge)
+    return evaluate(system, questions, environment, judge=parts.judge, prices=job.prices)
 
 
 def ask(job: Job, parts: Components, question: str) -> str:

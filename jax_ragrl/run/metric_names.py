@@ -56,6 +56,11 @@ ROLLOUT = (
     Metric("actions_per_rollout/<role>", "actions", "actions of a role per leaf"),
     Metric("nodes", "actions", "actions in all rollouts of the step"),
     Metric("leaves", "rollouts", "leaves in all rollouts of the step"),
+    Metric(
+        "policy_tokens",
+        "tokens",
+        "tokens of all actions of the step, trained or not: the budget to match between runs",
+    ),
     Metric("failed", "questions", "questions whose environment failed"),
     Metric("retrieval/recall", "fraction", "gold passages that some rollout's search returned"),
     Metric(
@@ -73,6 +78,7 @@ ROLLOUT = (
     Metric("llm_calls", "calls", "calls to the frozen language model, without the judge"),
     Metric("llm_prompt_tokens", "tokens", "tokens that the frozen language model read"),
     Metric("llm_completion_tokens", "tokens", "tokens that the frozen language model wrote"),
+    Metric("dollars", "dollars", "price of searches and of the frozen language model's tokens"),
 )
 UPDATE = tuple(
     Metric(*metric, per_policy=True)

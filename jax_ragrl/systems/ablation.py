@@ -7,8 +7,9 @@ policy. With `grammar` set to `strict`, an action has to match the regular expre
 malformed one is punished or corrected as in the paper.
 
 Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`
-and `earned` give each action its own immediate reward. `reachable_leaves` and `siblings` add the
-rewards of later actions on the way to a leaf. `rollouts` adds all rewards of the rollout.
+and `earned` give each action its own immediate reward. `reachable_leaves`, `child_mean` and
+`siblings` add the rewards of later actions on the way to a leaf. `rollouts` adds all rewards of the
+rollout.
 
 C-3PO with GRPO among the actions of a decision, for example:
     --config.credit=siblings --config.objective.critic=none \
@@ -26,6 +27,7 @@ from typing import Any
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import (
+    child_mean,
     immediate_credit,
     over_rollouts,
     over_siblings,
@@ -41,6 +43,7 @@ LOOSE, STRICT = "loose", "strict"
 # Credits that yield a return per action, for an objective with a critic.
 RETURN_CREDITS: Mapping[str, Credit] = {
     "reachable_leaves": reachable_leaves,
+    "child_mean": child_mean,
     "shared": shared_credit,
     "earned": immediate_credit,
 }

@@ -82,6 +82,24 @@ def single_chain_for(roles: frozenset[str]) -> Expander:
     return single_chain
 
 
+def masked_credit(
+    credit: Credit,
+    trainable: Callable[[Forest], np.ndarray],
+    forest: Forest,
+    reward_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Applies a credit rule, with weight 0 at the nodes that are not to be trained.
+
+    Args:
+      credit: the rule.
+      trainable: see `Recipe.trainable`.
+      forest: the rollouts.
+      reward_N: float32, the rewards of leaves and actions.
+    """
+    credit_N, weight_N = credit(forest, reward_N)
+    return credit_N, np.where(trainable(forest), weight_N, np.float32(0))
+
+
 def check_group_size(key: str, count: int) -> None:
     """Raises `UserError` if the group size `count`, the value of the recipe key `key`, is below 2.
 
@@ -121,6 +139,8 @@ class Recipe:
       metric: the headline metric of the evaluation, a key of `evaluate.METRICS`; the module of a
         system may add its own entry there.
       accepts_judge: whether the verdict of a judge may replace the metric in `reward`.
+      trainable: from a forest to the nodes that may be trained, bool `[N]`, whatever the credit;
+        None: all.
       width: the maximum number of actions that the expander samples per prompt; `ragrl plan` needs
         it to size batches.
     """
@@ -138,6 +158,7 @@ class Recipe:
     turn_credit: Credit | None = None
     reward_terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
     fixed_strategies: Mapping[str, System] = dataclasses.field(default_factory=dict)
+    trainable: Callable[[Forest], np.ndarray] | None = None
 
     @property
     def evaluation_system(self) -> System:

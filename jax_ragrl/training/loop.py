@@ -123,7 +123,7 @@ def rollout_metrics(
       credit_N: the credit of each node, NaN if it is undefined.
       roles: the roles that the step trains.
     """
-    metrics = describe_rollout(forest, credit_N, job.recipe.reward_terms)
+    metrics = describe_rollout(forest, credit_N, job.recipe.reward_terms, job.prices)
     return metrics | expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jax_ragrl.retrieval.measures import recall_by_turn
-from jax_ragrl.rollout.costs import step_costs
+from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.searches import search_turns
 from jax_ragrl.rollout.tree import LEAF, Forest, sibling_groups
@@ -17,7 +17,10 @@ RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
 
 
 def describe_rollout(
-    forest: Forest, credit_N: np.ndarray, reward_terms: RewardTerms | None = None
+    forest: Forest,
+    credit_N: np.ndarray,
+    reward_terms: RewardTerms | None = None,
+    prices: Prices = FREE,
 ) -> dict[str, float]:
     """Returns the metrics of a step's rollouts.
 
@@ -25,6 +28,7 @@ def describe_rollout(
       forest: the rollouts with their rewards.
       credit_N: float, the credit of trained nodes; nan at all other nodes.
       reward_terms: from a forest to the terms of the leaves' reward, float32 `[N]` each.
+      prices: prices of searches and of the frozen language model's tokens.
     """
     return (
         _sizes(forest)
@@ -35,7 +39,7 @@ def describe_rollout(
         | retrieval_recall(forest)
         | rollout_recall(forest)
         | error_counts(forest)
-        | step_costs(forest)
+        | step_costs(forest, prices)
         | strategy_rewards(forest)
         | rewarded_logps(forest)
         | removed_masses(forest)
@@ -49,7 +53,17 @@ def _sizes(forest: Forest) -> dict[str, float]:
         "nodes": float(len(forest.records) - len(leaves)),
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed_questions)),
+        "policy_tokens": float(policy_tokens(forest)),
     }
+
+
+def policy_tokens(forest: Forest) -> int:
+    """Returns the tokens of all actions of a forest, whatever their credit.
+
+    Forced actions count, and merged ones as often as they were sampled. Failed questions do not.
+    """
+    sizes_N = [len(record.action.ids) if record.action else 0 for record in forest.records]
+    return int(np.dot(np.array(sizes_N, np.int64), forest.multiplicity_N))
 
 
 def _reward_terms(forest: Forest, reward_terms: RewardTerms | None) -> dict[str, float]:

@@ -6,6 +6,7 @@ scored as in training, by executing it.
 Departures from the paper:
   It scores plans by another rubric (eq. 14), which is `recipe.plan_reward=code`.
   Its golden plans, written from the supporting facts of a question, are not generated.
+  Near duplicates are found by the encoder of the index if it has one, else by words.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.config.schema import build
-from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.rollout.collect import ActionRequest, ActionSampler, Environment, collect
-from jax_ragrl.rollout.context import action_ids, context_ids
-from jax_ragrl.rollout.effects import ModelOutput
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
+from jax_ragrl.rollout.collect import ActionSampler, Environment, collect
+from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
-from jax_ragrl.rollout.roles import Role
-from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.components import build_components, load_llm
 from jax_ragrl.run.config import load_job, model_of, parse_llm
 from jax_ragrl.runtime.jsonl import read_rows
@@ -35,13 +34,15 @@ from jax_ragrl.systems.opera.expert_pool import (
     Candidate,
     Pool,
     RecordingSampler,
+    Similarity,
     build_pool,
     candidates_of,
+    vector_cosines,
+    word_cosines,
 )
 from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
-from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.types import LLMRequest, Message, Question
+from jax_ragrl.types import Question
 from jax_ragrl.warmstart.resumable import (
     ItemResults,
     OutputKind,
@@ -53,104 +54,6 @@ from jax_ragrl.warmstart.resumable import (
 
 POOL_OUTPUT = OutputKind("rollout", "candidates")
 GROUP = 3  # candidates per decision and temperature; 12 at the four temperatures of the paper
-BEGIN = "\n\nBegin your reply with exactly this text: "
-
-
-class LLMActionSampler:
-    """An action sampler that is a language model instead of a policy.
-
-    Replies are stripped, cut after the first stop string of the role, and encoded. A failed request
-    becomes an action without text and with an error message.
-
-    Args:
-      llm: the language model.
-      tokenizer: the tokenizer of the policy.
-      temperature: sampling temperature of all roles; None: that of each role.
-    """
-
-    def __init__(self, llm: FrozenLLM, tokenizer: ChatTokenizer, temperature: float | None = None):
-        self._llm, self._tokenizer, self._temperature = llm, tokenizer, temperature
-
-    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
-        """Returns for each request the forced actions in order, then the sampled ones."""
-        llm_requests = [
-            self._llm_request(r, i, start) for r in requests for i, start in enumerate(_starts(r))
-        ]
-        replies = iter(self._llm.complete(llm_requests) if llm_requests else [])
-        own = [(r, [next(replies) for _ in _starts(r)]) for r in requests]
-        return [
-            [self._action(r, text) for text in _texts(r, iter(_without_thoughts(r.role, texts)))]
-            for r, texts in own
-        ]
-
-    def _llm_request(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
-        *before, last = conversation(self._tokenizer, request)
-        if start:
-            last = last._replace(content=last.content + BEGIN + start)
-        # Siblings of a request have consecutive seeds; servers take 31-bit numbers.
-        role, seed = request.role, (request.seed + number) % 2**31
-        sampling = role.sampling
-        if self._temperature is not None:
-            sampling = sampling._replace(temperature=self._temperature)
-        return LLMRequest(role.name, (*before, last), sampling, seed)
-
-    def _action(self, request: ActionRequest, reply: str | EffectError) -> Action:
-        role = request.role
-        prompt = context_ids(self._tokenizer, request.messages, request.history, role.as_chat_turns)
-        if isinstance(reply, EffectError):
-            return Action(prompt, (), "", None, str(reply))
-        text = _cut(reply.strip(), role.stop_strings)
-        return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)
-
-
-def conversation(tokenizer: ChatTokenizer, request: ActionRequest) -> tuple[Message, ...]:
-    """Returns the context of an action as messages; earlier actions are assistant messages."""
-    later = [
-        Message("assistant", tokenizer.decode(segment.ids))
-        if isinstance(segment, ModelOutput)
-        else Message("user", segment.text)
-        for segment in request.history
-    ]
-    return (*request.messages, *later)
-
-
-def _starts(request: ActionRequest) -> list[str]:
-    """Returns the required start of each reply to a request: forced prefixes, then ''."""
-    actions = request.branching.forced_actions
-    starts = [action.text for action in actions if not action.complete]
-    return starts + [""] * request.branching.samples
-
-
-def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list[str | EffectError]:
-    """Returns the texts of the actions of a request, taking their replies from an iterator."""
-    texts = [
-        f.text if f.complete else _with_start(request.role, f.text, next(replies))
-        for f in request.branching.forced_actions
-    ]
-    return texts + [next(replies) for _ in range(request.branching.samples)]
-
-
-def _without_thoughts(
-    role: Role, replies: Sequence[str | EffectError]
-) -> Sequence[str | EffectError]:
-    """Returns replies as texts of actions: a writer's reasoning is kept if the grammar has it."""
-    return replies if role.reads_thoughts else without_thoughts(replies)
-
-
-def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:
-    """Returns a reply with the required start.
-
-    A reply without it is taken for the continuation, unless it is a valid action on its own.
-    """
-    if isinstance(reply, EffectError) or reply.strip().startswith(start):
-        return reply
-    return reply if role.parse(reply.strip()).valid else f"{start} {reply.strip()}"
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    """Returns a text up to the end of its first stop string."""
-    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=None)]
 
 
 # --- The pool -------------------------------------------------------------------------------------
@@ -249,12 +152,22 @@ def make_pool(
     source = functools.partial(score_candidates, settings, sampler, parts.retriever, parts.llm)
     call = {**values, "writer": model_of(writer), "temperatures": temperatures}
     claim_output(candidates_file(out), call, POOL_OUTPUT)
-    return collect_pool(source, pool_rollouts(questions, temperatures), out)
+    rollouts = pool_rollouts(questions, temperatures)
+    return collect_pool(source, rollouts, out, similarity_of(parts.retriever))
 
 
-def pool_of_rows(rows: Iterable[Mapping[str, Any]]) -> Pool:
-    """Builds the pool from rows of `score_candidates`."""
-    return build_pool(Candidate(*(row[key] for key in Candidate._fields)) for row in rows)
+def pool_of_rows(rows: Iterable[Mapping[str, Any]], similarity: Similarity = word_cosines) -> Pool:
+    """Builds the pool from rows of `score_candidates`, without near duplicates."""
+    candidates = (Candidate(*(row[key] for key in Candidate._fields)) for row in rows)
+    return build_pool(candidates, similarity=similarity)
+
+
+def similarity_of(retriever: Retriever) -> Similarity:
+    """Returns the similarity of texts by the encoder of a retriever, or by words without one."""
+    encoder = getattr(retriever, "encoder", None)
+    if encoder is None or isinstance(encoder, HashedEncoder):
+        return word_cosines
+    return functools.partial(vector_cosines, encoder.encode_queries)
 
 
 def pool_rollouts(
@@ -275,6 +188,7 @@ def collect_pool(
     source: Callable[[Sequence[PoolRollout]], ItemResults],
     rollouts: Sequence[PoolRollout],
     out: pathlib.Path,
+    similarity: Similarity = word_cosines,
 ) -> dict[str, Any]:
     """Generates missing candidates, and writes the pool of all candidates.
 
@@ -282,6 +196,7 @@ def collect_pool(
       source: generates and scores the candidates of some rollouts.
       rollouts: all rollouts; finished ones are skipped.
       out: the pool file.
+      similarity: of the actions of one prompt, of which near duplicates are dropped.
 
     Returns:
       The summary of the pool, and the number of failed rollouts.
@@ -289,7 +204,7 @@ def collect_pool(
     file = candidates_file(out)
     run_resumable(source, rollouts, file, POOL_OUTPUT)
     pool, failures = (
-        pool_of_rows(read_rows(file)),
+        pool_of_rows(read_rows(file), similarity),
         failure_summary(list(read_rows(POOL_OUTPUT.log(file)))),
     )
     if not pool.candidates:

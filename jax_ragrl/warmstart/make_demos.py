@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
+from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
 from jax_ragrl.run.components import (
     Components,
     build_surroundings,
@@ -43,7 +44,6 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 from jax_ragrl.warmstart.demo_sources import DemoSource, demo_source
 from jax_ragrl.warmstart.demos import Demo
-from jax_ragrl.warmstart.expert_pool import LLMActionSampler, conversation
 from jax_ragrl.warmstart.labels.base import label_demos, labeler_of
 from jax_ragrl.warmstart.resumable import (
     ItemResults,

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS
-from jax_ragrl.config.aliases import ALIASES, RECIPES, aliases_of, current_config, current_key
+from jax_ragrl.config.aliases import (
+    ADDED,
+    ALIASES,
+    RECIPES,
+    aliases_of,
+    current_config,
+    current_key,
+)
 from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.snapshot import (
@@ -68,8 +75,9 @@ def file_values(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_config_has_the_keys_of_the_current_one(name):
     config = current_config(FORMER[name])
+    added = {f".{key}" for key in ADDED}
     keys = {key for key, _ in leaves(config)} - {".index.url"}
-    assert keys == {key for key, _ in leaves(file_values(name))}
+    assert keys - added == {key for key, _ in leaves(file_values(name))} - added
 
 
 @pytest.mark.parametrize("name", FORMER)
@@ -135,6 +143,11 @@ def test_a_former_run_resumes_with_the_current_config(tmp_path, name):
         save_config(file, values)
     assert load_job(load_saved_config(file)).shapes == load_job(values).shapes
     file.write_text(json.dumps(FORMER[name]))
+    # A key that the file lacks has its value of then, not any value.
+    added = json.loads(json.dumps(values)) | {"prices": {}}
+    added["optimizer"]["epochs"] = 2
+    with pytest.raises(UserError, match=r"config\.optimizer\.epochs differs"):
+        check_saved_config(file, added, LOCATION_KEYS)
     changed = values | {"shapes": values["shapes"] | {"max_new_tokens": 99}}
     with pytest.raises(UserError, match=r"config\.shapes\.max_new_tokens differs"):
         check_saved_config(file, changed, LOCATION_KEYS)

@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from jax_ragrl.corpus.questions import load_answered, load_mixture, question_batches
+from jax_ragrl.corpus.questions import (
+    load_answered,
+    load_mixture,
+    question_batches,
+    sample_in_order,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -85,6 +90,24 @@ def test_a_large_set_is_sampled_and_a_small_one_kept(tmp_path):
     drawn = [i for i in ids if i.startswith("nq/")]
     assert len(ids) == 7 and len(set(drawn)) == 5 and drawn != [f"nq/train_{i}" for i in range(5)]
     assert ids == [q.id for q in load_mixture(paths, each=5)]
+
+
+def test_a_mixture_has_a_number_of_questions_per_file(tmp_path):
+    paths = sets_of(tmp_path, nq=9, hotpotqa=9, musique=4)
+    mixture = [q.id for q in load_mixture(paths, each=1, counts=(2, 5, 0))]
+    sizes = {name: sum(i.startswith(name) for i in mixture) for name in ("nq", "hotpotqa", "mus")}
+    assert sizes == {"nq": 2, "hotpotqa": 5, "mus": 4}
+    for counts, said in (((2, 5), "names 3 files"), ((2, 10, 0), "asks for 10 .*which has 9")):
+        with pytest.raises(UserError, match=said):
+            load_mixture(paths, counts=counts)
+
+
+def test_a_limit_draws_a_seeded_sample_in_order():
+    drawn = [[q.id for q in sample_in_order(QUESTIONS, 4, seed)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0] == sorted(drawn[0])
+    assert drawn[0] != ["0", "1", "2", "3"] and len(set(drawn[0])) == 4
+    for count in (0, 10, 99):
+        assert sample_in_order(QUESTIONS, count, 0) == QUESTIONS
 
 
 def test_two_sets_of_one_name_are_refused(tmp_path):

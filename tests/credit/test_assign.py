@@ -5,6 +5,7 @@ import pytest
 
 from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_one_out
 from jax_ragrl.credit.assign import (
+    child_mean,
     immediate_credit,
     over_roles,
     over_rollouts,
@@ -228,9 +229,27 @@ def test_reachable_leaves_options_change_the_counts(options, values, leaves):
     np.testing.assert_array_equal(leaves_N, leaves)
 
 
+def test_the_mean_over_children_counts_samples_costs_and_dead_branches():
+    records = [
+        Record(NO_PARENT, 0, "role", 1, (0,)),
+        Record(0, 0, "role", 2, (0, 0), multiplicity=3),
+        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
+        Record(1, 0, LEAF, 3, (0, 0), answer="x"),
+        Record(0, 0, LEAF, 2, (0, 1), finish_reason="Invalid Format"),
+        Record(NO_PARENT, 0, "role", 1, (1,)),
+    ]
+    forest, reward_N = forest_of(records, [1.0, 0.0, 0.0], [(1, -0.25), (5, np.nan)])
+    value_N, weight_N = child_mean(forest, reward_N)
+    np.testing.assert_allclose(value_N, [0.25 * 3 / 4, 0.25, 1, 0, 0, 0])
+    assert weight_N.tolist() == [1, 1, 1, 1, 1, 0]
+
+
 @pytest.mark.parametrize(
     "rule",
-    [shared_credit, immediate_credit, reachable_leaves, over_rollouts, over_roles, over_siblings],
+    [
+        *(shared_credit, immediate_credit, reachable_leaves, child_mean),
+        *(over_rollouts, over_roles, over_siblings),
+    ],
 )
 def test_an_empty_forest_has_empty_credit(rule):
     more = (group_centred,) if rule in (over_rollouts, over_roles, over_siblings) else ()

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.credit.returns import gae, gae_over_turns, monte_carlo
+from jax_ragrl.credit.returns import gae, gae_over_turns, mean_of_children, monte_carlo
 
 
 def values_of(
-    parents: Sequence[int], leaf: Sequence[bool], reward: Sequence[float], weight: Sequence[float]
+    parents: Sequence[int],
+    leaf: Sequence[bool],
+    reward: Sequence[float],
+    weight: Sequence[float],
+    rule=monte_carlo,
 ) -> tuple[np.ndarray, np.ndarray]:
     arrays = (
         np.array(parents, np.int32),
@@ -18,7 +23,7 @@ def values_of(
         np.array(reward, np.float32),
         np.array(weight, np.float32),
     )
-    return jax.device_get(jax.jit(monte_carlo)(*jax.device_put(arrays)))
+    return jax.device_get(jax.jit(rule)(*jax.device_put(arrays)))
 
 
 def reference(parents, leaf, reward, weight):
@@ -87,6 +92,50 @@ def test_the_mean_weighs_leaves_not_branches():
     leaf = [False, False, False, True, True, True, True]
     value_N, _ = values_of(parents, leaf, [0, 0, 0, 1, 0, 0, 0], [1.0] * 7)
     np.testing.assert_allclose(value_N[:3], [0.25, 1.0, 0.0])
+
+
+def child_reference(n: int, parents, leaf, reward, weight) -> float | None:
+    """The value of a node by recursion; None without a leaf below it."""
+    children = [c for c in range(len(parents)) if parents[c] == n]
+    values = {c: child_reference(c, parents, leaf, reward, weight) for c in children}
+    counted = {c: value for c, value in values.items() if value is not None}
+    if not counted:
+        return float(reward[n]) if leaf[n] else None
+    total = sum(weight[c] for c in counted)
+    return float(reward[n]) + sum(weight[c] * value for c, value in counted.items()) / total
+
+
+def test_the_mean_over_children_equals_a_recursive_reference():
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        parents, leaf, reward, weight = random_forest(rng, 24)
+        value_N, reached_N = values_of(parents, leaf, reward, weight, mean_of_children)
+        for n in range(24):
+            expected = child_reference(n, parents, leaf, reward, weight)
+            assert reached_N[n] == (expected is not None)
+            assert value_N[n] == pytest.approx(expected or 0.0, abs=1e-5)
+
+
+def toy_tree(good: tuple[bool, bool]):
+    """An action (0) before two others; below a good one are two leaves of 1, else one of 0."""
+    parents, leaf, reward = [-1], [False], [0.0]
+    for is_good in good:
+        action = len(parents)
+        leaves = 2 if is_good else 1
+        parents += [0] + [action] * leaves
+        leaf += [False] + [True] * leaves
+        reward += [0.0] + [float(is_good)] * leaves
+    return parents, leaf, reward, [1.0] * len(parents)
+
+
+def test_only_the_mean_over_children_is_unbiased_on_trees_of_unequal_width():
+    """The four trees are equally likely and the expected reward is 1/2; eq. 5 gives 7/12."""
+    trees = [toy_tree(good) for good in itertools.product((True, False), repeat=2)]
+    means = {
+        rule: np.mean([values_of(*tree, rule)[0][0] for tree in trees])
+        for rule in (monte_carlo, mean_of_children)
+    }
+    assert means[monte_carlo] == pytest.approx(7 / 12) and means[mean_of_children] == 0.5
 
 
 def test_a_multiplicity_equals_copies():

@@ -17,7 +17,7 @@ from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
+from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, WORKFLOWS, BuildContext
 from jax_ragrl.evaluation.table import (
     RUN,
     TINY_NEW_TOKENS,
@@ -38,6 +38,7 @@ from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.costs import Prices
 from jax_ragrl.run import components as assemble
 from jax_ragrl.run.components import load_policies, policy_folder
 from jax_ragrl.run.config import REPLY, load_job, parse_llm
@@ -254,6 +255,15 @@ def test_all_names_each_system_that_can_be_built():
     assert select_systems(settings("all", train=NOWHERE)) == tuple(SYSTEMS)
     assert set(SYSTEMS) - set(select_systems(settings("all"))) == LEARNERS
     assert select_systems(settings("ircot", "direct")) == ("ircot", "direct")
+
+
+def test_fixed_workflows_are_named_apart_from_all():
+    assert "workflow_qds_r_ag" in WORKFLOWS and not set(WORKFLOWS) & set(SYSTEMS)
+    both = select_systems(settings("workflow_ag", "workflows", "direct"))
+    assert both == ("workflow_ag", *(name for name in WORKFLOWS if name != "workflow_ag"), "direct")
+    system, _ = build_system("workflow_r_ag", context(), table_models())
+    row = table_row(evaluate(system, [ANN], context().environment, prices=Prices(1, 1)), [ANN])
+    assert row["costs"]["dollars"] > 0 and row["strategies"] == {"R,AG": 1}
 
 
 def test_unknown_names_and_styles_are_refused():

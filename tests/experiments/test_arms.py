@@ -130,6 +130,9 @@ def test_a_difference_is_found_and_an_equal_arm_is_not():
     clear = compare(TWO, rows_of(0.1))["comparisons"][0]
     assert clear["verdict"] == "higher" and clear["mean"] == pytest.approx(10, abs=1.5)
     assert clear["ci95"][0] < 10 < clear["ci95"][1] and clear["cells"] == 4
+    rows = rows_of(0.1)
+    rows[Cell("tree", 0, 7, 0)]["scores"]["f1"][3] = None  # failed questions do not count
+    assert compare(TWO, rows)["comparisons"][1]["verdict"] == "higher"
     assert compare(TWO, rows_of(-0.1))["comparisons"][0]["verdict"] == "lower"
     equal = compare(TWO, rows_of(0.0))["comparisons"][0]
     assert equal["verdict"].startswith("undecided (a difference of ")

@@ -84,6 +84,31 @@ def test_trials_are_compared_per_question(tmp_path, failure):
     assert line.endswith("| 600.0 | 50.0, 50.0 to 50.0 |")
 
 
+def test_the_seeds_of_a_system_are_pooled_for_every_metric(tmp_path):
+    """Gains of 100, 0 and 50 points; a failed question counts nowhere."""
+    before, after = [[0.0, 0.0], [1.0, 1.0], [0.0, None]], [[1.0, 1.0], [1.0, 1.0], [0.5, 1.0]]
+    for seed in range(3):
+        folder = tmp_path / f"a-{seed}"
+        write_trial(folder, *after[seed])
+        row = {"asked": "", "scores": {"f1": after[seed], "em": [float(seed), 0.0]}}
+        (folder / "trained.json").write_text(json.dumps(row))
+        warm = {"warm_start": {"scores": {"f1": before[seed], "em": [0.0, 0.0]}}}
+        (folder / "baselines.json").write_text(json.dumps(warm))
+    load = lambda system, seed, policy, workdir: JOB  # noqa: E731
+    text = seeds.run_trials(["a"], [0, 1, 2], load, {}, tmp_path)
+    assert text == (tmp_path / "trials.md").read_text(encoding="utf-8")
+    per_seed, _, pooled = text.partition("\n\n")
+    assert len(per_seed.splitlines()) == 5
+    head, _, f1, em = pooled.splitlines()
+    assert head == "| system | metric | seeds | warm start | trained | sd | gain | 95 % |"
+    assert f1.startswith("| a | F1 | 3 | 33.33 | 83.33 | 28.87 | 50.0 | 0.00 to 100.00 |")
+    assert em.startswith("| a | EM | 3 | 0.0 | 50.0 | 50.0 | 50.0 |")
+    one = seeds.over_seeds([("a", tmp_path / "a-1")])
+    assert "| a | F1 | 1 | 100.0 | 100.0 |  | 0.0 | 0.00 to 0.00 |" in one
+    over = seeds.over_seeds([("a", tmp_path / "a-0")], tmp_path)
+    assert over.splitlines()[3].endswith("| 0.0, 0.00 to 0.00 |")
+
+
 def test_an_invalid_baseline_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(seeds, "quickstart", None)
     with pytest.raises(UserError, match=r"tree/a-0 holds no finished trial.*--out .*tree"):

@@ -1,48 +1,20 @@
-"""Laws of the statistics of experiments over seeds."""
+"""Laws of the statistics of experiments."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import UserError
-from jax_ragrl.experiments.statistics import hierarchical_bootstrap, holm, sign_flip_test
+from jax_ragrl.experiments.statistics import detectable_difference, holm, sign_flip_test
 
 
-def test_with_one_seed_the_interval_is_that_of_the_questions():
-    """The standard error of a mean of n values is their standard deviation over sqrt(n)."""
-    x_Q = np.random.default_rng(0).normal(0.3, 1.0, 400)
-    estimate = hierarchical_bootstrap([x_Q])
-    assert estimate.mean == pytest.approx(x_Q.mean())
-    assert estimate.error == pytest.approx(x_Q.std() / 20, rel=0.03)
-    assert estimate.low == pytest.approx(x_Q.mean() - 1.96 * estimate.error, abs=0.01)
-
-
-def test_the_variance_between_seeds_widens_the_interval():
-    """Seeds of means 0 and 1 without variance within: a resample has mean 0, 1/2 or 1."""
-    estimate = hierarchical_bootstrap([np.zeros(100), np.ones(100)])
-    assert (estimate.mean, estimate.low, estimate.high) == (0.5, 0.0, 1.0)
-    assert estimate.error == pytest.approx(np.sqrt(1 / 8), rel=0.03)
-
-
-def test_both_variances_add_up():
-    """Var(mean) = (within / questions + between) / seeds, for resampled seeds and questions."""
-    rng = np.random.default_rng(1)
-    values = [rng.normal(center, 2.0, 200) for center in (0.0, 0.2, 0.7, 0.4)]
-    between = np.var([x.mean() for x in values])
-    within = np.mean([x.var() / 200 for x in values])
-    expected = np.sqrt((within + between) / 4)
-    assert hierarchical_bootstrap(values).error == pytest.approx(expected, rel=0.03)
-
-
-def test_equal_inputs_give_equal_estimates():
-    values = [np.random.default_rng(i).normal(size=50) for i in range(3)]
-    assert hierarchical_bootstrap(values) == hierarchical_bootstrap(values)
-
-
-def test_a_seed_without_scores_is_an_error():
-    with pytest.raises(UserError, match="no scores"):
-        hierarchical_bootstrap([np.ones(3), np.zeros(0)])
+def test_a_detectable_difference_is_found_in_four_of_five_experiments():
+    """Means of 100 normal values: the interval of each experiment, at the difference it names."""
+    rng = np.random.default_rng(0)
+    error = 1 / np.sqrt(100)
+    difference = detectable_difference(-1.96 * error, 1.96 * error)
+    means = rng.normal(difference, error, 20_000)
+    assert np.mean(means > 1.96 * error) == pytest.approx(0.8, abs=0.01)
 
 
 def test_the_sign_flip_test_equals_the_exact_one():

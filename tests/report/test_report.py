@@ -32,6 +32,16 @@ SUMMARY = {
 }
 
 
+def test_a_run_without_steps_has_a_report(tmp_path):
+    """A policy that is only evaluated writes no metrics; a run that lost them is an error."""
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(SUMMARY | {"steps": 0}))
+    assert "61.5" in build_report(tmp_path).read_text(encoding="utf-8")
+    file.write_text(json.dumps(SUMMARY))
+    with pytest.raises(UserError, match=r"metrics.jsonl is missing"):
+        build_report(tmp_path)
+
+
 def metrics(step: int) -> dict[str, Any]:
     return {
         "step": step,

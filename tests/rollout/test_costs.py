@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.rollout.costs import costs_of, role_costs, step_costs
+from jax_ragrl.rollout.costs import Prices, costs_of, role_costs, step_costs
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from tests.rollout.tape import ANN, BOB, PAPER, Tape, play
@@ -38,6 +38,17 @@ def test_step_costs_leave_out_calls_that_were_not_made():
     tape = Tape({"router": ["[No Retrieval]"]}, replies={"answer_direct": ULM})
     costs = step_costs(play(tape))
     assert costs == {"llm_calls": 1, "llm_prompt_tokens": 700, "llm_completion_tokens": 30}
+
+
+def test_prices_turn_counts_into_dollars():
+    prices = Prices(2.0, 10.0, 0.005)
+    (cost,) = costs_of(play(single(ULM)), prices)
+    expected = 700 * 2e-6 + 30 * 1e-5 + 0.005
+    assert cost["dollars"] == pytest.approx(expected)
+    assert step_costs(play(single(ULM)), prices)["dollars"] == pytest.approx(expected)
+    assert "dollars" not in costs_of(play(single(ULM)))[0] | step_costs(play(single(ULM)))
+    with pytest.raises(UserError, match=r"dollars_per_search is -1: .* 0 or more"):
+        Prices(dollars_per_search=-1)
 
 
 def test_metered_token_counts_are_the_cost():

@@ -56,6 +56,7 @@ def test_an_incompatible_objective_is_rejected(system, changes):
         ("mmoa_rag", GRPO | {"credit": "rollouts", "rollouts": 4}),
         ("mao_arag", GRPO | {"credit": "rollouts", "rollouts": 4}),
         ("coda", PPO | {"credit": "reachable_leaves"}),
+        ("c3po", {"credit": "child_mean"}),
         ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
         ("opera", PPO | {"credit": "earned", "objective.gae_span": "conversation"}),
     ],

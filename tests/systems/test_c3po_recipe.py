@@ -73,7 +73,11 @@ def test_evaluation_skips_faults_and_uses_one_roadmap():
     system = C3PO(roadmaps=2, max_depth=9)
     c3po_recipe = recipe(Settings(system=system))
     assert c3po_recipe.system == system
-    assert c3po_recipe.evaluation_system == dataclasses.replace(system, strict=False, roadmaps=1)
+    acting = dataclasses.replace(system, strict=False, roadmaps=1)
+    assert c3po_recipe.evaluation_system == acting
+    deeper = recipe(Settings(system=system, evaluation_depth=15))
+    assert deeper.evaluation_system == dataclasses.replace(acting, max_depth=15)
+    assert deeper.system == system
 
 
 def test_roadmaps_are_sampled_and_answers_are_greedy():
@@ -84,3 +88,6 @@ def test_roadmaps_are_sampled_and_answers_are_greedy():
     )
     assert (plan.request.sampling.temperature, plan.samples) == (0.3, 2)
     assert (answer.request.sampling.temperature, answer.samples) == (0.0, 1)
+    longer = dataclasses.replace(system, reply_tokens=2048)
+    state = dataclasses.replace(longer.start(ANN), phase="plan")
+    assert longer.next_effects(state).request.sampling.max_tokens == 2048

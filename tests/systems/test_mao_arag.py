@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jax_ragrl.cli.main import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.corpus.world import World, generate
 from jax_ragrl.errors import UserError
@@ -26,6 +27,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.config import load_job
 from jax_ragrl.systems.mao_arag import (
     MAOARAG,
     Costs,
@@ -38,6 +40,7 @@ from jax_ragrl.systems.mao_arag import (
     sub_questions,
     turn_cost,
 )
+from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
 from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
@@ -341,6 +344,8 @@ def test_planners_are_sampled_and_executors_are_greedy():
     state = system.advance(system.start(ANN), ParsedAction("Plan", ("QR", "AG")))
     (ask,) = system.next_effects(state)
     assert ask.request.sampling == Sampling(0.0, 1.0, 256)
+    (longer,) = dataclasses.replace(system, reply_tokens=99).next_effects(state)
+    assert longer.request.sampling.max_tokens == 99
     forest, _ = play(["QDS", "R,AG", "AG"], ["A?", "B?"], FILLED)
     assert [record.depth for record in forest.records[:-1]] == [1, 2, 3]
 
@@ -466,6 +471,29 @@ def test_serial_turns_cost_more_than_parallel_ones(parts):
         assert turn_cost(plan, 0) == 0.0
 
 
+def test_the_printed_turn_table_swaps_the_decompositions():
+    names = list("ABC")
+    serial, _ = play(["QDS", *["R,AG"] * 3], names)
+    parallel, _ = play(["QDP", *["R,AG"] * 3], names)
+    assert own_of(serial, turn_table="paper", **TURNS)[0] == -0.25
+    assert own_of(parallel, turn_table="paper", **TURNS)[0] == -0.75
+    with pytest.raises(UserError, match=r"turn_table is 'text': use one of code, paper"):
+        Costs(turn_table="text")
+
+
+@pytest.mark.parametrize("credit", ["own", "reachable_leaves"])
+def test_malformed_turns_before_a_legal_plan_may_stay_untrained(credit):
+    """Those of sub-questions are trained in any case; a crossed credit changes nothing."""
+    forest, _ = retry("AS", "QDS", "?", "AG", parts=["A?"])
+    values = load_config(CONFIGS / "tiny/mao_arag.py", []) | {"credit": credit}
+    trained = {}
+    for masks in (False, True):
+        values["recipe"]["train_malformed"] = not masks
+        trained[masks] = load_job(values).credit(forest, forest.reward_N)[1][:-1] > 0
+    assert trained[False].all() and trained[True].tolist() == [False, True, True, True]
+    assert recipe(code()).trainable is not None and recipe(paper()).trainable is None
+
+
 def test_a_search_is_paid_by_its_workflow():
     forest, _ = play(["QDP", "R,AG", "AG", "QR,R,DS,AG"], list("ABC"))
     assert own_of(forest, **SEARCHES) == [0.0, -1.0, 0.0, -1.0]
@@ -515,6 +543,36 @@ def test_copies_of_a_rollout_are_priced_separately():
     reward_N = recipe(Settings(costs=Costs(**SEARCHES))).reward(forest)
     plans = {r.parsed.text: n for n, r in enumerate(forest.records) if r.parsed}
     assert (reward_N[plans["AG"]], reward_N[plans["R,AG"]]) == (0.0, -1.0)
+
+
+# --- Fixed workflows ------------------------------------------------------------------------------
+
+
+def fix(plan: str, parts: Sequence[str] = ()) -> tuple[Forest, Tape]:
+    """The rollout of a fixed workflow."""
+    lines = "\n".join(parts)
+    replies = FILLED | {"decompose_serial": lines, "decompose_parallel": lines, "select": "1"}
+    tape = Tape({}, replies=replies)
+    system = FixedWorkflow(MAOARAG("mao_arag_tiny", 2), tuple(plan.split(",")))
+    return collect(system, single_chain, [ANN], tape.environment()), tape
+
+
+@pytest.mark.parametrize("plan", [render_plan(plan) for plan in PLANS if len(plan) < 4])
+def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
+    first, _, rest = plan.partition(",")
+    plans = [first, *[rest] * 2] if first in (QDS, QDP) else [plan]
+    replies = FILLED | {"select": "1"}
+    planned, tape = play(plans, ["A?", "B #1?"], replies)
+    fixed, other = fix(plan, ["1. A?", "2. B #1?"])
+    assert other.log == [entry for entry in tape.log if entry[0] not in ("planner", "sub_planner")]
+    assert end(fixed) == end(planned) and fixed.records[-1].state.strategy == plans[0]
+    assert len(fixed.records) == 1, "no role acts"
+
+
+def test_there_are_sixteen_workflows_of_three_forms():
+    assert len(set(PLANS)) == 48
+    with pytest.raises(UserError, match=r"'R' is no workflow: use one that ends in AG"):
+        FixedWorkflow(MAOARAG(), ("R",))
 
 
 # --- The synthetic corpus ------------------------------------------------------------------------

@@ -112,6 +112,22 @@ def test_bootstrap_interval_is_deterministic_and_contains_the_mean():
     assert low < mean < high and mean == pytest.approx(x_N.mean())
 
 
+def test_a_hierarchical_interval_contains_the_variance_between_groups():
+    rng = np.random.default_rng(0)
+    equal = [rng.normal(size=200) for _ in range(3)]
+    apart = [x_N + shift for x_N, shift in zip(equal, (-1.0, 0.0, 1.0), strict=True)]
+    (mean, low, high), (_, *wide) = map(metrics.hierarchical_bootstrap, (equal, apart))
+    assert low < mean < high and wide[1] - wide[0] > 4 * (high - low)
+    assert metrics.hierarchical_bootstrap(apart) == metrics.hierarchical_bootstrap(apart)
+    assert metrics.hierarchical_bootstrap(equal[:1]) == metrics.bootstrap_interval(equal[0])
+    # A group counts once, whatever its size.
+    sizes = metrics.hierarchical_bootstrap([np.ones(1), np.zeros(99)])
+    assert sizes == (0.5, 0.0, 1.0)
+    for groups in ([], [np.ones(2), np.ones(0)], [np.array([np.nan])]):
+        with pytest.raises(UserError, match="at least one finite number"):
+            metrics.hierarchical_bootstrap(groups)
+
+
 def test_bootstrap_interval_covers_about_95_percent():
     rng = np.random.default_rng(2)
     inside = 0

@@ -50,6 +50,8 @@ def test_the_valid_fraction_counts_samples_with_multiplicity():
     forest = play(Tape(texts), expander=wide)
     metrics = describe_rollout(forest, np.zeros(len(forest.records)))
     assert forest.multiplicity_N[~forest.leaf_N].sum() == 9
+    tokens = [len(r.action.ids) * r.multiplicity for r in forest.records if r.action]
+    assert metrics["policy_tokens"] == sum(tokens) > 0
     assert (
         metrics["invalid_action/Invalid Format"] == 2 and metrics["unanswered/Invalid Format"] == 1
     )
@@ -60,7 +62,8 @@ def test_a_step_of_failed_questions_has_only_sizes():
     down = EffectError("down")
     tape = Tape(always(router="[No Retrieval]"), replies={"answer_direct": down})
     metrics = describe_rollout(play(tape, ANN, BOB), np.zeros(0))
-    assert metrics == {"reward/mean": 0.0, "nodes": 0.0, "leaves": 0.0, "failed": 2.0}
+    sizes = {"nodes": 0.0, "leaves": 0.0, "failed": 2.0, "policy_tokens": 0.0}
+    assert metrics == {"reward/mean": 0.0, **sizes}
 
 
 def test_a_step_has_sizes_strategy_rewards_and_costs():

@@ -18,12 +18,12 @@ from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching
+from jax_ragrl.rollout.llm_policy import LLMActionSampler, conversation
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.run.components import load_policy
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart import finetune
 from jax_ragrl.warmstart.demos import Demo, DemoData, WarmStart, load_demos, warm_start
-from jax_ragrl.warmstart.expert_pool import LLMActionSampler, conversation
 from tests.tiny import policy, tokenizer
 from tests.warmstart.test_expert_pool import ScriptedLLM
 

@@ -7,29 +7,31 @@ import functools
 import json
 import random
 
+import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.reader import WorldReader
+from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.effects import ModelOutput, Observation
 from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.rollout.llm_policy import BEGIN, LLMActionSampler
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.c3po import parse_router
 from jax_ragrl.systems.opera import Opera, Settings
-from jax_ragrl.systems.opera.expert_pool import load_pool
+from jax_ragrl.systems.opera.expert_pool import load_pool, word_cosines
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from jax_ragrl.warmstart import resumable
 from jax_ragrl.warmstart.expert_pool import (
-    BEGIN,
-    LLMActionSampler,
     candidates_file,
     collect_pool,
     pool_rollouts,
     score_candidates,
+    similarity_of,
 )
 from jax_ragrl.warmstart.teachers.opera import Teacher
 from tests.llm.server import serving
@@ -151,6 +153,19 @@ def test_every_temperature_gives_candidates_and_failures_give_none(tmp_path):
     plans = [c for c in load_pool(out) if c.role == PLAN]
     assert len(plans) == 6 and all(plan.score > 0.5 for plan in plans)
     assert (summary["failed"], summary["error"]) == (6, "too hot")
+
+
+def test_the_encoder_of_the_index_compares_actions():
+    _, retriever = world()
+    assert similarity_of(retriever) is word_cosines, "hashed words have no meaning"
+    assert similarity_of(RemoteRetriever("http://localhost:1")) is word_cosines
+
+    class Constant:
+        def encode_queries(self, texts):
+            return np.ones((len(texts), 2), np.float32)
+
+    similarity = similarity_of(dataclasses.replace(retriever, encoder=Constant()))
+    np.testing.assert_allclose(similarity(["a", "b"]), 1.0, rtol=1e-6)
 
 
 def test_without_any_action_there_is_no_pool(tmp_path):

@@ -15,6 +15,7 @@ from jax_ragrl.llm.executors import query_of
 from jax_ragrl.llm.reader import question_of, understand
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.expand import Branching, single_chain
+from jax_ragrl.rollout.llm_policy import BEGIN
 from jax_ragrl.rollout.roles import invalid_action
 from jax_ragrl.run.config import model_of
 from jax_ragrl.systems.base import WrappedSystem
@@ -23,7 +24,6 @@ from jax_ragrl.types import Message, Question
 from jax_ragrl.warmstart import resumable
 from jax_ragrl.warmstart.demo_sources import right_actions
 from jax_ragrl.warmstart.demos import Demo, load_demos
-from jax_ragrl.warmstart.expert_pool import BEGIN
 from jax_ragrl.warmstart.make_demos import DEMO_OUTPUT, demo_summary
 from jax_ragrl.warmstart.resumable import ItemResults
 from jax_ragrl.warmstart.teachers.c3po import Teacher

@@ -17,23 +17,28 @@ Departures from the paper and its published code
      probability that losing strategies lose may move there: a run of 48 steps on the embedded
      default ended with half of its routes malformed.
   5. Clip 0.2, gamma 1, lambda 0.95, KL in the reward and whitening are not stated; they are the
-     defaults of the trainer that the authors name. So is the clip of values (eq. 10 has the plain
-     squared error: `objective.value_loss=plain`). The temperature is not stated either: 0.6 is the
-     code's, whose sampler also wrote the demonstrations.
+     defaults of the trainer that the authors name (OpenRLHF 0.5.6). So is the clip of values
+     (eq. 10 has the plain squared error: `objective.value_loss=plain`). The temperature is not
+     stated either: 0.6 is the code's, whose sampler also wrote the demonstrations.
   6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
   7. The definition of a right answer in training is not stated. Here it contains a gold answer or,
-     with a `judge` in the config, a language model accepts it: the paper's measure. The judge's
-     prompt also rejects an answer that hedges between several things, a rule that the paper lacks.
+     with a `judge` in the config, a language model accepts it: the paper's measure, by the rules of
+     the paper's prompt in other words.
   8. The code gives the router a hint about each data set; here `hint` is one text for all
      questions, and empty, as in the paper.
   9. The query is the text around the bracket; in the code, the text after it. The code also reads
      `[ LLM ]` and `[1,]`, which are malformed here.
- 10. `configs/c3po.py` takes one optimizer step per batch of rollouts, so that the ratio is 1 and
-     neither the clip nor the value clip acts. The trainer that the authors name takes several.
- 11. One roadmap per planned search, from a prompt with one example; the code has two of each.
- 12. The depth limit is 13 in training and evaluation; the paper's figure 6 shows depths up to 15,
-     and the code's limit in evaluation is 15.
- 13. Roadmaps and answers of the frozen model have at most 256 tokens; the code allows 2,048.
+ 10. Epochs and minibatches are not stated: `configs/c3po.py` takes eight optimizer steps per batch
+     of rollouts, one per 128 of about 1,024 actions, as that trainer does.
+ 11. One roadmap per planned search (`system.roadmaps`), from a prompt with one example; the code
+     has two of each.
+ 12. The paper's depth limit is 13, but its figure 6 shows depths up to 15, the code's limit in
+     evaluation: `configs/c3po.py` has 13 in training and 15 in evaluation (`evaluation_depth`), and
+     so have tables of prompted models.
+ 13. Eq. 5 is a mean over leaves, which is a biased estimate of the expected reward where nodes have
+     different numbers of leaves below them; `credit=child_mean` is a mean over children.
+ 14. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
+     the code's 2,048 tokens; the default of `system.reply_tokens` is 256.
 """
 
 from __future__ import annotations
@@ -111,22 +116,29 @@ class TreeShape:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`; the defaults are the paper's."""
+    """The config section `recipe`; the defaults are the paper's.
+
+    Fields:
+      system: the state machine and how it is sampled.
+      tree: the rollouts and their credit.
+      evaluation_depth: the depth limit in evaluation; 0: that of training.
+    """
 
     system: C3PO = C3PO()
     tree: TreeShape = TreeShape()
+    evaluation_depth: int = 0
 
 
 def recipe(settings: Settings) -> Recipe:
     """Returns tree rollouts with the accuracy of leaves, averaged over reachable leaves."""
-    tree = settings.tree
+    tree, depth = settings.tree, settings.evaluation_depth or settings.system.max_depth
     credit = functools.partial(
         reachable_leaves,
         ignore_unanswered=tree.dead_leaf == "ignore",
         multiplicity=tree.weigh_duplicates,
     )
     # In evaluation a selection out of range is skipped, and one roadmap makes one rollout.
-    inference = dataclasses.replace(settings.system, strict=False, roadmaps=1)
+    inference = dataclasses.replace(settings.system, strict=False, roadmaps=1, max_depth=depth)
     return Recipe(
         system=settings.system,
         reward=functools.partial(answer_rewards, metric=cover_match),
@@ -149,5 +161,4 @@ def table_system(style: str, top_k: int, *, tiny: bool) -> C3PO:
       top_k: passages per search.
       tiny: whether the policy is the model that ships with the package.
     """
-    del tiny
-    return C3PO(style, top_k, strict=False)
+    return C3PO(style, top_k, max_depth=13 if tiny else 15, strict=False)

@@ -18,7 +18,6 @@ from jax_ragrl.types import Hits, LLMRequest, Message, Passage, Question, Sampli
 ROUTER, FILTER, DECISION = "router", "filter", "decision"
 NO_RETRIEVAL, RETRIEVAL, PLANNING, LLM = "No Retrieval", "Retrieval", "Planning", "LLM"
 MAX_QUERY_WORDS = 100
-REPLY = 256  # the maximum number of tokens of a roadmap or an answer
 ROADMAP_TEMPERATURE = 0.3  # several roadmaps have to differ
 
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
@@ -164,6 +163,7 @@ class C3PO:
       hint: a text for the router about the questions.
       max_tokens: the maximum number of new tokens per action.
       temperature: the sampling temperature of all roles.
+      reply_tokens: the maximum number of tokens of a roadmap or an answer of the frozen model.
     """
 
     style: str = "c3po"
@@ -175,6 +175,7 @@ class C3PO:
     hint: str = ""
     max_tokens: int = 2048
     temperature: float = 0.6
+    reply_tokens: int = 256
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -298,7 +299,7 @@ class C3PO:
 
     def _request(self, name: str, state: State, temperature: float) -> LLMRequest:
         messages = self._messages(name, state, format_passages(self.style, state.documents))
-        return LLMRequest(name, messages, Sampling(temperature, 1.0, REPLY))
+        return LLMRequest(name, messages, Sampling(temperature, 1.0, self.reply_tokens))
 
     def _messages(
         self, name: str, state: State, documents: str, **values: str

@@ -3,6 +3,7 @@
 from jax_ragrl.systems.mao_arag.recipe import Settings, code, paper, recipe, table_system
 from jax_ragrl.systems.mao_arag.rewards import (
     Costs,
+    follows_grammar,
     own_reward,
     retrieval_cost,
     reward,
@@ -11,13 +12,12 @@ from jax_ragrl.systems.mao_arag.rewards import (
 )
 from jax_ragrl.systems.mao_arag.system import (
     MAOARAG,
-    PLANNER,
-    SUB_PLANNER,
     State,
     plain_answer,
     select_documents,
     sub_questions,
 )
+from jax_ragrl.systems.mao_arag.workflows import PLANNER, SUB_PLANNER
 
 __all__ = [
     "MAOARAG",
@@ -27,6 +27,7 @@ __all__ = [
     "Settings",
     "State",
     "code",
+    "follows_grammar",
     "own_reward",
     "paper",
     "plain_answer",

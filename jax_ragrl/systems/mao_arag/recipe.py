@@ -11,17 +11,20 @@ Departures from the paper and its published code
      for the first plan. The code also accepts AS, which has no meaning in a plan: it runs
      automatically after sub-questions.
   2. Turn costs are the code's: 0.25 for each sub-question of QDS, 0.25 for QDP. The rows of the
-     paper's table 4 are swapped, as its own text shows.
+     paper's table 4 are swapped, as its own text shows; `costs.turn_table=paper` has them as they
+     are printed.
   3. Parallel sub-questions run at the same time; the code runs them in sequence and prices them as
      parallel.
-  4. A malformed turn is trained. The code masks malformed turns before the first legal plan.
+  4. A malformed turn is trained. The code masks malformed turns before the first legal plan, as
+     `train_malformed=False` does (`code()`).
   5. A decomposition pays for the substitutions and the summary that follow, also QDP (for which the
      code reads the key of QDS).
   6. DS before any R has nothing to select from and is skipped; `select_needs_search` makes such a
      plan malformed. QR changes the search query, not the question that is answered.
   7. If no sub-question has an answer when the turns are used up, there is nothing to summarize: the
      rollout is dead.
-  8. Replies of executors have at most 256 tokens.
+  8. The paper states no limit for replies of executors; here it is 256 tokens
+     (`system.reply_tokens`).
   9. `configs/mao_arag.py` takes one optimizer step per batch of rollouts, as the code does: 96
      rollouts in batches of 96.
 The costs have equal weights in the paper, and 1 : 0.25 : 0.5 in the code (`code()`), whose unit of
@@ -35,16 +38,24 @@ import functools
 
 from jax_ragrl.credit.assign import shared_credit
 from jax_ragrl.systems.base import Recipe
-from jax_ragrl.systems.mao_arag.rewards import Costs, reward
+from jax_ragrl.systems.mao_arag.fixed_workflow import fixed_workflows
+from jax_ragrl.systems.mao_arag.rewards import Costs, follows_grammar, reward
 from jax_ragrl.systems.mao_arag.system import MAOARAG
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The config section `recipe`; the defaults are the paper's main result, without costs."""
+    """The config section `recipe`; the defaults are the paper's main result, without costs.
+
+    Fields:
+      system: the state machine and how it is sampled.
+      costs: weights and prices of the costs of a planner call.
+      train_malformed: whether malformed planner calls before the first legal plan are trained.
+    """
 
     system: MAOARAG = MAOARAG()
     costs: Costs = Costs()
+    train_malformed: bool = True
 
 
 def paper() -> Settings:
@@ -54,7 +65,8 @@ def paper() -> Settings:
 
 def code() -> Settings:
     """The choices of the published code."""
-    return Settings(costs=Costs(retrieval_weight=0.25, turn_weight=0.5, dollars_per_cost_unit=5e-4))
+    costs = Costs(retrieval_weight=0.25, turn_weight=0.5, dollars_per_cost_unit=5e-4)
+    return Settings(costs=costs, train_malformed=False)
 
 
 def recipe(settings: Settings) -> Recipe:
@@ -65,6 +77,8 @@ def recipe(settings: Settings) -> Recipe:
         credit=shared_credit,
         metric="f1",
         accepts_judge=True,
+        fixed_strategies=fixed_workflows(settings.system),
+        trainable=None if settings.train_malformed else follows_grammar,
     )
 
 

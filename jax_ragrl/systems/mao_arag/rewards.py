@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jax_ragrl.config.schema import one_of
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.roles import ParsedAction
 from jax_ragrl.rollout.tree import SEARCH, Call, Forest
 from jax_ragrl.systems.base import path_from_root
-from jax_ragrl.systems.mao_arag.workflows import QDP, QDS
+from jax_ragrl.systems.mao_arag.workflows import PLANNER, QDP, QDS
 from jax_ragrl.text.metrics import f1
+
+# The decomposition that waits for each of its sub-questions, by table; the other one waits once.
+SERIAL: Mapping[str, str] = {"code": QDS, "paper": QDP}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Costs:
       dollars_per_1k_prompt_tokens: the price of the frozen model for the text that it reads.
       dollars_per_1k_completion_tokens: its price for the text that it writes.
       dollars_per_cost_unit: the price that counts as a token cost of 1.
+      turn_table: `code` charges 0.25 per sub-question of QDS and 0.25 for QDP, as the code and the
+        text of the paper do; `paper` swaps both rows, as its table 4 is printed.
     """
 
     alpha: float = 0.0
@@ -34,6 +40,10 @@ class Costs:
     dollars_per_1k_prompt_tokens: float = 0.000225
     dollars_per_1k_completion_tokens: float = 0.0009
     dollars_per_cost_unit: float = 6.02e-4
+    turn_table: str = "code"
+
+    def __post_init__(self) -> None:
+        one_of("recipe.costs.turn_table", self.turn_table, tuple(SERIAL))
 
 
 def token_cost(calls: Sequence[Call], costs: Costs) -> float:
@@ -52,12 +62,18 @@ def retrieval_cost(calls: Sequence[Call]) -> float:
     return float(any(call.purpose == SEARCH for call in calls))
 
 
-def turn_cost(plan: Sequence[str], parts: int) -> float:
-    """Returns the latency: 0.25 per serial sub-question (`parts`), 0.25 for all parallel ones."""
+def turn_cost(plan: Sequence[str], parts: int, table: str = "code") -> float:
+    """Returns the latency: 0.25 per serial sub-question, 0.25 for all parallel ones.
+
+    Args:
+      plan: the executors of the planner call.
+      parts: the number of sub-questions.
+      table: `Costs.turn_table`.
+    """
+    if tuple(plan) not in ((QDS,), (QDP,)):
+        return 0.0
     # Serial sub-questions wait for each other; parallel ones wait once.
-    if tuple(plan) == (QDS,):
-        return 0.25 * parts
-    return 0.25 if tuple(plan) == (QDP,) else 0.0
+    return 0.25 * parts if plan[0] == SERIAL[table] else 0.25
 
 
 def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: Costs) -> float:
@@ -77,9 +93,16 @@ def own_reward(action: ParsedAction, calls: Sequence[Call], parts: int, costs: C
     price = (
         costs.token_weight * token_cost(calls, costs)
         + costs.retrieval_weight * retrieval_cost(calls)
-        + costs.turn_weight * turn_cost(action.args, parts)
+        + costs.turn_weight * turn_cost(action.args, parts, costs.turn_table)
     )
     return -float(not action.valid) - costs.alpha * price
+
+
+def follows_grammar(forest: Forest) -> np.ndarray:
+    """Returns False at malformed planner calls before the first legal plan, bool `[N]`."""
+    return np.array(
+        [r.role != PLANNER or r.parsed is None or r.parsed.valid for r in forest.records], bool
+    )
 
 
 def reward(forest: Forest, costs: Costs) -> np.ndarray:

@@ -16,9 +16,11 @@ from jax_ragrl.systems.mao_arag.workflows import (
     AG,
     DS,
     EXECUTORS,
+    PLANNER,
     QDP,
     QDS,
     QR,
+    SUB_PLANNER,
     R,
     parse_plan,
     plan_regex,
@@ -27,7 +29,6 @@ from jax_ragrl.systems.mao_arag.workflows import (
 from jax_ragrl.text.prompts import format_passages, user_turn
 from jax_ragrl.types import LLMRequest, Message, Passage, Question, Sampling
 
-PLANNER, SUB_PLANNER = "planner", "sub_planner"
 # Steps that are not in a plan: the planner call, substitution of earlier answers, the summary.
 PLAN, FILL, AS = "plan", "fill", "AS"
 PURPOSES = {
@@ -40,7 +41,6 @@ PURPOSES = {
     AS: "summarise",
 }
 MAX_PARTS = 4  # sub-questions; further ones are dropped
-REPLY = 256  # the maximum number of tokens of an executor's reply
 
 # --- Replies of executors -------------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ class MAOARAG:
       select_needs_search: whether DS without an earlier R is malformed.
       executors: the executors that a plan may contain; without `QDP`, for example, sub-questions
         are always serial.
+      reply_tokens: the maximum number of tokens of an executor's reply.
     """
 
     style: str = "mao_arag"
@@ -151,6 +152,7 @@ class MAOARAG:
     temperature: float = 1.0
     select_needs_search: bool = False
     executors: tuple[str, ...] = EXECUTORS
+    reply_tokens: int = 256
 
     def __post_init__(self) -> None:
         if AG not in self.executors or (unknown := sorted({*self.executors} - {*EXECUTORS})):
@@ -207,7 +209,7 @@ class MAOARAG:
             return Search(item.query or item.text, self.top_k, turn=item.turn)
         purpose = PURPOSES[step] if step != AG or item.documents else "answer_direct"
         messages = self._messages(purpose, item, state)
-        request = LLMRequest(purpose, messages, Sampling(0.0, 1.0, REPLY))
+        request = LLMRequest(purpose, messages, Sampling(0.0, 1.0, self.reply_tokens))
         # A substitution serves the decomposition, so the question's planner call pays for it.
         return CallLLM(request, turn=state.items[0].turn if step == FILL else item.turn)
 

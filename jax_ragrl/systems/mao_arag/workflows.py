@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
 
+# The planner's roles before and after its first legal plan.
+PLANNER, SUB_PLANNER = "planner", "sub_planner"
 QDS, QDP, QR, R, DS, AG = "QDS", "QDP", "QR", "R", "DS", "AG"
 
 # The accepted spellings of each executor, in any letter case; other words are malformed.

@@ -24,8 +24,8 @@ Departures from the paper and its published code
   6. The paper states no word limit for answers and no temperature; 30 and 0.95 are the code's.
   7. RRR's hit is an answer in whole words; in its code it is any substring. BGM's bridge may repeat
      a passage; here a selection names each passage once.
-  8. `configs/mmoa_rag.py` takes one optimizer step per epoch, two per batch of rollouts; the code
-     also divides a batch into minibatches and so takes more.
+  8. The paper states no epochs and no minibatches. `configs/mmoa_rag.py` takes six optimizer steps
+     per batch of rollouts, as the code does: two epochs of three minibatches.
   9. The warm starts of RRR and BGM are MMOA-RAG's; each of their papers makes one from the
      successes of its frozen model. RRR and BGM have no configuration at the paper's size, only
      `configs/tiny/one_module.py`.

@@ -8,7 +8,8 @@ Departures from the paper
   1. Algorithm 1 looks up an expert by question for a plan and by sub-goal, D_scored(p), for the
      other roles, independent of the documents in the prompt. Here a prompt that is in the pool gets
      its own best candidate, and any other prompt that of its question or sub-goal.
-  2. Near duplicates are found by the cosine of word counts; the paper uses a semantic cosine.
+  2. Near duplicates are found by the cosine of word counts, unless there is an encoder of texts;
+     the paper uses a semantic cosine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,31 +187,68 @@ def best_transferable(role: str, prompt: str, candidates: Sequence[Candidate]) -
     return max(fitting, key=lambda row: row[:2])[2] if fitting else None
 
 
-def build_pool(candidates: Iterable[Candidate], max_cosine: float = 0.85) -> Pool:
+# From n texts to the similarity of each pair, float `[n, n]`, at most 1.
+Similarity = Callable[[Sequence[str]], np.ndarray]
+
+
+def word_cosines(texts: Sequence[str]) -> np.ndarray:
+    """Returns the cosines of the word counts of texts, float64 `[n, n]`."""
+    counts = [collections.Counter(_WORD.findall(text.lower())) for text in texts]
+    return np.array([[cosine(a, b) for b in counts] for a in counts])
+
+
+def vector_cosines(
+    encode: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]
+) -> np.ndarray:
+    """Returns the cosines of the vectors of texts, float32 `[n, n]`.
+
+    Args:
+      encode: from n texts to float32 vectors `[n, D]` of any length.
+      texts: the texts.
+    """
+    vectors_ND = encode(texts)
+    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    directions_ND = vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
+    return directions_ND @ directions_ND.T
+
+
+def build_pool(
+    candidates: Iterable[Candidate],
+    max_cosine: float = 0.85,
+    similarity: Similarity = word_cosines,
+) -> Pool:
     """Returns the distinct candidates of every instance, best first.
 
-    A candidate is dropped if the cosine of its word counts with a better one of the same instance
-    is `max_cosine` or more. Equal scores are ordered by text, so that the pool is a function of the
-    candidates.
+    A candidate is dropped if its similarity with a better one of the same instance is `max_cosine`
+    or more. Equal scores are ordered by text, so that the pool is a function of the candidates.
+
+    Args:
+      candidates: the candidates of all instances.
+      max_cosine: the similarity from which on two candidates are near duplicates.
+      similarity: of the texts of an instance; `vector_cosines` for a semantic one.
     """
     instances: dict[tuple[str, str], list[Candidate]] = collections.defaultdict(list)
     for candidate in candidates:
         instances[candidate.role, candidate.prompt].append(candidate)
-    return Pool({key: _distinct(group, max_cosine) for key, group in sorted(instances.items())})
+    return Pool(
+        {k: _distinct(group, max_cosine, similarity) for k, group in sorted(instances.items())}
+    )
 
 
 def _rank(candidate: Candidate) -> tuple[float, str]:
     return -candidate.score, candidate.text
 
 
-def _distinct(candidates: Iterable[Candidate], max_cosine: float) -> tuple[Candidate, ...]:
-    distinct: list[tuple[Candidate, collections.Counter[str]]] = []
+def _distinct(
+    candidates: Iterable[Candidate], max_cosine: float, similarity: Similarity
+) -> tuple[Candidate, ...]:
     # Best first: of two near duplicates the worse one is dropped.
-    for candidate in sorted(candidates, key=_rank):
-        words = collections.Counter(_WORD.findall(candidate.text.lower()))
-        if all(cosine(words, other) < max_cosine for _, other in distinct):
-            distinct.append((candidate, words))
-    return tuple(candidate for candidate, _ in distinct)
+    ordered, distinct = sorted(candidates, key=_rank), list[int]()
+    cosine_NN = similarity([candidate.text for candidate in ordered])
+    for i in range(len(ordered)):
+        if all(cosine_NN[i, j] < max_cosine for j in distinct):
+            distinct.append(i)
+    return tuple(ordered[i] for i in distinct)
 
 
 def cosine(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:

@@ -27,10 +27,13 @@ Departures from the paper and its published code
   7. Algorithm 1's expert of an analysis is the best candidate for a sub-goal, without a condition
      on the documents it was scored for. With other documents, only an analysis that can be right is
      used here: a `no`, or a `yes` whose answer occurs in the prompt (`expert_pool.py`).
-  8. Eq. 4 has one KL term per prompt. The KL of `configs/opera.py` is per token of all actions with
-     one common mean, so that its weight relative to the policy term is the group size times higher.
-     Its estimator k3 has the gradient of KL(ref || pi); eq. 4 has KL(pi || ref), which is k2.
-  9. Near duplicates in the pool are found by the cosine of word counts; the paper's is semantic.
+  8. Eqs. 3 and 4 sum the policy terms of a group and add one KL term per prompt. In
+     `configs/opera.py` both are means over the tokens of all actions, so that the weight of the KL
+     relative to the policy term is the group size times higher; an eighth of each coefficient is
+     the literal weight. The estimator of `paper` is k2, whose gradient is that of eq. 4's
+     KL(pi || ref); `code` has k3, the usual one, whose gradient is that of KL(ref || pi).
+  9. Near duplicates in the pool are found by the cosine of the vectors of the index's encoder. With
+     hashed words, BM25 or a search server it is that of word counts; the paper's is semantic.
  10. If the gold answer of a step is unknown (the middle steps of HotpotQA), the reward of an
      analysis is its form only.
  11. An analysis has no confidence and no type of missing information (eq. 8).

@@ -17,6 +17,7 @@ from jax_ragrl.retrieval.base import Retriever, search_all
 from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.llm_policy import conversation
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.tree import Action, Forest
 from jax_ragrl.run.evaluate import NoSampler
@@ -28,7 +29,6 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import LLMRequest, Question
 from jax_ragrl.warmstart import labels
 from jax_ragrl.warmstart.demos import Demo
-from jax_ragrl.warmstart.expert_pool import conversation
 from jax_ragrl.warmstart.labels.gold import Evidence
 
 # The labelers by the names of their systems: a new one is one file.

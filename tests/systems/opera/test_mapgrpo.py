@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from jax_ragrl.systems.opera.expert_pool import (
     candidates_of,
     cosine,
     load_pool,
+    vector_cosines,
 )
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE, render_analysis, render_plan
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection, sibling_advantages
@@ -396,6 +398,17 @@ def test_the_pool_drops_near_duplicates():
     near = ["a b c e", "a b c d", "a b c d e f g h", "x y"]
     assert [c.text for c in build_pool(rows, max_cosine=0.76)] == near
     assert len(list(build_pool(rows * 3))) == 4  # repeated candidates are one
+
+
+def test_near_duplicates_may_be_found_by_meaning():
+    """Two texts without a common word, and two that differ in one word only."""
+    vectors = {"born in Ulm": (2, 0), "native of the town": (9, 1), "born in Rom": (0, 3)}
+    rows = [Candidate(PLAN, "p", text, 1 - i / 9) for i, text in enumerate(vectors)]
+    encode = lambda texts: np.array([vectors[text] for text in texts], np.float32)  # noqa: E731
+    meaning = functools.partial(vector_cosines, encode)
+    assert [c.text for c in build_pool(rows, similarity=meaning)] == ["born in Ulm", "born in Rom"]
+    assert len(list(build_pool(rows, max_cosine=0.6))) == 2  # the last one, by its words
+    assert not vector_cosines(np.zeros_like, np.zeros((2, 2), np.float32)).any()
 
 
 def test_equal_scores_are_ordered_by_text():

@@ -1,0 +1,61 @@
+"""A model on a server as the policy of a table, with worked examples in its prompts."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.llm_policy import LLMActionSampler
+from jax_ragrl.run.components import load_llm, policy_folder
+from jax_ragrl.run.config import SERVER, TINY, parse_llm
+from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import Message
+from jax_ragrl.warmstart.demos import Demo, load_demos
+
+
+def served_policy(
+    name: str, examples: pathlib.Path | None, shots: int
+) -> tuple[LLMActionSampler, ChatTokenizer]:
+    """Connects to the model on a server that plays all roles, greedily.
+
+    Args:
+      name: `openai:MODEL[@URL]`.
+      examples: a file of demonstrations; None: no examples.
+      shots: the number of examples per role.
+
+    Returns:
+      The sampler, and the tokenizer of the shipped policy, which only counts tokens.
+
+    Raises:
+      UserError: examples are given for a model that is not on a server.
+    """
+    if not name.startswith(SERVER):
+        raise UserError(
+            f"--examples {examples} precede the prompts of a policy on a server, but --policy is "
+            f"{name}: give openai:MODEL@URL, or leave --examples out"
+        )
+    tokenizer = ChatTokenizer.load(policy_folder(TINY, weights=False))
+    llm = load_llm(parse_llm(name), None, "", Shapes())
+    messages = few_shots(load_demos(examples), shots) if examples else {}
+    return LLMActionSampler(llm, tokenizer, temperature=0.0, examples=messages), tokenizer
+
+
+def few_shots(demos: Sequence[Demo], count: int) -> dict[str, tuple[Message, ...]]:
+    """Returns the first demonstrations of each role, as turns of the user and the assistant.
+
+    Only actions whose prompt is a single user turn serve as examples.
+
+    Args:
+      demos: the demonstrations.
+      count: the number per role.
+    """
+    shots: dict[str, tuple[Message, ...]] = {}
+    for demo in demos:
+        own = shots.get(demo.role, ())
+        turns = [message for message in demo.prompt if message.role != "system"]
+        # A later turn of a conversation would bring its earlier ones along.
+        if len(own) < 2 * count and len(turns) == 1:
+            shots[demo.role] = (*own, turns[0], Message("assistant", demo.reply))
+    return shots

@@ -1,0 +1,131 @@
+"""A language model that plays the roles of a system, in place of a policy of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
+from jax_ragrl.rollout.collect import ActionRequest
+from jax_ragrl.rollout.context import action_ids, context_ids
+from jax_ragrl.rollout.effects import ModelOutput
+from jax_ragrl.rollout.roles import Role
+from jax_ragrl.rollout.tree import Action
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import LLMRequest, Message
+
+BEGIN = "\n\nBegin your reply with exactly this text: "
+
+
+class LLMActionSampler:
+    """An action sampler that is a language model instead of a policy.
+
+    Replies are stripped, cut after the first stop string of the role, and encoded. A failed request
+    becomes an action without text and with an error message.
+
+    Args:
+      llm: the language model.
+      tokenizer: the tokenizer of the policy.
+      temperature: sampling temperature of all roles; None: that of each role.
+      examples: by role, messages that precede every prompt of the role: worked examples, as turns
+        of the user and the assistant. They are not part of the ids of an action's prompt.
+    """
+
+    def __init__(
+        self,
+        llm: FrozenLLM,
+        tokenizer: ChatTokenizer,
+        temperature: float | None = None,
+        examples: Mapping[str, Sequence[Message]] = MappingProxyType({}),
+    ):
+        self._llm, self._tokenizer = llm, tokenizer
+        self._temperature, self._examples = temperature, examples
+
+    def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
+        """Returns for each request the forced actions in order, then the sampled ones."""
+        llm_requests = [
+            self._llm_request(r, i, start) for r in requests for i, start in enumerate(_starts(r))
+        ]
+        replies = iter(self._llm.complete(llm_requests) if llm_requests else [])
+        own = [(r, [next(replies) for _ in _starts(r)]) for r in requests]
+        return [
+            [self._action(r, text) for text in _texts(r, iter(_without_thoughts(r.role, texts)))]
+            for r, texts in own
+        ]
+
+    def _llm_request(self, request: ActionRequest, number: int, start: str) -> LLMRequest:
+        *before, last = conversation(self._tokenizer, request)
+        if start:
+            last = last._replace(content=last.content + BEGIN + start)
+        # Siblings of a request have consecutive seeds; servers take 31-bit numbers.
+        role, seed = request.role, (request.seed + number) % 2**31
+        sampling = role.sampling
+        if self._temperature is not None:
+            sampling = sampling._replace(temperature=self._temperature)
+        messages = with_examples((*before, last), self._examples.get(role.name, ()))
+        return LLMRequest(role.name, messages, sampling, seed)
+
+    def _action(self, request: ActionRequest, reply: str | EffectError) -> Action:
+        role = request.role
+        prompt = context_ids(self._tokenizer, request.messages, request.history, role.as_chat_turns)
+        if isinstance(reply, EffectError):
+            return Action(prompt, (), "", None, str(reply))
+        text = _cut(reply.strip(), role.stop_strings)
+        return Action(prompt, action_ids(self._tokenizer, text, role.as_chat_turns), text)
+
+
+def with_examples(messages: Sequence[Message], examples: Sequence[Message]) -> tuple[Message, ...]:
+    """Returns a conversation with worked examples before it, but after its system message."""
+    start = 1 if messages and messages[0].role == "system" else 0
+    return (*messages[:start], *examples, *messages[start:])
+
+
+def conversation(tokenizer: ChatTokenizer, request: ActionRequest) -> tuple[Message, ...]:
+    """Returns the context of an action as messages; earlier actions are assistant messages."""
+    later = [
+        Message("assistant", tokenizer.decode(segment.ids))
+        if isinstance(segment, ModelOutput)
+        else Message("user", segment.text)
+        for segment in request.history
+    ]
+    return (*request.messages, *later)
+
+
+def _starts(request: ActionRequest) -> list[str]:
+    """Returns the required start of each reply to a request: forced prefixes, then ''."""
+    actions = request.branching.forced_actions
+    starts = [action.text for action in actions if not action.complete]
+    return starts + [""] * request.branching.samples
+
+
+def _texts(request: ActionRequest, replies: Iterator[str | EffectError]) -> list[str | EffectError]:
+    """Returns the texts of the actions of a request, taking their replies from an iterator."""
+    texts = [
+        f.text if f.complete else _with_start(request.role, f.text, next(replies))
+        for f in request.branching.forced_actions
+    ]
+    return texts + [next(replies) for _ in range(request.branching.samples)]
+
+
+def _without_thoughts(
+    role: Role, replies: Sequence[str | EffectError]
+) -> Sequence[str | EffectError]:
+    """Returns replies as texts of actions: a writer's reasoning is kept if the grammar has it."""
+    return replies if role.reads_thoughts else without_thoughts(replies)
+
+
+def _with_start(role: Role, start: str, reply: str | EffectError) -> str | EffectError:
+    """Returns a reply with the required start.
+
+    A reply without it is taken for the continuation, unless it is a valid action on its own.
+    """
+    if isinstance(reply, EffectError) or reply.strip().startswith(start):
+        return reply
+    return reply if role.parse(reply.strip()).valid else f"{start} {reply.strip()}"
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    """Returns a text up to the end of its first stop string."""
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=None)]

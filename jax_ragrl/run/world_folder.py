@@ -1,0 +1,68 @@
+"""The folder of `ragrl world`: the generated corpus, its questions, and the settings of both.
+
+The settings are enough to generate the world again, whose facts its rule-based reader needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from jax_ragrl.config.kinds import WorldReaderConfig
+from jax_ragrl.config.schema import build, local
+from jax_ragrl.corpus.formats.flashrag import save_questions
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.corpus.world import World, generate
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.executors import WorldExecutors
+from jax_ragrl.run.config import WorldData, json_object
+from jax_ragrl.runtime.jsonl import write_json
+
+FILE = "world.json"
+READER = "world:"  # the prefix of a reader among the names of language models
+# The documents of all tiny styles have one form; this style also has the form of answers.
+STYLE = "mao_arag_tiny"
+
+
+def make_world(settings: WorldData) -> World:
+    """Generates the world of some settings."""
+    return generate(
+        settings.seed, settings.size, famous=settings.famous_fraction, hops=settings.hops
+    )
+
+
+def save_world(settings: WorldData, out: pathlib.Path) -> dict[str, Any]:
+    """Writes passages, the questions of each split, and the settings; returns the counts."""
+    world = make_world(settings)
+    out.mkdir(parents=True, exist_ok=True)
+    save_corpus(Corpus(world.passages), out / "passages.jsonl")
+    for split, questions in world.questions.items():
+        save_questions(questions, out / f"{split}.jsonl")
+    write_json(out / FILE, dataclasses.asdict(settings))
+    counts = {split: len(questions) for split, questions in world.questions.items()}
+    return {"passages": len(world.passages), **counts, "out": str(out)}
+
+
+def load_reader(text: str) -> WorldExecutors:
+    """Loads the reader `world:FOLDER[#SETTINGS]` of a world.
+
+    SETTINGS is a JSON object with keys of `WorldReaderConfig`, such as `{"noise": 0.3}`.
+
+    Raises:
+      UserError: the folder holds no world, or the settings are not valid.
+    """
+    folder, _, changes = text.removeprefix(READER).partition("#")
+    file = local(folder) / FILE
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: give the --out folder of 'ragrl world'")
+    settings = build(WorldData, json.loads(file.read_text(encoding="utf-8")), FILE)
+    reader = build(WorldReaderConfig, json_object(changes or "{}"), "llm")
+    return WorldExecutors(
+        make_world(settings),
+        style=STYLE,
+        limit=reader.max_documents,
+        noise=reader.noise,
+        confusion=reader.confusion,
+    )

@@ -1,0 +1,85 @@
+"""A policy on a server plays all roles of a system in a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
+from jax_ragrl.evaluation.served_policy import few_shots, served_policy
+from jax_ragrl.evaluation.table import TableModels, system_result
+from jax_ragrl.llm.base import NoLLM
+from jax_ragrl.types import Message
+from jax_ragrl.warmstart.demos import Demo
+from tests.evaluation.test_table import context
+from tests.llm.server import serving
+from tests.rollout.tape import ANN, BOB
+
+
+def demo(role: str, question: str, reply: str, *before: Message) -> Demo:
+    return Demo("", role, (*before, Message("user", question)), reply)
+
+
+SHOTS = (
+    demo("router", "Who is A?", "[No Retrieval]", Message("system", "Be brief.")),
+    demo("filter", "Which?", "Action: [1]"),
+    demo("router", "Later?", "no", Message("user", "Who?"), Message("assistant", "yes")),
+    demo("router", "Who is B?", "[Planning]"),
+    demo("router", "Who is C?", "[Planning]"),
+)
+
+
+def play(reply, examples=None, shots=2):
+    """The result of C-3PO whose roles a server plays, and the requests to it."""
+    with serving(reply) as (address, seen):
+        models = TableModels(NoLLM(), None, *served_policy(f"openai:m@{address}", examples, shots))
+        result = system_result("c3po", context(), models, [ANN, BOB])
+    return result, seen
+
+
+def act(body):
+    """A search for Ann alone, and the first passage."""
+    text = body["messages"][-1]["content"]
+    if "Thought" in text or "title" in text:
+        return "Thought: t\nAction: [1]"
+    return "[Retrieval] Ann" if "Ann" in text else "[No Retrieval]"
+
+
+def test_a_server_plays_every_role_greedily():
+    result, seen = play(act)
+    assert result.strategies == {"Retrieval": 1, "No Retrieval": 1}
+    assert set(result.finish_reasons) == {"answered"} and len(seen) == 3
+    assert {body["temperature"] for body in seen} == {0.0}
+    assert result.costs["policy_calls"].tolist() == [2, 1] and result.costs["policy_tokens"].all()
+
+
+def test_a_server_that_refuses_gives_no_score():
+    """Its question failed; a wrong answer it is not."""
+    result, _ = play(lambda body: 400 if "Ann" in body["messages"][-1]["content"] else act(body))
+    assert result.finish_reasons == {"failed": 1, "answered": 1}
+    assert "failed on router" in result.failures[0]
+
+
+def test_examples_precede_each_prompt_of_their_role(tmp_path):
+    file = tmp_path / "demos.jsonl"
+    file.write_text("".join(json.dumps(d.row()) + "\n" for d in SHOTS))
+    _, seen = play(act, file, shots=1)
+    by_size = sorted({len(body["messages"]) for body in seen})
+    assert by_size == [3], "an example is two messages"
+    routes = [body["messages"] for body in seen if body["messages"][1]["content"][0] == "["]
+    assert [m["content"] for m in routes[0][:2]] == ["Who is A?", "[No Retrieval]"]
+
+
+def test_the_first_examples_of_single_turns_are_taken():
+    shots = few_shots(SHOTS, 2)
+    assert [m.content for m in shots["router"][::2]] == ["Who is A?", "Who is B?"]
+    assert [m.role for m in shots["router"]] == ["user", "assistant"] * 2
+    assert few_shots(SHOTS, 0) == {}
+
+
+def test_examples_need_a_server(tmp_path):
+    with pytest.raises(UserError, match=r"--policy is tiny: give openai:MODEL@URL"):
+        served_policy("tiny", tmp_path / "demos.jsonl", 2)
+    assert main(("evaluate", "--systems=direct", "--questions=x", "--examples=")) == 2
