@@ -35,7 +35,7 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--dtype",
         default="float32",
-        help="dtype of the vectors: float32 or bfloat16 (half the size)",
+        help="dtype of the vectors: float32, bfloat16 (half the size), or int8 for the kind exact",
     )
     recall = "recall of the ten nearest for which scann is tuned, such as 0.98; 0 = not tuned"
     sub.add_argument("--recall", type=float, default=0.0, help=recall)
@@ -80,6 +80,9 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
+    from jax_ragrl.runtime.multihost import is_process_zero, join
+
+    join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.config.kinds import HASHED_WORDS
     from jax_ragrl.retrieval import index
     from jax_ragrl.run.index_folder import build_folder, section_of

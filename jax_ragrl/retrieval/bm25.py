@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.passages import Corpus, passage_text
@@ -32,6 +31,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.index import FILE, check_corpus, read_description
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Hits
 
 # As `bm25s.tokenize` splits texts, which has scikit-learn's pattern.
@@ -169,8 +169,8 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
-    bar = tqdm.tqdm(corpus.passages, desc="bm25", unit="passage", disable=None)
-    rows, number_of = number_words((passage_text(passage) for passage in bar), analyzer)
+    passages = track(corpus.passages, "bm25", "passage", len(corpus))
+    rows, number_of = number_words(map(passage_text, passages), analyzer)
     if not number_of:
         raise UserError(
             f"no passage of the corpus has a word in the language {index.language!r}: use the "

@@ -1,0 +1,117 @@
+"""Vectors on disk: shards that are whole or absent, resumed, shared by processes and mapped."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import embed, shards
+from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.types import Passage
+
+PASSAGES = tuple(Passage(f"p{n}", "", f"text {n}" + " word" * (n % 5)) for n in range(11))
+ROWS = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+
+
+class Numbered:
+    """An encoder without words, that fails once if told so."""
+
+    dimension = 3
+
+    def __init__(self, calls=99):
+        self.calls, self.texts = calls, []
+
+    def encode_passages(self, passages):
+        self.calls -= 1
+        if self.calls < 0:
+            raise RuntimeError("power cut")
+        self.texts += [passage.text for passage in passages]
+        return ROWS[[int(passage.id[1:]) for passage in passages]]
+
+    encode_queries = None
+
+    def describe(self):
+        return {"kind": "numbered"}
+
+    def save(self, folder):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 3)
+    monkeypatch.setattr(embed, "BATCH", 2)
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("calls", [0, 3, 4, 6])
+def test_a_killed_build_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, calls, dtype):
+    corpus, resumed = Corpus(PASSAGES), Numbered()
+    with pytest.raises(RuntimeError):
+        build_index(corpus, Numbered(calls), "exact", tmp_path / "killed", dtype=dtype)
+    build_index(corpus, resumed, "exact", tmp_path / "killed", dtype=dtype)
+    build_index(corpus, Numbered(), "exact", tmp_path / "whole", dtype=dtype)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    # A whole shard of three passages takes two calls, and is not encoded again.
+    assert len(resumed.texts) == 11 - 3 * (calls // 2)
+
+
+def test_shards_of_two_processes_are_those_of_one(tmp_path):
+    for folder, processes in (("one", 1), ("two", 2)):
+        for number in reversed(range(processes)):
+            writer = shards.create(tmp_path / folder, ROWS.shape, "float32", "of")
+            embed.embed_share(PASSAGES, Numbered(), writer, (number, processes))
+        writer.finish()
+        assert writer.missing() == []
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    np.testing.assert_array_equal(shards.read_array(tmp_path / "two"), ROWS)
+
+
+def test_a_damaged_shard_is_encoded_again(tmp_path):
+    writer = shards.create(tmp_path, ROWS.shape, "float32", "of")
+    embed.embed_share(PASSAGES, Numbered(), writer, (0, 1))
+    (tmp_path / "c" / "1" / "0").write_bytes(bytes(36))
+    again = shards.create(tmp_path, ROWS.shape, "float32", "of")
+    assert again.missing() == [1] and again.missing(0, 2) == [] and again.missing(1, 2) == [1]
+
+
+def test_the_record_has_the_passages_and_the_hash_of_each_shard(tmp_path):
+    shards.write_array(ROWS, tmp_path, "float32")
+    records = json.loads((tmp_path / shards.RECORDS).read_text())["shards"]
+    assert [x["passages"] for x in records] == [[0, 3], [3, 6], [6, 9], [9, 11]]
+    assert len({x["sha256"] for x in records}) == 4 and not (tmp_path / shards.PROGRESS).exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_mapped_rows_are_the_written_ones(tmp_path, dtype):
+    rows = (100 * ROWS).astype(np.int8) if dtype == "int8" else ROWS
+    shards.write_array(rows, tmp_path, dtype)
+    array = shards.MappedArray(tmp_path)
+    assert array.shape == (11, 3) and array.dtype == dtype
+    expected = rows.astype(array.dtype)
+    for part in (slice(None), slice(2, 7), slice(9, 99), slice(4, 4)):
+        np.testing.assert_array_equal(array[part], expected[part])
+    index = np.array([[10, 0], [3, 3]])
+    np.testing.assert_array_equal(array.take(index), expected[index])
+
+
+def test_opening_maps_nothing_and_names_what_is_missing(tmp_path, monkeypatch):
+    shards.write_array(ROWS, tmp_path, "float32")
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "memmap", None)
+        shards.MappedArray(tmp_path)
+    file = tmp_path / "c" / "2" / "0"
+    file.write_bytes(b"half")
+    with pytest.raises(UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl index'"):
+        shards.MappedArray(tmp_path)
+    file.unlink()
+    with pytest.raises(UserError, match="shard 2 is missing"):
+        shards.MappedArray(tmp_path)
