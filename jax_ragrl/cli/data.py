@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from jax_ragrl.cli.common import AddCommand, print_json
 from jax_ragrl.config.arguments import natural
@@ -83,16 +84,23 @@ def run_index(options: argparse.Namespace) -> None:
     from jax_ragrl.runtime.multihost import is_process_zero, join
 
     join()  # jax.distributed must start before JAX looks for devices
-    from jax_ragrl.config.kinds import HASHED_WORDS
-    from jax_ragrl.retrieval import index
     from jax_ragrl.run.index_folder import build_folder, section_of
 
     section = section_of(vars(options))
     if section is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        print_json(build_folder(section, *paths, near_duplicates=options.near_duplicates))
-        return
-    result = index.run_index(
+        result = build_folder(section, *paths, near_duplicates=options.near_duplicates)
+    else:
+        result = _index_vectors(options)
+    if is_process_zero():
+        print_json(result)
+
+
+def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.config.kinds import HASHED_WORDS
+    from jax_ragrl.retrieval.index import run_index
+
+    return run_index(
         corpus_path=options.corpus,
         out=options.out,
         encoder=options.encoder or HASHED_WORDS,
@@ -106,4 +114,3 @@ def run_index(options: argparse.Namespace) -> None:
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
     )
-    print_json(result)

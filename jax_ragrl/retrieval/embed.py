@@ -74,14 +74,15 @@ def embed(
       known: vectors that are copied instead of computed.
     """
     shape = (len(passages), encoder.dimension)
-
-    def open_writer() -> ShardWriter:
-        return create(folder, shape, dtype, identity)
-
-    on_process_zero(lambda: open_writer().folder)
+    # By one process: another could delete shards that a fast one has already written.
+    full_identity = on_process_zero(lambda: create(folder, shape, dtype, identity))
     share = (jax.process_index(), jax.process_count())
-    all_gather_object(lambda: embed_share(passages, encoder, open_writer(), share, known))
-    on_process_zero(lambda: open_writer().finish())
+
+    def write_share() -> None:
+        embed_share(passages, encoder, ShardWriter(folder, full_identity), share, known)
+
+    all_gather_object(write_share)
+    on_process_zero(lambda: ShardWriter(folder, full_identity).finish())
 
 
 def embed_share(

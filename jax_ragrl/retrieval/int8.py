@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.retrieval.exact import GRID, ExactSearcher, bucket, by_score
-from jax_ragrl.retrieval.shards import MappedArray, create, forget_progress, shards
+from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, forget_progress, shards
 
 CODES, SCALES = "codes", "scales"  # folders of an index
 LEVELS = 127
@@ -40,7 +40,10 @@ def write_int8(vectors_XD: MappedArray, folder: pathlib.Path) -> None:
     shapes = {CODES: ((count, width), "int8"), SCALES: ((count, 1), "float32")}
     for name in shapes:
         forget_progress(folder / name)  # of other vectors
-    writers = [create(folder / name, *facts, "") for name, facts in shapes.items()]
+    writers = [
+        ShardWriter(folder / name, create(folder / name, *facts, ""))
+        for name, facts in shapes.items()
+    ]
     for number, shard in enumerate(shards(count)):
         for writer, rows in zip(writers, quantize(vectors_XD[shard]), strict=True):
             writer.write(number, rows)

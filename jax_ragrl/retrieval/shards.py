@@ -60,7 +60,7 @@ class ShardWriter:
 
         Args:
           folder: of the array.
-          identity: names what the array holds; equal identities mean equal arrays.
+          identity: the result of `create`.
         """
         self.folder, self._identity = folder, identity
         self._store = tensorstore.open(_spec(folder)).result()
@@ -102,21 +102,24 @@ class ShardWriter:
         write_json(self.folder / RECORDS, {"of": self._identity, "shards": rows})
 
 
-def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: str) -> ShardWriter:
-    """Opens an array of an earlier call with whole shards of the same identity, or creates one.
+def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: str) -> str:
+    """Keeps the array of an earlier call with whole shards of the same identity, or creates one.
 
     Args:
       folder: of the array; an array of another identity is deleted.
       shape: [X, D].
       dtype: the name of a dtype.
       identity: names what the array holds; equal identities mean equal arrays.
+
+    Returns:
+      The identity for `ShardWriter`, which also has shape, dtype and rows per shard.
     """
     # The rows per shard decide what a number means.
     identity = json.dumps([identity, SHARD, dtype, list(shape)])
     numbers = range(len(shards(shape[0])))
     if not any(_is_whole(folder, number, identity) for number in numbers):
         _create(folder, shape, dtype)
-    return ShardWriter(folder, identity)
+    return identity
 
 
 def _create(folder: pathlib.Path, shape: tuple[int, int], dtype: str) -> None:
@@ -172,7 +175,7 @@ def write_array(rows_XD: np.ndarray, folder: pathlib.Path, dtype: str) -> None:
     """
     forget_progress(folder)
     count, width = rows_XD.shape
-    writer = create(folder, (count, width), dtype, "")
+    writer = ShardWriter(folder, create(folder, (count, width), dtype, ""))
     for number, shard in enumerate(shards(count)):
         writer.write(number, np.asarray(rows_XD[shard]))
     writer.finish()

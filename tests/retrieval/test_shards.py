@@ -1,18 +1,34 @@
 """Vectors on disk: shards that are whole or absent, resumed, shared by processes and mapped."""
 
 import json
+import os
 import pathlib
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus import world
+from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, shards
 from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.runtime.multihost import NAMES
 from jax_ragrl.types import Passage
+from tests.flags import flags
 
 PASSAGES = tuple(Passage(f"p{n}", "", f"text {n}" + " word" * (n % 5)) for n in range(11))
+REPO = pathlib.Path(__file__).parents[2]
+# `ragrl index` with shards of 40 passages.
+PROGRAM = """
+import sys
+from jax_ragrl.cli.main import main
+from jax_ragrl.retrieval import shards
+shards.SHARD = 40
+sys.exit(main(["index", *sys.argv[1:]]))
+"""
 ROWS = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 
 
@@ -51,6 +67,10 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+def opened(folder: pathlib.Path) -> shards.ShardWriter:
+    return shards.ShardWriter(folder, shards.create(folder, ROWS.shape, "float32", "of"))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("calls", [0, 3, 4, 6])
 def test_a_killed_build_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, calls, dtype):
@@ -66,8 +86,8 @@ def test_a_killed_build_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, call
 
 def test_shards_of_two_processes_are_those_of_one(tmp_path):
     for folder, processes in (("one", 1), ("two", 2)):
+        writer = opened(tmp_path / folder)
         for number in reversed(range(processes)):
-            writer = shards.create(tmp_path / folder, ROWS.shape, "float32", "of")
             embed.embed_share(PASSAGES, Numbered(), writer, (number, processes))
         writer.finish()
         assert writer.missing() == []
@@ -76,10 +96,10 @@ def test_shards_of_two_processes_are_those_of_one(tmp_path):
 
 
 def test_a_damaged_shard_is_encoded_again(tmp_path):
-    writer = shards.create(tmp_path, ROWS.shape, "float32", "of")
+    writer = opened(tmp_path)
     embed.embed_share(PASSAGES, Numbered(), writer, (0, 1))
     (tmp_path / "c" / "1" / "0").write_bytes(bytes(36))
-    again = shards.create(tmp_path, ROWS.shape, "float32", "of")
+    again = opened(tmp_path)
     assert again.missing() == [1] and again.missing(0, 2) == [] and again.missing(1, 2) == [1]
 
 
@@ -115,3 +135,36 @@ def test_opening_maps_nothing_and_names_what_is_missing(tmp_path, monkeypatch):
     file.unlink()
     with pytest.raises(UserError, match="shard 2 is missing"):
         shards.MappedArray(tmp_path)
+
+
+def start(corpus: pathlib.Path, out: pathlib.Path, **environ: str) -> subprocess.Popen:
+    options = ["--corpus", str(corpus), "--out", str(out), "--encoder", "hashed", "--kind", "exact"]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *options],
+        cwd=REPO,
+        env=os.environ | {"XLA_FLAGS": flags(1)} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def environments(count: int) -> list[dict[str, str]]:
+    """Returns the environment variables with which processes join."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [dict(zip(NAMES, (address, str(count), str(i)), strict=True)) for i in range(count)]
+
+
+@pytest.mark.slow
+def test_two_processes_build_the_index_of_one(tmp_path):
+    save_corpus(Corpus(world.generate(0, 60).passages), tmp_path / "corpus.jsonl")
+    for folder, settings in (("one", [{}]), ("two", environments(2))):
+        running = [start(tmp_path / "corpus.jsonl", tmp_path / folder, **env) for env in settings]
+        output = [process.communicate(timeout=300)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * len(settings), output
+        assert [text.count('"recall') + text.count('"count"') for text in output][0] == 1
+    assert sum(text.count('"count"') for text in output) == 1, "only the first process reports"
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert len(list((tmp_path / "two" / "vectors" / "c").iterdir())) > 3
