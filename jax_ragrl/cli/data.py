@@ -10,6 +10,7 @@ from jax_ragrl.cli.common import AddCommand, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
+from jax_ragrl.errors import UserError
 
 
 def add_commands(command: AddCommand) -> None:
@@ -23,8 +24,12 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_index_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--corpus", type=data_path, required=True, help="file or folder of passages")
+    sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
+    add = "file of passages that are added to the index in --out, which keeps its settings"
+    sub.add_argument("--add", type=data_path, metavar="FILE", help=add)
+    remove = "file of passage ids, one per line, that are removed from the index in --out"
+    sub.add_argument("--remove", type=local, metavar="IDS_FILE", help=remove)
     sub.add_argument(
         "--encoder",
         default="",
@@ -86,14 +91,24 @@ def run_index(options: argparse.Namespace) -> None:
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.run.index_folder import build_folder, section_of
 
-    section = section_of(vars(options))
-    if section is not None:
+    if options.add or options.remove:
+        result = _update(options)
+    elif not options.corpus:
+        raise UserError("there is nothing to index: give --corpus, or --add and --remove")
+    elif (section := section_of(vars(options))) is not None:
         paths = (options.corpus, options.questions, options.qrels)
         result = build_folder(section, *paths, near_duplicates=options.near_duplicates)
     else:
         result = _index_vectors(options)
     if is_process_zero():
         print_json(result)
+
+
+def _update(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.run.update_index import check_options, update_index
+
+    check_options(vars(options))
+    return update_index(options.out, options.add, options.remove)
 
 
 def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from jax_ragrl.plan.abstract_arrays import (
     replicated_array,
 )
 from jax_ragrl.plan.sampling import count_sampling
+from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.exact import BLOCK, most_queries, nearest, share_of_first
-from jax_ragrl.retrieval.index import read_description
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 

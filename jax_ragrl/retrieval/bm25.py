@@ -29,7 +29,13 @@ from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.passages import Corpus, passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.index import FILE, check_corpus, read_description
+from jax_ragrl.retrieval.description import (
+    FILE,
+    check_corpus,
+    drop_versions,
+    files_folder,
+    read_description,
+)
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Hits
@@ -181,6 +187,7 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     scores.index((rows, number_of), create_empty_token=False, show_progress=False)
     scores.save(folder / FOLDER, show_progress=False)
     write_json(folder / FILE, describe(corpus, index))
+    drop_versions(folder)
     return open_bm25(folder, corpus)
 
 
@@ -205,7 +212,8 @@ def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
     description = read_description(folder)
     check_corpus(folder, description, corpus)
     with _readable(folder):
-        scores = library.BM25.load(folder / FOLDER, mmap=True, show_progress=False)
+        files = files_folder(folder) / FOLDER
+        scores = library.BM25.load(files, mmap=True, show_progress=False)
         # Scores of a passage without the word, which bm25l and bm25+ add to every passage.
         scores.nonoccurrence_array = None
         return BM25Retriever(corpus, Analyzer(description["language"]), scores)

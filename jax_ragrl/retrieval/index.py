@@ -27,9 +27,18 @@ from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.store import StoredPassages
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
+from jax_ragrl.retrieval.description import (
+    FILE,
+    PASSAGES,
+    check_corpus,
+    drop_versions,
+    files_folder,
+    read_description,
+)
 from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
@@ -53,8 +62,6 @@ KINDS = ("exact", "scann")
 INT8 = "int8"
 # Of vectors: bfloat16 halves the bytes at about equal recall, int8 quarters those on the devices.
 DTYPES = ("float32", "bfloat16", INT8)
-FILE = "index.json"
-PASSAGES = "passages"
 # Imported vectors are checked by encoding a few passages again. Their relative distance must stay
 # below a limit that tolerates formatting but not another passage: a title in quotes moves MiniLM's
 # vectors by 0.10, and the next passage of a Wikipedia article differs by 0.70 (E5).
@@ -166,6 +173,7 @@ def _finish(
     _write_description(folder, corpus, encoder, {"kind": kind, "dtype": dtype, **facts})
     # After the description: a build that is killed before that point resumes from its progress.
     forget_progress(folder / "vectors")
+    drop_versions(folder)
 
 
 def _build_scann(folder: pathlib.Path, recall: float) -> dict[str, Any]:
@@ -203,42 +211,7 @@ def _open(
     return DenseRetriever(corpus, encoder, searcher, build)
 
 
-def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
-    """Reads `index.json` of an index folder.
-
-    Raises:
-      UserError: the folder holds no index.
-    """
-    path = pathlib.Path(folder) / FILE
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        encoder = description.get("encoder", {})
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
-        ) from error
-    if encoder.get("kind") == FORMER_HASHED_WORDS:
-        encoder["kind"] = HASHED_WORDS
-    return description
-
-
-def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:
-    """Raises `UserError` if the index of a folder was built for another corpus.
-
-    Args:
-      folder: of the index.
-      description: its `index.json`.
-      corpus: the corpus that it is opened with.
-    """
-    if description["corpus"] != corpus.fingerprint:
-        raise UserError(
-            f"index {folder} was built for corpus {description['corpus']}, but "
-            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
-            "for"
-        )
-
-
-def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
+def reload_encoder(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
     """Loads the encoder with which an index was built."""
     if description["kind"] == HASHED_WORDS:
         return HashedEncoder.load(folder / "encoder")
@@ -266,28 +239,52 @@ def open_index(
     folder = pathlib.Path(folder)
     description = read_description(folder)
     check_corpus(folder, description, corpus)
-    encoder = _reload(description["encoder"], folder) if encoder is None else encoder
+    files = files_folder(folder)
+    encoder = reload_encoder(description["encoder"], files) if encoder is None else encoder
     # Vectors of different encoders are not comparable, although a search would return hits.
     if _identity(encoder.describe()) != _identity(description["encoder"]):
         raise UserError(
             f"index {folder} was built with the encoder {description['encoder']}, but "
             f"{encoder.describe()} is loaded: rerun 'ragrl index'"
         )
-    return _open(folder, description, corpus, encoder)
+    return _open(files, description, corpus, encoder)
+
+
+def stored_corpus(folder: pathlib.Path) -> Corpus:
+    """Opens the passages that an index folder stores; they are memory-mapped.
+
+    Raises:
+      UserError: the folder holds no index, or no passages.
+    """
+    read_description(folder)  # a folder without an index is another error
+    try:
+        passages = StoredPassages(files_folder(folder) / PASSAGES)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no passages ({error}), because its corpus was not read from a file: "
+            "give the file (--corpus), or the config that built it (--config)"
+        ) from error
+    return Corpus(passages, passages.fingerprint)
 
 
 def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
     """Reads the corpus of a file and caches its passages in the folder of an index.
 
-    The index may exist, or be built later. Without a folder the passages are kept in memory.
+    The index may exist, or be built later. Without a folder the passages are kept in memory. If the
+    path is itself the folder of an index, its passages are opened.
 
     Raises:
       UserError: as `load_corpus`; or the index was built for another corpus.
     """
+    if (path / FILE).is_file():
+        return stored_corpus(path)
     if folder is None:
         return load_corpus(path)
-    expected = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
-    return load_corpus(path, folder=folder / PASSAGES, expected_fingerprint=expected)
+    if not (folder / FILE).exists():
+        return load_corpus(path, folder=folder / PASSAGES)
+    expected = read_description(folder)["corpus"]
+    cache = files_folder(folder) / PASSAGES
+    return load_corpus(path, folder=cache, expected_fingerprint=expected)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:

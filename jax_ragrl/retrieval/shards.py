@@ -12,7 +12,6 @@ progress/      the same per shard, until the owner of the folder deletes it: a b
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import pathlib
@@ -201,7 +200,8 @@ class MappedArray:
             self._read_header(_read_json(folder / HEADER))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(folder, f"{HEADER}: {type(error).__name__}: {error}") from error
-        self._check_sizes()
+        numbers = range(-(-self.shape[0] // self.shard_rows))
+        self._shards = [self._map(number) for number in numbers]
 
     def _read_header(self, header: dict[str, Any]) -> None:
         codecs = [codec["name"] for codec in header["codecs"]]
@@ -212,35 +212,26 @@ class MappedArray:
         self.dtype = np.dtype(jnp.dtype(header["data_type"]))
         self.shard_rows = int(header["chunk_grid"]["configuration"]["chunk_shape"][0])
 
-    def _check_sizes(self) -> None:
+    def _map(self, number: int) -> np.ndarray:
+        # All shards at once, so that an index stays readable when an update deletes its files.
+        file, shape = _file(self._folder, number), (self.shard_rows, self.shape[1])
         size = self.shard_rows * self.shape[1] * self.dtype.itemsize
-        for number in range(-(-self.shape[0] // self.shard_rows)):
-            try:
-                actual = _file(self._folder, number).stat().st_size
-            except OSError as error:
-                raise _unreadable(self._folder, f"shard {number} is missing") from error
-            if actual != size:
-                why = f"shard {number} has {actual} bytes instead of {size}"
-                raise _unreadable(self._folder, why)
-
-    @functools.cached_property
-    def _shards(self) -> dict[int, np.ndarray]:
-        return {}
-
-    def _shard(self, number: int) -> np.ndarray:
-        if number not in self._shards:
-            shape = (self.shard_rows, self.shape[1])
-            mapped = np.memmap(_file(self._folder, number), self.dtype, "r", shape=shape)
-            # A plain array, because each slice of a `np.memmap` creates an object of that subclass.
-            self._shards[number] = np.asarray(mapped)
-        return self._shards[number]
+        try:
+            actual = file.stat().st_size
+        except OSError as error:
+            raise _unreadable(self._folder, f"shard {number} is missing") from error
+        if actual != size:
+            why = f"shard {number} has {actual} bytes instead of {size}"
+            raise _unreadable(self._folder, why)
+        # A plain array, because each slice of a `np.memmap` creates an object of that subclass.
+        return np.asarray(np.memmap(file, self.dtype, "r", shape=shape))
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Reads consecutive rows into memory."""
         start, stop, _ = rows.indices(self.shape[0])
         result = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
         for number, inside, at in self._pieces(start, stop):
-            result[at] = self._shard(number)[inside]
+            result[at] = self._shards[number][inside]
         return result
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
@@ -266,7 +257,7 @@ class MappedArray:
         numbers = flat // self.shard_rows
         for number in np.unique(numbers).tolist():
             at = numbers == number
-            result[at] = self._shard(number)[flat[at] % self.shard_rows]
+            result[at] = self._shards[number][flat[at] % self.shard_rows]
         return result.reshape(*index.shape, self.shape[1])
 
 

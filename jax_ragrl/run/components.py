@@ -44,14 +44,9 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import open_or_build_bm25
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import FILE as INDEX_FILE
-from jax_ragrl.retrieval.index import (
-    build_index,
-    load_indexed,
-    make_encoder,
-    open_index,
-    read_description,
-)
+from jax_ragrl.retrieval.description import FILE as INDEX_FILE
+from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.index import build_index, load_indexed, make_encoder, open_index
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment

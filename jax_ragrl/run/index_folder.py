@@ -19,14 +19,8 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
-from jax_ragrl.retrieval.index import (
-    FILE,
-    KINDS,
-    PASSAGES,
-    open_index,
-    read_description,
-    with_gold,
-)
+from jax_ragrl.retrieval.description import FILE, PASSAGES, read_description
+from jax_ragrl.retrieval.index import KINDS, open_index, with_gold
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of

@@ -10,11 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus import world
+from jax_ragrl.corpus import store, world
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, shards
-from jax_ragrl.retrieval.index import build_index
+from jax_ragrl.retrieval.index import build_index, open_index, stored_corpus
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.memory import peak_bytes
 from jax_ragrl.runtime.multihost import NAMES
 from jax_ragrl.types import Passage
 from tests.flags import flags
@@ -123,11 +125,8 @@ def test_mapped_rows_are_the_written_ones(tmp_path, dtype):
     np.testing.assert_array_equal(array.take(index), expected[index])
 
 
-def test_opening_maps_nothing_and_names_what_is_missing(tmp_path, monkeypatch):
+def test_opening_names_what_is_missing(tmp_path):
     shards.write_array(ROWS, tmp_path, "float32")
-    with monkeypatch.context() as patched:
-        patched.setattr(np, "memmap", None)
-        shards.MappedArray(tmp_path)
     file = tmp_path / "c" / "2" / "0"
     file.write_bytes(b"half")
     with pytest.raises(UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl index'"):
@@ -135,6 +134,38 @@ def test_opening_maps_nothing_and_names_what_is_missing(tmp_path, monkeypatch):
     file.unlink()
     with pytest.raises(UserError, match="shard 2 is missing"):
         shards.MappedArray(tmp_path)
+
+
+def write_sparse_index(folder: pathlib.Path, count: int, width: int) -> Corpus:
+    """Writes an index whose vectors and passages occupy no disk, and returns its corpus."""
+    shards._create(folder / "vectors", (count, width), "float32")
+    passages = folder / "passages"
+    passages.mkdir()
+    np.save(passages / store.OFFSETS, 200 * np.arange(count + 1))
+    files = {passages / store.ROWS: 200 * count}
+    for number in range(len(shards.shards(count))):
+        files[folder / "vectors" / "c" / str(number) / "0"] = shards.SHARD * width * 4
+    for file, size in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            out.truncate(size)
+    write_json(passages / store.FILE, {"fingerprint": "f", "sources": []})
+    facts = {"encoder": Numbered().describe(), "kind": "exact", "dtype": "float32"}
+    write_json(folder / "index.json", {"corpus": "f", "dimension": width, "count": count, **facts})
+    return stored_corpus(folder)
+
+
+def test_opening_a_million_vectors_reads_none(tmp_path, monkeypatch):
+    """1.5 GB of vectors in 245 shards, in files with holes."""
+    monkeypatch.setattr(shards, "SHARD", 4096)
+    corpus = write_sparse_index(tmp_path, 1_000_000, 384)
+    reads = []
+    monkeypatch.setattr(shards.MappedArray, "__getitem__", lambda *args: reads.append(args))
+    monkeypatch.setattr(shards.MappedArray, "take", lambda *args: reads.append(args))
+    before = peak_bytes()
+    retriever = open_index(tmp_path, corpus, Numbered())
+    assert reads == [] and peak_bytes() - before < 50e6
+    assert retriever.searcher._vectors.shape == (1_000_000, 384)
 
 
 def start(corpus: pathlib.Path, out: pathlib.Path, **environ: str) -> subprocess.Popen:
