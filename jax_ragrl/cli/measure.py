@@ -24,7 +24,8 @@ PLAN = (
     "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
     "language models and judges of kind 'local' whose folders are on this machine. Anything else "
     "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
-    "instead of true."
+    "instead of true. 'index_memory' has every index that exists: its bytes on a device, in the "
+    "memory of a host, and memory-mapped."
 )
 
 

@@ -37,8 +37,8 @@ class Quantized(NamedTuple):
       scale_X1: float32 [X, 1].
     """
 
-    codes_XD: Array | np.ndarray
-    scale_X1: Array | np.ndarray
+    codes_XD: Any
+    scale_X1: Any
 
 
 Vectors = Array | Quantized
