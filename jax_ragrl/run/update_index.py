@@ -134,7 +134,7 @@ def remaining_rows(
     if is_removed_X.sum() < len(removed):
         absent = sorted(removed - {passages[n].id for n in np.flatnonzero(is_removed_X).tolist()})
         raise UserError(
-            f"{folder} has no passage {absent[0]!r} ({len(absent)} of {len(removed)} ids are "
+            f"{folder} has no passage {absent[0][:80]!r} ({len(absent)} of {len(removed)} ids are "
             "unknown): remove ids of the index only"
         )
     return np.flatnonzero(~is_removed_X)
