@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, shards
 from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
 from jax_ragrl.runtime.progress import Progress, progress
 from jax_ragrl.types import Passage
 
-BATCH = 1024  # passages per call: enough for an encoder to sort them by length
+BATCH = 256  # passages per call: enough to keep a device busy, and few for a line of progress
 
 
 class Encoder(Protocol):
@@ -115,7 +116,11 @@ def _vectors(
     known: KnownVectors | None,
     shown: Progress,
 ) -> np.ndarray:
-    """Returns the vectors of a shard, float32 [S, D]: copies of the known ones and new ones."""
+    """Returns the vectors of a shard, float32 [S, D]: copies of the known ones and new ones.
+
+    Passages are encoded from the longest to the shortest, so that those of a call are of about the
+    same length, and a batch that does not fit into memory fails at once.
+    """
     count = shard.stop - shard.start
     vectors_SD = np.empty((count, encoder.dimension), np.float32)
     is_new_S = np.ones(count, bool)
@@ -124,9 +129,10 @@ def _vectors(
         is_new_S = row_S < 0
         vectors_SD[~is_new_S] = known.vectors.take(row_S[~is_new_S])
         shown.update(count - int(is_new_S.sum()))
-    new = np.flatnonzero(is_new_S).tolist()
+    rows_S = passages[shard]
+    new = sorted(np.flatnonzero(is_new_S).tolist(), key=lambda n: -len(passage_text(rows_S[n])))
     for start in range(0, len(new), BATCH):
         places = new[start : start + BATCH]
-        vectors_SD[places] = encoder.encode_passages([passages[shard.start + n] for n in places])
+        vectors_SD[places] = encoder.encode_passages([rows_S[n] for n in places])
         shown.update(len(places))
     return vectors_SD

@@ -26,15 +26,23 @@ import tensorstore
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.jsonl import write_json
 
-# A fixed number, so that equal corpora have equal shards: minutes of a slow encoder on a CPU, and
-# few enough files for a corpus of 21 million.
-SHARD = 4096  # passages per shard
+SHARD = 1024  # least passages per shard: minutes of a slow encoder on a CPU
+MOST_SHARDS = 256  # so that an index of millions of passages opens fast
 HEADER, RECORDS, PROGRESS = "zarr.json", "shards.json", "progress"
+
+
+def rows_per_shard(count: int) -> int:
+    """Returns the passages per shard, which depend on their number alone."""
+    rows = SHARD
+    while rows * MOST_SHARDS < count:
+        rows *= 2
+    return rows
 
 
 def shards(count: int) -> list[slice]:
     """Returns the rows of each shard of `count` passages."""
-    return [slice(start, min(start + SHARD, count)) for start in range(0, count, SHARD)]
+    rows = rows_per_shard(count)
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
 
 
 def _file(folder: pathlib.Path, number: int) -> pathlib.Path:
@@ -114,7 +122,7 @@ def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: s
       The identity for `ShardWriter`, which also has shape, dtype and rows per shard.
     """
     # The rows per shard decide what a number means.
-    identity = json.dumps([identity, SHARD, dtype, list(shape)])
+    identity = json.dumps([identity, rows_per_shard(shape[0]), dtype, list(shape)])
     numbers = range(len(shards(shape[0])))
     if not any(_is_whole(folder, number, identity) for number in numbers):
         _create(folder, shape, dtype)
@@ -125,13 +133,14 @@ def _create(folder: pathlib.Path, shape: tuple[int, int], dtype: str) -> None:
     # Before the shards: a kill during their deletion must not leave records behind.
     forget_progress(folder)
     (folder / RECORDS).unlink(missing_ok=True)
+    rows = min(shape[0], rows_per_shard(shape[0]))
     tensorstore.open(
         _spec(folder),
         create=True,
         delete_existing=True,
         dtype=tensorstore.dtype(dtype),
         shape=shape,
-        chunk_layout=tensorstore.ChunkLayout(chunk_shape=[min(shape[0], SHARD), shape[1]]),
+        chunk_layout=tensorstore.ChunkLayout(chunk_shape=[rows, shape[1]]),
     ).result()
     (folder / PROGRESS).mkdir()
 

@@ -97,6 +97,19 @@ def test_shards_of_two_processes_are_those_of_one(tmp_path):
     np.testing.assert_array_equal(shards.read_array(tmp_path / "two"), ROWS)
 
 
+def test_passages_of_a_call_are_of_similar_length_and_vectors_in_order(tmp_path):
+    writer, encoder = opened(tmp_path), Numbered()
+    embed.embed_share(PASSAGES, encoder, writer, (0, 1))
+    assert [len(text) for text in encoder.texts[:6]] == [16, 11, 6, 26, 21, 6]
+    np.testing.assert_array_equal(shards.read_array(tmp_path), ROWS)
+
+
+def test_large_corpora_have_few_shards_and_small_ones_small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 1024)
+    rows = [shards.rows_per_shard(count) for count in (1, 2**18, 2**18 + 1, 1_000_000, 21_000_000)]
+    assert rows == [1024, 1024, 2048, 4096, 131072]
+
+
 def test_a_damaged_shard_is_encoded_again(tmp_path):
     writer = opened(tmp_path)
     embed.embed_share(PASSAGES, Numbered(), writer, (0, 1))
