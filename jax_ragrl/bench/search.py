@@ -18,9 +18,9 @@ from jax_ragrl.bench.train import peak_bytes, time_step
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.dense import Searcher
-from jax_ragrl.retrieval.embed import DTYPES
 from jax_ragrl.retrieval.exact import ExactSearcher
-from jax_ragrl.retrieval.index import KINDS
+from jax_ragrl.retrieval.index import DTYPES, INT8, KINDS
+from jax_ragrl.retrieval.int8 import Int8Searcher, quantize
 from jax_ragrl.retrieval.scann import ScannSearcher
 
 BLOCK = 1 << 17  # passages sampled at once, to bound temporary memory
@@ -117,4 +117,6 @@ def _searcher(work: SearchWork, passages_XD: np.ndarray) -> Searcher:
     if work.kind == "scann":
         # In memory: reading a searcher from disk is not part of the measurement.
         return ScannSearcher.from_vectors(passages_XD)
+    if work.dtype == INT8:
+        return Int8Searcher(*quantize(passages_XD), lambda index: passages_XD[index])
     return ExactSearcher(passages_XD.astype(jnp.dtype(work.dtype), copy=False))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from jax_ragrl.cli.common import AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
+from jax_ragrl.errors import UserError
 
 
 def add_commands(command: AddCommand) -> None:
@@ -26,8 +28,12 @@ def add_commands(command: AddCommand) -> None:
 
 
 def _add_index_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--corpus", type=data_path, required=True, help="file or folder of passages")
+    sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--out", type=local, required=True, help="output folder of the index")
+    add = "file of passages that are added to the index in --out, which keeps its settings"
+    sub.add_argument("--add", type=data_path, metavar="FILE", help=add)
+    remove = "file of passage ids, one per line, that are removed from the index in --out"
+    sub.add_argument("--remove", type=local, metavar="IDS_FILE", help=remove)
     sub.add_argument(
         "--encoder",
         default="",
@@ -39,7 +45,7 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--dtype",
         default="float32",
-        help="dtype of the vectors: float32 or bfloat16 (half the size)",
+        help="dtype of the vectors: float32, bfloat16 (half the size), or int8 for the kind exact",
     )
     recall = "recall of the ten nearest for which scann is tuned, such as 0.98; 0 = not tuned"
     sub.add_argument("--recall", type=float, default=0.0, help=recall)
@@ -79,16 +85,36 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
-    from jax_ragrl.config.kinds import HASHED_WORDS
-    from jax_ragrl.retrieval import index
+    from jax_ragrl.runtime.multihost import is_process_zero, join
+
+    join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.run.index_folder import build_folder, section_of
 
-    section = section_of(vars(options))
-    if section is not None:
+    if options.add or options.remove:
+        result = _update(options)
+    elif not options.corpus:
+        raise UserError("there is nothing to index: give --corpus, or --add and --remove")
+    elif (section := section_of(vars(options))) is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        print_json(build_folder(section, *paths, near_duplicates=options.near_duplicates))
-        return
-    result = index.run_index(
+        result = build_folder(section, *paths, near_duplicates=options.near_duplicates)
+    else:
+        result = _index_vectors(options)
+    if is_process_zero():
+        print_json(result)
+
+
+def _update(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.run.update_index import check_options, update_index
+
+    check_options(vars(options))
+    return update_index(options.out, options.add, options.remove)
+
+
+def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.config.kinds import HASHED_WORDS
+    from jax_ragrl.retrieval.index import run_index
+
+    return run_index(
         corpus_path=options.corpus,
         out=options.out,
         encoder=options.encoder or HASHED_WORDS,
@@ -102,4 +128,3 @@ def run_index(options: argparse.Namespace) -> None:
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
     )
-    print_json(result)

@@ -24,7 +24,8 @@ PLAN = (
     "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
     "language models and judges of kind 'local' whose folders are on this machine. Anything else "
     "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
-    "instead of true."
+    "instead of true. 'index_memory' has every index that exists: its bytes on a device, in the "
+    "memory of a host, and memory-mapped."
 )
 
 
@@ -112,7 +113,7 @@ def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None
 
 def _add_search_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--kind", default="exact", help="kind of search: exact (on devices) or scann")
-    dtype = "dtype of the vectors: float32, or bfloat16 for an exact index"
+    dtype = "dtype of the vectors: float32, or bfloat16 or int8 for an exact index"
     kind.add_argument("--dtype", default="float32", help=dtype)
     numbers = (
         ("count", 0, "number of passages; 0 = 100,000, or 200,000 with --against"),

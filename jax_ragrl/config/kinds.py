@@ -18,6 +18,7 @@ from jax_ragrl.errors import UserError
 HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
 # A `Literal`, so that `schema.convert` refuses other dtypes when the config is read.
 Dtype = Literal["float32", "bfloat16"]
+VectorDtype = Literal["float32", "bfloat16", "int8"]
 Thinking = Literal["off", "on"]
 
 
@@ -28,7 +29,8 @@ class VectorIndex:
     Fields:
       encoder: `hashed` (words, without weights), `minilm`, or the folder of an encoder.
       kind: `scann` searches approximately, `exact` compares with every passage.
-      dtype: the dtype of stored vectors.
+      dtype: the dtype of stored vectors; `int8`, of the kind `exact`, keeps eight bits on the
+        devices and scores the best candidates again in float32 from disk.
       folder: the index is opened if it exists there and built there otherwise; empty: the run's
         work folder.
       recall: of the ten nearest passages; ScaNN's search is tuned to reach it, e.g. 0.98, when the
@@ -37,7 +39,7 @@ class VectorIndex:
 
     encoder: str = HASHED_WORDS
     kind: Literal["scann", "exact"] = "scann"
-    dtype: Dtype = "float32"
+    dtype: VectorDtype = "float32"
     folder: str = ""
     recall: float = 0.0
 
@@ -48,6 +50,16 @@ class VectorIndex:
         if self.folder:
             local(self.folder)
         check_recall(self.recall, self.kind)
+        check_dtype(self.dtype, self.kind)
+
+
+def check_dtype(dtype: str, kind: str) -> None:
+    """Raises `UserError` if a kind of index cannot store its vectors in a dtype."""
+    if dtype == "int8" and kind != "exact":
+        raise UserError(
+            f"index dtype is int8, but the index kind is {kind}, which has codes of its own: use "
+            "the kind exact, or the dtype bfloat16"
+        )
 
 
 def check_recall(recall: float, kind: str) -> None:

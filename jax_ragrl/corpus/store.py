@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import numpy as np
-import tqdm
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Passage
 
 ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"
@@ -163,8 +163,7 @@ def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str,
     # Arrays of eight bytes per entry: lists of Python integers need several times that.
     digest, offsets, hashes = hashlib.sha256(), array.array("q", [0]), array.array("q")
     with (folder / ROWS).open("wb") as file:
-        # `disable=None` hides the bar unless the output is a terminal.
-        for passage in tqdm.tqdm(passages, desc="read", unit="passage", disable=None):
+        for passage in track(passages, "read", "passage"):
             line = row(passage)
             file.write(line)
             digest.update(line)

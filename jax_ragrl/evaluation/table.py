@@ -28,7 +28,8 @@ from jax_ragrl.evaluation.served_policy import served_policy
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.index import load_indexed, read_description
+from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.index import load_indexed
 from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import ActionSampler, Environment

@@ -25,7 +25,8 @@ from jax_ragrl.models.by_name import PACKAGED
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
-from jax_ragrl.plan.other_models import config_by_name, count_other_models
+from jax_ragrl.plan.index_memory import index_memory
+from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
@@ -75,10 +76,11 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     Returns:
       `state_bytes`: permanent memory of the policies. `update` and `sampling`: the programs with
       the largest memory, see `count_updates` and `count_rollout`. `other_models`: an exact index,
-      its encoder and local language models. `uncounted`: messages about parts of the config that
-      are not counted, or only approximately. `peak_bytes`: the largest program on top of the
-      permanent memory. `fits`: whether the peak is below the memory of a device; None if this is
-      unknown. If something is uncounted, `fits` can be False, but not True.
+      its encoder and local language models. `index_memory`: every local index per host and device,
+      and what of it is memory-mapped, see `index_memory`. `uncounted`: messages about parts of the
+      config that are not counted, or only approximately. `peak_bytes`: the largest program on top
+      of the permanent memory. `fits`: whether the peak is below the memory of a device; None if
+      this is unknown. If something is uncounted, `fits` can be False, but not True.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
@@ -107,6 +109,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "update": update,
         "sampling": sampling,
         "other_models": others.sections,
+        "index_memory": index_memory(run.index, host_mesh(mesh).size),
         "uncounted": others.uncounted_models + approximations,
         "peak_bytes": peak,
         "memory_bytes": memory,

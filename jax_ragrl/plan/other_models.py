@@ -40,8 +40,9 @@ from jax_ragrl.plan.abstract_arrays import (
     replicated_array,
 )
 from jax_ragrl.plan.sampling import count_sampling
-from jax_ragrl.retrieval.exact import BLOCK, most_queries, nearest, share_of_first
-from jax_ragrl.retrieval.index import read_description
+from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.exact import Quantized, most_queries, nearest, padded, share_of_first
+from jax_ragrl.retrieval.index import INT8
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -135,17 +136,23 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     """The vectors of an index on the first device, and the memory of the largest search."""
     if not folder:
         raise UserError("its size is unknown: name index.folder")
-    description, devices = read_description(folder), _host_mesh(mesh).size
+    description, devices = read_description(folder), host_mesh(mesh).size
     size, width = share_of_first(description["count"], devices), description["dimension"]
     device = _first_device(mesh)
-    rows = size + -size % BLOCK  # as `pad_to_blocks` pads
-    vectors = replicated_array(
-        (rows, width), jnp.dtype(description.get("dtype", "float32")), device
-    )
+    rows = padded(size)
+    vectors = _rows((rows, width), description.get("dtype", "float32"), device)
     queries = replicated_array((most_queries(size), width), jnp.float32, device)
     count = replicated_array((), jnp.int32, device)
     facts, _ = compile_program(nearest.lower(queries, vectors, count, min(DEPTH, size)), device)
     return {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors), **facts}
+
+
+def _rows(shape: tuple[int, int], dtype: str, device: Mesh) -> Any:
+    """The abstract vectors of an exact index on one device."""
+    array = replicated_array(shape, jnp.dtype(dtype), device)
+    if dtype != INT8:
+        return array
+    return Quantized(array, replicated_array((shape[0], 1), jnp.float32, device))
 
 
 def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
@@ -178,7 +185,7 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the temporary memory of its largest batch of prompts."""
     dtypes = {"dtype": llm.dtype, "param_dtype": llm.dtype}
     config = dataclasses.replace(config_by_name(llm.model), **dtypes)  # type: ignore[arg-type]
-    params = nnx.state(abstract_decoder(config, _host_mesh(mesh)), nnx.Param)
+    params = nnx.state(abstract_decoder(config, host_mesh(mesh)), nnx.Param)
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
@@ -199,7 +206,7 @@ def _int8_savings(config: DecoderConfig, params: Any) -> int:
     return savings
 
 
-def _host_mesh(mesh: Mesh) -> Mesh:
+def host_mesh(mesh: Mesh) -> Mesh:
     """The part of a described mesh on one host, in groups of devices that share a batch."""
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     # A frozen model serves its own host only, so it is sharded over that host's devices.

@@ -24,14 +24,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.passages import Corpus, passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.index import FILE, check_corpus, read_description
+from jax_ragrl.retrieval.description import (
+    FILE,
+    check_corpus,
+    drop_versions,
+    files_folder,
+    read_description,
+)
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Hits
 
 # As `bm25s.tokenize` splits texts, which has scikit-learn's pattern.
@@ -169,8 +175,8 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
-    bar = tqdm.tqdm(corpus.passages, desc="bm25", unit="passage", disable=None)
-    rows, number_of = number_words((passage_text(passage) for passage in bar), analyzer)
+    passages = track(corpus.passages, "bm25", "passage", len(corpus))
+    rows, number_of = number_words(map(passage_text, passages), analyzer)
     if not number_of:
         raise UserError(
             f"no passage of the corpus has a word in the language {index.language!r}: use the "
@@ -181,6 +187,7 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     scores.index((rows, number_of), create_empty_token=False, show_progress=False)
     scores.save(folder / FOLDER, show_progress=False)
     write_json(folder / FILE, describe(corpus, index))
+    drop_versions(folder)
     return open_bm25(folder, corpus)
 
 
@@ -205,7 +212,8 @@ def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:
     description = read_description(folder)
     check_corpus(folder, description, corpus)
     with _readable(folder):
-        scores = library.BM25.load(folder / FOLDER, mmap=True, show_progress=False)
+        files = files_folder(folder) / FOLDER
+        scores = library.BM25.load(files, mmap=True, show_progress=False)
         # Scores of a passage without the word, which bm25l and bm25+ add to every passage.
         scores.nonoccurrence_array = None
         return BM25Retriever(corpus, Analyzer(description["language"]), scores)

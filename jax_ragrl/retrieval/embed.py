@@ -1,25 +1,21 @@
-"""The interface of an encoder, and passage vectors on disk as TensorStore shards."""
+"""The interface of an encoder, and the embedding of a corpus in shards on disk."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
-import tensorstore
-import tqdm
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.corpus.passages import passage_text
+from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, shards
+from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
+from jax_ragrl.runtime.progress import Progress, progress
 from jax_ragrl.types import Passage
 
-BATCH = 1024  # passages per call: enough for an encoder to sort them by length
-SHARD_BYTES = 1 << 26  # of float32: large enough to write fast, small enough to redo after a kill
-DTYPES = ("float32", "bfloat16")  # of vectors: bfloat16 halves the bytes at about equal recall
-PROGRESS = "progress.json"  # in the vectors' folder until the index is complete
+BATCH = 256  # passages per call: enough to keep a device busy, and few for a line of progress
 
 
 class Encoder(Protocol):
@@ -45,55 +41,16 @@ class Encoder(Protocol):
         ...
 
 
-def _spec(folder: pathlib.Path) -> dict[str, Any]:
-    # A missing shard must be an error and not zeros; therefore shards of zeros are written too.
-    strict = {"fill_missing_data_reads": False, "store_data_equal_to_fill_value": True}
-    kvstore = {"driver": "file", "path": f"{folder.resolve()}/"}
-    return {"driver": "zarr3", "kvstore": kvstore, **strict}
+class KnownVectors(NamedTuple):
+    """Vectors that an earlier index has for some of the passages.
 
-
-def _rows(dimension: int) -> int:
-    """Returns the number of rows per shard, a multiple of `BATCH`."""
-    return max(1, SHARD_BYTES // (4 * dimension * BATCH)) * BATCH
-
-
-def _shards(count: int, dimension: int) -> Iterator[slice]:
-    """Yields the rows of each shard. A complete shard is written without reading the old one."""
-    rows = _rows(dimension)
-    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
-
-
-def _create(folder: pathlib.Path, shape: tuple[int, ...], dtype: str) -> tensorstore.TensorStore:
-    """Creates a [count, dimension] store, sharded by rows; deletes an existing one."""
-    # Before the shards: a kill during their deletion must not leave a progress file behind.
-    (folder / PROGRESS).unlink(missing_ok=True)
-    count, dimension = shape
-    layout = tensorstore.ChunkLayout(chunk_shape=[min(count, _rows(dimension)), dimension])
-    return tensorstore.open(
-        _spec(folder),
-        create=True,
-        delete_existing=True,
-        dtype=tensorstore.dtype(dtype),
-        shape=shape,
-        chunk_layout=layout,
-    ).result()
-
-
-def _write(store: tensorstore.TensorStore, shard: slice, vectors_XD: np.ndarray) -> None:
-    store[shard].write(vectors_XD.astype(store.dtype.numpy_dtype, copy=False)).result()
-
-
-def write_vectors(vectors_XD: np.ndarray, folder: pathlib.Path, dtype: str = "float32") -> None:
-    """Writes vectors shard by shard, so that memory-mapped vectors need the memory of one shard.
-
-    Args:
-      vectors_XD: floats [X, D].
-      folder: of the store; an existing one is replaced.
-      dtype: a name in `DTYPES`.
+    Fields:
+      vectors: [Y, D] of the earlier index.
+      row_X: int64 [X]: the row of each passage in the earlier index; -1 for a new passage.
     """
-    store = _create(folder, vectors_XD.shape, dtype)
-    for shard in _shards(*vectors_XD.shape):
-        _write(store, shard, vectors_XD[shard])
+
+    vectors: MappedArray
+    row_X: np.ndarray
 
 
 def embed(
@@ -102,61 +59,80 @@ def embed(
     folder: pathlib.Path,
     identity: str,
     dtype: str = "float32",
+    known: KnownVectors | None = None,
 ) -> None:
-    """Encodes passages and writes [X, D] in their order, with a progress bar.
+    """Encodes passages and writes [X, D] in their order, shard by shard, and shows the progress.
 
-    A call that was killed is resumed after its last complete shard if the identity is equal. The
-    file `PROGRESS` in the folder stores it until the caller deletes it.
+    A call that was killed is resumed after its whole shards if the identity is equal, until the
+    caller calls `shards.forget_progress`. A collective: the processes of a run divide the shards.
 
     Args:
       passages: in the order of the corpus.
       encoder: the passage encoder.
-      folder: of the store.
+      folder: of the array, which all processes share.
       identity: names corpus, encoder and dtype; equal identities mean equal vectors.
-      dtype: a name in `DTYPES`.
+      dtype: `float32` or `bfloat16`.
+      known: vectors that are copied instead of computed.
     """
-    count, done = len(passages), _rows_written(folder, identity)
-    shape = (count, encoder.dimension)
-    store = tensorstore.open(_spec(folder)).result() if done else _create(folder, shape, dtype)
-    bar = tqdm.tqdm(total=count, initial=done, desc="embed", unit="passage", disable=None)
-    with bar:
-        for shard in _shards(*shape):
-            if shard.stop <= done:
-                continue
-            vectors = []
-            for start in range(shard.start, shard.stop, BATCH):
-                vectors.append(encoder.encode_passages(passages[start : start + BATCH]))
-                bar.update(len(vectors[-1]))
-            _write(store, shard, np.concatenate(vectors))
-            part = folder / f"{PROGRESS}.part"
-            part.write_text(json.dumps({"of": identity, "rows": shard.stop}), encoding="utf-8")
-            os.replace(part, folder / PROGRESS)  # atomic: the file is never half written
+    shape = (len(passages), encoder.dimension)
+    # By one process: another could delete shards that a fast one has already written.
+    full_identity = on_process_zero(lambda: create(folder, shape, dtype, identity))
+    share = (jax.process_index(), jax.process_count())
+
+    def write_share() -> None:
+        embed_share(passages, encoder, ShardWriter(folder, full_identity), share, known)
+
+    all_gather_object(write_share)
+    on_process_zero(lambda: ShardWriter(folder, full_identity).finish())
 
 
-def _rows_written(folder: pathlib.Path, identity: str) -> int:
-    """Returns the number of rows that an earlier call wrote for the same identity."""
-    try:
-        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return 0
-    return progress["rows"] if progress["of"] == identity else 0
+def embed_share(
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    writer: ShardWriter,
+    share: tuple[int, int],
+    known: KnownVectors | None = None,
+) -> None:
+    """Encodes and writes the shards of one process that are missing.
 
-
-@contextlib.contextmanager
-def readable(folder: pathlib.Path) -> Iterator[tensorstore.TensorStore]:
-    """Opens the vectors [X, D] of a folder lazily; converting a slice to an array reads it.
-
-    Raises:
-      UserError: there are no vectors, or a shard that is read is damaged.
+    Args:
+      passages: in the order of the corpus.
+      encoder: the passage encoder.
+      writer: of the shards.
+      share: the number of the process, and how many there are.
+      known: vectors that are copied instead of computed.
     """
-    try:
-        yield tensorstore.open(_spec(folder), open=True).result()
-    except ValueError as error:
-        why = str(error).splitlines()[0][:200]
-        raise UserError(f"{folder} has no readable vectors ({why}): rerun 'ragrl index'") from error
+    numbers, rows = writer.missing(*share), shards(len(passages))
+    total = sum(rows[number].stop - rows[number].start for number in numbers)
+    with progress("embed", "passage", total) as shown:
+        for number in numbers:
+            writer.write(number, _vectors(passages, encoder, rows[number], known, shown))
 
 
-def read_vectors(folder: pathlib.Path) -> np.ndarray:
-    """Reads all vectors of a folder into memory as float32; errors as `readable`."""
-    with readable(folder) as store:
-        return store.read().result().astype(np.float32, copy=False)
+def _vectors(
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    shard: slice,
+    known: KnownVectors | None,
+    shown: Progress,
+) -> np.ndarray:
+    """Returns the vectors of a shard, float32 [S, D]: copies of the known ones and new ones.
+
+    Passages are encoded from the longest to the shortest, so that those of a call are of about the
+    same length, and a batch that does not fit into memory fails at once.
+    """
+    count = shard.stop - shard.start
+    vectors_SD = np.empty((count, encoder.dimension), np.float32)
+    is_new_S = np.ones(count, bool)
+    if known is not None:
+        row_S = known.row_X[shard]
+        is_new_S = row_S < 0
+        vectors_SD[~is_new_S] = known.vectors.take(row_S[~is_new_S])
+        shown.update(count - int(is_new_S.sum()))
+    rows_S = passages[shard]
+    new = sorted(np.flatnonzero(is_new_S).tolist(), key=lambda n: -len(passage_text(rows_S[n])))
+    for start in range(0, len(new), BATCH):
+        places = new[start : start + BATCH]
+        vectors_SD[places] = encoder.encode_passages([rows_S[n] for n in places])
+        shown.update(len(places))
+    return vectors_SD

@@ -2,13 +2,16 @@
 
 The vectors are divided among the devices of this process. Each device returns its own best hits and
 the host merges them: no device waits for another, so that a search can run concurrently with a
-sampler on the same devices.
+sampler on the same devices. A device scans its vectors in blocks of `STREAM` passages with a
+running top-k, so that the memory of a call is queries x block and not queries x corpus.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,34 +25,110 @@ MIN_QUERIES, MAX_QUERIES = 8, 256
 # than float32.
 GRID = float(1 << 20)
 BLOCK = 128  # passages per block of the two-stage top-k
+STREAM = 1 << 16  # passages per block of the scan: large enough to keep a device busy
 PART = 1 << 16  # vectors per device below which another device costs more than it saves
 
 
-@functools.partial(jax.jit, static_argnames="k")
-def nearest(queries_QD: Array, passages_XD: Array, count: Array, k: int) -> tuple[Array, Array]:
+class Quantized(NamedTuple):
+    """Vectors in eight bits: vector x is about `scale_X1[x] * codes_XD[x]`.
+
+    Fields:
+      codes_XD: int8.
+      scale_X1: float32 [X, 1].
+    """
+
+    codes_XD: Any
+    scale_X1: Any
+
+
+Vectors = Array | Quantized
+
+
+@functools.partial(jax.jit, static_argnames=("k", "stream"))
+def nearest(
+    queries_QD: Array, passages_XD: Vectors, count: Array, k: int, stream: int = STREAM
+) -> tuple[Array, Array]:
     """Returns the k largest inner products per query.
 
     Args:
       queries_QD: float32.
-      passages_XD: float32 or bfloat16; queries are cast to that dtype, sums are float32.
+      passages_XD: float32 or bfloat16, and queries are cast to that dtype; or `Quantized`. Sums are
+        float32.
       count: int32 scalar, the number of passages; rows from `count` on are padding.
       k: static, at most X.
+      stream: static, the passages that are scored at once.
 
     Returns:
       scores_QK float32, descending, -inf for padding; index_QK int32. Ties are ordered by index.
     """
+    size = jax.tree.leaves(passages_XD)[0].shape[0]
+
+    def best(start: Array | int, rows: Vectors) -> tuple[Array, Array]:
+        scores_QX = _scores(queries_QD, rows, count - start)
+        scores_QK, index_QK = top(scores_QX, min(k, scores_QX.shape[1]))
+        return scores_QK, index_QK + start
+
+    if size <= stream or k > stream:
+        return best(0, passages_XD)
+    return _scan(best, passages_XD, stream, k)
+
+
+def _scan(
+    best: Callable[[Array | int, Vectors], tuple[Array, Array]],
+    passages: Vectors,
+    stream: int,
+    k: int,
+) -> tuple[Array, Array]:
+    """Returns the k best of all passages, from the k best of each block.
+
+    Args:
+      best: returns the k best of a block, given its first index and its rows.
+      passages: all rows, more than a block.
+      stream: rows per block.
+      k: hits per query, at most `stream`.
+    """
+
+    def rows(start: Array | int, length: int) -> Vectors:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length), passages)
+
+    def step(hits: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], None]:
+        return _merge(hits, best(start, rows(start, stream)), k), None
+
+    blocks, rest = divmod(jax.tree.leaves(passages)[0].shape[0], stream)
+    starts = stream * jnp.arange(1, blocks, dtype=jnp.int32)
+    hits, _ = jax.lax.scan(step, best(0, rows(0, stream)), starts)
+    last = blocks * stream
+    return _merge(hits, best(last, rows(last, rest)), k) if rest else hits
+
+
+def _merge(first: tuple[Array, Array], second: tuple[Array, Array], k: int) -> tuple[Array, Array]:
+    """Merges hits with lower indices and hits with higher ones; ties stay ordered by index."""
+    scores, index = (jnp.concatenate(x, axis=1) for x in zip(first, second, strict=True))
+    scores_QK, at_QK = jax.lax.top_k(scores, k)
+    return scores_QK, jnp.take_along_axis(index, at_QK, axis=1)
+
+
+def _scores(queries_QD: Array, passages: Vectors, count: Array) -> Array:
+    """Returns the inner products on the grid, float32 [Q, X]; -inf for rows from `count` on."""
+    scale_X1: Array | None = None
+    if isinstance(passages, Quantized):
+        rows_XD = jnp.asarray(passages.codes_XD).astype(jnp.float32)
+        scale_X1 = jnp.asarray(passages.scale_X1)
+    else:
+        rows_XD = passages
     # The default precision of a TPU or GPU rounds float32 products to bfloat16 or TF32.
     precision = jax.lax.Precision.HIGHEST
     scores_QX = jnp.einsum(
         "qd,xd->qx",
-        queries_QD.astype(passages_XD.dtype),
-        passages_XD,
+        queries_QD.astype(rows_XD.dtype),
+        rows_XD,
         precision=precision,
         preferred_element_type=jnp.float32,
     )
-    is_passage_X = jnp.arange(passages_XD.shape[0], dtype=count.dtype) < count
-    scores_QX = jnp.where(is_passage_X[None], jnp.round(scores_QX * GRID) / GRID, -jnp.inf)
-    return top(scores_QX, k)
+    if scale_X1 is not None:
+        scores_QX = scores_QX * scale_X1.T
+    is_passage_X = jnp.arange(rows_XD.shape[0], dtype=count.dtype) < count
+    return jnp.where(is_passage_X[None], jnp.round(scores_QX * GRID) / GRID, -jnp.inf)
 
 
 def top(scores_QX: Array, k: int) -> tuple[Array, Array]:
@@ -75,13 +154,18 @@ def top(scores_QX: Array, k: int) -> tuple[Array, Array]:
     return scores_QK, first_QK + at_QK % BLOCK
 
 
+def padded(count: int) -> int:
+    """Returns the number of rows of `count` vectors on a device, a multiple of `BLOCK`."""
+    return count + -count % BLOCK
+
+
 def pad_to_blocks(vectors_XD: np.ndarray) -> np.ndarray:
     """Appends zero rows up to a multiple of `BLOCK`.
 
     Otherwise XLA moves the padding of `top` in front of the product, and then every call copies all
     vectors: 8 GB more traffic per call, and 4 GB more memory, for 21 million passages on 8 GPUs.
     """
-    missing = -len(vectors_XD) % BLOCK
+    missing = padded(len(vectors_XD)) - len(vectors_XD)
     return np.pad(vectors_XD, ((0, missing), (0, 0))) if missing else vectors_XD
 
 
@@ -110,45 +194,65 @@ def share_of_first(count: int, devices: int) -> int:
 def most_queries(size: int) -> int:
     """Returns the number of queries per call for a device with `size` vectors.
 
-    It is the largest power of two whose score matrix fits `SCORE_BYTES`; batches are padded to it.
+    It is the largest power of two whose scores of a block fit `SCORE_BYTES`; batches are padded to
+    it.
     """
-    room = SCORE_BYTES // (4 * size)
+    room = SCORE_BYTES // (4 * min(size, STREAM))
     return min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
 
 
 class ExactSearcher:
     """Exact search over vectors on the devices of this process; few vectors use one device."""
 
-    def __init__(self, vectors_XD: Any):
-        """Copies the vectors to the devices.
+    def __init__(self, vectors_XD: Any, scale_X1: Any = None):
+        """Divides the vectors among the devices, which get them with the first search.
 
         Args:
-          vectors_XD: float32 or bfloat16, an array or a TensorStore; the host holds one device's
-            part at a time.
+          vectors_XD: float32 or bfloat16, an array or a `MappedArray`; the host holds one device's
+            part at a time. With scales the codes of `Quantized`.
+          scale_X1: None, or the scales of `Quantized`.
         """
-        count = vectors_XD.shape[0]  # a TensorStore has no length
+        count = vectors_XD.shape[0]
         # Few vectors stay on few devices: each further device adds the overhead of a call.
-        devices = jax.local_devices()[: max(1, count // PART)]
-        size, more = divmod(count, len(devices))
-        sizes = [size + (n < more) for n in range(len(devices))]
-        self._starts = np.cumsum([0, *sizes], dtype=np.int32)
-        starts = self._starts.tolist()
-        self._parts = [
-            jax.device_put(pad_to_blocks(np.asarray(vectors_XD[start : start + size])), device)
-            for start, size, device in zip(starts, sizes, devices, strict=False)
-        ]
-        pairs = zip(sizes, devices, strict=True)
-        self._counts = [jax.device_put(np.int32(size), device) for size, device in pairs]
-        self._most = most_queries(sizes[0])
+        self._devices = jax.local_devices()[: max(1, count // PART)]
+        size, more = divmod(count, len(self._devices))
+        self._sizes = [size + (n < more) for n in range(len(self._devices))]
+        self._starts = np.cumsum([0, *self._sizes], dtype=np.int32)
+        self._most = most_queries(self._sizes[0])
+        self._vectors, self._scales = vectors_XD, scale_X1
+        self._lock = threading.Lock()
+
+    def _part(self, start: int, size: int) -> Any:
+        """Returns the vectors of a device, in the memory of the host."""
+        rows = slice(start, start + size)
+        vectors_XD = pad_to_blocks(np.asarray(self._vectors[rows]))
+        if self._scales is None:
+            return vectors_XD
+        return Quantized(vectors_XD, pad_to_blocks(np.asarray(self._scales[rows])))
+
+    @functools.cached_property
+    def _parts(self) -> list[Any]:
+        shares = zip(self._starts.tolist(), self._sizes, self._devices, strict=False)
+        parts = [jax.device_put(self._part(start, size), at) for start, size, at in shares]
+        self._vectors = self._scales = None  # frees those in memory
+        return parts
+
+    @functools.cached_property
+    def _counts(self) -> list[Array]:
+        pairs = zip(self._sizes, self._devices, strict=True)
+        return [jax.device_put(np.int32(size), device) for size, device in pairs]
 
     def _batch(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         rows = bucket(len(queries_QD), min(MIN_QUERIES, self._most), self._most)
         padded_QD = np.zeros((rows, queries_QD.shape[1]), np.float32)
         padded_QD[: len(queries_QD)] = queries_QD
+        with self._lock:  # several threads search, and one of them loads the vectors
+            parts_of_devices, counts = self._parts, self._counts
+        shares = zip(parts_of_devices, counts, self._sizes, self._devices, strict=True)
         # The calls are asynchronous: all devices compute before the first result is read.
         results = [
-            nearest(jax.device_put(padded_QD, x.device), x, count, bucket(k, MIN_QUERIES, len(x)))
-            for x, count in zip(self._parts, self._counts, strict=True)
+            nearest(jax.device_put(padded_QD, device), x, count, bucket(k, MIN_QUERIES, padded(n)))
+            for x, count, n, device in shares
         ]
         starts = zip(jax.device_get(results), self._starts[:-1], strict=True)
         # Each device counts its passages from 0.

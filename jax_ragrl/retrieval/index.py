@@ -3,7 +3,8 @@
 index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last. Of the kind
             `scann` also `files`, the SHA-256 of the searcher's, and `search`, see `tune`
 passages/   the corpus, see `corpus.store`, if it was read from a file
-vectors/    [count, dimension] in that dtype, TensorStore
+vectors/    [count, dimension] in that dtype, or float32 for int8, see `shards`
+codes/      for the dtype int8, with `scales/`, see `int8`
 encoder/    files of the encoder beyond its description
 scann/      the trained searcher, for the kind `scann` above 20,000 passages
 """
@@ -20,26 +21,28 @@ from typing import Any
 
 import numpy as np
 
-from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, check_recall
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, check_dtype, check_recall
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.store import StoredPassages
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.encoder import from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
-from jax_ragrl.retrieval.embed import (
-    DTYPES,
-    PROGRESS,
-    Encoder,
-    embed,
-    read_vectors,
-    readable,
-    write_vectors,
+from jax_ragrl.retrieval.description import (
+    FILE,
+    PASSAGES,
+    check_corpus,
+    drop_versions,
+    files_folder,
+    read_description,
 )
+from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
+from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import (
     BRUTE_FORCE,
@@ -48,14 +51,17 @@ from jax_ragrl.retrieval.scann import (
     build_scann,
     hash_files,
 )
+from jax_ragrl.retrieval.shards import MappedArray, forget_progress, read_array, write_array
 from jax_ragrl.retrieval.tune import tune
 from jax_ragrl.retrieval.vectors import open_vectors
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
 from jax_ragrl.types import Question
 
 KINDS = ("exact", "scann")
-FILE = "index.json"
-PASSAGES = "passages"
+INT8 = "int8"
+# Of vectors: bfloat16 halves the bytes at about equal recall, int8 quarters those on the devices.
+DTYPES = ("float32", "bfloat16", INT8)
 # Imported vectors are checked by encoding a few passages again. Their relative distance must stay
 # below a limit that tolerates formatting but not another passage: a title in quotes moves MiniLM's
 # vectors by 0.10, and the next passage of a Wikipedia article differs by 0.70 (E5).
@@ -87,16 +93,17 @@ def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.
     return vectors_XD
 
 
-def _searcher(
-    kind: str, folder: pathlib.Path, count: int, search: Mapping[str, Any] | None = None
-) -> Searcher:
+def _searcher(folder: pathlib.Path, description: Mapping[str, Any]) -> Searcher:
     """Opens the searcher of an index, with the setting that `tune` chose, if it did."""
-    if kind == "scann":
-        values = [search[key] for key in Setting._fields if key in search] if search else []
+    if description["kind"] == "scann":
+        search = description.get("search", {})
+        values = [search[key] for key in Setting._fields if key in search]
         setting = Setting(*values) if values else None
+        count = description["count"]
         return ScannSearcher.open(folder / "scann", folder / "vectors", count, setting)
-    with readable(folder / "vectors") as vectors_XD:
-        return ExactSearcher(vectors_XD)
+    if description.get("dtype") == INT8:
+        return Int8Searcher.open(folder)
+    return ExactSearcher(MappedArray(folder / "vectors"))
 
 
 def build_index(
@@ -107,8 +114,12 @@ def build_index(
     vectors: np.ndarray | None = None,
     dtype: str = "float32",
     recall: float = 0.0,
+    known: KnownVectors | None = None,
 ) -> DenseRetriever:
     """Encodes a corpus, writes the index and opens it; resumes a build that was killed.
+
+    A collective: the processes of a run divide the shards of the vectors, and the first process
+    writes the other files.
 
     Args:
       corpus: at least one passage.
@@ -119,6 +130,7 @@ def build_index(
         the corpus.
       dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
       recall: the recall for which `tune` tunes a searcher of the kind `scann`; 0: not tuned.
+      known: vectors of some passages, which are copied (see `update_index`).
 
     Raises:
       UserError: unknown kind or dtype, ScaNN missing, a recall that the kind does not read, or
@@ -126,28 +138,47 @@ def build_index(
     """
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
+    check_dtype(dtype, kind)
     check_recall(recall, kind)
     folder = pathlib.Path(folder)
+    on_process_zero(lambda: _begin(folder))
+    # Eight bits are made of float32 vectors, which remain for the second scores.
+    stored = "float32" if dtype == INT8 else dtype
+    if vectors is None:
+        parts = [corpus.fingerprint, _identity(encoder.describe()), stored]
+        identity = json.dumps(parts, sort_keys=True)
+        embed(corpus.passages, encoder, folder / "vectors", identity, stored, known)
+    else:
+        array = _check_vectors(vectors, corpus, encoder)
+        on_process_zero(lambda: write_array(array, folder / "vectors", stored))
+    on_process_zero(lambda: _finish(folder, corpus, encoder, (kind, dtype, recall)))
+    return _open(folder, read_description(folder), corpus, encoder)
+
+
+def _begin(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
-    if vectors is None:
-        parts = [corpus.fingerprint, _identity(encoder.describe()), dtype]
-        identity = json.dumps(parts, sort_keys=True)
-        embed(corpus.passages, encoder, folder / "vectors", identity, dtype)
-    else:
-        write_vectors(_check_vectors(vectors, corpus, encoder), folder / "vectors", dtype)
+
+
+def _finish(
+    folder: pathlib.Path, corpus: Corpus, encoder: Encoder, settings: tuple[str, str, float]
+) -> None:
+    """Writes all but the vectors of an index; `settings` are its kind, dtype and recall."""
+    kind, dtype, recall = settings
     encoder.save(folder / "encoder")
+    if dtype == INT8:
+        write_int8(MappedArray(folder / "vectors"), folder)
     facts = _build_scann(folder, recall) if kind == "scann" else {}
     _write_description(folder, corpus, encoder, {"kind": kind, "dtype": dtype, **facts})
     # After the description: a build that is killed before that point resumes from its progress.
-    (folder / "vectors" / PROGRESS).unlink(missing_ok=True)
-    return _open(folder, read_description(folder), corpus, encoder)
+    forget_progress(folder / "vectors")
+    drop_versions(folder)
 
 
 def _build_scann(folder: pathlib.Path, recall: float) -> dict[str, Any]:
     """Builds and tunes the searcher of an index; returns its facts for `index.json`."""
-    vectors_XD = read_vectors(folder / "vectors")
+    vectors_XD = read_array(folder / "vectors")
     build_scann(vectors_XD, folder / "scann")
     files = hash_files(folder / "scann") if len(vectors_XD) >= BRUTE_FORCE else ""
     facts: dict[str, Any] = {"files": files} if files else {}
@@ -173,49 +204,14 @@ def _write_description(
 def _open(
     folder: pathlib.Path, description: Mapping[str, Any], corpus: Corpus, encoder: Encoder
 ) -> DenseRetriever:
+    searcher = _searcher(folder, description)
     search = description.get("search", {})
-    searcher = _searcher(description["kind"], folder, description["count"], search)
     setting = [search[key] for key in Setting._fields if key in search]
     build = " ".join(map(str, [description.get("files", ""), *setting])).strip()
     return DenseRetriever(corpus, encoder, searcher, build)
 
 
-def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
-    """Reads `index.json` of an index folder.
-
-    Raises:
-      UserError: the folder holds no index.
-    """
-    path = pathlib.Path(folder) / FILE
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        encoder = description.get("encoder", {})
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
-        ) from error
-    if encoder.get("kind") == FORMER_HASHED_WORDS:
-        encoder["kind"] = HASHED_WORDS
-    return description
-
-
-def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:
-    """Raises `UserError` if the index of a folder was built for another corpus.
-
-    Args:
-      folder: of the index.
-      description: its `index.json`.
-      corpus: the corpus that it is opened with.
-    """
-    if description["corpus"] != corpus.fingerprint:
-        raise UserError(
-            f"index {folder} was built for corpus {description['corpus']}, but "
-            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
-            "for"
-        )
-
-
-def _reload(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
+def reload_encoder(description: dict[str, Any], folder: pathlib.Path) -> Encoder:
     """Loads the encoder with which an index was built."""
     if description["kind"] == HASHED_WORDS:
         return HashedEncoder.load(folder / "encoder")
@@ -243,28 +239,52 @@ def open_index(
     folder = pathlib.Path(folder)
     description = read_description(folder)
     check_corpus(folder, description, corpus)
-    encoder = _reload(description["encoder"], folder) if encoder is None else encoder
+    files = files_folder(folder)
+    encoder = reload_encoder(description["encoder"], files) if encoder is None else encoder
     # Vectors of different encoders are not comparable, although a search would return hits.
     if _identity(encoder.describe()) != _identity(description["encoder"]):
         raise UserError(
             f"index {folder} was built with the encoder {description['encoder']}, but "
             f"{encoder.describe()} is loaded: rerun 'ragrl index'"
         )
-    return _open(folder, description, corpus, encoder)
+    return _open(files, description, corpus, encoder)
+
+
+def stored_corpus(folder: pathlib.Path) -> Corpus:
+    """Opens the passages that an index folder stores; they are memory-mapped.
+
+    Raises:
+      UserError: the folder holds no index, or no passages.
+    """
+    read_description(folder)  # a folder without an index is another error
+    try:
+        passages = StoredPassages(files_folder(folder) / PASSAGES)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no passages ({error}), because its corpus was not read from a file: "
+            "give the file (--corpus), or the config that built it (--config)"
+        ) from error
+    return Corpus(passages, passages.fingerprint)
 
 
 def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
     """Reads the corpus of a file and caches its passages in the folder of an index.
 
-    The index may exist, or be built later. Without a folder the passages are kept in memory.
+    The index may exist, or be built later. Without a folder the passages are kept in memory. If the
+    path is itself the folder of an index, its passages are opened.
 
     Raises:
       UserError: as `load_corpus`; or the index was built for another corpus.
     """
+    if (path / FILE).is_file():
+        return stored_corpus(path)
     if folder is None:
         return load_corpus(path)
-    expected = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
-    return load_corpus(path, folder=folder / PASSAGES, expected_fingerprint=expected)
+    if not (folder / FILE).exists():
+        return load_corpus(path, folder=folder / PASSAGES)
+    expected = read_description(folder)["corpus"]
+    cache = files_folder(folder) / PASSAGES
+    return load_corpus(path, folder=cache, expected_fingerprint=expected)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
@@ -340,14 +360,16 @@ def run_index(
     """
     one_of("index kind", kind, KINDS)
     one_of("index dtype", dtype, DTYPES)
+    check_dtype(dtype, kind)
     check_recall(recall, kind)
     # Read before the long work, so that a wrong path fails immediately.
     questions = with_gold(questions_path, qrels_path)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = _writable_folder(out)
-    corpus = load_corpus(corpus_path, folder=out / PASSAGES)
+    corpus = process_zero_first(lambda: load_corpus(corpus_path, folder=out / PASSAGES))
     start = time.perf_counter()
-    passage_encoder = make_encoder(encoder, corpus, **prefixes)
+    # The first process downloads a model; the others find it in the cache.
+    passage_encoder = process_zero_first(lambda: make_encoder(encoder, corpus, **prefixes))
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
     seconds = round(time.perf_counter() - start, 2)
     report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}

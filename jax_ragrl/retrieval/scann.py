@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.embed import read_vectors
 from jax_ragrl.retrieval.exact import GRID, bucket, by_score
+from jax_ragrl.retrieval.shards import read_array
 
 BRUTE_FORCE = 20_000
 NEIGHBORS = 64  # minimum depth of a search, so that the pages of a query agree
@@ -163,7 +163,7 @@ class ScannSearcher:
           UserError: ScaNN is not installed, or the files are missing.
         """
         if count < BRUTE_FORCE:
-            return cls.from_vectors(read_vectors(vectors))
+            return cls.from_vectors(read_array(vectors))
         pybind = _pybind()
         if not (folder / "scann_assets.pbtxt").is_file():
             raise UserError(f"{folder} holds no ScaNN searcher: rerun 'ragrl index'")

@@ -44,14 +44,9 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import open_or_build_bm25
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.index import FILE as INDEX_FILE
-from jax_ragrl.retrieval.index import (
-    build_index,
-    load_indexed,
-    make_encoder,
-    open_index,
-    read_description,
-)
+from jax_ragrl.retrieval.description import FILE as INDEX_FILE
+from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.index import build_index, load_indexed, make_encoder, open_index
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
@@ -59,7 +54,7 @@ from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.config import REPLY, Data, Job
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.run.world_folder import make_world
-from jax_ragrl.runtime.multihost import process_zero_first
+from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
 from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
@@ -171,13 +166,9 @@ def build_surroundings(
     """
     corpus, questions, world = data
     load_frozen = _frozen_loader(job, world, mesh, load or shared_loader())
-    # Before the index: all processes load the model together, but build the index one by one.
     language_model = load_frozen(job.llm) if llm is None else llm
     if retriever is None:
-        # The first process builds the index; the others open it.
-        retriever = process_zero_first(
-            lambda: load_retriever(corpus, job.index, workdir, lambda: language_model)
-        )
+        retriever = load_retriever(corpus, job.index, workdir, lambda: language_model)
     return Components(
         questions=questions,
         retriever=retriever,
@@ -313,6 +304,9 @@ def load_retriever(
 ) -> Retriever:
     """Builds the retriever of a run: a client of a server, an index of the corpus, or several.
 
+    A collective: the processes of a run build an index of vectors together, and the first one an
+    index of words.
+
     Args:
       corpus: the passages; not read for a server.
       index: the config of the index.
@@ -331,7 +325,7 @@ def load_retriever(
             "set index.kind to remote and index.url"
         )
     if isinstance(index, BM25Index):
-        return open_or_build_bm25(corpus, index, folder)
+        return process_zero_first(lambda: open_or_build_bm25(corpus, index, folder))
     return open_or_build_index(corpus, index, workdir)
 
 
@@ -358,8 +352,8 @@ def open_or_build_index(
       UserError: the index in the folder has another kind, dtype or encoder.
     """
     folder = index_folder(index, workdir)
-    if not (folder / INDEX_FILE).exists():
-        encoder = make_encoder(index.encoder, corpus)
+    if not on_process_zero((folder / INDEX_FILE).exists):
+        encoder = process_zero_first(lambda: make_encoder(index.encoder, corpus))
         return build_index(
             corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
         )
@@ -383,7 +377,7 @@ def open_or_build_index(
             f"index {folder} was tuned for the recall {target} (0: not tuned), but index.recall is "
             f"{index.recall}: leave it out, or build the index again in another folder"
         )
-    return open_index(folder, corpus)
+    return process_zero_first(lambda: open_index(folder, corpus))
 
 
 def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:

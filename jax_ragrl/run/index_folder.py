@@ -19,18 +19,13 @@ from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
-from jax_ragrl.retrieval.index import (
-    FILE,
-    KINDS,
-    PASSAGES,
-    open_index,
-    read_description,
-    with_gold,
-)
+from jax_ragrl.retrieval.description import FILE, PASSAGES, read_description
+from jax_ragrl.retrieval.index import KINDS, open_index, with_gold
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, process_zero_first
 
 
 def open_folder(
@@ -129,12 +124,9 @@ def build_folder(
             "--questions, or --rerank"
         )
     folder = pathlib.Path(index.folder)
-    corpus = load_corpus(corpus_path, folder=folder / PASSAGES)
+    corpus = process_zero_first(lambda: load_corpus(corpus_path, folder=folder / PASSAGES))
     start = time.perf_counter()
-    if isinstance(index, PipelineIndex):
-        retriever = _build_pipeline(corpus, index, folder)
-    else:
-        retriever = build_bm25(corpus, index, folder)
+    retriever = build_section(corpus, index, folder)
     seconds = round(time.perf_counter() - start, 2)
     return {
         **read_description(folder),
@@ -142,6 +134,26 @@ def build_folder(
         "duplicates": report_duplicates(corpus, near_duplicates),
         **describe_quality(retriever, questions, corpus),
     }
+
+
+def build_section(
+    corpus: Corpus, index: BM25Index | PipelineIndex, folder: pathlib.Path
+) -> Retriever:
+    """Builds an index of words or a pipeline, and opens it; a collective.
+
+    Args:
+      corpus: at least one passage.
+      index: the settings.
+      folder: of the index; one in it is replaced.
+    """
+    if isinstance(index, PipelineIndex):
+        return _build_pipeline(corpus, index, folder)
+
+    def build_or_open() -> Retriever:
+        is_builder = is_process_zero()
+        return build_bm25(corpus, index, folder) if is_builder else open_bm25(folder, corpus)
+
+    return process_zero_first(build_or_open)
 
 
 def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) -> Retriever:
@@ -152,10 +164,10 @@ def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) 
             "config.index in the config of a run"
         )
     # Removed first and written last, so that its presence proves that the index is complete.
-    (folder / FILE).unlink(missing_ok=True)
+    on_process_zero(lambda: (folder / FILE).unlink(missing_ok=True))
     # A language model is no part of an index.
     rerank = "" if index.rerank == LISTWISE else index.rerank
     retriever = load_retriever(corpus, dataclasses.replace(index, rerank=rerank), folder)
     facts = {"corpus": corpus.fingerprint, "count": len(corpus)}
-    write_json(folder / FILE, {**facts, **describe_pipeline(index)})
+    on_process_zero(lambda: write_json(folder / FILE, {**facts, **describe_pipeline(index)}))
     return retriever

@@ -23,6 +23,7 @@ from jax_ragrl.llm.listwise import ListwiseReranker
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.rerank import RerankedRetriever, Reranker, load_cross_encoder
+from jax_ragrl.runtime.multihost import process_zero_first
 
 # A call, because a local model is loaded only if it is needed.
 LoadLLM = Callable[[], FrozenLLM]
@@ -59,7 +60,7 @@ def build_pipeline(
 def load_reranker(name: str, llm: LoadLLM | None) -> Reranker:
     """Loads a reranker, see `PipelineIndex.rerank`; `llm` loads the frozen language model."""
     if name != LISTWISE:
-        return load_cross_encoder(name)
+        return process_zero_first(lambda: load_cross_encoder(name))
     if llm is None:
         raise UserError(
             f"index.rerank is {LISTWISE!r}, but this command has no frozen language model: name a "

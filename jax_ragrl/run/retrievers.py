@@ -9,10 +9,9 @@ from typing import Any
 from jax_ragrl.config.kinds import Index, ServerIndex
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus.passages import Corpus
-from jax_ragrl.corpus.store import StoredPassages
-from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.index import PASSAGES, load_indexed, read_description
+from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.index import load_indexed, stored_corpus
 from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
 from jax_ragrl.run.config import Data, parse_index
 from jax_ragrl.run.index_folder import open_folder as open_index_folder
@@ -40,19 +39,8 @@ def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Ret
       UserError: the folder holds no index, or no passages.
     """
     read_description(folder)  # a folder without an index is an error before passages are read
-    passages = _stored(folder) if corpus is None else load_indexed(corpus, folder)
+    passages = stored_corpus(folder) if corpus is None else load_indexed(corpus, folder)
     return open_index_folder(folder, passages)
-
-
-def _stored(folder: pathlib.Path) -> Corpus:
-    try:
-        passages = StoredPassages(folder / PASSAGES)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder} holds no passages ({error}), because its corpus was not read from a file: "
-            "give the file (--corpus), or the config that built it (--config)"
-        ) from error
-    return Corpus(passages, passages.fingerprint)
 
 
 def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:

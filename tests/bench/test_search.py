@@ -51,7 +51,7 @@ def test_the_command_prints_the_recall(args, recall, size, capsys):
     ("args", "message"),
     [
         (["--kind", "faiss"], "--kind is 'faiss': use one of exact, scann"),
-        (["--dtype", "int8"], "--dtype is 'int8'"),
+        (["--dtype", "int4"], "--dtype is 'int4'"),
         (["--kind", "scann", "--dtype", "bfloat16"], "ScaNN searches float32"),
         (["--k", "3001"], "--k 3001 of --count 3000"),
     ],

@@ -22,8 +22,7 @@ from jax_ragrl.config.kinds import (
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import convert, kinds_of
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval.embed import DTYPES
-from jax_ragrl.retrieval.index import KINDS
+from jax_ragrl.retrieval.index import DTYPES, KINDS
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.run.config import REMOTE, load_job
 
@@ -62,7 +61,8 @@ def test_a_key_that_the_kind_does_not_read_is_refused(values, message):
 def test_the_kinds_are_those_of_the_retrievers():
     assert set(kinds_of(Index)) == {*KINDS, "bm25", REMOTE, *ENGINES, "pipeline"}
     for dtype in DTYPES:
-        assert convert(Index, {"dtype": dtype}, "config.index") == VectorIndex(dtype=dtype)
+        section = {"kind": "exact", "dtype": dtype}
+        assert convert(Index, section, "config.index") == VectorIndex(kind="exact", dtype=dtype)
     home = {kind for kind, engine in ENGINES.items() if engine.url}
     assert home == {"serper"}, "only this kind may leave out its url"
 

@@ -13,7 +13,7 @@ from jax_ragrl.corpus import world
 from jax_ragrl.corpus.formats import save_questions
 from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval import embed
+from jax_ragrl.retrieval import embed, shards
 from jax_ragrl.retrieval.base import search_pages
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
@@ -179,11 +179,11 @@ def test_lost_vectors_are_named(corpus, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_shard_is_an_error_and_zeros_are_kept(corpus, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "BATCH", 1)
-    monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
+    monkeypatch.setattr(shards, "SHARD", 2)
     vectors = HashedEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
     vectors[2:4] = 0
-    embed.write_vectors(vectors, tmp_path / "zeros")
-    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "zeros"), vectors)
+    shards.write_array(vectors, tmp_path / "zeros", "float32")
+    np.testing.assert_array_equal(shards.read_array(tmp_path / "zeros"), vectors)
     build_index(corpus, HashedEncoder.fit(corpus.passages, 32), kind, tmp_path)
     (tmp_path / "vectors" / "c" / "2" / "0").unlink()
     with pytest.raises(UserError, match="no readable vectors.*missing.*rerun 'ragrl index'"):
@@ -196,10 +196,10 @@ def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
     def killed(*_, **__):
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(embed.tensorstore, "open", killed)
+    monkeypatch.setattr(shards.tensorstore, "open", killed)
     with pytest.raises(RuntimeError):
-        embed.write_vectors(np.ones((6, 32), np.float32), tmp_path)
-    assert not (tmp_path / embed.PROGRESS).exists()
+        shards.write_array(np.ones((6, 32), np.float32), tmp_path, "float32")
+    assert not (tmp_path / shards.PROGRESS).exists()
 
 
 def test_vectors_made_elsewhere_are_taken_if_they_fit(corpus, tmp_path):
@@ -231,12 +231,12 @@ def test_vectors_are_written_in_batches_as_encoded(corpus, tmp_path, monkeypatch
     encoder = HashedEncoder.fit(corpus.passages, 32)
     embed.embed(corpus.passages, encoder, tmp_path / "v", "of")
     expected = encoder.encode_passages(corpus.passages)
-    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "v"), expected)
+    np.testing.assert_array_equal(shards.read_array(tmp_path / "v"), expected)
 
 
 def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "BATCH", 1)
-    monkeypatch.setattr(embed, "SHARD_BYTES", 2 * 4 * 32)  # two passages
+    monkeypatch.setattr(shards, "SHARD", 2)
 
     class Counting(HashedEncoder):
         left, asked = 5, 0
@@ -257,7 +257,7 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
         build_with(5)
     assert build_with(9) == 2  # of three shards, two were whole
     expected = HashedEncoder.fit(corpus.passages, 32).encode_passages(corpus.passages)
-    np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
+    np.testing.assert_array_equal(shards.read_array(tmp_path / "vectors"), expected)
     assert build_with(9) == 6  # a whole index is made anew
     for _ in range(2):
         with pytest.raises(RuntimeError):
@@ -271,7 +271,7 @@ def test_a_killed_encoding_resumes_after_its_last_shard(corpus, tmp_path, monkey
         hits = build_index(made, encoder, "exact", tmp_path)
         assert hits.search(["Silent Harbor"], 1)[0].passages == PASSAGES[:1]
         expected = encoder.encode_passages(made.passages)
-        np.testing.assert_array_equal(embed.read_vectors(tmp_path / "vectors"), expected)
+        np.testing.assert_array_equal(shards.read_array(tmp_path / "vectors"), expected)
 
 
 def test_recall_counts_gold_by_id_or_title():
@@ -298,14 +298,16 @@ def test_bfloat16_vectors_halve_the_bytes_at_equal_recall(tmp_path):
         for dtype in ("float32", "bfloat16")
     )
     assert half.searcher._parts[0].nbytes * 2 == whole.searcher._parts[0].nbytes
-    assert embed.read_vectors(tmp_path / "bfloat16" / "vectors").dtype == np.float32
+    assert shards.read_array(tmp_path / "bfloat16" / "vectors").dtype == np.float32
     hits, expected = half.search(queries, 5), whole.search(queries, 5)
     for x, y in zip(hits, expected, strict=True):
         np.testing.assert_allclose(x.scores, y.scores, atol=2**-8)
     assert [x.scores for x in hits] != [y.scores for y in expected]
-    with pytest.raises(UserError, match="index dtype is 'int8': use one of float32, bfloat16"):
-        build_index(made, encoder, "exact", tmp_path / "int8", dtype="int8")
-    with pytest.raises(UserError, match="index.dtype is 'int8'"):
+    with pytest.raises(UserError, match="index dtype is 'int4': use one of float32, bfloat16"):
+        build_index(made, encoder, "exact", tmp_path / "int4", dtype="int4")
+    with pytest.raises(UserError, match="index.dtype is 'int4'"):
+        convert(Index, {"dtype": "int4"}, "config.index")
+    with pytest.raises(UserError, match="index dtype is int8, but the index kind is scann"):
         convert(Index, {"dtype": "int8"}, "config.index")
 
 
@@ -329,8 +331,8 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
     assert (tmp_path / "out" / "passages").is_dir()
     run_index(tmp_path / "corpus.jsonl", tmp_path / "out", kind="exact", dtype="bfloat16")
     assert read_description(tmp_path / "out")["dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="index dtype is 'int8'"):
-        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", kind="exact", dtype="int8")
+    with pytest.raises(UserError, match="index dtype is 'int4'"):
+        run_index(tmp_path / "corpus.jsonl", tmp_path / "new", kind="exact", dtype="int4")
     with pytest.raises(UserError, match="does not exist"):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
     assert not (tmp_path / "new").exists()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.retrieval import exact, scann
+from jax_ragrl.retrieval import exact, int8, scann
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.scann import ScannSearcher
 
@@ -183,6 +183,53 @@ def test_block_top_k_equals_top_k_with_ties_in_order(size):
         order = np.argsort(-scores_QX, axis=1, kind="stable")[:, :k]
         np.testing.assert_array_equal(result[1], order)
         np.testing.assert_array_equal(result[0], np.take_along_axis(scores_QX, order, 1))
+
+
+def place(*arrays):
+    return [jax.device_put(x) for x in arrays]
+
+
+@pytest.mark.parametrize("k", [1, 8, 200])
+def test_a_scan_over_blocks_finds_what_one_product_finds(k):
+    """To the last bit: equal passages lie in different blocks, and one block is partial."""
+    repeated = exact.pad_to_blocks(np.concatenate([VECTORS, VECTORS[::-1], VECTORS[:100]]))
+    queries, vectors, count = place(QUERIES[:32], repeated, np.int32(1100))
+    whole = jax.device_get(exact.nearest(queries, vectors, count, k, stream=2048))
+    for stream in (256, 384):
+        scanned = jax.device_get(exact.nearest(queries, vectors, count, k, stream=stream))
+        jax.tree.map(np.testing.assert_array_equal, scanned, whole)
+
+
+def test_scanning_needs_no_scores_of_the_whole_corpus():
+    def temporary(passages):
+        program = exact.nearest.lower(*arguments(passages), 8, stream=1024).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    scores = 4 * 8 * 16 * 1024
+    assert temporary(16 * 1024) - temporary(2 * 1024) < scores / 8
+
+
+@pytest.mark.parametrize("k", [1, 10, 500])
+def test_eight_bits_with_second_scores_find_what_float32_finds(k):
+    codes, scales = int8.quantize(VECTORS)
+    assert codes.dtype == np.int8 and np.abs(codes * scales - VECTORS).max() <= scales.max() / 2
+    searcher = int8.Int8Searcher(codes, scales, lambda index: VECTORS[index])
+    scores, index = searcher.search(QUERIES, k)
+    expected = ExactSearcher(VECTORS).search(QUERIES, k)
+    np.testing.assert_allclose(scores, expected[0], atol=3e-6)
+    assert np.mean(index != expected[1]) < 0.01  # equal to the last bits
+
+
+def test_eight_bits_alone_find_nearly_all():
+    _, index = int8.Int8Searcher(*int8.quantize(VECTORS)).search(QUERIES, 10)
+    _, expected = ExactSearcher(VECTORS).search(QUERIES, 10)
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(index, expected, strict=True)]
+    assert 0.95 < np.mean(shares) < 1
+
+
+def test_a_vector_of_zeros_has_eight_bits_too():
+    codes, scales = int8.quantize(np.zeros((1, 4), np.float32))
+    assert not codes.any() and scales.tolist() == [[1.0]]
 
 
 def test_exact_search_copies_nothing_silently(no_transfers):

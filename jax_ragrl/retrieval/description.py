@@ -1,0 +1,88 @@
+"""`index.json` of an index folder, and the subfolder that has the files of the newest version.
+
+An index that was updated has its files in `update-N`, which `index.json` names: replacing this one
+file replaces the index. The files of the former version are deleted afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+import shutil
+from typing import Any
+
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.errors import UserError
+
+FILE = "index.json"
+PASSAGES = "passages"
+VERSION = "folder"  # the key of the subfolder; absent if the files are in the folder itself
+UPDATE = re.compile(r"update-(\d+)")
+
+
+def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
+    """Reads `index.json` of an index folder.
+
+    Raises:
+      UserError: the folder holds no index.
+    """
+    path = pathlib.Path(folder) / FILE
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        encoder = description.get("encoder", {})
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
+        ) from error
+    if encoder.get("kind") == FORMER_HASHED_WORDS:
+        encoder["kind"] = HASHED_WORDS
+    return description
+
+
+def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:
+    """Raises `UserError` if the index of a folder was built for another corpus.
+
+    Args:
+      folder: of the index.
+      description: its `index.json`.
+      corpus: the corpus that it is opened with.
+    """
+    if description["corpus"] != corpus.fingerprint:
+        raise UserError(
+            f"index {folder} was built for corpus {description['corpus']}, but "
+            f"{corpus.fingerprint} is loaded: rerun 'ragrl index', or give the corpus it was built "
+            "for"
+        )
+
+
+def files_folder(folder: pathlib.Path | str) -> pathlib.Path:
+    """Returns the folder with the files of an index, which `index.json` names.
+
+    Raises:
+      UserError: the folder holds no index.
+    """
+    return pathlib.Path(folder) / read_description(folder).get(VERSION, "")
+
+
+def next_version(folder: pathlib.Path) -> str:
+    """Returns the name of the subfolder of the next update; a killed update has the same one."""
+    current = UPDATE.fullmatch(read_description(folder).get(VERSION, ""))
+    return f"update-{int(current[1]) + 1 if current else 1}"
+
+
+def drop_versions(folder: pathlib.Path) -> None:
+    """Deletes the files of all versions of an index but the newest."""
+    newest = read_description(folder).get(VERSION, "")
+    for path in folder.iterdir():
+        is_update = UPDATE.fullmatch(path.name)
+        is_base = path.is_dir() and path.name in BASE
+        if path.name != newest and (is_update or (is_base and newest)):
+            with contextlib.suppress(OSError):  # the index is whole without the deletion
+                shutil.rmtree(path)
+
+
+# The subfolders of an index that was never updated.
+BASE = ("passages", "vectors", "codes", "scales", "encoder", "scann", "bm25")

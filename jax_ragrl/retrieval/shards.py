@@ -1,0 +1,280 @@
+"""Arrays of one row per passage on disk, in shards: written one by one, memory-mapped afterwards.
+
+The format is Zarr 3 without compression, so that a shard is the bytes of its rows and can be
+mapped. TensorStore writes each shard under a temporary name and renames it.
+
+zarr.json      shape, dtype and rows per shard
+c/N/0          the rows of shard N; the last shard is padded to its full size
+shards.json    identity of the whole, and the passages and SHA-256 of each shard
+progress/      the same per shard, until the owner of the folder deletes it: a build that was killed
+               resumes after the shards that it describes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import tensorstore
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.jsonl import write_json
+
+SHARD = 1024  # least passages per shard: minutes of a slow encoder on a CPU
+MOST_SHARDS = 256  # so that an index of millions of passages opens fast
+HEADER, RECORDS, PROGRESS = "zarr.json", "shards.json", "progress"
+
+
+def rows_per_shard(count: int) -> int:
+    """Returns the passages per shard, which depend on their number alone."""
+    rows = SHARD
+    while rows * MOST_SHARDS < count:
+        rows *= 2
+    return rows
+
+
+def shards(count: int) -> list[slice]:
+    """Returns the rows of each shard of `count` passages."""
+    rows = rows_per_shard(count)
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+def _file(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / "c" / str(number) / "0"
+
+
+def _spec(folder: pathlib.Path) -> dict[str, Any]:
+    # Shards of zeros are written too: a missing shard is an error.
+    kvstore = {"driver": "file", "path": f"{folder.resolve()}/"}
+    return {"driver": "zarr3", "kvstore": kvstore, "store_data_equal_to_fill_value": True}
+
+
+class ShardWriter:
+    """Writes shards of an array and records what each holds; several processes may write.
+
+    Attributes:
+      folder: of the array.
+    """
+
+    def __init__(self, folder: pathlib.Path, identity: str) -> None:
+        """Opens an array that `create` has made.
+
+        Args:
+          folder: of the array.
+          identity: the result of `create`.
+        """
+        self.folder, self._identity = folder, identity
+        self._store = tensorstore.open(_spec(folder)).result()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape [X, D]."""
+        count, width = self._store.shape
+        return count, width
+
+    def missing(self, process: int = 0, processes: int = 1) -> list[int]:
+        """Returns the numbers of the shards that a process has yet to write.
+
+        Args:
+          process: the number of this process, which writes every `processes`-th shard.
+          processes: how many there are.
+        """
+        numbers = range(process, len(shards(self.shape[0])), processes)
+        return [n for n in numbers if not _is_whole(self.folder, n, self._identity)]
+
+    def write(self, number: int, rows_SD: np.ndarray) -> None:
+        """Writes a shard, and then its record.
+
+        Args:
+          number: of the shard.
+          rows_SD: floats [S, D] or integers, which are cast to the dtype of the array.
+        """
+        shard = shards(self.shape[0])[number]
+        dtype = self._store.dtype.numpy_dtype
+        self._store[shard].write(rows_SD.astype(dtype, copy=False)).result()
+        record = {"passages": [shard.start, shard.stop], "sha256": _sha256(self.folder, number)}
+        write_json(_record(self.folder, number), {"of": self._identity, **record})
+
+    def finish(self) -> None:
+        """Gathers the records of all shards in one file."""
+        count = len(shards(self.shape[0]))
+        records = [_read_json(_record(self.folder, number)) for number in range(count)]
+        rows = [{name: x[name] for name in ("passages", "sha256")} for x in records]
+        write_json(self.folder / RECORDS, {"of": self._identity, "shards": rows})
+
+
+def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: str) -> str:
+    """Keeps the array of an earlier call with whole shards of the same identity, or creates one.
+
+    Args:
+      folder: of the array; an array of another identity is deleted.
+      shape: [X, D].
+      dtype: the name of a dtype.
+      identity: names what the array holds; equal identities mean equal arrays.
+
+    Returns:
+      The identity for `ShardWriter`, which also has shape, dtype and rows per shard.
+    """
+    # The rows per shard decide what a number means.
+    identity = json.dumps([identity, rows_per_shard(shape[0]), dtype, list(shape)])
+    numbers = range(len(shards(shape[0])))
+    if not any(_is_whole(folder, number, identity) for number in numbers):
+        _create(folder, shape, dtype)
+    return identity
+
+
+def _create(folder: pathlib.Path, shape: tuple[int, int], dtype: str) -> None:
+    # Before the shards: a kill during their deletion must not leave records behind.
+    forget_progress(folder)
+    (folder / RECORDS).unlink(missing_ok=True)
+    rows = min(shape[0], rows_per_shard(shape[0]))
+    tensorstore.open(
+        _spec(folder),
+        create=True,
+        delete_existing=True,
+        dtype=tensorstore.dtype(dtype),
+        shape=shape,
+        chunk_layout=tensorstore.ChunkLayout(chunk_shape=[rows, shape[1]]),
+    ).result()
+    (folder / PROGRESS).mkdir()
+
+
+def forget_progress(folder: pathlib.Path) -> None:
+    """Deletes the records from which a killed build would resume."""
+    shutil.rmtree(folder / PROGRESS, ignore_errors=True)
+
+
+def _record(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / PROGRESS / f"{number:06d}.json"
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _sha256(folder: pathlib.Path, number: int) -> str:
+    with _file(folder, number).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(folder: pathlib.Path, number: int, identity: str) -> bool:
+    """Returns whether a shard of the identity is recorded, and its file has the recorded bytes."""
+    try:
+        record = _read_json(_record(folder, number))
+        return record["of"] == identity and record["sha256"] == _sha256(folder, number)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write_array(rows_XD: np.ndarray, folder: pathlib.Path, dtype: str) -> None:
+    """Writes an array shard by shard, so that a memory-mapped one needs the memory of one shard.
+
+    Args:
+      rows_XD: [X, D].
+      folder: of the array; an existing one is replaced.
+      dtype: the name of a dtype.
+    """
+    forget_progress(folder)
+    count, width = rows_XD.shape
+    writer = ShardWriter(folder, create(folder, (count, width), dtype, ""))
+    for number, shard in enumerate(shards(count)):
+        writer.write(number, np.asarray(rows_XD[shard]))
+    writer.finish()
+    forget_progress(folder)
+
+
+class MappedArray:
+    """An array [X, D] of a folder, memory-mapped: opening it reads no row.
+
+    Attributes:
+      shape: [X, D].
+      dtype: of the rows on disk.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Opens the array.
+
+        Raises:
+          UserError: the header cannot be read, or a shard is missing or has another size.
+        """
+        self._folder = folder
+        try:
+            self._read_header(_read_json(folder / HEADER))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(folder, f"{HEADER}: {type(error).__name__}: {error}") from error
+        numbers = range(-(-self.shape[0] // self.shard_rows))
+        self._shards = [self._map(number) for number in numbers]
+
+    def _read_header(self, header: dict[str, Any]) -> None:
+        codecs = [codec["name"] for codec in header["codecs"]]
+        if codecs != ["bytes"]:
+            raise ValueError(f"codecs {codecs}, not plain bytes")
+        count, width = header["shape"]
+        self.shape = (int(count), int(width))
+        self.dtype = np.dtype(jnp.dtype(header["data_type"]))
+        self.shard_rows = int(header["chunk_grid"]["configuration"]["chunk_shape"][0])
+
+    def _map(self, number: int) -> np.ndarray:
+        # All shards at once, so that an index stays readable when an update deletes its files.
+        file, shape = _file(self._folder, number), (self.shard_rows, self.shape[1])
+        size = self.shard_rows * self.shape[1] * self.dtype.itemsize
+        try:
+            actual = file.stat().st_size
+        except OSError as error:
+            raise _unreadable(self._folder, f"shard {number} is missing") from error
+        if actual != size:
+            why = f"shard {number} has {actual} bytes instead of {size}"
+            raise _unreadable(self._folder, why)
+        # A plain array, because each slice of a `np.memmap` creates an object of that subclass.
+        return np.asarray(np.memmap(file, self.dtype, "r", shape=shape))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Reads consecutive rows into memory."""
+        start, stop, _ = rows.indices(self.shape[0])
+        result = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
+        for number, inside, at in self._pieces(start, stop):
+            result[at] = self._shards[number][inside]
+        return result
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yields the shards of some rows, with the places in the shard and among these rows."""
+        row = start
+        while row < stop:
+            number, first = divmod(row, self.shard_rows)
+            length = min(self.shard_rows - first, stop - row)
+            yield number, slice(first, first + length), slice(row - start, row - start + length)
+            row += length
+
+    def take(self, index: np.ndarray) -> np.ndarray:
+        """Reads single rows.
+
+        Args:
+          index: int [...], from 0 to X - 1.
+
+        Returns:
+          [..., D] in the dtype of the array.
+        """
+        flat = index.reshape(-1)
+        result = np.empty((len(flat), self.shape[1]), self.dtype)
+        numbers = flat // self.shard_rows
+        for number in np.unique(numbers).tolist():
+            at = numbers == number
+            result[at] = self._shards[number][flat[at] % self.shard_rows]
+        return result.reshape(*index.shape, self.shape[1])
+
+
+def _unreadable(folder: pathlib.Path, why: str) -> UserError:
+    return UserError(f"{folder} has no readable vectors ({why}): rerun 'ragrl index'")
+
+
+def read_array(folder: pathlib.Path) -> np.ndarray:
+    """Reads the whole array of a folder into memory as float32; errors as `MappedArray`."""
+    array = MappedArray(folder)
+    return array[:].astype(np.float32, copy=False)

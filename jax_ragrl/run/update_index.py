@@ -1,0 +1,224 @@
+"""Additions to an index and removals from it: only new passages are encoded.
+
+The new version is built next to the former one, in a subfolder; then `index.json` is replaced, so
+that a kill leaves one of the two whole. A killed update resumes as a killed build does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.config.kinds import HASHED_WORDS, BM25Index, PipelineIndex
+from jax_ragrl.corpus import store
+from jax_ragrl.corpus.formats import iter_passages
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.bm25 import SETTINGS
+from jax_ragrl.retrieval.description import (
+    FILE,
+    PASSAGES,
+    VERSION,
+    drop_versions,
+    files_folder,
+    next_version,
+    read_description,
+)
+from jax_ragrl.retrieval.embed import KnownVectors
+from jax_ragrl.retrieval.hashed_words import HashedEncoder
+from jax_ragrl.retrieval.index import build_index, reload_encoder, stored_corpus
+from jax_ragrl.retrieval.shards import MappedArray
+from jax_ragrl.run.index_folder import build_section
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
+from jax_ragrl.types import Passage
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """Changes of a corpus: the passages that remain keep their order, new ones follow.
+
+    Fields:
+      add: a file of new passages in any known format; None: no new passages.
+      removed: ids of passages that are removed.
+    """
+
+    add: pathlib.Path | None
+    removed: frozenset[str]
+
+    def source(self, fingerprint: str) -> list[Any]:
+        """Identifies the changed corpus, given the fingerprint of the former one."""
+        ids = hashlib.sha256(json.dumps(sorted(self.removed)).encode()).hexdigest()
+        return [fingerprint, store.source_of(self.add, None) if self.add else None, ids]
+
+
+def update_index(
+    folder: pathlib.Path, add: pathlib.Path | None = None, remove: pathlib.Path | None = None
+) -> dict[str, Any]:
+    """Adds passages to an index and removes others; implements `ragrl index --add --remove`.
+
+    A search finds what it would find in an index that is built anew of the changed corpus, except
+    for the last bits of the encoder's arithmetic.
+
+    Args:
+      folder: of the index, with its passages.
+      add: passages in any known format, whose ids are new.
+      remove: one id per line.
+
+    Returns:
+      A report for JSON: corpus, kind, count, the numbers of `added` and `removed` passages, and
+      `seconds`.
+
+    Raises:
+      UserError: no index, a pipeline, an id that the index lacks, or one that occurs twice.
+    """
+    start = time.perf_counter()
+    description = read_description(folder)
+    if description["kind"] == PipelineIndex.kind:
+        raise UserError(
+            f"{folder} is a pipeline, which has several indexes: rerun 'ragrl index --corpus' on "
+            "the changed passages"
+        )
+    former = stored_corpus(folder)
+    changes = Changes(add, read_ids(remove) if remove else frozenset())
+    row_Y = remaining_rows(former.passages, changes.removed, folder)
+    version = on_process_zero(lambda: next_version(folder))
+    corpus = process_zero_first(lambda: _write_corpus(folder, version, former, changes, row_Y))
+    _build(corpus, folder, version, row_Y)
+    on_process_zero(lambda: _publish(folder, version))
+    return {
+        **{name: read_description(folder)[name] for name in ("corpus", "kind", "count")},
+        "added": len(corpus) - len(row_Y),
+        "removed": len(former) - len(row_Y),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def read_ids(path: pathlib.Path) -> frozenset[str]:
+    """Reads a file with one id per line; empty lines are ignored.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read ({error}): give a file of one id per line"
+        raise UserError(message) from error
+    return frozenset(line.rstrip("\r") for line in lines if line.strip())
+
+
+def remaining_rows(
+    passages: Sequence[Passage], removed: frozenset[str], folder: pathlib.Path
+) -> np.ndarray:
+    """Returns the rows of the passages that remain, int64.
+
+    Args:
+      passages: of the index.
+      removed: ids.
+      folder: of the index, for the message.
+
+    Raises:
+      UserError: the index lacks an id.
+    """
+    if not removed:
+        return np.arange(len(passages))
+    is_removed_X = np.fromiter((x.id in removed for x in passages), bool, len(passages))
+    if is_removed_X.sum() < len(removed):
+        absent = sorted(removed - {passages[n].id for n in np.flatnonzero(is_removed_X).tolist()})
+        raise UserError(
+            f"{folder} has no passage {absent[0][:80]!r} ({len(absent)} of {len(removed)} ids are "
+            "unknown): remove ids of the index only"
+        )
+    return np.flatnonzero(~is_removed_X)
+
+
+def _write_corpus(
+    folder: pathlib.Path, version: str, former: Corpus, changes: Changes, row_Y: np.ndarray
+) -> Corpus:
+    """Writes the passages of the new version, unless a killed update has."""
+    target, source = folder / version / PASSAGES, changes.source(former.fingerprint)
+    if changes.add is None and not len(row_Y):
+        raise UserError(f"every passage of {folder} is removed: keep one, or delete the folder")
+
+    def passages() -> Iterator[Passage]:
+        yield from (former.passages[n] for n in row_Y.tolist())
+        if changes.add:
+            yield from iter_passages(changes.add)
+
+    written = store.open_passages(target, source)
+    if written is None:
+        store.write_passages(passages(), target, source, changes.add or folder)
+        written = store.StoredPassages(target)
+    return Corpus(written, written.fingerprint)
+
+
+def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray) -> None:
+    """Builds the new version with the settings of the former one."""
+    description, files = read_description(folder), files_folder(folder)
+    if description["kind"] == BM25Index.kind:
+        settings = {name: description[name] for name in SETTINGS}
+        build_section(corpus, BM25Index(**settings), folder / version)
+        return
+    known = None
+    if description["encoder"]["kind"] == HASHED_WORDS:
+        # The weights of the words depend on the whole corpus, and so do all vectors.
+        encoder: Any = HashedEncoder.fit(corpus.passages, description["dimension"])
+    else:
+        encoder = process_zero_first(lambda: reload_encoder(description["encoder"], files))
+        known = known_vectors(files / "vectors", row_Y, len(corpus))
+    build_index(
+        corpus,
+        encoder,
+        description["kind"],
+        folder / version,
+        dtype=description.get("dtype", "float32"),
+        recall=description.get("search", {}).get("target", 0.0),
+        known=known,
+    )
+
+
+def known_vectors(folder: pathlib.Path, row_Y: np.ndarray, count: int) -> KnownVectors | None:
+    """Returns the vectors of the passages that remain; None if they were deleted.
+
+    Args:
+      folder: of the former vectors.
+      row_Y: former rows of the passages that remain, which come first.
+      count: number of passages of the new version.
+    """
+    if not folder.exists():  # an index of int8 searches without them
+        return None
+    row_X = np.full(count, -1, np.int64)
+    row_X[: len(row_Y)] = row_Y
+    return KnownVectors(MappedArray(folder), row_X)
+
+
+def _publish(folder: pathlib.Path, version: str) -> None:
+    """Replaces the former version by the new one at once, and then deletes the former one."""
+    description = read_description(folder / version)
+    write_json(folder / FILE, {**description, VERSION: version})
+    drop_versions(folder)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises `UserError` if the options of `ragrl index` combine an update and a build."""
+    for name in BUILD_OPTIONS:
+        if options[name] and options[name] != "float32":  # the default of --dtype
+            raise UserError(
+                f"--{name.replace('_', '-')} is {options[name]}, but --add and --remove keep the "
+                "settings of the index: leave it out, or build another index with --corpus"
+            )
+
+
+BUILD_OPTIONS = (
+    *("corpus", "encoder", "kind", "dtype", "recall", "language", "retrievers", "fuse", "rerank"),
+    *("candidates", "questions", "qrels", "near_duplicates", "vectors", "query_prefix"),
+    "passage_prefix",
+)

@@ -1,0 +1,214 @@
+"""Vectors on disk: shards that are whole or absent, resumed, shared by processes and mapped."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jax_ragrl.corpus import store, world
+from jax_ragrl.corpus.passages import Corpus, save_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import embed, shards
+from jax_ragrl.retrieval.index import build_index, open_index, stored_corpus
+from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.memory import peak_bytes
+from jax_ragrl.runtime.multihost import NAMES
+from jax_ragrl.types import Passage
+from tests.flags import flags
+
+PASSAGES = tuple(Passage(f"p{n}", "", f"text {n}" + " word" * (n % 5)) for n in range(11))
+REPO = pathlib.Path(__file__).parents[2]
+# `ragrl index` with shards of 40 passages.
+PROGRAM = """
+import sys
+from jax_ragrl.cli.main import main
+from jax_ragrl.retrieval import shards
+shards.SHARD = 40
+sys.exit(main(["index", *sys.argv[1:]]))
+"""
+ROWS = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+
+
+class Numbered:
+    """An encoder without words, that fails once if told so."""
+
+    dimension = 3
+
+    def __init__(self, calls=99):
+        self.calls, self.texts = calls, []
+
+    def encode_passages(self, passages):
+        self.calls -= 1
+        if self.calls < 0:
+            raise RuntimeError("power cut")
+        self.texts += [passage.text for passage in passages]
+        return ROWS[[int(passage.id[1:]) for passage in passages]]
+
+    encode_queries = None
+
+    def describe(self):
+        return {"kind": "numbered"}
+
+    def save(self, folder):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 3)
+    monkeypatch.setattr(embed, "BATCH", 2)
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def opened(folder: pathlib.Path) -> shards.ShardWriter:
+    return shards.ShardWriter(folder, shards.create(folder, ROWS.shape, "float32", "of"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("calls", [0, 3, 4, 6])
+def test_a_killed_build_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, calls, dtype):
+    corpus, resumed = Corpus(PASSAGES), Numbered()
+    with pytest.raises(RuntimeError):
+        build_index(corpus, Numbered(calls), "exact", tmp_path / "killed", dtype=dtype)
+    build_index(corpus, resumed, "exact", tmp_path / "killed", dtype=dtype)
+    build_index(corpus, Numbered(), "exact", tmp_path / "whole", dtype=dtype)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    # A whole shard of three passages takes two calls, and is not encoded again.
+    assert len(resumed.texts) == 11 - 3 * (calls // 2)
+
+
+def test_shards_of_two_processes_are_those_of_one(tmp_path):
+    for folder, processes in (("one", 1), ("two", 2)):
+        writer = opened(tmp_path / folder)
+        for number in reversed(range(processes)):
+            embed.embed_share(PASSAGES, Numbered(), writer, (number, processes))
+        writer.finish()
+        assert writer.missing() == []
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    np.testing.assert_array_equal(shards.read_array(tmp_path / "two"), ROWS)
+
+
+def test_passages_of_a_call_are_of_similar_length_and_vectors_in_order(tmp_path):
+    writer, encoder = opened(tmp_path), Numbered()
+    embed.embed_share(PASSAGES, encoder, writer, (0, 1))
+    assert [len(text) for text in encoder.texts[:6]] == [16, 11, 6, 26, 21, 6]
+    np.testing.assert_array_equal(shards.read_array(tmp_path), ROWS)
+
+
+def test_large_corpora_have_few_shards_and_small_ones_small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 1024)
+    rows = [shards.rows_per_shard(count) for count in (1, 2**18, 2**18 + 1, 1_000_000, 21_000_000)]
+    assert rows == [1024, 1024, 2048, 4096, 131072]
+
+
+def test_a_damaged_shard_is_encoded_again(tmp_path):
+    writer = opened(tmp_path)
+    embed.embed_share(PASSAGES, Numbered(), writer, (0, 1))
+    (tmp_path / "c" / "1" / "0").write_bytes(bytes(36))
+    again = opened(tmp_path)
+    assert again.missing() == [1] and again.missing(0, 2) == [] and again.missing(1, 2) == [1]
+
+
+def test_the_record_has_the_passages_and_the_hash_of_each_shard(tmp_path):
+    shards.write_array(ROWS, tmp_path, "float32")
+    records = json.loads((tmp_path / shards.RECORDS).read_text())["shards"]
+    assert [x["passages"] for x in records] == [[0, 3], [3, 6], [6, 9], [9, 11]]
+    assert len({x["sha256"] for x in records}) == 4 and not (tmp_path / shards.PROGRESS).exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_mapped_rows_are_the_written_ones(tmp_path, dtype):
+    rows = (100 * ROWS).astype(np.int8) if dtype == "int8" else ROWS
+    shards.write_array(rows, tmp_path, dtype)
+    array = shards.MappedArray(tmp_path)
+    assert array.shape == (11, 3) and array.dtype == dtype
+    expected = rows.astype(array.dtype)
+    for part in (slice(None), slice(2, 7), slice(9, 99), slice(4, 4)):
+        np.testing.assert_array_equal(array[part], expected[part])
+    index = np.array([[10, 0], [3, 3]])
+    np.testing.assert_array_equal(array.take(index), expected[index])
+
+
+def test_opening_names_what_is_missing(tmp_path):
+    shards.write_array(ROWS, tmp_path, "float32")
+    file = tmp_path / "c" / "2" / "0"
+    file.write_bytes(b"half")
+    with pytest.raises(UserError, match="shard 2 has 4 bytes instead of 36.*rerun 'ragrl index'"):
+        shards.MappedArray(tmp_path)
+    file.unlink()
+    with pytest.raises(UserError, match="shard 2 is missing"):
+        shards.MappedArray(tmp_path)
+
+
+def write_sparse_index(folder: pathlib.Path, count: int, width: int) -> Corpus:
+    """Writes an index whose vectors and passages occupy no disk, and returns its corpus."""
+    shards._create(folder / "vectors", (count, width), "float32")
+    passages = folder / "passages"
+    passages.mkdir()
+    np.save(passages / store.OFFSETS, 200 * np.arange(count + 1))
+    files = {passages / store.ROWS: 200 * count}
+    for number in range(len(shards.shards(count))):
+        files[folder / "vectors" / "c" / str(number) / "0"] = shards.SHARD * width * 4
+    for file, size in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            out.truncate(size)
+    write_json(passages / store.FILE, {"fingerprint": "f", "sources": []})
+    facts = {"encoder": Numbered().describe(), "kind": "exact", "dtype": "float32"}
+    write_json(folder / "index.json", {"corpus": "f", "dimension": width, "count": count, **facts})
+    return stored_corpus(folder)
+
+
+def test_opening_a_million_vectors_reads_none(tmp_path, monkeypatch):
+    """1.5 GB of vectors in 245 shards, in files with holes."""
+    monkeypatch.setattr(shards, "SHARD", 4096)
+    corpus = write_sparse_index(tmp_path, 1_000_000, 384)
+    reads = []
+    monkeypatch.setattr(shards.MappedArray, "__getitem__", lambda *args: reads.append(args))
+    monkeypatch.setattr(shards.MappedArray, "take", lambda *args: reads.append(args))
+    before = peak_bytes()
+    retriever = open_index(tmp_path, corpus, Numbered())
+    assert reads == [] and peak_bytes() - before < 50e6
+    assert retriever.searcher._vectors.shape == (1_000_000, 384)
+
+
+def start(corpus: pathlib.Path, out: pathlib.Path, **environ: str) -> subprocess.Popen:
+    options = ["--corpus", str(corpus), "--out", str(out), "--encoder", "hashed", "--kind", "exact"]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *options],
+        cwd=REPO,
+        env=os.environ | {"XLA_FLAGS": flags(1)} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def environments(count: int) -> list[dict[str, str]]:
+    """Returns the environment variables with which processes join."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [dict(zip(NAMES, (address, str(count), str(i)), strict=True)) for i in range(count)]
+
+
+@pytest.mark.slow
+def test_two_processes_build_the_index_of_one(tmp_path):
+    save_corpus(Corpus(world.generate(0, 60).passages), tmp_path / "corpus.jsonl")
+    for folder, settings in (("one", [{}]), ("two", environments(2))):
+        running = [start(tmp_path / "corpus.jsonl", tmp_path / folder, **env) for env in settings]
+        output = [process.communicate(timeout=300)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * len(settings), output
+        assert [text.count('"recall') + text.count('"count"') for text in output][0] == 1
+    assert sum(text.count('"count"') for text in output) == 1, "only the first process reports"
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert len(list((tmp_path / "two" / "vectors" / "c").iterdir())) > 3

@@ -1,0 +1,168 @@
+"""An updated index is the index of the changed corpus, whole at every moment."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli.main import main
+from jax_ragrl.config.kinds import BM25Index
+from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval import embed, index, shards
+from jax_ragrl.retrieval.bm25 import build_bm25
+from jax_ragrl.retrieval.description import files_folder
+from jax_ragrl.retrieval.index import build_index, load_indexed
+from jax_ragrl.run import update_index as updates
+from jax_ragrl.run.retrievers import open_folder
+from jax_ragrl.run.update_index import update_index
+from jax_ragrl.types import Passage
+
+WORDS = "harbor river mayor city film motors novel garden".split()
+ALL = tuple(
+    Passage(f"p{n}", "", f"{WORDS[n % 8]} {WORDS[n // 8 % 8]} of {WORDS[n % 5]}") for n in range(30)
+)
+FIRST, LAST, GONE = ALL[:20], ALL[20:], ("p3", "p4", "p19")
+CHANGED = Corpus(tuple(p for p in FIRST if p.id not in GONE) + LAST)
+
+
+class Fixed:
+    """An encoder whose weights do not depend on the corpus."""
+
+    dimension, asked = 8, ()
+
+    def encode_passages(self, passages):
+        Fixed.asked += tuple(passage.id for passage in passages)
+        return self.encode_queries([passage.text for passage in passages])
+
+    def encode_queries(self, queries):
+        rows = [[text.split().count(word) for word in WORDS] for text in queries]
+        return np.array(rows, np.float32) / 4
+
+    def describe(self):
+        return {"kind": "fixed"}
+
+    def save(self, folder):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 4)
+    monkeypatch.setattr(embed, "BATCH", 3)
+    for module in (index, updates):
+        monkeypatch.setattr(module, "reload_encoder", lambda *_: Fixed())
+    monkeypatch.setattr(Fixed, "asked", ())
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The files of the corpus, of the new passages and of the ids that are removed."""
+    for name, passages in (("corpus", FIRST), ("new", LAST)):
+        save_corpus(Corpus(passages), tmp_path / f"{name}.jsonl")
+    (tmp_path / "gone").write_text("\n".join(GONE) + "\n")
+    return tmp_path
+
+
+VECTORS = [("exact", "float32"), ("exact", "int8"), ("scann", "float32")]
+
+
+def build(kind, dtype, corpus, folder):
+    if kind == "bm25":
+        return build_bm25(corpus, BM25Index(language="none"), folder)
+    return build_index(corpus, Fixed(), kind, folder, dtype=dtype)
+
+
+def build_first(files, kind="exact", dtype="float32"):
+    folder = files / "index"
+    return build(
+        kind, dtype, load_corpus(files / "corpus.jsonl", folder=folder / "passages"), folder
+    )
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*VECTORS, ("bm25", "")])
+def test_an_updated_index_finds_what_a_new_one_finds(files, kind, dtype):
+    if kind == "scann":
+        pytest.importorskip("scann")
+    before = build_first(files, kind, dtype)
+    old_hits, Fixed.asked = before.search(WORDS, 30), ()
+    report = update_index(files / "index", files / "new.jsonl", files / "gone")
+    assert (report["count"], report["added"], report["removed"]) == (27, 10, 3)
+    if kind != "bm25":
+        assert sorted(Fixed.asked) == sorted(p.id for p in LAST), "only new passages are encoded"
+    after = open_folder(files / "index")
+    expected = build(kind, dtype, CHANGED, files / "fresh")
+    assert after.fingerprint == expected.fingerprint == report["corpus"]
+    assert after.search(WORDS, 30) == expected.search(WORDS, 30)
+    assert before.search(WORDS, 30) == old_hits, "an open index remains readable"
+    # Again, from a subfolder to the next one, back to the first corpus.
+    save_corpus(Corpus([p for p in FIRST if p.id in GONE]), files / "back.jsonl")
+    (files / "gone").write_text("\n".join(p.id for p in LAST))
+    update_index(files / "index", files / "back.jsonl", files / "gone")
+    (hits,) = open_folder(files / "index").search(["city"], 30)
+    assert "p3" in {passage.id for passage in hits.passages}
+    assert [path.name for path in (files / "index").iterdir() if path.is_dir()] == ["update-2"]
+
+
+def test_the_vectors_are_the_bytes_of_a_new_index(files):
+    build_first(files)
+    update_index(files / "index", files / "new.jsonl", files / "gone")
+    build("exact", "float32", CHANGED, files / "fresh")
+    for name in ("zarr.json", "c/0/0", "c/4/0", "c/6/0"):
+        updated = files_folder(files / "index") / "vectors" / name
+        assert updated.read_bytes() == (files / "fresh" / "vectors" / name).read_bytes()
+
+
+def test_a_killed_update_leaves_the_old_index_and_resumes(files, monkeypatch):
+    build_first(files)
+    expected = open_folder(files / "index").search(WORDS, 30)
+    publish = updates._publish
+
+    def killed(*_):
+        raise RuntimeError("power cut")
+
+    for module, name in ((Fixed, "encode_passages"), (updates, "_publish")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, killed)
+            with pytest.raises(RuntimeError):
+                update_index(files / "index", files / "new.jsonl")
+        assert open_folder(files / "index").search(WORDS, 30) == expected
+    monkeypatch.setattr(updates, "drop_versions", killed)
+    with pytest.raises(RuntimeError):
+        update_index(files / "index", files / "new.jsonl")
+    assert updates._publish is publish and len(open_folder(files / "index").corpus) == 30
+
+
+def test_a_run_takes_the_passages_of_an_index_folder(files):
+    build_first(files)
+    update_index(files / "index", None, files / "gone")
+    corpus = load_indexed(files / "index", files / "index")
+    assert len(corpus) == 17 and corpus.fingerprint == open_folder(files / "index").fingerprint
+
+
+def test_ids_that_cannot_be_changed_are_named(files):
+    build_first(files)
+    (files / "gone").write_text("p1\nabsent\n")
+    with pytest.raises(UserError, match=r"no passage 'absent' \(1 of 2 ids are unknown\)"):
+        update_index(files / "index", None, files / "gone")
+    with pytest.raises(UserError, match="'p0' occurs 2 times"):
+        update_index(files / "index", files / "corpus.jsonl")
+    (files / "gone").write_text("\n".join(p.id for p in FIRST))
+    with pytest.raises(UserError, match="every passage of .* is removed"):
+        update_index(files / "index", None, files / "gone")
+    assert len(open_folder(files / "index").corpus) == 20
+
+
+def test_the_command_updates_words_whose_weights_depend_on_the_corpus(files, capsys):
+    out = ["--out", str(files / "index")]
+    corpus = ["--corpus", str(files / "corpus.jsonl")]
+    assert main(["index", *out, *corpus, "--encoder", "hashed", "--kind", "exact"]) == 0
+    capsys.readouterr()
+    assert main(["index", *out, "--add", str(files / "new.jsonl")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["count"], report["added"], report["removed"]) == (30, 10, 0)
+    for options, message in ((corpus, "--corpus is"), (["--kind", "bm25"], "--kind is bm25")):
+        assert main(["index", *out, "--add", str(files / "new.jsonl"), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["index", *out]) == 2
+    assert "give --corpus, or --add" in capsys.readouterr().err
