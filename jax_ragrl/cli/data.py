@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from jax_ragrl.cli.common import AddCommand, print_json
+from jax_ragrl.cli.common import AddCommand, add_fields_option, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -32,6 +32,9 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)
     _add_pipeline_options(sub)
+    add_fields_option(sub)
+    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
+    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
     sub.add_argument(
         "--dtype",
         default="float32",
@@ -81,13 +84,19 @@ def run_world(options: argparse.Namespace) -> None:
 
 def run_index(options: argparse.Namespace) -> None:
     from jax_ragrl.config.kinds import HASHED_WORDS
+    from jax_ragrl.corpus.chunks import parse_chunks
+    from jax_ragrl.corpus.formats.own import parse_fields
+    from jax_ragrl.corpus.reading import Reading
     from jax_ragrl.retrieval import index
     from jax_ragrl.run.index_folder import build_folder, section_of
 
     section = section_of(vars(options))
+    chunks = parse_chunks(options.chunk) if options.chunk else None
+    reading = Reading(parse_fields(options.fields), chunks)
+    common = {"near_duplicates": options.near_duplicates, "reading": reading}
     if section is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        print_json(build_folder(section, *paths, near_duplicates=options.near_duplicates))
+        print_json(build_folder(section, *paths, **common))
         return
     result = index.run_index(
         corpus_path=options.corpus,
@@ -98,7 +107,7 @@ def run_index(options: argparse.Namespace) -> None:
         vectors_path=options.vectors,
         dtype=options.dtype,
         qrels_path=options.qrels,
-        near_duplicates=options.near_duplicates,
+        **common,
         recall=options.recall,
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,

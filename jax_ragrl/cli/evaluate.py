@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -61,6 +61,7 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several question sets in one table; a set without its own passages uses --corpus",
     )
+    add_fields_option(sub)
     sub.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
     sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
     sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
@@ -93,6 +94,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    from jax_ragrl.corpus.formats.own import parse_fields
     from jax_ragrl.evaluation.table import RUN, TableSettings
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
@@ -112,6 +114,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         retriever=options.retriever,
         overrides=tuple(options.config),
         run_files=options.run_files,
+        fields=parse_fields(options.fields),
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

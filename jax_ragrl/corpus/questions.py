@@ -12,13 +12,14 @@ import itertools
 import json
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import grain
 
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -26,24 +27,29 @@ EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
 
-def load_answered(path: pathlib.Path | str) -> list[Question]:
+def load_answered(
+    path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
+) -> list[Question]:
     """Reads the questions of a file, all of which have an answer, see `load_questions`.
 
     Raises:
       UserError: as `load_questions`, and if a question has no answer: every reply would score 0.
     """
-    questions = load_questions(path)
+    questions = load_questions(path, fields=fields)
     # Blanks normalize to an empty answer, which no useful reply matches.
     unanswered = [q.id for q in questions if not any(map(str.strip, q.answers))]
     if unanswered:
         raise UserError(
             f"{path}: {len(unanswered)} of {len(questions)} questions have no answer, the first is "
-            f"{unanswered[0]!r}, and every reply to them scores 0: remove them"
+            f"{unanswered[0]!r}, and every reply to them scores 0: remove them, or name the field "
+            "of the answers with --fields answer=NAME (in a config, data.files.fields)"
         )
     return questions
 
 
-def load_mixture(paths: str, each: int = 0) -> list[Question]:
+def load_mixture(
+    paths: str, each: int = 0, fields: Mapping[str, str] = NO_FIELDS
+) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 
     With several files the name of the data set precedes each id (`nq/train_0`), because sets
@@ -53,12 +59,13 @@ def load_mixture(paths: str, each: int = 0) -> list[Question]:
       paths: names of files, separated by commas; see `data_path`.
       each: the maximum number of questions per file, drawn at random with a fixed seed; 0 takes
         all of them.
+      fields: names of fields in these files, see `formats.own`.
 
     Raises:
       UserError: as `load_answered`, and if two files have the same name.
     """
     files = [path.strip() for path in paths.split(",")]
-    sets = [_subset(load_answered(data_path(file)), each) for file in files]
+    sets = [_subset(load_answered(data_path(file), fields), each) for file in files]
     if len(files) == 1:
         return sets[0]
     names = [set_name(file) for file in files]

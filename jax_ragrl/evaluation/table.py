@@ -14,14 +14,16 @@ import tqdm
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
+from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.corpus.questions import load_answered
+from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import LEARNERS, SYSTEMS, BuildContext
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.index import load_indexed, read_description
-from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
+from jax_ragrl.retrieval.recall import report_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.policy import PolicySampler
@@ -67,6 +69,7 @@ class TableSettings(NamedTuple):
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
+      fields: names of fields in the files, see `corpus.formats.own`.
     """
 
     corpus: pathlib.Path | None
@@ -84,6 +87,7 @@ class TableSettings(NamedTuple):
     retriever: str = ""
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
+    fields: Mapping[str, str] = NO_FIELDS
 
 
 class TableModels(NamedTuple):
@@ -118,7 +122,7 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
     context = build_context(settings, models, retriever)
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
-        rows |= search_quality(retriever, questions) | _missing_gold(retriever, questions)
+        rows |= search_quality(retriever, questions) | report_gold(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
         result = system_result(name, context, models, questions)
@@ -126,12 +130,6 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
         if settings.run_files is not None:
             _write_run_file(settings.run_files, name, result, questions)
     return rows
-
-
-def _missing_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str, int]:
-    """The number of gold passages that the corpus lacks; empty for a server, which hides it."""
-    corpus = getattr(retriever, "corpus", None)
-    return {} if corpus is None else report_missing_gold(questions, corpus)
 
 
 def _write_run_file(
@@ -169,7 +167,9 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
     # no index must stay unchanged.
     read_description(folder)
-    return open_folder(folder, load_indexed(corpus, folder), llm)
+    # Without names the corpus is read as for the index.
+    reading = Reading(settings.fields) if settings.fields else None
+    return open_folder(folder, load_indexed(corpus, folder, reading), llm)
 
 
 def load_models(settings: TableSettings) -> TableModels:
@@ -195,7 +195,11 @@ def build_context(
       models: models of the table.
       retriever: index or server that is searched.
     """
-    train = load_answered(settings.train)[: settings.limit or None] if settings.train else ()
+    train = (
+        load_answered(settings.train, settings.fields)[: settings.limit or None]
+        if settings.train
+        else ()
+    )
     environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
     return BuildContext(
         style=settings.style,
@@ -211,7 +215,7 @@ def load_questions(settings: TableSettings) -> Sequence[Question]:
     """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return load_answered(settings.questions)[: settings.limit or None]
+    return load_answered(settings.questions, settings.fields)[: settings.limit or None]
 
 
 def evaluate_system(

@@ -27,10 +27,12 @@ import numpy as np
 import tqdm
 
 from jax_ragrl.config.kinds import BM25Index
+from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus, passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.index import FILE, check_corpus, read_description
+from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.types import Hits
 
@@ -169,6 +171,7 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
+    report_long(corpus.passages, WORDS)
     bar = tqdm.tqdm(corpus.passages, desc="bm25", unit="passage", disable=None)
     rows, number_of = number_words((passage_text(passage) for passage in bar), analyzer)
     if not number_of:

@@ -27,9 +27,11 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
 )
 from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
+from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
@@ -47,10 +49,12 @@ from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.index import FILE as INDEX_FILE
 from jax_ragrl.retrieval.index import (
     build_index,
+    folder_of,
     load_indexed,
     make_encoder,
     open_index,
     read_description,
+    units_of,
 )
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
@@ -117,7 +121,7 @@ def build_components(
     if questions is not None and retriever is not None:
         data = LoadedData(Corpus(()), questions, None)  # the config's corpus is not needed
     else:
-        data = load_data(job.data, index_folder(job.index, workdir))
+        data = load_data(job.data, index_folder(job.index, workdir), job.index)
         data = data._replace(questions=questions or data.questions)
     # Data before models: a wrong path fails before weights are loaded.
     mesh, load = mesh_for(job), shared_loader()
@@ -271,11 +275,16 @@ class LoadedData(NamedTuple):
     world: worlds.World | None
 
 
-def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
+def load_data(
+    data: Data, folder: pathlib.Path | None = None, index: Index | None = None
+) -> LoadedData:
     """Loads or generates corpus and questions.
 
-    `folder` is the folder of the index, which also stores the passages of a file; None holds
-    them in memory.
+    Args:
+      data: the config of the data.
+      folder: the folder of the index, which also stores the passages of a file; None holds them in
+        memory.
+      index: the config of the index, whose encoder counts the size of chunks; None: words.
     """
     if data.files is not None:
         files = data.files
@@ -283,14 +292,15 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         # The first process downloads files from the Hub; the others find it in the cache.
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
-            "train": tuple(load_mixture(files.train, files.max_train_per_file)),
-            "dev": tuple(load_mixture(files.dev)),
-            "test": tuple(load_mixture(files.test)),
+            "train": tuple(load_mixture(files.train, files.max_train_per_file, files.fields)),
+            "dev": tuple(load_mixture(files.dev, fields=files.fields)),
+            "test": tuple(load_mixture(files.test, fields=files.fields)),
         }
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        corpus = process_zero_first(lambda: load_indexed(data_path(files.corpus), folder))
+        path, reading = process_zero_first(lambda: data_path(files.corpus)), _reading(data, index)
+        corpus = process_zero_first(lambda: load_indexed(path, folder, reading, own_folder=True))
         return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
@@ -299,6 +309,28 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         settings.seed, settings.size, famous=settings.famous_fraction, hops=settings.hops
     )
     return LoadedData(Corpus(world.passages), world.questions, world)
+
+
+def _reading(data: Data, index: Index | None) -> Reading | None:
+    """Returns how the corpus of a config is read; None if the config does not say."""
+    fields = data.files.fields if data.files else {}
+    if data.chunk is None:
+        return Reading(fields) if fields else None
+    return Reading(fields, data.chunk, section_units(index))
+
+
+def section_units(index: Index | None) -> Units:
+    """Returns the units of the first encoder of an index, or words without one."""
+    sections = index.sections if isinstance(index, PipelineIndex) else (index,)
+    names = (part.encoder for part in sections if isinstance(part, VectorIndex))
+    units = (units_of(name) for name in names if name != HASHED_WORDS)
+    return next(units, WORDS)
+
+
+def corpus_folder(corpus: Corpus, index: Index, workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the index of a corpus, which a second corpus has for itself."""
+    folder = index_folder(index, workdir)
+    return folder_of(folder, corpus.fingerprint) if len(corpus) else folder
 
 
 def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
@@ -319,7 +351,7 @@ def load_retriever(
       workdir: the folder of the run, which holds the index unless the config names another folder.
       llm: loads the frozen language model, for a pipeline that it reranks.
     """
-    folder = index_folder(index, workdir)
+    folder = corpus_folder(corpus, index, workdir)
     if isinstance(index, PipelineIndex):
         load = functools.partial(load_retriever, corpus, workdir=workdir)
         return build_pipeline(index, folder, load, llm)
@@ -357,7 +389,7 @@ def open_or_build_index(
     Raises:
       UserError: the index in the folder has another kind, dtype or encoder.
     """
-    folder = index_folder(index, workdir)
+    folder = corpus_folder(corpus, index, workdir)
     if not (folder / INDEX_FILE).exists():
         encoder = make_encoder(index.encoder, corpus)
         return build_index(

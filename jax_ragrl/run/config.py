@@ -21,6 +21,8 @@ from jax_ragrl.config.kinds import (
     WorldReaderConfig,
 )
 from jax_ragrl.config.schema import build, convert, kinds_of, one_of
+from jax_ragrl.corpus.chunks import Chunks
+from jax_ragrl.corpus.formats.own import check_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import GAE_ADVANTAGES, GROUP_ADVANTAGES, Objective
@@ -74,6 +76,8 @@ class FileData:
       dev: questions for evaluation during the run; may be the same file as `train`.
       test: questions for the final evaluation; may be the same file as `train`.
       max_train_per_file: maximum number of questions from each file of `train`; 0: no maximum.
+      fields: names of fields in these files, if they are not the usual ones (`corpus/formats/own`):
+        the keys are `question`, `answer`, `id`, `gold`, `text` and `title`.
     """
 
     corpus: str
@@ -81,6 +85,10 @@ class FileData:
     dev: str
     test: str
     max_train_per_file: int = 0
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self.fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +98,12 @@ class Data:
     Fields:
       world: settings of a synthetic corpus.
       files: files of passages and questions.
+      chunk: divides long passages of the files; None leaves them whole.
     """
 
     world: WorldData | None = None
     files: FileData | None = None
+    chunk: Chunks | None = None
 
 
 @dataclasses.dataclass(frozen=True)

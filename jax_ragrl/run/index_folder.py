@@ -16,6 +16,7 @@ from jax_ragrl.config.kinds import (
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
@@ -28,7 +29,7 @@ from jax_ragrl.retrieval.index import (
     with_gold,
 )
 from jax_ragrl.retrieval.recall import describe_quality
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.components import load_retriever, section_units
 from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
 from jax_ragrl.runtime.jsonl import write_json
 
@@ -103,6 +104,7 @@ def build_folder(
     qrels_path: pathlib.Path | str | None = None,
     *,
     near_duplicates: bool = False,
+    reading: Reading = AS_IS,
 ) -> dict[str, Any]:
     """Builds an index of words or a pipeline from a file; implements `ragrl index`.
 
@@ -112,6 +114,7 @@ def build_folder(
       questions_path: questions in any known format; recall is measured on those with gold.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
+      reading: how the corpus is read; its units are replaced by those of the index.
 
     Returns:
       A report for JSON: corpus, count, kind and its settings, seconds (of building), `duplicates`
@@ -121,7 +124,7 @@ def build_folder(
       UserError: an argument cannot be used.
     """
     # Read before the long work, so that a wrong path fails immediately.
-    questions = with_gold(questions_path, qrels_path)
+    questions = with_gold(questions_path, qrels_path, reading.fields)
     is_listwise = isinstance(index, PipelineIndex) and index.rerank == LISTWISE
     if is_listwise and questions:
         raise UserError(
@@ -129,7 +132,8 @@ def build_folder(
             "--questions, or --rerank"
         )
     folder = pathlib.Path(index.folder)
-    corpus = load_corpus(corpus_path, folder=folder / PASSAGES)
+    reading = reading._replace(units=section_units(index)) if reading.chunks else reading
+    corpus = load_corpus(corpus_path, folder=folder / PASSAGES, reading=reading)
     start = time.perf_counter()
     if isinstance(index, PipelineIndex):
         retriever = _build_pipeline(corpus, index, folder)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jax_ragrl.retrieval.measures import recall_by_turn
+from jax_ragrl.retrieval.measures import names_of, recall_by_turn
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.searches import search_turns
@@ -214,9 +214,7 @@ def retrieval_recall(forest: Forest) -> dict[str, float]:
     for i in np.flatnonzero(forest.leaf_N):
         record = forest.records[i]
         passages = (passage for call in record.calls for passage in call.passages)
-        # Some data sets name gold passages by id, others by title.
-        titles = {name for passage in passages for name in (passage.id, passage.title)}
-        names.setdefault(record.question, set()).update(titles)
+        names.setdefault(record.question, set()).update(names_of(passages))
     recalls = [
         len(names.get(i, set()).intersection(question.gold)) / len(question.gold)
         for i, question in enumerate(forest.questions)
