@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from jax_ragrl.config.ranges import check_range
 from jax_ragrl.errors import UserError
 
 T = TypeVar("T")
@@ -29,8 +30,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
       where: the dotted path of `values` within the config, for error messages.
 
     Raises:
-      UserError: a key is unknown, a required key is missing, or a value has the wrong type. The
-        message names the key by its dotted path.
+      UserError: a key is unknown, a required key is missing, or a value has the wrong type or is
+        not in its range (`config.ranges`). The message names the key by its dotted path.
     """
     # `get_type_hints` resolves annotations, which are strings in modules of this package.
     is_required, hints = _required(cls), typing.get_type_hints(cls)
@@ -46,7 +47,12 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
         raise UserError(
             f"missing config key {where}.{missing[0]}: set it with --{where}.{missing[0]}=VALUE"
         )
-    return cls(**{name: convert(hints[name], values[name], f"{where}.{name}") for name in values})
+    fields = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
+    result = cls(**fields)
+    # After the checks of the class, whose messages say more.
+    for name, value in fields.items():
+        check_range(cls, name, value, f"{where}.{name}")
+    return result
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
