@@ -49,7 +49,7 @@ class Range(NamedTuple):
         if self.high < math.inf:
             parts.append(f"{'below' if self.below else 'at most'} {self.high:g}")
         parts += [f"or {value:g}" for value in self.others]
-        return f"a finite number {' and '.join(parts)}".replace(" and or", " or").strip()
+        return ", ".join(["a finite number", *parts])
 
 
 COUNT, POSITIVE = Range(1), Range(0, above=True)
@@ -63,8 +63,9 @@ PENALTY = Range(high=0)
 RANGES: Mapping[str, Range] = {
     # The length of a run, and its parts.
     **dict.fromkeys(
-        "steps questions_per_step pipeline_groups save_every eval_every save_trees_every patience "
-        "epochs minibatches batch_size tokens_per_step log_every questions_per_world period".split(),
+        "steps questions_per_step pipeline_groups save_every eval_every save_trees_every epochs "
+        "minibatches batch_size tokens_per_step log_every questions_per_world period "
+        "patience".split(),
         COUNT,
     ),
     "Run.steps": NATURAL,

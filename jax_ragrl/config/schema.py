@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import pathlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from jax_ragrl.config.ranges import check_range
@@ -33,26 +34,72 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
       UserError: a key is unknown, a required key is missing, or a value has the wrong type or is
         not in its range (`config.ranges`). The message names the key by its dotted path.
     """
-    # `get_type_hints` resolves annotations, which are strings in modules of this package.
-    is_required, hints = _required(cls), typing.get_type_hints(cls)
-    for name in values:
-        if name not in is_required:
-            raise UserError(
-                f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
-            )
-    # After the unknown keys: a misspelled key is both unknown and missing, and its name is the
-    # cause.
-    missing = [name for name in is_required if is_required[name] and name not in values]
-    if missing:
-        raise UserError(
-            f"missing config key {where}.{missing[0]}: set it with --{where}.{missing[0]}=VALUE"
-        )
+    for problem in _wrong_keys(cls, values, where):
+        raise UserError(problem)
+    hints = typing.get_type_hints(cls)
     fields = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
     result = cls(**fields)
     # After the checks of the class, whose messages say more.
     for name, value in fields.items():
         check_range(cls, name, value, f"{where}.{name}")
     return result
+
+
+def _wrong_keys(cls: type, values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yields a message per unknown key, then per missing one."""
+    is_required = _required(cls)
+    for name in values:
+        if name not in is_required:
+            yield f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
+    # After the unknown keys: a misspelled key is both unknown and missing, and its name is the
+    # cause.
+    for name in is_required:
+        if is_required[name] and name not in values:
+            yield f"missing config key {where}.{name}: set it with --{where}.{name}=VALUE"
+
+
+def problems(hint: Any, value: Any, where: str = "config") -> list[str]:
+    """Returns the messages of everything that `convert` would refuse, and not of the first alone.
+
+    Args:
+      hint: the type, see `convert`.
+      value: the value as a config has it.
+      where: the dotted path of the value.
+    """
+    cls = _section_class(hint, value)
+    if cls is None or not isinstance(value, Mapping):
+        return _refusal(lambda: convert(hint, value, where))
+    # `get_type_hints` resolves annotations, which are strings in modules of this package.
+    hints, found = typing.get_type_hints(cls), list(_wrong_keys(cls, value, where))
+    for name in (name for name in value if name in hints):
+        inner = problems(hints[name], value[name], f"{where}.{name}")
+        path = f"{where}.{name}"
+        found += inner or _refusal(functools.partial(check_range, cls, name, value[name], path))
+    # What only the whole section shows: two keys that contradict each other.
+    return found or _refusal(lambda: convert(hint, value, where))
+
+
+def _refusal(action: Callable[[], Any]) -> list[str]:
+    """Calls a function and returns the message of its `UserError`, or nothing."""
+    try:
+        action()
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _section_class(hint: Any, value: Any) -> type | None:
+    """Returns the dataclass of a section; None for other types and for an unknown `kind`."""
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        return typing.cast(type, hint)
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return None
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    if len(members) == 1:
+        return _section_class(members[0], value)
+    kinds = kinds_of(hint) if all(map(dataclasses.is_dataclass, members)) else {}
+    kind = value.get("kind", next(iter(kinds), "")) if isinstance(value, Mapping) else ""
+    return kinds.get(str(kind))
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

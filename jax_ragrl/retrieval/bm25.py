@@ -241,6 +241,12 @@ def open_or_build_bm25(
     folder = pathlib.Path(folder)
     if not (folder / FILE).exists():
         return build_bm25(corpus, index, folder)
+    check_bm25_settings(index, folder)
+    return open_bm25(folder, corpus)
+
+
+def check_bm25_settings(index: BM25Index, folder: pathlib.Path) -> None:
+    """Raises `UserError` if the index in a folder was built with other settings."""
     description = read_description(folder)
     for name in ("kind", *SETTINGS):
         if description.get(name) != getattr(index, name):
@@ -248,4 +254,3 @@ def open_or_build_bm25(
                 f"index {folder} has the {name} {description.get(name)}, but index.{name} is "
                 f"{getattr(index, name)}: use the same settings, or another folder"
             )
-    return open_bm25(folder, corpus)

@@ -31,7 +31,7 @@ from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
-from jax_ragrl.corpus.reading import Reading
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
@@ -299,7 +299,10 @@ def load_data(
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        path, reading = process_zero_first(lambda: data_path(files.corpus)), _reading(data, index)
+        path = process_zero_first(lambda: data_path(files.corpus))
+        # A config that says nothing reads the corpus as an index that exists.
+        reading: Reading | None = config_reading(data, index)
+        reading = None if reading is AS_IS else reading
         corpus = process_zero_first(lambda: load_indexed(path, folder, reading, own_folder=True))
         return LoadedData(corpus, splits, None)
     if data.world is None:
@@ -311,11 +314,11 @@ def load_data(
     return LoadedData(Corpus(world.passages), world.questions, world)
 
 
-def _reading(data: Data, index: Index | None) -> Reading | None:
-    """Returns how the corpus of a config is read; None if the config does not say."""
+def config_reading(data: Data, index: Index | None) -> Reading:
+    """Returns how the corpus of a config is read; `AS_IS` if the config does not say."""
     fields = data.files.fields if data.files else {}
     if data.chunk is None:
-        return Reading(fields) if fields else None
+        return Reading(fields) if fields else AS_IS
     return Reading(fields, data.chunk, section_units(index))
 
 
@@ -395,7 +398,13 @@ def open_or_build_index(
         return build_index(
             corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
         )
-    # Checked here, because `open_index` takes kind, dtype and encoder from the folder.
+    check_index_settings(index, folder)
+    return open_index(folder, corpus)
+
+
+def check_index_settings(index: VectorIndex, folder: pathlib.Path) -> None:
+    """Raises `UserError` if the index in a folder was built with other settings."""
+    # `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
     # An index of words has no encoder.
@@ -415,7 +424,6 @@ def open_or_build_index(
             f"index {folder} was tuned for the recall {target} (0: not tuned), but index.recall is "
             f"{index.recall}: leave it out, or build the index again in another folder"
         )
-    return open_index(folder, corpus)
 
 
 def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
