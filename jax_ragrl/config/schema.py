@@ -66,7 +66,7 @@ def problems(hint: Any, value: Any, where: str = "config") -> list[str]:
       value: the value as a config has it.
       where: the dotted path of the value.
     """
-    cls = _section_class(hint, value)
+    cls = section_class(hint, value)
     if cls is None or not isinstance(value, Mapping):
         return _refusal(lambda: convert(hint, value, where))
     # `get_type_hints` resolves annotations, which are strings in modules of this package.
@@ -88,7 +88,7 @@ def _refusal(action: Callable[[], Any]) -> list[str]:
     return []
 
 
-def _section_class(hint: Any, value: Any) -> type | None:
+def section_class(hint: Any, value: Any) -> type | None:
     """Returns the dataclass of a section; None for other types and for an unknown `kind`."""
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         return typing.cast(type, hint)
@@ -96,7 +96,7 @@ def _section_class(hint: Any, value: Any) -> type | None:
         return None
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     if len(members) == 1:
-        return _section_class(members[0], value)
+        return section_class(members[0], value)
     kinds = kinds_of(hint) if all(map(dataclasses.is_dataclass, members)) else {}
     kind = value.get("kind", next(iter(kinds), "")) if isinstance(value, Mapping) else ""
     return kinds.get(str(kind))

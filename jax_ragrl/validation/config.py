@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jax_ragrl.config.keys import ConfigKey, config_keys
 from jax_ragrl.config.schema import problems
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.config import Job, load_job, with_default_index
+from jax_ragrl.systems.ablation import LOOSE, OWN
 from jax_ragrl.systems.registry import system_module
 from jax_ragrl.warmstart.demos import WarmStart, load_warm_start
 from jax_ragrl.warmstart.finetune import Finetune, load_finetune
 from jax_ragrl.warmstart.warmup import Warmup, load_warmup
 
-# The keys that `load_recipe` reads, before the rest becomes a dataclass.
-RECIPE_KEYS = ("system", "recipe", "credit", "rollouts", "grammar")
-RUN = "run"
+RUN, RECIPE = "run", "recipe"
+# The keys that `load_recipe` reads before the rest becomes a dataclass, and their descriptions.
+RECIPE_KEYS = {
+    "system": "the name of a system, or the dotted name of a module of one's own.",
+    "recipe": "the settings of the system.",
+    "credit": "the credit rule; `own` is that of the system.",
+    "rollouts": "the number of rollouts per question; 0: that of the system.",
+    "grammar": "`strict` masks all tokens that no valid action continues with; `loose` does not.",
+}
+RECIPE_DEFAULTS = {"credit": OWN, "rollouts": 0, "grammar": LOOSE}
 
 
 class ConfigKind(typing.NamedTuple):
@@ -39,6 +48,24 @@ def kind_of(values: Mapping[str, Any]) -> ConfigKind:
     return ConfigKind(RUN, Job, load_job)
 
 
+def keys_of(values: Mapping[str, Any]) -> Iterator[ConfigKey]:
+    """Yields all keys of a config of any command, those at their defaults included."""
+    kind = kind_of(values)
+    if kind.name in (RUN, "warmup"):
+        for name, meaning in RECIPE_KEYS.items():
+            if name == RECIPE:
+                settings = system_module(str(values.get("system"))).Settings
+                yield from config_keys(settings, values.get(RECIPE, {}), f"{RECIPE}.")
+            else:
+                default = RECIPE_DEFAULTS.get(name)
+                shown = "" if default is None else repr(default)
+                word = "int" if isinstance(default, int) else "str"
+                yield ConfigKey(name, values.get(name, default), shown, word, meaning)
+    for key in config_keys(kind.cls, values):
+        if key.name != RECIPE:
+            yield key
+
+
 def config_problems(values: Mapping[str, Any]) -> list[str]:
     """Returns a message per wrong key or value of a config, and of keys that contradict each other.
 
@@ -55,9 +82,6 @@ def config_problems(values: Mapping[str, Any]) -> list[str]:
     # The recipe is built by the module of its system, not from the key of the same name.
     found += [text for text in problems(kind.cls, rest) if not text.startswith(recipe)]
     return found or _refusal(lambda: kind.load(values))
-
-
-RECIPE = "recipe"
 
 
 def _recipe_problems(values: Mapping[str, Any]) -> list[str]:
