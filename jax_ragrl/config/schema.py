@@ -22,6 +22,14 @@ from jax_ragrl.errors import UserError
 T = TypeVar("T")
 
 
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of the fields of a class, resolved: annotations are strings in this package."""
+    return _cached_hints(cls)
+
+
+_cached_hints = functools.cache(typing.get_type_hints)  # resolving them is slow
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
     """Builds an instance of a dataclass or `NamedTuple` from a (nested) mapping.
 
@@ -36,12 +44,20 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
     """
     for problem in _wrong_keys(cls, values, where):
         raise UserError(problem)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
-    result = cls(**fields)
+
+    def check_ranges() -> None:
+        for name, value in fields.items():
+            check_range(cls, name, value, f"{where}.{name}")
+
     # After the checks of the class, whose messages say more.
-    for name, value in fields.items():
-        check_range(cls, name, value, f"{where}.{name}")
+    try:
+        result = cls(**fields)
+    except ArithmeticError:  # these checks may divide by a number that is out of range
+        check_ranges()
+        raise
+    check_ranges()
     return result
 
 
@@ -69,8 +85,11 @@ def problems(hint: Any, value: Any, where: str = "config") -> list[str]:
     cls = section_class(hint, value)
     if cls is None or not isinstance(value, Mapping):
         return _refusal(lambda: convert(hint, value, where))
-    # `get_type_hints` resolves annotations, which are strings in modules of this package.
-    hints, found = typing.get_type_hints(cls), list(_wrong_keys(cls, value, where))
+    hints, unread = _hints(cls), dict[str, str]()
+    if kinds := _kinds_in(hint):
+        unread = _unread(kinds, value.get("kind", next(iter(kinds))), value, where)
+    known = {name: value[name] for name in value if name not in unread}
+    found = [*unread.values(), *_wrong_keys(cls, known, where)]
     for name in (name for name in value if name in hints):
         inner = problems(hints[name], value[name], f"{where}.{name}")
         path = f"{where}.{name}"
@@ -94,12 +113,26 @@ def section_class(hint: Any, value: Any) -> type | None:
         return typing.cast(type, hint)
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return None
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    members = _members(hint)
     if len(members) == 1:
         return section_class(members[0], value)
-    kinds = kinds_of(hint) if all(map(dataclasses.is_dataclass, members)) else {}
+    kinds = _kinds_in(hint)
     kind = value.get("kind", next(iter(kinds), "")) if isinstance(value, Mapping) else ""
     return kinds.get(str(kind))
+
+
+def _members(hint: Any) -> list[Any]:
+    """Returns the types of a union but None; nothing for another type."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return []
+    return [member for member in typing.get_args(hint) if member is not type(None)]
+
+
+def _kinds_in(hint: Any) -> dict[str, Any]:
+    """Returns the dataclasses of a union of sections by kind; nothing for another type."""
+    members = _members(hint)
+    is_kinds = len(members) > 1 and all(map(dataclasses.is_dataclass, members))
+    return kinds_of(hint) if is_kinds else {}
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
@@ -138,7 +171,7 @@ def kinds_of(union: Any) -> dict[str, Any]:
         kind: member
         for member in typing.get_args(union)
         if dataclasses.is_dataclass(member)
-        for kind in typing.get_args(typing.get_type_hints(member)["kind"])
+        for kind in typing.get_args(_hints(member)["kind"])
     }
 
 
@@ -161,14 +194,31 @@ def _union(members: list[Any], value: Any, where: str) -> Any:
     kinds = kinds_of(typing.Union[tuple(members)])  # noqa: UP007 (the members are not static)
     kind = value.get("kind", next(iter(kinds)))
     one_of(f"{where.removeprefix('config.')}.kind", kind, kinds)
-    for name in value:
+    for problem in _unread(kinds, kind, value, where).values():
+        raise UserError(problem)
+    return build(kinds[kind], value, where)
+
+
+def _unread(
+    kinds: Mapping[str, Any], kind: str, values: Mapping[str, Any], where: str
+) -> dict[str, str]:
+    """Returns a message per key of a section that another kind reads, and its own does not.
+
+    Args:
+      kinds: the dataclasses of the section by kind.
+      kind: that of the section.
+      values: the keys of the section.
+      where: the dotted path of the section.
+    """
+    messages = dict[str, str]()
+    for name in values:
         readers = [k for k, member in kinds.items() if name in _required(member)]
         if readers and kind not in readers:
-            raise UserError(
-                f"config key {where}.{name} is {value[name]!r}, but {where}.kind is {kind!r}, and "
+            messages[name] = (
+                f"config key {where}.{name} is {values[name]!r}, but {where}.kind is {kind!r}, and "
                 f"only kind {' or '.join(readers)} reads this key: remove it, or change the kind"
             )
-    return build(kinds[kind], value, where)
+    return messages
 
 
 def _required(cls: Any) -> dict[str, bool]:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.config.kinds import Index
+from jax_ragrl.config.kinds import BM25Index, Index
 from jax_ragrl.config.schema import build, convert
 from jax_ragrl.corpus import world as worlds
 from jax_ragrl.errors import UserError
@@ -49,7 +49,7 @@ def validate(
         return
     sample = DataSample({})
     data, index = _section(values, "data", Data), _section(values, "index", Index)
-    if data is not None and index is not None:
+    if data is not None:
         findings, sample = _check_data(data, index, workdir)
         yield from findings
     if not found:
@@ -70,17 +70,23 @@ def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:
 
 
 def _check_data(
-    data: Data, index: Index, workdir: pathlib.Path | None
+    data: Data, index: Index | None, workdir: pathlib.Path | None
 ) -> tuple[list[Finding], DataSample]:
-    """Returns the findings about data and index, and the data for later checks."""
+    """Returns the findings about data and index, and the data for later checks.
+
+    Args:
+      data: the config of the data.
+      index: the config of the index; None: it has errors, and the data are checked without it.
+      workdir: the folder of the run, if it is known.
+    """
     if data.files is None:
         return _generate(data)
     questions: dict[str, Sequence[Question]] = {}
     findings = list(check_questions(data.files, questions))
-    more, sample = read_corpus(data, index, DataSample(questions))
-    findings += more
-    findings += [*check_lengths(sample, index), *check_gold(sample)]
-    return [*findings, *check_index(index, workdir, sample)], sample
+    reader = index or BM25Index()
+    more, sample = read_corpus(data, reader, DataSample(questions))
+    findings += [*more, *check_lengths(sample, reader), *check_gold(sample)]
+    return findings + (list(check_index(index, workdir, sample)) if index else []), sample
 
 
 def _generate(data: Data) -> tuple[list[Finding], DataSample]:
