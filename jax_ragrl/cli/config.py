@@ -21,7 +21,7 @@ def add_commands(command: AddCommand) -> None:
     sub = command("validate", run_validate, summary, takes_config=True)
     workdir = "folder of the run, whose index is checked (default: that of index.folder)"
     sub.add_argument("--workdir", type=local, help=workdir)
-    quick = "ask no endpoint and load no model"
+    quick = "leave out the checks that ask endpoints or load models"
     sub.add_argument("--quick", action="store_true", help=quick)
     sub.add_argument("--json", action="store_true", help="print one JSON object per finding")
     summary = "print all keys of a config with value, default, type and meaning"

@@ -32,9 +32,7 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)
     _add_pipeline_options(sub)
-    add_fields_option(sub)
-    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
-    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
+    _add_reading_options(sub)
     sub.add_argument(
         "--dtype",
         default="float32",
@@ -54,6 +52,12 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             f"--{text}-prefix", help=f"prefix of each {text} (default: that of the model folder)"
         )
+
+
+def _add_reading_options(sub: argparse.ArgumentParser) -> None:
+    add_fields_option(sub)
+    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
+    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
 
 
 def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:

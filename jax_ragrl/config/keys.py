@@ -130,13 +130,13 @@ def sentences_about(docstring: str, name: str) -> str:
 
 
 def is_section(hint: Any) -> bool:
-    """Whether a type holds keys of its own."""
+    """Whether a type is a section of keys."""
     named = isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
     return named or (isinstance(hint, type) and dataclasses.is_dataclass(hint))
 
 
 def sections_in(hint: Any) -> list[tuple[str, type]]:
-    """Returns the dataclasses that a type holds, each with what stands after the key's name."""
+    """Returns the dataclasses that a type holds, each with the text after the key's name."""
     if is_section(hint):
         return [("", hint)]
     origin, args = typing.get_origin(hint), typing.get_args(hint)

@@ -183,7 +183,7 @@ def encoder_units(source: str) -> Units:
       source: as for `load_encoder`.
 
     Raises:
-      UserError: there is no such model, or its tokenizer does not say where its tokens are.
+      UserError: there is no such model, or its tokenizer does not give the places of tokens.
     """
     folder, backbone, settings = read_config(source)
     tokenizer = load_tokenizer(read_modules(folder).transformer, backbone)
@@ -201,7 +201,7 @@ def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
       limit: the longest input in tokens.
 
     Raises:
-      UserError: the tokenizer does not say where its tokens are.
+      UserError: the tokenizer does not give the places of tokens.
     """
     if not tokenizer.is_fast:
         raise UserError(

@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -341,9 +341,9 @@ def _owner(folder: pathlib.Path) -> str:
 
 
 def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
-    """Returns how a file was read for an index, so that opening it needs no options again.
+    """Returns how a file was read for an index, so that opening it works without options.
 
-    A line on stderr says so. For another file it is `AS_IS`.
+    A line on stderr names it. For another file it is `AS_IS`.
     """
     parts = store.reading_of(folder / PASSAGES, store.source_of(path, None))
     if not parts:
@@ -434,7 +434,7 @@ def run_index(
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
       recall: see `build_index`.
-      reading: how the corpus is read; its units are replaced by those of the encoder.
+      reading: how the corpus is read; its units become the encoder's.
       prefixes: see `make_encoder`.
 
     Returns:
@@ -453,18 +453,32 @@ def run_index(
     questions = with_gold(questions_path, qrels_path, reading.fields)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = _writable_folder(out)
-    reading = reading._replace(units=units_of(encoder)) if reading.chunks else reading
-    corpus = load_corpus(corpus_path, folder=out / PASSAGES, reading=reading)
+    corpus = read_corpus(corpus_path, out, reading, lambda: units_of(encoder))
     start = time.perf_counter()
     passage_encoder = make_encoder(encoder, corpus, **prefixes)
     retriever = build_index(corpus, passage_encoder, kind, out, vectors, dtype, recall)
     seconds = round(time.perf_counter() - start, 2)
     report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}
     report |= {"count": len(corpus), "dimension": retriever.encoder.dimension, "seconds": seconds}
-    if recall:
-        report["search"] = read_description(out)["search"]
+    report |= {"search": read_description(out)["search"]} if recall else {}
     report["duplicates"] = report_duplicates(corpus, near_duplicates)
     return report | describe_quality(retriever, questions, corpus)
+
+
+def read_corpus(
+    path: pathlib.Path | str, folder: pathlib.Path, reading: Reading, units: Callable[[], Units]
+) -> Corpus:
+    """Reads the corpus of an index that is about to be built.
+
+    Args:
+      path: passages in any known format.
+      folder: of the index.
+      reading: how they are read.
+      units: loads the units of chunks; not called for whole passages.
+    """
+    if reading.chunks:
+        reading = reading._replace(units=units())
+    return load_corpus(path, folder=folder / PASSAGES, reading=reading)
 
 
 def _writable_folder(path: pathlib.Path | str) -> pathlib.Path:

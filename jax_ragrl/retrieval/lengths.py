@@ -58,7 +58,7 @@ def describe_long(long: LongPassages, total: int) -> str:
 
 
 def report_long(passages: Sequence[Passage], units: Units) -> None:
-    """Counts long passages in a line on stderr; `units` are those of the encoder, or words."""
+    """Counts long passages in a line on stderr; `units` come from the encoder, or are words."""
     long = long_passages(passages, units)
     if line := describe_long(long, len(passages)):
         print(f"ragrl: {line}", file=sys.stderr)

@@ -15,7 +15,7 @@ from jax_ragrl.config.kinds import (
 )
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
@@ -23,8 +23,8 @@ from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
 from jax_ragrl.retrieval.index import (
     FILE,
     KINDS,
-    PASSAGES,
     open_index,
+    read_corpus,
     read_description,
     with_gold,
 )
@@ -114,7 +114,7 @@ def build_folder(
       questions_path: questions in any known format; recall is measured on those with gold.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
-      reading: how the corpus is read; its units are replaced by those of the index.
+      reading: how the corpus is read; its units become the index's.
 
     Returns:
       A report for JSON: corpus, count, kind and its settings, seconds (of building), `duplicates`
@@ -132,8 +132,7 @@ def build_folder(
             "--questions, or --rerank"
         )
     folder = pathlib.Path(index.folder)
-    reading = reading._replace(units=section_units(index)) if reading.chunks else reading
-    corpus = load_corpus(corpus_path, folder=folder / PASSAGES, reading=reading)
+    corpus = read_corpus(corpus_path, folder, reading, lambda: section_units(index))
     start = time.perf_counter()
     if isinstance(index, PipelineIndex):
         retriever = _build_pipeline(corpus, index, folder)

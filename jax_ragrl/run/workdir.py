@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.recall import corpora_of
+from jax_ragrl.retrieval.recall import corpora_of, report_gold
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
+from jax_ragrl.runtime.multihost import (
+    all_gather_object,
+    check_shared_folder,
+    is_process_zero,
+    on_process_zero,
+)
+from jax_ragrl.types import Question
 
 
 def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
@@ -42,6 +48,25 @@ def has_results(workdir: pathlib.Path) -> bool:
     """Whether `workdir` holds results of its config; until then, the config may still change."""
     patterns = ("baselines.json", "checkpoints/*")  # an index records its own settings
     return any(True for pattern in patterns for _ in workdir.glob(pattern))
+
+
+def claim_data(
+    retriever: Retriever, questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path
+) -> None:
+    """Records the corpora and indexes of a run, and reports gold that the corpora lack.
+
+    Args:
+      retriever: of the run.
+      questions: by split.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results of another corpus or build of an index.
+    """
+    claim_builds(retriever, workdir)
+    # Once per run, because every passage is read.
+    if claim_corpus(retriever, workdir) and is_process_zero():
+        report_gold(retriever, [*questions["train"], *questions["dev"]])
 
 
 def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:

@@ -31,7 +31,6 @@ from jax_ragrl.learner.state import Policy, PolicyState, prepare, trained_decode
 from jax_ragrl.learner.throughput import speed
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.data_parallel import data_parallel_rollout
 from jax_ragrl.rollout.pipelining import pipelined_rollout
@@ -43,8 +42,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.preemption import stop_notice
-from jax_ragrl.run.workdir import claim_builds, claim_corpus
-from jax_ragrl.runtime.multihost import is_process_zero
+from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.log import Clock, open_log
@@ -69,10 +67,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         saved; when the run is started again, it repeats them.
       Preempted: the process received SIGTERM; the newest step is saved.
     """
-    claim_builds(parts.retriever, workdir)
-    # Once per run, because every passage is read.
-    if claim_corpus(parts.retriever, workdir) and is_process_zero():
-        report_gold(parts.retriever, [*parts.questions["train"], *parts.questions["dev"]])
+    claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)

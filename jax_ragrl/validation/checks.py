@@ -32,8 +32,8 @@ def validate(
 ) -> Iterator[Finding]:
     """Checks a config and everything that it names; yields findings as soon as they are known.
 
-    An error of one part does not hide those of other parts. Nothing is trained, built or written,
-    and each endpoint is asked once.
+    An error of one part does not hide the errors of other parts. Nothing is trained, built or
+    written, and each endpoint is asked once.
 
     Args:
       values: the nested values of a config, see `config.overrides.load_config`.

@@ -92,7 +92,7 @@ def _check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
 
 @guarded("retriever")
 def check_server(job: Job) -> Iterator[Finding]:
-    """Sends one search to the server of an index; a local index has none."""
+    """Sends one search to the server of an index, if its kind is one."""
     if not isinstance(job.index, ServerIndex):
         return
     index = dataclasses.replace(job.index, retries=0, timeout=min(job.index.timeout, PATIENCE))
@@ -106,7 +106,7 @@ def check_server(job: Job) -> Iterator[Finding]:
 
 @guarded("memory")
 def check_memory(job: Job) -> Iterator[Finding]:
-    """Compares the permanent memory of the policies with that of a device, where it is known."""
+    """Compares the permanent memory of the policies with that of a device, if it is known."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")

@@ -1,4 +1,4 @@
-"""A second corpus has an index folder of its own, and a run keeps the corpus that it began with."""
+"""A second corpus has a separate index folder, and a run keeps the corpus that it began with."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""A set-up that is wrong has a line per mistake, with its remedy; a right one has none."""
+"""A wrong set-up has a line per mistake, with its remedy; all lines of a right one say ok."""
 
 import json
 import re

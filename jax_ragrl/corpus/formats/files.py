@@ -232,8 +232,8 @@ def strings(record: Record, name: str) -> tuple[str, ...]:
 def texts(record: Record, name: str) -> tuple[str, ...]:
     """Returns a required field, a list or a single value, as strings.
 
-    A table has no lists, so that a cell may hold one as JSON. An empty cell and a null are no
-    value.
+    A table has no lists, so that a cell may hold one as JSON. An empty cell and a null mean
+    that there is nothing.
     """
     value = field(record, name, object)
     if isinstance(value, str) and value.lstrip().startswith("["):

@@ -78,7 +78,7 @@ def read_flashrag_questions(path: pathlib.Path | str) -> tuple[list[Question], l
 
 def _passage(record: Record) -> Passage:
     title, text = split_contents(field(record, "contents", str))
-    # Some files have the title in a field of its own instead.
+    # Some files have the title in a separate field instead.
     title = title or str(record.fields.get("title") or "")
     return Passage(str(field(record, "id", object)), title, text)
 

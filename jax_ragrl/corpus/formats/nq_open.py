@@ -25,7 +25,7 @@ from jax_ragrl.types import Passage, Question
 
 
 def read_nq_open(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads questions; an id or gold passages are those of a file of one's own, see `own.py`."""
+    """Reads questions; a file may also have ids and gold passages, as in `own.py`."""
     own = own_fields("questions", look(path).fields)
     return read_own_questions(path, own, prefix="nq"), []
 

@@ -61,7 +61,7 @@ class OwnFields(NamedTuple):
     content: str
 
     def read(self, record: Record, name: str) -> str:
-        """Returns the name of a required field; raises `UserError` if the file has none."""
+        """Returns the name of a required field; raises `UserError` if the file lacks it."""
         if name in self.names and self.names[name] in record.fields:
             return self.names[name]
         present = ", ".join(map(str, record.fields)) or "none"
@@ -152,7 +152,7 @@ def read_own_questions(
       path: the file.
       own: the names of its fields.
       shape: one of `SHAPES`.
-      prefix: of the ids, which are positions if the file has none.
+      prefix: of the ids, which are positions in a file without ids.
 
     Raises:
       UserError: a field is missing; names the file, the record and its fields.
