@@ -13,8 +13,12 @@ Axes are suffixes of array names: `logits_BLV` has the axes B, L and V.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+# The end of a chunk's id: characters of the passage that was divided, as in RFC 5147.
+CHUNK = re.compile(r"[#&]char=[0-9]+,[0-9]+$")
 
 # A NumPy array while a batch is built on the host, and a JAX array in a jitted step.
 Tensor = Any
@@ -26,6 +30,16 @@ class Passage(NamedTuple):
     id: str
     title: str
     text: str
+
+    @property
+    def names(self) -> set[str]:
+        """The names by which gold may refer to it.
+
+        These are its id, its title and, for a chunk, the id of the passage that was divided
+        (`corpus.chunks`).
+        """
+        whole = CHUNK.sub("", self.id) if "char=" in self.id else self.id
+        return {self.id, self.title, whole}
 
 
 @dataclasses.dataclass(frozen=True)

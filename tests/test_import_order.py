@@ -17,7 +17,18 @@ PACKAGE = "jax_ragrl"
 ORDER = [
     *("errors", "types", "config", "runtime", "text", "corpus", "models", "retrieval", "sampling"),
     *("llm", "rollout", "credit", "losses", "learner", "systems", "run", "training", "warmstart"),
-    *("evaluation", "report", "experiments", "serve", "export", "api", "plan", "bench", "cli"),
+    *(
+        "evaluation",
+        "report",
+        "experiments",
+        "serve",
+        "export",
+        "api",
+        "plan",
+        "validation",
+        "bench",
+        "cli",
+    ),
     "__main__",
 ]
 

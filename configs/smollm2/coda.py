@@ -79,6 +79,7 @@ def get_config() -> ConfigDict:
             "shapes": {
                 "prompt_lengths": (128, 192, 528, 864),
                 "batch_sizes": (4, 16),
+                "copies": (1, 8),  # few programs: each takes 20 seconds to compile
                 "max_new_tokens": 96,
                 "max_prompt_tokens": 8192,
             },

@@ -82,8 +82,9 @@ def get_config() -> ConfigDict:
                 "baseline_style": "mmoa_rag_small",
             },
             "shapes": {
-                "prompt_lengths": (128, 256, 384, 512, 640, 768, 1024),
+                "prompt_lengths": (256, 384, 512, 640, 1024),
                 "batch_sizes": (4, 16),
+                "copies": (1, 8),  # few programs: each takes 20 seconds to compile
                 "max_new_tokens": 16,
                 "max_prompt_tokens": 8192,
             },

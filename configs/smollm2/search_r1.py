@@ -75,6 +75,7 @@ def get_config() -> ConfigDict:
             "shapes": {
                 "prompt_lengths": (128, 448, 544, 864),
                 "batch_sizes": (4, 16),
+                "copies": (1, 8),  # few programs: each takes 20 seconds to compile
                 "max_new_tokens": 64,
                 "max_prompt_tokens": 8192,
             },

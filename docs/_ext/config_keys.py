@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
-import re
-import textwrap
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-SECTIONS = re.compile(r"^\s*(Fields|Args|Attributes):\s*$")
-ENTRY = re.compile(r"^(\s+)([\w, `]+?)\s*(?:\([^)]*\))?:\s+(.*)$")
+from jax_ragrl.config.keys import (
+    SECTIONS,
+    default_text,
+    descriptions,
+    fields_of,
+    is_section,
+    only_value,
+    sections_in,
+    sentences_about,
+    type_name,
+)
 
 
 class Key(NamedTuple):
@@ -43,121 +48,6 @@ class Section(NamedTuple):
     prefix: str
     cls: type
     keys: tuple[Key, ...]
-
-
-# --- what the classes say of their fields --------------------------------------------------------
-
-
-def fields_of(cls: Any) -> dict[str, tuple[Any, bool, Any]]:
-    """Each field of a dataclass or `NamedTuple`: its type, whether it is required, its default."""
-    hints, missing = typing.get_type_hints(cls), dataclasses.MISSING
-    if not dataclasses.is_dataclass(cls):
-        defaults = cls._field_defaults
-        return {n: (hints[n], n not in defaults, defaults.get(n)) for n in cls._fields}
-    result = {}
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is missing else factory()
-        result[field.name] = (hints[field.name], default is missing, default)
-    return result
-
-
-def descriptions(cls: Any) -> dict[str, str]:
-    """The description that each field has of its own: an entry of the docstring, or a comment."""
-    result: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        if base.__module__.startswith(("builtins", "typing")):
-            continue
-        result |= comments(base) | entries(inspect.getdoc(base) or "")
-    return result
-
-
-def entries(docstring: str) -> dict[str, str]:
-    """The `name: text` entries of the section Fields, Args or Attributes of a docstring."""
-    result: dict[str, str] = {}
-    names: list[str] = []
-    depth, in_section = 0, False
-    for line in docstring.splitlines():
-        if SECTIONS.match(line):
-            in_section, depth, names = True, 0, []
-        elif in_section and line.strip() and not line.startswith(" "):
-            in_section = False
-        elif in_section and (match := ENTRY.match(line)) and depth in (0, len(match[1])):
-            depth, names = len(match[1]), [n.strip(" `") for n in match[2].split(",")]
-            result |= {name: match[3].strip() for name in names}
-        elif in_section and line.strip():
-            result |= {name: f"{result[name]} {line.strip()}" for name in names}
-    return result
-
-
-def comments(cls: type) -> dict[str, str]:
-    """The comment at the end of each field's line, or on the lines directly above it."""
-    try:
-        lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
-    except (OSError, TypeError):
-        return {}
-    result, above = {}, list[str]()
-    for line in lines:
-        if match := re.match(r"^    (\w+): [^#]*?(?:#\s*(.*))?$", line):
-            text = match[2] or " ".join(above)
-            if text:
-                result[match[1]] = text
-        above = [*above, line.strip("# ")] if re.match(r"^    #", line) else []
-    return result
-
-
-def sentences_about(docstring: str, name: str) -> str:
-    """The sentences of a docstring that mention a field in backticks."""
-    text = " ".join(docstring.split())
-    found = [s for s in re.split(r"(?<=[.])\s+(?=[A-Z`])", text) if f"`{name}`" in s]
-    return " ".join(found)
-
-
-# --- types and defaults, as a reader would say them ----------------------------------------------
-
-
-def is_section(hint: Any) -> bool:
-    """Whether a type holds keys of its own."""
-    named = isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
-    return named or (isinstance(hint, type) and dataclasses.is_dataclass(hint))
-
-
-def sections_in(hint: Any) -> list[tuple[str, type]]:
-    """The dataclasses that a type holds, each with what stands after the key's name."""
-    if is_section(hint):
-        return [("", hint)]
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return [pair for arg in args for pair in sections_in(arg)]
-    if origin is tuple and len(args) == 2 and args[1] is ...:
-        return [(f"[i]{after}", cls) for after, cls in sections_in(args[0])]
-    return []
-
-
-def type_name(hint: Any) -> str:
-    """A type in words."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        names = list(dict.fromkeys(type_name(a) for a in args if a is not type(None)))
-        return " or ".join(names) + (" or None" if type(None) in args else "")
-    if origin is typing.Literal:
-        return " or ".join(repr(a) for a in args)
-    if origin is tuple:
-        if len(args) == 2 and args[1] is ...:
-            return f"tuple of {type_name(args[0])}"
-        return f"({', '.join(type_name(a) for a in args)})"
-    if origin is not None and issubclass(origin, Mapping):
-        return "mapping"
-    if is_section(hint):
-        return "section"
-    return getattr(hint, "__name__", str(hint).removeprefix("typing."))
-
-
-def default_text(value: Any, required: bool) -> str:
-    """A default as a config writes it; empty if the key is required."""
-    if required:
-        return ""
-    return repr(value) if not isinstance(value, Mapping) else repr(dict(value))
 
 
 # --- the tables ----------------------------------------------------------------------------------
@@ -194,12 +84,6 @@ def sections(cls: Any, prefix: str = "", instance: Any = None) -> Iterator[Secti
     yield Section(prefix.rstrip("."), cls, tuple(keys))
     for inner_cls, path, default in below:
         yield from sections(inner_cls, path, default)
-
-
-def only_value(hint: Any) -> str:
-    """What a key says that has one value only: the kind of its section."""
-    values = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-    return f"Selects this kind of section: `{values[0]}`." if len(values) == 1 else ""
 
 
 def run_config() -> type:

@@ -44,6 +44,15 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if is_unset else super()._get_help_string(action)
 
 
+def add_fields_option(sub: argparse.ArgumentParser) -> None:
+    """Adds the option that names the fields of data files of one's own."""
+    fields = (
+        "names of fields in data files, if not the usual ones; the fields are question, answer, "
+        "id, gold, text and title"
+    )
+    sub.add_argument("--fields", default="", metavar="FIELD=NAME[,...]", help=fields)
+
+
 def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
     """The numbers of a comma-separated list."""
     try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax_ragrl.cli.common import AddCommand, parse_numbers, print_json
+from jax_ragrl.cli.common import AddCommand, add_fields_option, parse_numbers, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.errors import UserError
+
+if TYPE_CHECKING:
+    from jax_ragrl.corpus.reading import Reading
 
 
 def add_commands(command: AddCommand) -> None:
@@ -42,6 +45,7 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)
     _add_pipeline_options(sub)
+    _add_reading_options(sub)
     sub.add_argument(
         "--dtype",
         default="float32",
@@ -61,6 +65,12 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             f"--{text}-prefix", help=f"prefix of each {text} (default: that of the model folder)"
         )
+
+
+def _add_reading_options(sub: argparse.ArgumentParser) -> None:
+    add_fields_option(sub)
+    chunk = "divide long passages into chunks of SIZE tokens of the encoder (words without one)"
+    sub.add_argument("--chunk", default="", metavar="SIZE[,OVERLAP]", help=chunk)
 
 
 def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
@@ -96,11 +106,23 @@ def run_index(options: argparse.Namespace) -> None:
         raise UserError("there is nothing to index: give --corpus, or --add and --remove")
     elif (section := section_of(vars(options))) is not None:
         paths = (options.corpus, options.questions, options.qrels)
-        result = build_folder(section, *paths, near_duplicates=options.near_duplicates)
+        result = build_folder(
+            section, *paths, near_duplicates=options.near_duplicates, reading=_reading(options)
+        )
     else:
         result = _index_vectors(options)
     if is_process_zero():
         print_json(result)
+
+
+def _reading(options: argparse.Namespace) -> Reading:
+    """How the corpus is read: the names of its fields, and chunks."""
+    from jax_ragrl.corpus.chunks import parse_chunks
+    from jax_ragrl.corpus.formats.own import parse_fields
+    from jax_ragrl.corpus.reading import Reading
+
+    chunks = parse_chunks(options.chunk) if options.chunk else None
+    return Reading(parse_fields(options.fields), chunks)
 
 
 def _update(options: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +146,7 @@ def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
         dtype=options.dtype,
         qrels_path=options.qrels,
         near_duplicates=options.near_duplicates,
+        reading=_reading(options),
         recall=options.recall,
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,

@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -76,6 +76,7 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
         metavar="[NAME=]QUESTIONS[@CORPUS]",
         help="several question sets in one table; a set without its own passages uses --corpus",
     )
+    add_fields_option(sub)
     limit = "questions per set, a random sample; 0 = all"
     sub.add_argument("--limit", type=natural, default=0, help=limit)
     sample = sub.add_mutually_exclusive_group()
@@ -138,6 +139,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    from jax_ragrl.corpus.formats.own import parse_fields
     from jax_ragrl.evaluation.table import RUN, TableSettings
     from jax_ragrl.rollout.costs import Prices
 
@@ -163,6 +165,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         policy_examples=options.examples,
         shots=options.shots,
         limit_seed=-1 if options.first else options.limit_seed,
+        fields=parse_fields(options.fields),
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

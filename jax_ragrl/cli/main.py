@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 
 from jax_ragrl import __version__
-from jax_ragrl.cli import data, evaluate, inference, measure, search, train, warmstart
+from jax_ragrl.cli import config, data, evaluate, inference, measure, search, train, warmstart
 from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpFormatter
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.config.overrides import load_config
@@ -30,6 +30,7 @@ GROUPS: Sequence[tuple[str, Callable[[AddCommand], None]]] = (
     ("start here", train.add_quickstart),
     ("data", data.add_commands),
     ("search", search.add_commands),
+    ("checks", config.add_commands),
     ("warm start", warmstart.add_commands),
     ("memory and speed", measure.add_commands),
     ("training", train.add_commands),

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import pathlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from jax_ragrl.config.ranges import check_range
 from jax_ragrl.errors import UserError
 
 T = TypeVar("T")
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of the fields of a class, resolved: annotations are strings in this package."""
+    return _cached_hints(cls)
+
+
+_cached_hints = functools.cache(typing.get_type_hints)  # resolving them is slow
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
@@ -29,24 +39,100 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "config") -> T:
       where: the dotted path of `values` within the config, for error messages.
 
     Raises:
-      UserError: a key is unknown, a required key is missing, or a value has the wrong type. The
-        message names the key by its dotted path.
+      UserError: a key is unknown, a required key is missing, or a value has the wrong type or is
+        not in its range (`config.ranges`). The message names the key by its dotted path.
     """
-    # `get_type_hints` resolves annotations, which are strings in modules of this package.
-    is_required, hints = _required(cls), typing.get_type_hints(cls)
+    for problem in _wrong_keys(cls, values, where):
+        raise UserError(problem)
+    hints = _hints(cls)
+    fields = {name: convert(hints[name], values[name], f"{where}.{name}") for name in values}
+
+    def check_ranges() -> None:
+        for name, value in fields.items():
+            check_range(cls, name, value, f"{where}.{name}")
+
+    # After the checks of the class, whose messages say more.
+    try:
+        result = cls(**fields)
+    except ArithmeticError:  # these checks may divide by a number that is out of range
+        check_ranges()
+        raise
+    check_ranges()
+    return result
+
+
+def _wrong_keys(cls: type, values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yields a message per unknown key, then per missing one."""
+    is_required = _required(cls)
     for name in values:
         if name not in is_required:
-            raise UserError(
-                f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
-            )
+            yield f"unknown config key {where}.{name}: {_suggest(name, list(is_required))}"
     # After the unknown keys: a misspelled key is both unknown and missing, and its name is the
     # cause.
-    missing = [name for name in is_required if is_required[name] and name not in values]
-    if missing:
-        raise UserError(
-            f"missing config key {where}.{missing[0]}: set it with --{where}.{missing[0]}=VALUE"
-        )
-    return cls(**{name: convert(hints[name], values[name], f"{where}.{name}") for name in values})
+    for name in is_required:
+        if is_required[name] and name not in values:
+            yield f"missing config key {where}.{name}: set it with --{where}.{name}=VALUE"
+
+
+def problems(hint: Any, value: Any, where: str = "config") -> list[str]:
+    """Returns the messages of everything that `convert` would refuse, and not of the first alone.
+
+    Args:
+      hint: the type, see `convert`.
+      value: the value as a config has it.
+      where: the dotted path of the value.
+    """
+    cls = section_class(hint, value)
+    if cls is None or not isinstance(value, Mapping):
+        return _refusal(lambda: convert(hint, value, where))
+    hints, unread = _hints(cls), dict[str, str]()
+    if kinds := _kinds_in(hint):
+        unread = _unread(kinds, value.get("kind", next(iter(kinds))), value, where)
+    known = {name: value[name] for name in value if name not in unread}
+    found = [*unread.values(), *_wrong_keys(cls, known, where)]
+    for name in (name for name in value if name in hints):
+        inner = problems(hints[name], value[name], f"{where}.{name}")
+        path = f"{where}.{name}"
+        found += inner or _refusal(functools.partial(check_range, cls, name, value[name], path))
+    # What only the whole section shows: two keys that contradict each other.
+    return found or _refusal(lambda: convert(hint, value, where))
+
+
+def _refusal(action: Callable[[], Any]) -> list[str]:
+    """Calls a function and returns the message of its `UserError`, or nothing."""
+    try:
+        action()
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def section_class(hint: Any, value: Any) -> type | None:
+    """Returns the dataclass of a section; None for other types and for an unknown `kind`."""
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        return typing.cast(type, hint)
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return None
+    members = _members(hint)
+    if len(members) == 1:
+        return section_class(members[0], value)
+    kinds = _kinds_in(hint)
+    kind = value.get("kind", next(iter(kinds), "")) if isinstance(value, Mapping) else ""
+    return kinds.get(str(kind))
+
+
+def _members(hint: Any) -> list[Any]:
+    """Returns the types of a union but None; nothing for another type."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return []
+    return [member for member in typing.get_args(hint) if member is not type(None)]
+
+
+def _kinds_in(hint: Any) -> dict[str, Any]:
+    """Returns the dataclasses of a union of sections by kind; nothing for another type."""
+    members = _members(hint)
+    is_kinds = len(members) > 1 and all(map(dataclasses.is_dataclass, members))
+    return kinds_of(hint) if is_kinds else {}
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
@@ -85,7 +171,7 @@ def kinds_of(union: Any) -> dict[str, Any]:
         kind: member
         for member in typing.get_args(union)
         if dataclasses.is_dataclass(member)
-        for kind in typing.get_args(typing.get_type_hints(member)["kind"])
+        for kind in typing.get_args(_hints(member)["kind"])
     }
 
 
@@ -108,14 +194,31 @@ def _union(members: list[Any], value: Any, where: str) -> Any:
     kinds = kinds_of(typing.Union[tuple(members)])  # noqa: UP007 (the members are not static)
     kind = value.get("kind", next(iter(kinds)))
     one_of(f"{where.removeprefix('config.')}.kind", kind, kinds)
-    for name in value:
+    for problem in _unread(kinds, kind, value, where).values():
+        raise UserError(problem)
+    return build(kinds[kind], value, where)
+
+
+def _unread(
+    kinds: Mapping[str, Any], kind: str, values: Mapping[str, Any], where: str
+) -> dict[str, str]:
+    """Returns a message per key of a section that another kind reads, and its own does not.
+
+    Args:
+      kinds: the dataclasses of the section by kind.
+      kind: that of the section.
+      values: the keys of the section.
+      where: the dotted path of the section.
+    """
+    messages = dict[str, str]()
+    for name in values:
         readers = [k for k, member in kinds.items() if name in _required(member)]
         if readers and kind not in readers:
-            raise UserError(
-                f"config key {where}.{name} is {value[name]!r}, but {where}.kind is {kind!r}, and "
+            messages[name] = (
+                f"config key {where}.{name} is {values[name]!r}, but {where}.kind is {kind!r}, and "
                 f"only kind {' or '.join(readers)} reads this key: remove it, or change the kind"
             )
-    return build(kinds[kind], value, where)
+    return messages
 
 
 def _required(cls: Any) -> dict[str, bool]:

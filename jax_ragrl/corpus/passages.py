@@ -9,12 +9,12 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from jax_ragrl.corpus import store
-from jax_ragrl.corpus.formats import iter_passages
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage
 
@@ -69,7 +69,8 @@ def load_corpus(
     path: pathlib.Path | str,
     format: str | None = None,
     folder: pathlib.Path | None = None,
-    expected_fingerprint: str = "",
+    choose: Callable[[str], pathlib.Path] | None = None,
+    reading: Reading = AS_IS,
 ) -> Corpus:
     """Reads the corpus of a file in any known passage format, plain or gzipped.
 
@@ -79,21 +80,22 @@ def load_corpus(
       folder: caches the passages on disk. The cache is written on the first call, and again if the
         file's size or modification time changes; otherwise the file is not read. None keeps the
         passages in memory.
-      expected_fingerprint: the fingerprint that the cached passages must have; empty accepts any.
+      choose: see `store.write_passages`.
+      reading: the names of fields, and the division into chunks.
 
     Raises:
-      UserError: no passages, repeated ids, an unknown format, a malformed record, or another
-        fingerprint than the expected one: the folder then stays unchanged.
+      UserError: no passages, repeated ids, an unknown format, a malformed record, or a corpus that
+        `choose` refuses: the folder then stays unchanged.
     """
     passages_on_disk = (
         None
         if folder is None
-        else _cached_passages(pathlib.Path(path), format, folder, expected_fingerprint)
+        else _cached_passages(pathlib.Path(path), format, folder, choose, reading)
     )
     if passages_on_disk is not None:
         return Corpus(passages_on_disk, passages_on_disk.fingerprint)
     # Without a cache, or if it cannot be written, the passages are kept in memory.
-    passages = tuple(iter_passages(path, format))
+    passages = tuple(reading.passages(path, format))
     try:
         return Corpus(passages)
     except UserError as error:
@@ -102,19 +104,23 @@ def load_corpus(
 
 
 def _cached_passages(
-    path: pathlib.Path, format: str | None, folder: pathlib.Path, expected_fingerprint: str
+    path: pathlib.Path,
+    format: str | None,
+    folder: pathlib.Path,
+    choose: Callable[[str], pathlib.Path] | None,
+    reading: Reading,
 ) -> store.StoredPassages | None:
     """Opens or writes the cache of a file's passages; None if the folder is not writable."""
-    source = store.source_of(path, format)
+    source = store.source_of(path, format, reading.describe())
     cache = store.open_passages(folder, source)
     if cache is not None:
         return cache
     # The message below concerns replaced caches only; a first read is expected.
-    outdated = (folder / store.FILE).exists()
+    outdated, target = (folder / store.FILE).exists(), folder
     try:
-        passages = iter_passages(path, format)
-        store.write_passages(passages, folder, source, path, expected_fingerprint)
-        if outdated:
+        passages = reading.passages(path, format)
+        target = store.write_passages(passages, folder, source, path, choose)
+        if outdated and target == folder:
             print(f"ragrl: {path} is new or has changed: read into {folder}", file=sys.stderr)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -122,7 +128,7 @@ def _cached_passages(
         # A read-only index folder is common on clusters and costs only memory.
         print(f"ragrl: {folder} cannot be written: keeping {path} in memory", file=sys.stderr)
     # None if nothing was written: the caller then reads the file from its start.
-    return store.open_passages(folder, source)
+    return store.open_passages(target, source)
 
 
 def save_corpus(corpus: Corpus, path: pathlib.Path | str) -> None:

@@ -19,6 +19,7 @@ import grain
 
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Question
 
@@ -26,24 +27,32 @@ EPOCHS = 10**9  # in effect endless: Grain's endless repeat overflows at a batch
 Batches: TypeAlias = grain.DatasetIterator[list[Question]]
 
 
-def load_answered(path: pathlib.Path | str) -> list[Question]:
+def load_answered(
+    path: pathlib.Path | str, fields: Mapping[str, str] = NO_FIELDS
+) -> list[Question]:
     """Reads the questions of a file, all of which have an answer, see `load_questions`.
 
     Raises:
       UserError: as `load_questions`, and if a question has no answer: every reply would score 0.
     """
-    questions = load_questions(path)
+    questions = load_questions(path, fields=fields)
     # Blanks normalize to an empty answer, which no useful reply matches.
     unanswered = [q.id for q in questions if not any(map(str.strip, q.answers))]
     if unanswered:
         raise UserError(
             f"{path}: {len(unanswered)} of {len(questions)} questions have no answer, the first is "
-            f"{unanswered[0]!r}, and every reply to them scores 0: remove them"
+            f"{unanswered[0]!r}, and every reply to them scores 0: remove them, or name the field "
+            "of the answers with --fields answer=NAME (in a config, data.files.fields)"
         )
     return questions
 
 
-def load_mixture(paths: str, each: int = 0, counts: Sequence[int] = ()) -> list[Question]:
+def load_mixture(
+    paths: str,
+    each: int = 0,
+    counts: Sequence[int] = (),
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> list[Question]:
     """Reads the questions of one or several files, interleaved.
 
     With several files the name of the data set precedes each id (`nq/train_0`), because sets
@@ -55,13 +64,14 @@ def load_mixture(paths: str, each: int = 0, counts: Sequence[int] = ()) -> list[
         all of them.
       counts: the number of questions of each file, drawn as for `each`, which they replace; 0 takes
         all of them.
+      fields: names of fields in these files, see `formats.own`.
 
     Raises:
       UserError: as `load_answered`; two files have the same name; there is not one count per file;
         or a file has fewer questions than its count.
     """
     files = [path.strip() for path in paths.split(",")]
-    sets = [load_answered(data_path(file)) for file in files]
+    sets = [load_answered(data_path(file), fields) for file in files]
     _check_counts(counts, dict(zip(files, map(len, sets), strict=True)))
     sets = [_subset(s, n) for s, n in zip(sets, counts or [each] * len(sets), strict=True)]
     if len(files) == 1:

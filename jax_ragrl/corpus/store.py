@@ -18,7 +18,8 @@ import os
 import pathlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
@@ -28,6 +29,7 @@ from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Passage
 
 ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"
+NO_READING: Mapping[str, Any] = MappingProxyType({})
 
 
 def row(passage: Passage) -> bytes:
@@ -92,19 +94,28 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     return json.loads((folder / FILE).read_text(encoding="utf-8"))
 
 
-def source_of(path: pathlib.Path, format: str | None) -> list[Any]:
-    """Returns names, sizes and modification times of a file, or of the files in a folder.
+def source_of(
+    path: pathlib.Path, format: str | None, reading: Mapping[str, Any] = NO_READING
+) -> list[Any]:
+    """Returns names, sizes and modification times of a file, or of the files below a folder.
+
+    Args:
+      path: the file or folder.
+      format: of the file; None: detected.
+      reading: how it is read, see `Reading.describe`; empty: as it is.
 
     Raises:
       UserError: the path does not exist.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: give the path of a data file")
-    files = sorted(filter(pathlib.Path.is_file, path.iterdir())) if path.is_dir() else [path]
-    # Names without folders, so that a moved data set keeps its cache. Sizes and times instead of a
+    files = sorted(filter(pathlib.Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
+    root = path if path.is_dir() else path.parent
+    # Names below the folder, so that a moved data set keeps its cache. Sizes and times instead of a
     # hash, which would take as long as reading the file.
-    stats = [(file.name, file.stat()) for file in files]
-    return [format, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
+    stats = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
+    parts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return [format, *parts, *([dict(reading)] if reading else [])]
 
 
 def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
@@ -115,36 +126,52 @@ def open_passages(folder: pathlib.Path, source: Any) -> StoredPassages | None:
         return None
 
 
+def reading_of(folder: pathlib.Path, source: Sequence[Any]) -> dict[str, Any]:
+    """Returns how the passages of a folder were read from a file, see `Reading.describe`.
+
+    Args:
+      folder: of the passages; it may be missing.
+      source: of the file, see `source_of`, as if it was read as it is.
+    """
+    try:
+        sources = _read(folder)["sources"]
+    except (OSError, ValueError):
+        return {}
+    length = len(source)
+    ends = (s[length] for s in sources if s[:length] == source and len(s) == length + 1)
+    return next((end for end in ends if isinstance(end, dict)), {})
+
+
 def write_passages(
     passages: Iterable[Passage],
     folder: pathlib.Path,
     source: Any,
     path: pathlib.Path,
-    expected_fingerprint: str = "",
-) -> None:
+    choose: Callable[[str], pathlib.Path] | None = None,
+) -> pathlib.Path:
     """Writes passages one by one, with a progress bar, and then replaces older ones at once.
 
     Args:
       passages: in the order of the corpus.
-      folder: created if it does not exist.
+      folder: holds the draft; created if it does not exist.
       source: identifies the file that the passages are read from, see `source_of`.
       path: that file, for error messages.
-      expected_fingerprint: the fingerprint that the passages must have; empty accepts any.
+      choose: returns the folder of the passages with a fingerprint, or raises `UserError`; None:
+        always `folder`.
+
+    Returns:
+      The folder that holds the passages.
 
     Raises:
-      UserError: two passages share an id, or the fingerprint is not the expected one.
+      UserError: two passages share an id, or no folder is for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # A separate folder until complete: another process may read the older files, or write too.
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as name:
         draft = pathlib.Path(name)
         fingerprint, hash_X = _write_rows(passages, draft)
-        if expected_fingerprint and fingerprint != expected_fingerprint:
-            raise UserError(
-                f"index {folder.parent} was built for corpus {expected_fingerprint}, but {path} "
-                f"holds {fingerprint}: rerun 'ragrl index', or give the corpus it was built for"
-            )
-        sources = [*_sources_of(folder, fingerprint), source]
+        target = choose(fingerprint) if choose else folder
+        sources = [*_sources_of(target, fingerprint), source]
         description = json.dumps({"fingerprint": fingerprint, "sources": sources})
         (draft / FILE).write_text(description + "\n", encoding="utf-8")
         try:
@@ -153,9 +180,11 @@ def write_passages(
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         # Removed first and written last, so that its presence proves that all files are complete.
-        (folder / FILE).unlink(missing_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / FILE).unlink(missing_ok=True)
         for part in (ROWS, OFFSETS, FILE):
-            os.replace(draft / part, folder / part)
+            os.replace(draft / part, target / part)
+    return target
 
 
 def _write_rows(passages: Iterable[Passage], folder: pathlib.Path) -> tuple[str, np.ndarray]:

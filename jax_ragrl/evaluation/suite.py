@@ -23,6 +23,7 @@ from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import FORMATS, detect
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import BuildContext
 from jax_ragrl.evaluation.table import (
@@ -37,6 +38,7 @@ from jax_ragrl.evaluation.table import (
     select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.costs import FREE
 from jax_ragrl.run.components import load_retriever, server_retriever
 from jax_ragrl.run.config import parse_index
@@ -160,7 +162,7 @@ def with_corpora(settings: TableSettings, sets: Sequence[DataSet]) -> list[DataS
 def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
     if data.corpus is not None:
         return data.corpus
-    if "passages" in FORMATS[detect(data.questions, "questions")].gives:
+    if "passages" in FORMATS[detect(data.questions, "questions", settings.fields)].gives:
         return data.questions
     if settings.corpus is not None:
         return settings.corpus
@@ -192,7 +194,7 @@ def _retriever_opener(
         is_shared = settings.corpus and data.corpus.resolve() == settings.corpus.resolve()
         if settings.index_folder and is_shared:
             return open_retriever(settings)
-        return _open_index(data.corpus, workdir, encoder)
+        return _open_index(data.corpus, workdir, encoder, Reading(settings.fields))
 
     return open_set_retriever
 
@@ -205,19 +207,24 @@ def _open_set(
 ) -> OpenSet:
     """Opens the retriever of a set and loads its questions."""
     try:
-        context = build_context(settings, models, open_set_retriever(data))
+        retriever = open_set_retriever(data)
+        context = build_context(settings, models, retriever)
         if settings.predictions is not None:
             context = context._replace(predictions=settings.predictions / data.name)
-        return OpenSet(context, load_questions(settings._replace(questions=data.questions)))
+        questions = load_questions(settings._replace(questions=data.questions))
+        report_gold(retriever, questions)
+        return OpenSet(context, questions)
     except Exception as error:  # any error: the other sets must not be lost
         return OpenSet(error=_error_cell(error))
 
 
-def _open_index(path: pathlib.Path, workdir: pathlib.Path, encoder: str) -> Retriever:
+def _open_index(
+    path: pathlib.Path, workdir: pathlib.Path, encoder: str, reading: Reading
+) -> Retriever:
     """Opens the index of a corpus in the work folder, or builds it."""
     # The digest of the path keeps corpora with the same file name apart.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    corpus = load_corpus(path, folder=workdir / "passages" / digest)
+    corpus = load_corpus(path, folder=workdir / "passages" / digest, reading=reading)
     index, name = parse_local_index(encoder), corpus.fingerprint
     # Another folder, because a table may first have been made with vectors.
     name = f"{name}-{index.kind}" if isinstance(index, BM25Index) else name

@@ -14,7 +14,9 @@ import tqdm
 from jax_ragrl.config.overrides import override
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.config.snapshot import load_saved_config
+from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.corpus.questions import load_answered, sample_in_order
+from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.registry import (
     EVERY_SYSTEM,
@@ -30,7 +32,7 @@ from jax_ragrl.models.split import SplitModel
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.index import load_indexed
-from jax_ragrl.retrieval.recall import report_missing_gold, search_quality
+from jax_ragrl.retrieval.recall import report_gold, search_quality
 from jax_ragrl.retrieval.trec import by_rank, write_run
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.costs import FREE, Prices
@@ -89,6 +91,7 @@ class TableSettings(NamedTuple):
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
+      fields: names of fields in the files, see `corpus.formats.own`.
     """
 
     corpus: pathlib.Path | None
@@ -111,6 +114,7 @@ class TableSettings(NamedTuple):
     limit_seed: int = 0
     policy_examples: pathlib.Path | None = None
     shots: int = 2
+    fields: Mapping[str, str] = NO_FIELDS
 
 
 class TableModels(NamedTuple):
@@ -153,7 +157,7 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
     context = build_context(settings, models, retriever)
     rows: dict[str, Any] = {"questions": len(questions), "llm": models.llm.name}
     if any(question.gold for question in questions):
-        rows |= search_quality(retriever, questions) | _missing_gold(retriever, questions)
+        rows |= search_quality(retriever, questions) | report_gold(retriever, questions)
     for name in (bar := tqdm.tqdm(names, unit="system", disable=None)):
         bar.set_description(name)
         result = system_result(name, context, models, questions)
@@ -161,12 +165,6 @@ def evaluate_table(settings: TableSettings) -> dict[str, Any]:
         if settings.run_files is not None:
             _write_run_file(settings.run_files, name, result, questions)
     return rows
-
-
-def _missing_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str, int]:
-    """The number of gold passages that the corpus lacks; empty for a server, which hides it."""
-    corpus = getattr(retriever, "corpus", None)
-    return {} if corpus is None else report_missing_gold(questions, corpus)
 
 
 def _write_run_file(
@@ -204,7 +202,9 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
     # no index must stay unchanged.
     read_description(folder)
-    return open_folder(folder, load_indexed(corpus, folder), llm)
+    # Without names the corpus is read as for the index.
+    reading = Reading(settings.fields) if settings.fields else None
+    return open_folder(folder, load_indexed(corpus, folder, reading), llm)
 
 
 def load_models(settings: TableSettings) -> TableModels:
@@ -254,7 +254,9 @@ def build_context(
       models: models of the table.
       retriever: index or server that is searched.
     """
-    train = limited(settings, load_answered(settings.train)) if settings.train else ()
+    train = (
+        limited(settings, load_answered(settings.train, settings.fields)) if settings.train else ()
+    )
     environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
     return BuildContext(
         style=settings.style,
@@ -272,7 +274,7 @@ def load_questions(settings: TableSettings) -> Sequence[Question]:
     """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return limited(settings, load_answered(settings.questions))
+    return limited(settings, load_answered(settings.questions, settings.fields))
 
 
 def limited(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:

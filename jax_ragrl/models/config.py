@@ -100,7 +100,7 @@ class DecoderConfig:
         one_of("attention", self.attention_impl, IMPLEMENTATIONS)
         if self.sliding_layers and self.sliding_window is None:
             raise UserError(
-                f"layers {self.sliding_layers} slide but sliding_window is not set: "
+                f"sliding_layers is {self.sliding_layers}, but sliding_window is not set: "
                 "give the window in positions"
             )
 

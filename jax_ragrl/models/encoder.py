@@ -21,6 +21,7 @@ import transformers
 from flax import nnx
 from jax import Array
 
+from jax_ragrl.corpus.chunks import Units
 from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import safetensors_io
@@ -106,6 +107,13 @@ class TextEncoder:
         """The width D of a vector."""
         return self._dimension
 
+    @property
+    def units(self) -> Units:
+        """The tokens of this encoder; passages of more than `limit` are cut."""
+        settings = self.settings
+        prefix, limit = settings.passage_prefix, settings.max_length
+        return token_units(self._source, self._tokenizer, prefix, limit)
+
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns token ids with special tokens, truncated at the longest input."""
         options = {"truncation": True, "max_length": self.settings.max_length}
@@ -166,6 +174,50 @@ def minilm_folder() -> pathlib.Path:
             "or use 'hashed' or a model folder"
         )
     return pathlib.Path(spec.submodule_search_locations[0]) / "model"
+
+
+def encoder_units(source: str) -> Units:
+    """Returns the tokens of an encoder as units of the size of chunks; reads no weights.
+
+    Args:
+      source: as for `load_encoder`.
+
+    Raises:
+      UserError: there is no such model, or its tokenizer does not give the places of tokens.
+    """
+    folder, backbone, settings = read_config(source)
+    tokenizer = load_tokenizer(read_modules(folder).transformer, backbone)
+    prefixes = known_prefixes(source) or (settings.query_prefix, settings.passage_prefix)
+    return token_units(source, tokenizer, prefixes[1] or "", settings.max_length)
+
+
+def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
+    """Returns tokens as units.
+
+    Args:
+      source: the name of the encoder.
+      tokenizer: its Hugging Face tokenizer.
+      prefix: of each passage.
+      limit: the longest input in tokens.
+
+    Raises:
+      UserError: the tokenizer does not give the places of tokens.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"the tokenizer of {source} has no tokenizer.json, which says where tokens are in a "
+            "text: leave chunks out, or divide the passages yourself"
+        )
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        # `verbose` would warn of texts above the longest input, which are the ones to divide.
+        encoding = tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        return [(start, end) for start, end in encoding["offset_mapping"]]
+
+    reserved = tokenizer.num_special_tokens_to_add() + len(spans(prefix))
+    return Units(source, spans, reserved, limit)
 
 
 def _digest(*folders: pathlib.Path) -> str:

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from jax_ragrl.config.kinds import BM25Index
+from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus, passage_text
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import check_depth
@@ -36,6 +37,7 @@ from jax_ragrl.retrieval.description import (
     files_folder,
     read_description,
 )
+from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Hits
@@ -175,6 +177,7 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     # Removed first and written last, so that its presence proves that the index is complete.
     (folder / FILE).unlink(missing_ok=True)
+    report_long(corpus.passages, WORDS)
     passages = track(corpus.passages, "bm25", "passage", len(corpus))
     rows, number_of = number_words(map(passage_text, passages), analyzer)
     if not number_of:
@@ -246,6 +249,12 @@ def open_or_build_bm25(
     folder = pathlib.Path(folder)
     if not (folder / FILE).exists():
         return build_bm25(corpus, index, folder)
+    check_bm25_settings(index, folder)
+    return open_bm25(folder, corpus)
+
+
+def check_bm25_settings(index: BM25Index, folder: pathlib.Path) -> None:
+    """Raises `UserError` if the index in a folder was built with other settings."""
     description = read_description(folder)
     for name in ("kind", *SETTINGS):
         if description.get(name) != getattr(index, name):
@@ -253,4 +262,3 @@ def open_or_build_bm25(
                 f"index {folder} has the {name} {description.get(name)}, but index.{name} is "
                 f"{getattr(index, name)}: use the same settings, or another folder"
             )
-    return open_bm25(folder, corpus)

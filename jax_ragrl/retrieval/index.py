@@ -14,22 +14,28 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import re
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, check_dtype, check_recall
 from jax_ragrl.config.schema import one_of
+from jax_ragrl.corpus import store
+from jax_ragrl.corpus.chunks import WORDS, Chunks, Units
 from jax_ragrl.corpus.duplicates import report_duplicates
 from jax_ragrl.corpus.formats import load_questions
+from jax_ragrl.corpus.formats.own import NO_FIELDS
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.corpus.store import StoredPassages
 from jax_ragrl.errors import UserError
-from jax_ragrl.models.encoder import from_description, load_encoder
+from jax_ragrl.models.encoder import encoder_units, from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
 from jax_ragrl.retrieval.description import (
     FILE,
@@ -43,6 +49,7 @@ from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.retrieval.int8 import Int8Searcher, write_int8
+from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.retrieval.scann import (
     BRUTE_FORCE,
@@ -145,6 +152,8 @@ def build_index(
     # Eight bits are made of float32 vectors, which remain for the second scores.
     stored = "float32" if dtype == INT8 else dtype
     if vectors is None:
+        # Before the encoding, which may take hours; an encoder of words cuts nothing.
+        on_process_zero(lambda: report_long(corpus.passages, getattr(encoder, "units", WORDS)))
         parts = [corpus.fingerprint, _identity(encoder.describe()), stored]
         identity = json.dumps(parts, sort_keys=True)
         embed(corpus.passages, encoder, folder / "vectors", identity, stored, known)
@@ -267,11 +276,23 @@ def stored_corpus(folder: pathlib.Path) -> Corpus:
     return Corpus(passages, passages.fingerprint)
 
 
-def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
+def load_indexed(
+    path: pathlib.Path,
+    folder: pathlib.Path | None,
+    reading: Reading | None = None,
+    *,
+    own_folder: bool = False,
+) -> Corpus:
     """Reads the corpus of a file and caches its passages in the folder of an index.
 
     The index may exist, or be built later. Without a folder the passages are kept in memory. If the
     path is itself the folder of an index, its passages are opened.
+
+    Args:
+      path: the file or folder of the passages.
+      folder: of the index.
+      reading: how the file is read; None: as for the index, see `stored_reading`.
+      own_folder: whether a second corpus gets a folder next to this one, see `folder_of`.
 
     Raises:
       UserError: as `load_corpus`; or the index was built for another corpus.
@@ -279,12 +300,86 @@ def load_indexed(path: pathlib.Path, folder: pathlib.Path | None) -> Corpus:
     if (path / FILE).is_file():
         return stored_corpus(path)
     if folder is None:
-        return load_corpus(path)
-    if not (folder / FILE).exists():
-        return load_corpus(path, folder=folder / PASSAGES)
-    expected = read_description(folder)["corpus"]
-    cache = files_folder(folder) / PASSAGES
-    return load_corpus(path, folder=cache, expected_fingerprint=expected)
+        return load_corpus(path, reading=reading or AS_IS)
+    reading = stored_reading(path, folder) if reading is None else reading
+    if own_folder:
+        source = store.source_of(path, None, reading.describe())
+        for sibling in _siblings(folder):
+            if (passages := store.open_passages(sibling / PASSAGES, source)) is not None:
+                return Corpus(passages, passages.fingerprint)
+    cache = passages_folder(folder)
+
+    def choose(fingerprint: str) -> pathlib.Path:
+        if own_folder and (own := folder_of(folder, fingerprint)) != folder:
+            return own / PASSAGES
+        _refuse_other(folder, fingerprint, path)
+        return cache
+
+    return load_corpus(path, folder=cache, choose=choose, reading=reading)
+
+
+def passages_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the passages of an index, which may not exist yet."""
+    return (files_folder(folder) if (folder / FILE).exists() else folder) / PASSAGES
+
+
+def _refuse_other(folder: pathlib.Path, fingerprint: str, path: pathlib.Path) -> None:
+    """Raises `UserError` if a folder has the index of another corpus."""
+    expected = read_description(folder)["corpus"] if (folder / FILE).exists() else ""
+    if expected not in ("", fingerprint):
+        raise UserError(
+            f"index {folder} was built for corpus {expected}, but {path} holds {fingerprint}: "
+            "rerun 'ragrl index', or give the corpus it was built for"
+        )
+
+
+def _siblings(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders of further corpora next to the folder of an index."""
+    # Only names of `folder_of`: the name of the folder and 16 hex digits.
+    pattern = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}")
+    folders = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    return sorted(path for path in folders if pattern.fullmatch(path.name))
+
+
+def folder_of(folder: pathlib.Path, fingerprint: str) -> pathlib.Path:
+    """Returns the folder of the index of a corpus.
+
+    It is the given one, unless that belongs to another corpus; then `FOLDER-FINGERPRINT`.
+    """
+    owner = _owner(folder)
+    if owner in ("", fingerprint):
+        return folder
+    return folder.with_name(f"{folder.name}-{fingerprint}")
+
+
+def _owner(folder: pathlib.Path) -> str:
+    """Returns the fingerprint of the corpus of an index, or of its passages; empty: none."""
+    if (folder / FILE).exists():
+        return str(read_description(folder)["corpus"])
+    try:
+        return StoredPassages(folder / PASSAGES).fingerprint
+    except (OSError, ValueError):
+        return ""
+
+
+def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
+    """Returns how a file was read for an index, so that opening it works without options.
+
+    A line on stderr names it. For another file it is `AS_IS`.
+    """
+    parts = store.reading_of(passages_folder(folder), store.source_of(path, None))
+    if not parts:
+        return AS_IS
+    print(f"ragrl: {path} is read as for the index {folder}: {json.dumps(parts)}", file=sys.stderr)
+    chunk = dict(parts.get("chunk", {}))
+    units = units_of(chunk.pop("units", WORDS.name))
+    return Reading(parts.get("fields", {}), Chunks(**chunk) if chunk else None, units)
+
+
+def units_of(name: str) -> Units:
+    """Returns the units of an encoder's input by its name; hashed words and `words` are words."""
+    is_words = name in (WORDS.name, HASHED_WORDS, FORMER_HASHED_WORDS)
+    return WORDS if is_words else encoder_units(name)
 
 
 def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
@@ -305,13 +400,26 @@ def make_encoder(name: str, corpus: Corpus, **prefixes: str | None) -> Encoder:
     return HashedEncoder.fit(corpus.passages)
 
 
-def with_gold(path: pathlib.Path | str | None, qrels: pathlib.Path | str | None) -> list[Question]:
-    """Returns the questions on which recall is measured; none without a path."""
+def with_gold(
+    path: pathlib.Path | str | None,
+    qrels: pathlib.Path | str | None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> list[Question]:
+    """Returns the questions on which recall is measured; none without a path.
+
+    Args:
+      path: questions in any known format.
+      qrels: relevance judgments, which replace the questions' own gold.
+      fields: names of fields in the file of questions, see `formats.own`.
+
+    Raises:
+      UserError: a file cannot be read, or no question has gold passages.
+    """
     if path is None:
         if qrels is not None:
             raise UserError(f"--qrels {qrels} needs the questions that it judges: give --questions")
         return []
-    questions = load_questions(path)
+    questions = load_questions(path, fields=fields)
     if qrels is not None:
         return questions_with_gold(questions, qrels)
     if gold := [question for question in questions if question.gold]:
@@ -332,6 +440,7 @@ def run_index(
     qrels_path: pathlib.Path | str | None = None,
     near_duplicates: bool = False,
     recall: float = 0.0,
+    reading: Reading = AS_IS,
     **prefixes: str | None,
 ) -> dict[str, Any]:
     """Builds an index from a file; implements `ragrl index`.
@@ -347,6 +456,7 @@ def run_index(
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
       recall: see `build_index`.
+      reading: how the corpus is read; its units become the encoder's.
       prefixes: see `make_encoder`.
 
     Returns:
@@ -363,10 +473,12 @@ def run_index(
     check_dtype(dtype, kind)
     check_recall(recall, kind)
     # Read before the long work, so that a wrong path fails immediately.
-    questions = with_gold(questions_path, qrels_path)
+    questions = with_gold(questions_path, qrels_path, reading.fields)
     vectors = None if vectors_path is None else open_vectors(vectors_path)
     out = _writable_folder(out)
-    corpus = process_zero_first(lambda: load_corpus(corpus_path, folder=out / PASSAGES))
+    corpus = process_zero_first(
+        lambda: read_corpus(corpus_path, out, reading, lambda: units_of(encoder))
+    )
     start = time.perf_counter()
     # The first process downloads a model; the others find it in the cache.
     passage_encoder = process_zero_first(lambda: make_encoder(encoder, corpus, **prefixes))
@@ -374,10 +486,25 @@ def run_index(
     seconds = round(time.perf_counter() - start, 2)
     report: dict[str, Any] = {"corpus": corpus.fingerprint, "encoder": encoder, "kind": kind}
     report |= {"count": len(corpus), "dimension": retriever.encoder.dimension, "seconds": seconds}
-    if recall:
-        report["search"] = read_description(out)["search"]
+    report |= {"search": read_description(out)["search"]} if recall else {}
     report["duplicates"] = report_duplicates(corpus, near_duplicates)
     return report | describe_quality(retriever, questions, corpus)
+
+
+def read_corpus(
+    path: pathlib.Path | str, folder: pathlib.Path, reading: Reading, units: Callable[[], Units]
+) -> Corpus:
+    """Reads the corpus of an index that is about to be built.
+
+    Args:
+      path: passages in any known format.
+      folder: of the index.
+      reading: how they are read.
+      units: loads the units of chunks; not called for whole passages.
+    """
+    if reading.chunks:
+        reading = reading._replace(units=units())
+    return load_corpus(path, folder=folder / PASSAGES, reading=reading)
 
 
 def _writable_folder(path: pathlib.Path | str) -> pathlib.Path:

@@ -17,8 +17,8 @@ DEPTH = 10  # of nDCG and of the reciprocal rank in reports
 
 
 def names_of(passages: Iterable[Passage]) -> set[str]:
-    """Returns the ids and titles of passages: the names by which gold may refer to them."""
-    return {name for passage in passages for name in (passage.id, passage.title)}
+    """Returns the names by which gold may refer to passages, such as ids and titles."""
+    return {name for passage in passages for name in passage.names}
 
 
 def recall_at(gold: Sequence[str], passages: Sequence[Passage], k: int) -> float:
@@ -36,7 +36,7 @@ def gains(gold: Sequence[str], passages: Sequence[Passage]) -> list[int]:
     """Returns 1 for each passage with a gold name that no earlier passage has, else 0."""
     missing, gain = set(gold), []
     for passage in passages:
-        names = missing & {passage.id, passage.title}
+        names = missing & passage.names
         missing -= names
         gain.append(int(bool(names)))
     return gain
@@ -107,12 +107,12 @@ def recall_by_hop(question: Question, passages: Iterable[Passage]) -> list[float
 
 
 def missing_gold(questions: Iterable[Question], passages: Iterable[Passage]) -> list[str]:
-    """Returns the gold names that are neither the id nor the title of a passage, in order.
+    """Returns the gold names that name no passage (`Passage.names`), in order.
 
     No search can return them, so that they bound every recall. Reads all passages once.
     """
     missing = dict.fromkeys(name for question in questions for name in question.gold)
     for passage in passages:
-        missing.pop(passage.id, None)
-        missing.pop(passage.title, None)
+        for name in passage.names:
+            missing.pop(name, None)
     return list(missing)

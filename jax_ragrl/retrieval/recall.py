@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.corpus.passages import Corpus
@@ -110,6 +110,26 @@ def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[s
             file=sys.stderr,
         )
     return {"gold": count, "gold_missing": len(missing)}
+
+
+def report_gold(retriever: Retriever, questions: Sequence[Question]) -> dict[str, int]:
+    """Reports gold that the corpus of a retriever lacks, see `report_missing_gold`.
+
+    Empty for questions without gold, and for a server, whose corpus is unknown.
+    """
+    corpus = next(corpora_of(retriever), None)
+    if corpus is None or not any(question.gold for question in questions):
+        return {}
+    return report_missing_gold(questions, corpus)
+
+
+def corpora_of(retriever: Any) -> Iterator[Corpus]:
+    """Yields the corpora of a retriever and of those that it fuses or reranks."""
+    if isinstance(corpus := getattr(retriever, "corpus", None), Corpus):
+        yield corpus
+    inner = getattr(retriever, "retriever", None)
+    for part in (*getattr(retriever, "retrievers", ()), *([inner] if inner else [])):
+        yield from corpora_of(part)
 
 
 def describe_quality(

@@ -27,9 +27,11 @@ from jax_ragrl.config.kinds import (
     VectorIndex,
 )
 from jax_ragrl.corpus import world as worlds
+from jax_ragrl.corpus.chunks import WORDS, Units
 from jax_ragrl.corpus.data_path import data_path
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.questions import load_mixture
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.llm.executors import WorldExecutors
@@ -46,7 +48,14 @@ from jax_ragrl.retrieval.bm25 import open_or_build_bm25
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.description import FILE as INDEX_FILE
 from jax_ragrl.retrieval.description import read_description
-from jax_ragrl.retrieval.index import build_index, load_indexed, make_encoder, open_index
+from jax_ragrl.retrieval.index import (
+    build_index,
+    folder_of,
+    load_indexed,
+    make_encoder,
+    open_index,
+    units_of,
+)
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
@@ -113,7 +122,7 @@ def build_components(
     if questions is not None and retriever is not None:
         data = LoadedData(Corpus(()), questions, None)  # the config's corpus is not needed
     else:
-        data = load_data(job.data, index_folder(job.index, workdir))
+        data = load_data(job.data, index_folder(job.index, workdir), job.index)
         data = data._replace(questions=questions or data.questions)
     # Data before models: a wrong path fails before weights are loaded.
     mesh, load = mesh_for(job), shared_loader()
@@ -263,11 +272,16 @@ class LoadedData(NamedTuple):
     world: worlds.World | None
 
 
-def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
+def load_data(
+    data: Data, folder: pathlib.Path | None = None, index: Index | None = None
+) -> LoadedData:
     """Loads or generates corpus and questions.
 
-    `folder` is the folder of the index, which also stores the passages of a file; None holds
-    them in memory.
+    Args:
+      data: the config of the data.
+      folder: the folder of the index, which also stores the passages of a file; None holds them in
+        memory.
+      index: the config of the index, whose encoder counts the size of chunks; None: words.
     """
     if data.files is not None:
         files = data.files
@@ -276,20 +290,48 @@ def load_data(data: Data, folder: pathlib.Path | None = None) -> LoadedData:
         process_zero_first(lambda: [data_path(name.strip()) for name in names])
         splits = {
             "train": tuple(
-                load_mixture(files.train, files.max_train_per_file, files.train_per_file)
+                load_mixture(
+                    files.train, files.max_train_per_file, files.train_per_file, files.fields
+                )
             ),
-            "dev": tuple(load_mixture(files.dev)),
-            "test": tuple(load_mixture(files.test)),
+            "dev": tuple(load_mixture(files.dev, fields=files.fields)),
+            "test": tuple(load_mixture(files.test, fields=files.fields)),
         }
         # A search server has its own corpus.
         if not files.corpus:
             return LoadedData(Corpus(()), splits, None)
-        corpus = process_zero_first(lambda: load_indexed(data_path(files.corpus), folder))
+        path = process_zero_first(lambda: data_path(files.corpus))
+        # A config that says nothing reads the corpus as an index that exists.
+        reading: Reading | None = config_reading(data, index)
+        reading = None if reading is AS_IS else reading
+        corpus = process_zero_first(lambda: load_indexed(path, folder, reading, own_folder=True))
         return LoadedData(corpus, splits, None)
     if data.world is None:
         raise UserError("the config has no questions: set data.files or data.world")
     world = make_world(data.world)
     return LoadedData(Corpus(world.passages), world.questions, world)
+
+
+def config_reading(data: Data, index: Index | None) -> Reading:
+    """Returns how the corpus of a config is read; `AS_IS` if the config does not say."""
+    fields = data.files.fields if data.files else {}
+    if data.chunk is None:
+        return Reading(fields) if fields else AS_IS
+    return Reading(fields, data.chunk, section_units(index))
+
+
+def section_units(index: Index | None) -> Units:
+    """Returns the units of the first encoder of an index, or words without one."""
+    sections = index.sections if isinstance(index, PipelineIndex) else (index,)
+    names = (part.encoder for part in sections if isinstance(part, VectorIndex))
+    units = (units_of(name) for name in names if name != HASHED_WORDS)
+    return next(units, WORDS)
+
+
+def corpus_folder(corpus: Corpus, index: Index, workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the index of a corpus, which a second corpus has for itself."""
+    folder = index_folder(index, workdir)
+    return folder_of(folder, corpus.fingerprint) if len(corpus) else folder
 
 
 def index_folder(index: Index, workdir: pathlib.Path) -> pathlib.Path:
@@ -313,7 +355,7 @@ def load_retriever(
       workdir: the folder of the run, which holds the index unless the config names another folder.
       llm: loads the frozen language model, for a pipeline that it reranks.
     """
-    folder = index_folder(index, workdir)
+    folder = corpus_folder(corpus, index, workdir)
     if isinstance(index, PipelineIndex):
         load = functools.partial(load_retriever, corpus, workdir=workdir)
         return build_pipeline(index, folder, load, llm)
@@ -351,13 +393,19 @@ def open_or_build_index(
     Raises:
       UserError: the index in the folder has another kind, dtype or encoder.
     """
-    folder = index_folder(index, workdir)
+    folder = process_zero_first(lambda: corpus_folder(corpus, index, workdir))
     if not on_process_zero((folder / INDEX_FILE).exists):
         encoder = process_zero_first(lambda: make_encoder(index.encoder, corpus))
         return build_index(
             corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
         )
-    # Checked here, because `open_index` takes kind, dtype and encoder from the folder.
+    check_index_settings(index, folder)
+    return process_zero_first(lambda: open_index(folder, corpus))
+
+
+def check_index_settings(index: VectorIndex, folder: pathlib.Path) -> None:
+    """Raises `UserError` if the index in a folder was built with other settings."""
+    # `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
     # An index of words has no encoder.
@@ -377,7 +425,6 @@ def open_or_build_index(
             f"index {folder} was tuned for the recall {target} (0: not tuned), but index.recall is "
             f"{index.recall}: leave it out, or build the index again in another folder"
         )
-    return process_zero_first(lambda: open_index(folder, corpus))
 
 
 def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:

@@ -22,6 +22,8 @@ from jax_ragrl.config.kinds import (
     WorldReaderConfig,
 )
 from jax_ragrl.config.schema import build, convert, kinds_of, one_of
+from jax_ragrl.corpus.chunks import Chunks
+from jax_ragrl.corpus.formats.own import check_fields
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.dpo import Preference
 from jax_ragrl.learner.objective import GAE_ADVANTAGES, GROUP_ADVANTAGES, Objective
@@ -78,6 +80,8 @@ class FileData:
       max_train_per_file: maximum number of questions from each file of `train`; 0: no maximum.
       train_per_file: a mixture: the number of questions from each file of `train`, in the order of
         the files (0: all of a file). Empty: `max_train_per_file` for every file.
+      fields: names of fields in these files, if they are not the usual ones (`corpus/formats/own`):
+        the keys are `question`, `answer`, `id`, `gold`, `text` and `title`.
     """
 
     corpus: str
@@ -86,6 +90,10 @@ class FileData:
     test: str
     max_train_per_file: int = 0
     train_per_file: tuple[int, ...] = ()
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self.fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +103,12 @@ class Data:
     Fields:
       world: settings of a synthetic corpus.
       files: files of passages and questions.
+      chunk: divides long passages of the files; None leaves them whole.
     """
 
     world: WorldData | None = None
     files: FileData | None = None
+    chunk: Chunks | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,14 +15,15 @@ from jax_ragrl.config.kinds import (
 )
 from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.duplicates import report_duplicates
-from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import build_bm25, open_bm25
-from jax_ragrl.retrieval.description import FILE, PASSAGES, read_description
-from jax_ragrl.retrieval.index import KINDS, open_index, with_gold
+from jax_ragrl.retrieval.description import FILE, read_description
+from jax_ragrl.retrieval.index import KINDS, open_index, read_corpus, with_gold
 from jax_ragrl.retrieval.recall import describe_quality
-from jax_ragrl.run.components import load_retriever
+from jax_ragrl.run.components import load_retriever, section_units
 from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, process_zero_first
@@ -98,6 +99,7 @@ def build_folder(
     qrels_path: pathlib.Path | str | None = None,
     *,
     near_duplicates: bool = False,
+    reading: Reading = AS_IS,
 ) -> dict[str, Any]:
     """Builds an index of words or a pipeline from a file; implements `ragrl index`.
 
@@ -107,6 +109,7 @@ def build_folder(
       questions_path: questions in any known format; recall is measured on those with gold.
       qrels_path: relevance judgments (TREC or BEIR), which replace the questions' own gold.
       near_duplicates: whether near duplicates are counted, too.
+      reading: how the corpus is read; its units become the index's.
 
     Returns:
       A report for JSON: corpus, count, kind and its settings, seconds (of building), `duplicates`
@@ -116,7 +119,7 @@ def build_folder(
       UserError: an argument cannot be used.
     """
     # Read before the long work, so that a wrong path fails immediately.
-    questions = with_gold(questions_path, qrels_path)
+    questions = with_gold(questions_path, qrels_path, reading.fields)
     is_listwise = isinstance(index, PipelineIndex) and index.rerank == LISTWISE
     if is_listwise and questions:
         raise UserError(
@@ -124,7 +127,9 @@ def build_folder(
             "--questions, or --rerank"
         )
     folder = pathlib.Path(index.folder)
-    corpus = process_zero_first(lambda: load_corpus(corpus_path, folder=folder / PASSAGES))
+    corpus = process_zero_first(
+        lambda: read_corpus(corpus_path, folder, reading, lambda: section_units(index))
+    )
     start = time.perf_counter()
     retriever = build_section(corpus, index, folder)
     seconds = round(time.perf_counter() - start, 2)

@@ -54,7 +54,7 @@ def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
     if isinstance(index, ServerIndex):
         return server_retriever(index, index_folder(index, workdir))
     data = build(Data, values.get("data", {}), "config.data")
-    corpus = load_data(data, index_folder(index, workdir)).corpus
+    corpus = load_data(data, index_folder(index, workdir), index).corpus
     return load_retriever(corpus, index, workdir)
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
+from jax_ragrl.retrieval.recall import corpora_of, report_gold
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
+from jax_ragrl.runtime.multihost import (
+    all_gather_object,
+    check_shared_folder,
+    is_process_zero,
+    on_process_zero,
+)
+from jax_ragrl.types import Question
 
 
 def claim_workdir(values: Mapping[str, Any], workdir: pathlib.Path) -> Job:
@@ -43,6 +50,25 @@ def has_results(workdir: pathlib.Path) -> bool:
     return any(True for pattern in patterns for _ in workdir.glob(pattern))
 
 
+def claim_data(
+    retriever: Retriever, questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path
+) -> None:
+    """Records the corpora and indexes of a run, and reports gold that the corpora lack.
+
+    Args:
+      retriever: of the run.
+      questions: by split.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results of another corpus or build of an index.
+    """
+    claim_builds(retriever, workdir)
+    # Once per run, because every passage is read.
+    if claim_corpus(retriever, workdir) and is_process_zero():
+        report_gold(retriever, [*questions["train"], *questions["dev"]])
+
+
 def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
     """Records the trained searchers of a run's indexes, or checks that a resumed run has the same.
 
@@ -59,6 +85,34 @@ def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
     file, builds = workdir / "index_builds.json", sorted(_builds(retriever))
     if builds:
         on_process_zero(lambda: _claim_builds(file, builds))
+
+
+def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
+    """Records the corpora of a run, or checks that a resumed run has the same.
+
+    Returns:
+      Whether this call has recorded them, because the run begins.
+
+    Raises:
+      UserError: `workdir` holds results with another corpus.
+    """
+    file, now = workdir / "corpus.json", sorted({c.fingerprint for c in corpora_of(retriever)})
+    before = _saved_corpora(file) if has_results(workdir) and file.exists() else None
+    if before is None:
+        on_process_zero(lambda: write_json(file, now))
+    elif before != now:
+        raise UserError(
+            f"{workdir} was begun with the corpus {', '.join(before)}, but data.files.corpus holds "
+            f"{', '.join(now)}: give the former corpus, or another --workdir"
+        )
+    return before is None
+
+
+def _saved_corpora(file: pathlib.Path) -> list[str]:
+    try:
+        return list(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
 
 
 def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:

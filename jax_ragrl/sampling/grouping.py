@@ -12,7 +12,7 @@ into batches of the static sizes, the cheapest by this count of tokens per devic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -97,7 +97,7 @@ def _cheapest(
     """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt."""
     floor = MIN_DECODE_ROWS.get(jax.default_backend(), MIN_DECODE_ROWS_ACCELERATOR) * devices
     options = []
-    for copies in _powers_of_two(max(map(len, prompts))):
+    for copies in shapes.copies_up_to(max(map(len, prompts))):
         if not (sizes := shapes.batch_sizes_for(length, devices, copies)):
             break
 
@@ -109,12 +109,6 @@ def _cheapest(
         chunks = _take(parts, [Chunk([], length, size, copies) for size in batches])
         options.append((sum(map(cost, batches)), copies, chunks))
     return min(options)[2]
-
-
-def _powers_of_two(limit: int) -> Iterator[int]:
-    """Yields 1, 2, 4 up to the first power of two that is at least `limit`."""
-    for exponent in range((limit - 1).bit_length() + 1):
-        yield 1 << exponent
 
 
 def _take(parts: Sequence[list[Draw]], chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.sampling.batches import cache_sizes
 
 PROMPT_LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -74,6 +77,8 @@ class Shapes:
       initial_cache_size: new tokens that a cache holds at first, if a row may need as many; it
         doubles up to `max_new_tokens`. A batch of which half or more is done continues in a smaller
         one.
+      copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal prompts
+        are computed once. Empty: powers of two, which waste no rows but need more programs.
     """
 
     prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
@@ -81,6 +86,23 @@ class Shapes:
     max_new_tokens: int = 64
     max_prompt_tokens: int = 16384
     initial_cache_size: int = 128
+    copies: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.copies and (self.copies[0] != 1 or sorted({*self.copies}) != [*self.copies]):
+            raise UserError(
+                f"shapes.copies is {self.copies}: give ascending numbers from 1, such as (1, 8), or "
+                "leave it empty"
+            )
+
+    def copies_up_to(self, draws: int) -> Iterator[int]:
+        """Yields the numbers of rows per prompt, up to the first one that holds `draws` rows."""
+        # Powers of two without end, unless the config lists the numbers.
+        numbers = iter(self.copies) if self.copies else map(lambda n: 1 << n, itertools.count())
+        for copies in numbers:
+            yield copies
+            if copies >= draws:
+                return
 
     def bucket_length(self, tokens: int) -> int | None:
         """Returns the smallest prompt length that holds `tokens`; None if none does."""

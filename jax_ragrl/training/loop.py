@@ -43,7 +43,7 @@ from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
-from jax_ragrl.run.workdir import claim_builds
+from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.log import Clock, open_log
@@ -68,7 +68,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         saved; when the run is started again, it repeats them.
       Preempted: the process received SIGTERM; the newest step is saved.
     """
-    claim_builds(parts.retriever, workdir)
+    claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)

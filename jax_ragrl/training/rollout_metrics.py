@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jax_ragrl.retrieval.measures import recall_by_turn
+from jax_ragrl.retrieval.measures import names_of, recall_by_turn
 from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.searches import search_turns
@@ -76,18 +76,26 @@ def _reward_terms(forest: Forest, reward_terms: RewardTerms | None) -> dict[str,
 def _role_metrics(forest: Forest, credit_N: np.ndarray) -> dict[str, float]:
     """Actions per rollout, credit, and the fraction of valid actions, per role."""
     leaves, metrics = np.flatnonzero(forest.leaf_N), dict[str, float]()
-    # An action may violate the rules only in its state: then the leaf below it has the error.
-    invalid_nodes = {int(forest.parent_N[i]) for i in leaves if forest.records[i].parse_error}
     for role, nodes in nodes_by_role(forest).items():
         metrics[f"actions_per_rollout/{role}"] = len(nodes) / max(len(leaves), 1)
         if np.isfinite(credit_N[nodes]).any():
             metrics[f"credit/{role}"] = float(np.nanmean(credit_N[nodes]))
+    return metrics | {f"valid_frac/{role}": x for role, (x, _) in valid_samples(forest).items()}
+
+
+def valid_samples(forest: Forest) -> dict[str, tuple[float, int]]:
+    """Returns the fraction of valid actions, and the number of sampled ones, per role."""
+    result = dict[str, tuple[float, int]]()
+    # An action may violate the rules only in its state: then the leaf below it has the error.
+    leaves = np.flatnonzero(forest.leaf_N)
+    invalid_nodes = {int(forest.parent_N[i]) for i in leaves if forest.records[i].parse_error}
+    for role, nodes in nodes_by_role(forest).items():
         # Merged actions count as often as they were sampled, forced ones not at all.
         samples = forest.multiplicity_N[nodes] - forest.forced_N[nodes]
         if samples.any():
             valid = [i not in invalid_nodes and not forest.records[i].parse_error for i in nodes]
-            metrics[f"valid_frac/{role}"] = float(np.average(valid, weights=samples))
-    return metrics
+            result[role] = float(np.average(valid, weights=samples)), int(samples.sum())
+    return result
 
 
 def nodes_by_role(forest: Forest) -> dict[str, list[int]]:
@@ -228,9 +236,7 @@ def retrieval_recall(forest: Forest) -> dict[str, float]:
     for i in np.flatnonzero(forest.leaf_N):
         record = forest.records[i]
         passages = (passage for call in record.calls for passage in call.passages)
-        # Some data sets name gold passages by id, others by title.
-        titles = {name for passage in passages for name in (passage.id, passage.title)}
-        names.setdefault(record.question, set()).update(titles)
+        names.setdefault(record.question, set()).update(names_of(passages))
     recalls = [
         len(names.get(i, set()).intersection(question.gold)) / len(question.gold)
         for i, question in enumerate(forest.questions)

@@ -180,7 +180,7 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
     if (out / "checkpoint").exists():
         raise UserError(f"{out / 'checkpoint'} exists already: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    corpus, questions, world = load_data(run.data, index_folder(run.index, out))
+    corpus, questions, world = load_data(run.data, index_folder(run.index, out), run.index)
     retriever = load_retriever(corpus, run.index, out)
     decoder, tokenizer = load_policy(run.policy)
     source = ExampleSource(questions["train"], retriever, corpus, world)

@@ -100,7 +100,7 @@ def make_demos(
             f"--writer labels is for the system of a config, not for --of {of}: choose a language "
             "model"
         )
-    data = load_data(job.data, index_folder(job.index, out.parent))
+    data = load_data(job.data, index_folder(job.index, out.parent), job.index)
     tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))
     parts = build_surroundings(job, out.parent, data, mesh_for(job), tokenizer)
     questions = unique_questions(q for q in parts.questions["train"] if q.answers)[: count or None]

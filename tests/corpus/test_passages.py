@@ -6,7 +6,7 @@ import gzip
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus import passages, store
+from jax_ragrl.corpus import reading, store
 from jax_ragrl.corpus.formats import iter_passages
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
 from jax_ragrl.errors import UserError
@@ -87,7 +87,7 @@ def test_stored_passages_equal_the_file(tmp_path):
 def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, capsys):
     path, folder = written(tmp_path / "c.jsonl", *PASSAGES), tmp_path / "kept"
     load_corpus(path, folder=folder)
-    monkeypatch.setattr(passages, "iter_passages", None)
+    monkeypatch.setattr(reading, "iter_passages", None)
     assert tuple(load_corpus(path, folder=folder).passages) == PASSAGES
     assert capsys.readouterr().err == ""
 
@@ -107,7 +107,7 @@ def test_copies_on_two_hosts_are_each_read_once(tmp_path, monkeypatch):
     paths = [written(tmp_path / name, *PASSAGES) for name in ("one.jsonl", "two.jsonl")]
     for path in paths:
         load_corpus(path, folder=tmp_path / "kept")
-    monkeypatch.setattr(passages, "iter_passages", None)
+    monkeypatch.setattr(reading, "iter_passages", None)
     for path in paths:
         assert len(load_corpus(path, folder=tmp_path / "kept")) == 3
 

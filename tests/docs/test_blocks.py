@@ -116,7 +116,7 @@ def test_the_overrides_of_algorithms_name_keys_that_exist():
     assert len(keys) > 20 and not [key for key in keys if not known_key(key)]
 
 
-MAPPINGS = ("llm.extra_body", "judge.extra_body")
+MAPPINGS = ("llm.extra_body", "judge.extra_body", "data.files.fields")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -6,18 +6,15 @@ table) and at the fields of its first record; `format=` overrides the detection.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, cast
 
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.corpus.formats.ambignq import read_ambignq
 from jax_ragrl.corpus.formats.beir import read_beir, read_beir_corpus
+from jax_ragrl.corpus.formats.documents import read_documents
 from jax_ragrl.corpus.formats.dpr import read_dpr
-from jax_ragrl.corpus.formats.files import PARQUET_MAGIC, parse_json, read_head, read_json
 from jax_ragrl.corpus.formats.flashrag import (
     read_flashrag_passages,
     read_flashrag_questions,
@@ -25,9 +22,20 @@ from jax_ragrl.corpus.formats.flashrag import (
 )
 from jax_ragrl.corpus.formats.freshqa import read_freshqa
 from jax_ragrl.corpus.formats.hotpotqa import read_hotpotqa
+from jax_ragrl.corpus.formats.look import FileLook, look
 from jax_ragrl.corpus.formats.multihop_rag import read_multihop_rag, read_multihop_rag_corpus
 from jax_ragrl.corpus.formats.musique import read_musique
 from jax_ragrl.corpus.formats.nq_open import read_nq_open, read_nq_oracle
+from jax_ragrl.corpus.formats.own import (
+    MAIN,
+    NAMES,
+    NO_FIELDS,
+    SHAPES,
+    check_fields,
+    own_fields,
+    read_own_passages,
+    read_own_questions,
+)
 from jax_ragrl.corpus.formats.passages_jsonl import read_passages_jsonl
 from jax_ragrl.corpus.formats.popqa import read_popqa
 from jax_ragrl.corpus.formats.title_sentences import read_title_sentences
@@ -49,6 +57,7 @@ __all__ = [
 
 QUESTIONS, PASSAGES = frozenset({"questions"}), frozenset({"passages"})
 BOTH = QUESTIONS | PASSAGES
+CONTENTS = ("questions", "passages")
 # Formats of large corpora return passages lazily, so that 21 million never share the memory.
 Reader = Callable[[pathlib.Path | str], tuple[list[Question], Iterable[Passage]]]
 
@@ -57,7 +66,8 @@ class Format(NamedTuple):
     """A file format.
 
     Fields:
-      shape: `folder`, `parquet`, `object`, `records`, `tsv` or `csv`.
+      shape: `folder`, `documents`, `parquet`, `object`, `records`, `tsv` or `csv`; `any`: one of
+        `own.SHAPES`, whose fields `own.own_fields` recognizes.
       fields: the fields of the first record by which the format is recognized.
       gives: `questions`, `passages`, or both.
       read: reads questions and passages from a path.
@@ -73,10 +83,19 @@ def _format(shape: str, fields: str, gives: frozenset[str], read: Reader) -> For
     return Format(shape, frozenset(fields.split()), gives, read)
 
 
+def _read_own(path: pathlib.Path | str) -> tuple[list[Question], Iterable[Passage]]:
+    """Reads a file of one's own by the usual names of fields, questions or else passages."""
+    file_look = look(path)
+    questions, passages = (own_fields(content, file_look.fields) for content in CONTENTS)
+    if MAIN["questions"] in questions.names:
+        return read_own_questions(path, questions, file_look.shape), []
+    return [], read_own_passages(path, passages, file_look.shape)
+
+
 # In order of precedence: the first format whose fields are all present is chosen.
 FORMATS: dict[str, Format] = {
     "beir": _format("folder", "", BOTH, read_beir),
-    "verl_parquet": _format("parquet", "", QUESTIONS, read_verl_parquet),
+    "verl_parquet": _format("parquet", "prompt reward_model", QUESTIONS, read_verl_parquet),
     "triviaqa": _format("object", "Data", QUESTIONS, read_triviaqa),
     # Any other JSON object: this format has no fixed fields, so that it follows `triviaqa`.
     "title_sentences": _format("object", "", PASSAGES, read_title_sentences),
@@ -100,82 +119,10 @@ FORMATS: dict[str, Format] = {
     "multihop_rag_corpus": _format("records", "title body", PASSAGES, read_multihop_rag_corpus),
     # Last, because formats with ids have these fields too.
     "title_text": _format("records", "title text", PASSAGES, read_title_text),
+    "documents": _format("documents", "", PASSAGES, read_documents),
+    "own_questions": _format("any", "", QUESTIONS, _read_own),
+    "own_passages": _format("any", "", PASSAGES, _read_own),
 }
-
-
-class FileLook(NamedTuple):
-    """The shape of a file, and the fields of its first record."""
-
-    shape: str
-    fields: frozenset[str]
-
-
-def _first_of_list(text: str) -> Any:
-    """Parses the first entry of a JSON list that may be truncated after it."""
-    return json.JSONDecoder().raw_decode(text.lstrip()[1:].lstrip())[0]
-
-
-def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
-    """Describes a file that starts with a bracket: a JSON list of records."""
-    try:
-        return FileLook("records", _names(_first_of_list(text)))
-    except json.JSONDecodeError:
-        # An empty list, an entry longer than the head, or malformed JSON: parse it all to know.
-        if values := read_json(path):
-            return FileLook("records", _names(values[0]))
-        raise UserError(f"{path} is empty: give a file with records") from None
-
-
-def _look_at_table(line: str) -> FileLook:
-    """Describes a file whose first line is not JSON: the columns of a table."""
-    shape, delimiter = ("tsv", "\t") if "\t" in line else ("csv", ",")
-    names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
-    return FileLook(shape, frozenset(names))
-
-
-def _names(value: Any) -> frozenset[str]:
-    return frozenset(value) if isinstance(value, dict) else frozenset()
-
-
-def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
-    """Describes a file that starts with a brace: JSON lines, or one object."""
-    first, _, rest = text.lstrip().partition("\n")
-    number = text[: len(text) - len(text.lstrip())].count("\n") + 1
-    try:
-        value = json.loads(first)
-    except json.JSONDecodeError:
-        # An object over several lines, or a malformed first line, which `parse_json` reports.
-        spans_lines = not rest.lstrip().startswith("{")
-        value = read_json(path) if spans_lines else parse_json(first, path, number)
-        return FileLook("object", _names(value))
-    # One line may be a whole file: TriviaQA's object, or titles with lists of sentences. One record
-    # of JSON lines has values of several types.
-    single = not rest.strip() and ("Data" in value or set(map(type, value.values())) == {list})
-    return FileLook("object" if single else "records", _names(value))
-
-
-def look(path: pathlib.Path | str) -> FileLook:
-    """Returns the shape of a file and its first fields, from its content.
-
-    Raises:
-      UserError: the file is missing, empty, or neither UTF-8 text nor parquet.
-    """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        return FileLook("folder", frozenset())
-    # The head suffices in almost every case: a corpus may have tens of gigabytes.
-    head = read_head(path)
-    if head.startswith(PARQUET_MAGIC):
-        return FileLook("parquet", frozenset())
-    # Another encoding is reported when the records are read, with the position of the first bad
-    # byte.
-    text = head.decode("utf-8-sig", errors="replace")
-    opening = text.lstrip()[:1]
-    if not opening:
-        raise UserError(f"{path} is empty: give a file with records")
-    if opening == "[":
-        return _look_at_list(path, text)
-    return _look_at_objects(path, text) if opening == "{" else _look_at_table(text.splitlines()[0])
 
 
 def _share(form: Format, file_look: FileLook) -> float:
@@ -196,22 +143,46 @@ def _check_gives(path: pathlib.Path | str, name: str, content: str | None) -> st
     )
 
 
-def detect(path: pathlib.Path | str, content: str | None = None) -> str:
+def detect(
+    path: pathlib.Path | str,
+    content: str | None = None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> str:
     """Returns the name in `FORMATS` of a file's format.
 
     Args:
       path: a file or a folder.
       content: `questions` or `passages` considers only the formats that contain them.
+      fields: the names of fields in the file, see `own.own_fields`; a file that has one of them is
+        read by these names.
 
     Raises:
       UserError: no format fits; the message lists the fields of the file and all formats.
     """
-    file_look = look(path)
-    # All formats, whatever the requested content: passages that are passed as questions get an
-    # error that names the actual content.
-    complete = (name for name, form in FORMATS.items() if _share(form, file_look) == 1.0)
-    if (match := next(complete, None)) is not None:
-        return _check_gives(path, match, content)
+    return _detect(path, look(path), content, fields)
+
+
+def _detect(
+    path: pathlib.Path | str, file_look: FileLook, content: str | None, fields: Mapping[str, str]
+) -> str:
+    own = next((kind for kind in CONTENTS if content in (kind, None) and
+                _is_own(file_look, kind, fields)), None)  # fmt: skip
+    if own and fields and _names_own(file_look, own, fields):
+        return f"own_{own}"
+    complete = [name for name, form in FORMATS.items() if _share(form, file_look) == 1.0]
+    fitting = [name for name in complete if content is None or content in FORMATS[name].gives]
+    if fitting:
+        return fitting[0]
+    if own:
+        return f"own_{own}"
+    if complete:
+        # Passages that are passed as questions get an error that names the actual content.
+        return _check_gives(path, complete[0], content)
+    return _nearest(path, file_look, content)
+
+
+def _nearest(path: pathlib.Path | str, file_look: FileLook, content: str | None) -> str:
+    """Returns the format of which a file has at least half of the fields."""
     candidates = {
         name: form for name, form in FORMATS.items() if content is None or content in form.gives
     }
@@ -220,40 +191,79 @@ def detect(path: pathlib.Path | str, content: str | None = None) -> str:
     # the line, which helps more than "unknown format".
     if _share(candidates[nearest], file_look) >= 0.5:
         return nearest
-    fields = ", ".join(sorted(file_look.fields)[:12]) or "none"
+    names = ", ".join(sorted(file_look.fields)[:12]) or "none"
+    wanted = {"questions": "question=NAME,answer=NAME", "passages": "text=NAME"}
+    mend = f"name its fields with --fields {wanted[content]}, or " if content in wanted else ""
     raise UserError(
         f"{path}: no known format of {content or 'data'} is {file_look.shape} with the fields "
-        f"{fields}: convert it to one of {', '.join(candidates)}"
+        f"{names}: {mend}convert it to one of {', '.join(candidates)}"
+    )
+
+
+def _is_own(file_look: FileLook, content: str, fields: Mapping[str, str]) -> bool:
+    """Whether records have the field that makes them questions or passages."""
+    names = own_fields(content, file_look.fields, fields).names
+    return file_look.shape in SHAPES and MAIN[content] in names
+
+
+def _names_own(file_look: FileLook, content: str, fields: Mapping[str, str]) -> bool:
+    """Whether given names describe this file: it has one, or its main field has one."""
+    given = {name: fields[name] for name in NAMES[content] if name in fields}
+    return bool(given) and (
+        MAIN[content] in given or any(name in file_look.fields for name in given.values())
     )
 
 
 def _load(
-    path: pathlib.Path | str, format: str | None, content: str
+    path: pathlib.Path | str, format: str | None, content: str, fields: Mapping[str, str]
 ) -> tuple[list[Question], Iterable[Passage]]:
-    name = detect(path, content) if format is None else format
-    one_of("format", name, FORMATS)
-    return FORMATS[_check_gives(path, name, content)].read(path)
+    if format is not None:
+        one_of("format", format, FORMATS)
+    check_fields(fields)
+    file_look = look(path) if format is None or format.startswith("own_") else None
+    name = format or _detect(path, cast(FileLook, file_look), content, fields)
+    _check_gives(path, name, content)
+    if file_look is None or not name.startswith("own_"):
+        return FORMATS[name].read(path)
+    own = own_fields(content, file_look.fields, fields)
+    if content == "questions":
+        return read_own_questions(path, own, file_look.shape), []
+    return [], read_own_passages(path, own, file_look.shape)
 
 
-def load_questions(path: pathlib.Path | str, format: str | None = None) -> list[Question]:
+def load_questions(
+    path: pathlib.Path | str,
+    format: str | None = None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> list[Question]:
     """Reads the questions of a file.
 
     Args:
       path: the file, plain or gzipped, or a BEIR folder.
       format: a name in `FORMATS`; None detects it from the content.
+      fields: the names of fields in the file, see `own.own_fields`.
 
     Raises:
       UserError: no questions, unknown format, malformed JSON or a missing field; the message
         names file and line.
     """
-    questions, _ = _load(path, format, "questions")
+    questions, _ = _load(path, format, "questions", fields)
     if not questions:
         raise UserError(f"{path} holds no questions: give a file with at least one")
     return questions
 
 
-def iter_passages(path: pathlib.Path | str, format: str | None = None) -> Iterator[Passage]:
+def iter_passages(
+    path: pathlib.Path | str,
+    format: str | None = None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> Iterator[Passage]:
     """Yields the passages of a file, including the contexts of its questions.
+
+    Args:
+      path: the file, plain or gzipped, a document, or a folder of documents or of a BEIR set.
+      format: a name in `FORMATS`; None detects it from the content.
+      fields: the names of fields in the file, see `own.own_fields`.
 
     Raises:
       UserError: no passages, unknown format, malformed JSON or a missing field; the message
@@ -261,7 +271,7 @@ def iter_passages(path: pathlib.Path | str, format: str | None = None) -> Iterat
     """
     # Passages may be lazy, so that only the end of the iteration shows whether the file is empty.
     passage = None
-    for passage in _load(path, format, "passages")[1]:
+    for passage in _load(path, format, "passages", fields)[1]:
         yield passage
     if passage is None:
         raise UserError(f"{path} holds no passages: give a corpus with at least one")

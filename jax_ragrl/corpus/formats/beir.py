@@ -56,7 +56,7 @@ def read_beir(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passag
 def _passage(record: Record) -> Passage:
     # The title may also be null.
     title = str(record.fields.get("title") or "")
-    return Passage(field(record, "_id", str), title, field(record, "text", str))
+    return Passage(str(field(record, "_id", object)), title, field(record, "text", str))
 
 
 def read_beir_corpus(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:

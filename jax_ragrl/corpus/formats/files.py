@@ -6,9 +6,11 @@ about a missing field can name it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -116,8 +118,13 @@ def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
 
 def read_json(path: pathlib.Path | str) -> Any:
     """Reads a file that holds one JSON value."""
+    return parse_json(read_text(path), path)
+
+
+def read_text(path: pathlib.Path | str) -> str:
+    """Reads a text file in UTF-8, plain or gzipped."""
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig") as file:
-        return parse_json(_guarded(path, file.read), path)
+        return _guarded(path, file.read)
 
 
 def first_character(path: pathlib.Path | str) -> str:
@@ -160,6 +167,36 @@ def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
             yield Record(f"{path}, line {rows.line_num}", fields)
 
 
+def read_parquet(path: pathlib.Path | str) -> Iterator[Record]:
+    """Yields the rows of a parquet file lazily, numbered from 1.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    with _parquet(path) as file:
+        batches = (batch.to_pylist() for batch in file.iter_batches())
+        for n, row in enumerate(itertools.chain.from_iterable(batches), start=1):
+            yield Record(f"{path}, record {n}", row)
+
+
+def parquet_columns(path: pathlib.Path | str) -> list[str]:
+    """Returns the names of the columns of a parquet file; errors as `read_parquet`."""
+    with _parquet(path) as file:
+        return list(file.schema_arrow.names)
+
+
+@contextlib.contextmanager
+def _parquet(path: pathlib.Path | str) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.parquet  # here, because it takes half a second
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged parquet file ({error}): copy it again") from error
+
+
 def field(record: Record, name: str, kind: type[T]) -> T:
     """Returns a required field of a record.
 
@@ -190,6 +227,22 @@ def strings(record: Record, name: str) -> tuple[str, ...]:
     if None in entries:
         raise UserError(f"{record.place}: field {name!r} has a null in its list: remove it")
     return tuple(map(str, entries))
+
+
+def texts(record: Record, name: str) -> tuple[str, ...]:
+    """Returns a required field, a list or a single value, as strings.
+
+    A table has no lists, so that a cell may hold one as JSON. An empty cell and a null mean
+    that there is nothing.
+    """
+    value = field(record, name, object)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        # Text that begins with a bracket need not be a list.
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+    if isinstance(value, list | tuple):
+        return strings(Record(record.place, {name: list(value)}), name)
+    return () if value is None or value == "" else (str(value),)
 
 
 def parts(record: Record, name: str) -> Iterator[Record]:

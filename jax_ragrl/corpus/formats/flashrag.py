@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_ragrl.corpus.formats.files import Record, field, read_records, strings, unique
+from jax_ragrl.corpus.formats.files import Record, field, read_records, texts, unique
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -62,7 +62,7 @@ def _question(record: Record, number: int) -> Question:
     return Question(
         id=str(record.fields.get("id", number)),
         text=field(record, "question", str),
-        answers=strings(record, "golden_answers"),
+        answers=texts(record, "golden_answers"),
         gold=_gold(metadata),
         steps=_texts(metadata.get("steps")),
         hops=hops if isinstance(hops, int) else 0,
@@ -78,6 +78,8 @@ def read_flashrag_questions(path: pathlib.Path | str) -> tuple[list[Question], l
 
 def _passage(record: Record) -> Passage:
     title, text = split_contents(field(record, "contents", str))
+    # Some files have the title in a separate field instead.
+    title = title or str(record.fields.get("title") or "")
     return Passage(str(field(record, "id", object)), title, text)
 
 

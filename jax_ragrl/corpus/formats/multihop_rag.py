@@ -7,8 +7,11 @@ articles `{title, body, ...}`. Null queries have no evidence, and therefore no g
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
 from jax_ragrl.corpus.formats.files import Record, field, others, parts, read_records, unique
+from jax_ragrl.corpus.formats.look import look
+from jax_ragrl.corpus.formats.own import own_fields, read_own_passages
 from jax_ragrl.types import Passage, Question
 
 
@@ -31,9 +34,8 @@ def read_multihop_rag(path: pathlib.Path | str) -> tuple[list[Question], list[Pa
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
 
 
-def read_multihop_rag_corpus(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads whole articles as passages; the id is the position."""
-    passages = []
-    for n, record in enumerate(read_records(path)):
-        passages.append(Passage(f"p{n}", field(record, "title", str), field(record, "body", str)))
-    return [], passages
+def read_multihop_rag_corpus(
+    path: pathlib.Path | str,
+) -> tuple[list[Question], Iterator[Passage]]:
+    """Reads whole articles as passages; without ids, the id is the position."""
+    return [], read_own_passages(path, own_fields("passages", look(path).fields))

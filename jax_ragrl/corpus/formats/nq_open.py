@@ -19,15 +19,15 @@ from jax_ragrl.corpus.formats.files import (
     unique,
 )
 from jax_ragrl.corpus.formats.hotpotqa import passages_by_title
+from jax_ragrl.corpus.formats.look import look
+from jax_ragrl.corpus.formats.own import own_fields, read_own_questions
 from jax_ragrl.types import Passage, Question
 
 
 def read_nq_open(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads questions without gold passages."""
-    return [
-        Question(f"nq{n}", field(record, "question", str), strings(record, "answer"))
-        for n, record in enumerate(read_records(path))
-    ], []
+    """Reads questions; a file may also have ids and gold passages, as in `own.py`."""
+    own = own_fields("questions", look(path).fields)
+    return read_own_questions(path, own, prefix="nq"), []
 
 
 def _oracle_question(record: Record, number: int) -> Question:

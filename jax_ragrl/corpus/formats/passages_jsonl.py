@@ -11,7 +11,9 @@ from jax_ragrl.types import Passage, Question
 
 def _passage(record: Record) -> Passage:
     key = str(field(record, "id", object))
-    return Passage(key, field(record, "title", str), field(record, "text", str))
+    # The title may also be null.
+    title = str(field(record, "title", object) or "")
+    return Passage(key, title, field(record, "text", str))
 
 
 def read_passages_jsonl(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:

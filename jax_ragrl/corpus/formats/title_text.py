@@ -1,16 +1,15 @@
-"""Passages without ids: `[{"title", "text"}]`, as HippoRAG publishes its collections."""
+"""Passages with titles, mostly without ids: `[{"title", "text"}]`, as HippoRAG publishes them."""
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
-from jax_ragrl.corpus.formats.files import field, read_records
+from jax_ragrl.corpus.formats.look import look
+from jax_ragrl.corpus.formats.own import own_fields, read_own_passages
 from jax_ragrl.types import Passage, Question
 
 
-def read_title_text(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
-    """Reads passages; the ids are `p0`, `p1`, ... because titles may repeat."""
-    passages = []
-    for n, record in enumerate(read_records(path)):
-        passages.append(Passage(f"p{n}", field(record, "title", str), field(record, "text", str)))
-    return [], passages
+def read_title_text(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+    """Reads passages lazily; without ids these are `p0`, `p1`, ... because titles may repeat."""
+    return [], read_own_passages(path, own_fields("passages", look(path).fields))

@@ -7,10 +7,16 @@ answer}}`; `ground_truth` is a string, a list, or Search-R1's `{target: [...]}`.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
-from jax_ragrl.corpus.formats.files import Record, field, others, parts, read_records
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    field,
+    others,
+    parts,
+    read_parquet,
+    read_records,
+)
 from jax_ragrl.errors import UserError
 from jax_ragrl.types import Passage, Question
 
@@ -54,23 +60,6 @@ def _question(record: Record, number: int) -> Question:
     )
 
 
-def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
-    """Yields the rows of a parquet file, numbered from 1.
-
-    Raises:
-      UserError: the file is damaged.
-    """
-    import pyarrow
-    import pyarrow.parquet  # here, because it takes half a second
-
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: damaged parquet file ({error}): copy it again") from error
-    for n, row in enumerate(rows, start=1):
-        yield Record(f"{path}, record {n}", row)
-
-
 def read_verl(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
     """Reads the questions of a JSON lines file."""
     return [_question(record, n) for n, record in enumerate(read_records(path))], []
@@ -78,4 +67,4 @@ def read_verl(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
 
 def read_verl_parquet(path: pathlib.Path | str) -> tuple[list[Question], list[Passage]]:
     """Reads the questions of a parquet file."""
-    return [_question(record, n) for n, record in enumerate(read_parquet_records(path))], []
+    return [_question(record, n) for n, record in enumerate(read_parquet(path))], []

@@ -128,8 +128,7 @@ def _passages_by_name(
     gold = {name for question in questions for name in question.gold}
     passages = collections.defaultdict(list)
     for passage in corpus:
-        # Data sets name gold passages by id or by title.
-        for name in {passage.id, passage.title} & gold:
+        for name in passage.names & gold:
             passages[name].append(passage)
     return passages
 
@@ -137,7 +136,7 @@ def _passages_by_name(
 def is_relevant(question: Question, passage: Passage) -> bool:
     """Returns whether a passage is gold or, if the question names no gold, contains an answer."""
     if question.gold:
-        return passage.id in question.gold or passage.title in question.gold
+        return not passage.names.isdisjoint(question.gold)
     return bool(cover_match_tokens(f"{passage.title}\n{passage.text}", question.answers))
 
 

@@ -109,10 +109,10 @@ def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...
 
 
 def first_named(passages: Sequence[Passage], names: Sequence[str]) -> tuple[bool, ...]:
-    """Returns per passage whether it is the first one with some name as its id or title."""
+    """Returns per passage whether it is the first one with some name (`Passage.names`)."""
     remaining, first = set(names), []
     for passage in passages:
-        new = {passage.id, passage.title} & remaining
+        new = passage.names & remaining
         remaining -= new
         first.append(bool(new))
     return tuple(first)

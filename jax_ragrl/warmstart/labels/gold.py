@@ -38,7 +38,7 @@ def useful_numbers(question: Question, passages: Sequence[Passage]) -> tuple[int
     These are the gold passages. Without one of them it is the first passage with an answer.
     """
     gold = {*question.gold}
-    numbers = [i for i, p in enumerate(passages, 1) if gold & {p.id, p.title}]
+    numbers = [i for i, p in enumerate(passages, 1) if gold & p.names]
     answering = [i for i, p in enumerate(passages, 1) if answer_in(question, [p])]
     return tuple(numbers or answering[:1])
 

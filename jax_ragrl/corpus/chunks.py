@@ -1,0 +1,170 @@
+"""Division of long passages into chunks: whole sentences, with overlap, each with the title.
+
+Sizes are in units of the model that reads the passages: tokens of an encoder, or words. A chunk
+is an exact part of the text, and its id is that of the passage with the place of the part in it,
+as a fragment of RFC 5147: `guide.md#char=0,812`, `a.pdf#page=3&char=812,1604`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+Span = tuple[int, int]  # characters of a text, from the first to before the last
+# The white space after a sentence. A period after an initial or an abbreviation ends none, nor one
+# before a small letter; a line break always does. CJK sentences have no white space between them.
+ABBREVIATIONS = "Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|No|Fig|Eq|cf|al|[A-Z]"
+SENTENCE_END = re.compile(
+    r"\n\s*"
+    r"|(?<=[.!?\u2026])[\"'\u2019\u201d)\]]*\s+(?![a-z])"
+    r"|(?<=[\u3002\uff01\uff1f])\s*"
+)
+ABBREVIATION = re.compile(rf"(?:^|[\s(])(?:{ABBREVIATIONS})\.$")
+WORD = re.compile(r"\S+")
+
+
+class Units(NamedTuple):
+    """The units of a model in which sizes are measured.
+
+    Fields:
+      name: of the encoder whose tokens these are, or `words`; a part of a cache's identity.
+      spans: returns the characters of each unit of a text, in order.
+      reserved: units that the model adds to each passage, such as special tokens.
+      limit: units of a passage that the model reads; later ones are cut. 0: all.
+    """
+
+    name: str
+    spans: Callable[[str], Sequence[Span]]
+    reserved: int = 0
+    limit: int = 0
+
+    def size(self, passage: Passage) -> int:
+        """Returns the size of a passage with its title."""
+        return self.reserved + sum(len(self.spans(text)) for text in passage[1:])
+
+
+def word_spans(text: str) -> list[Span]:
+    """Returns the characters of each word of a text."""
+    return [match.span() for match in WORD.finditer(text)]
+
+
+WORDS = Units("words", word_spans)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """The division of long passages into chunks that end with a sentence; see `corpus.chunks`.
+
+    Fields:
+      size: the maximum size of a chunk with its title: tokens of the encoder of the index, or
+        words for an index without one. Shorter passages stay whole.
+      overlap: the maximum size of the sentences that a chunk repeats from the one before it.
+    """
+
+    size: int = 200
+    overlap: int = 40
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap < self.size:
+            raise UserError(
+                f"data.chunk.size is {self.size} and data.chunk.overlap {self.overlap}: give a "
+                "size above 0, such as 200, and an overlap from 0 to below the size, such as 40"
+            )
+
+
+def parse_chunks(text: str) -> Chunks:
+    """Parses `SIZE` or `SIZE,OVERLAP`; the overlap is a fifth of the size unless it is given.
+
+    Raises:
+      UserError: the text is neither, or the sizes divide nothing.
+    """
+    match = re.fullmatch(r"(\d+)(?:,(\d+))?", text.replace(" ", ""))
+    if match is None:
+        raise UserError(f"chunk is {text!r}: give SIZE or SIZE,OVERLAP, such as 200,40")
+    size = int(match[1])
+    return Chunks(size, size // 5 if match[2] is None else int(match[2]))
+
+
+def sentence_starts(text: str) -> list[int]:
+    """Returns the character at which each sentence of a text begins, the first at 0."""
+    starts = [0]
+    for match in SENTENCE_END.finditer(text):
+        head = text[max(0, match.start() - 8) : match.start()]
+        if "\n" in match[0] or not ABBREVIATION.search(head):
+            starts.append(match.end())
+    return starts
+
+
+def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> list[Span]:
+    """Returns the characters of each chunk of a text.
+
+    A chunk ends with a sentence if one ends in it, else with a word, else after `size` units.
+
+    Args:
+      text: the text.
+      spans: the characters of its units.
+      size: maximum of units per chunk, at least 1.
+      overlap: maximum of units that a chunk repeats, below `size`.
+    """
+    firsts = [start for start, _ in spans]
+    # Units at which a sentence or a word begins: a unit of subwords may be the middle of a word.
+    sentences = sorted({bisect.bisect_left(firsts, start) for start in sentence_starts(text)})
+    words = [n for n, start in enumerate(firsts) if start == 0 or text[start - 1].isspace()]
+    chunks, first = list[Span](), 0
+    while first < len(spans):
+        end = min(first + size, len(spans))
+        if end < len(spans):
+            end = _last(sentences, first + 1, end) or _last(words, first + 1, end) or end
+        chunks.append((spans[first][0], spans[end - 1][1]))
+        if end == len(spans):
+            break
+        # Whole sentences are repeated; within a sentence that is longer than a chunk, words.
+        at_sentence = sentences[bisect.bisect_left(sentences, end) % len(sentences)] == end
+        repeated = _first(sentences if at_sentence else words, max(first + 1, end - overlap), end)
+        first = end if repeated is None else repeated
+    return chunks
+
+
+def _last(values: Sequence[int], low: int, high: int) -> int | None:
+    """Returns the largest of sorted values from `low` to `high`."""
+    n = bisect.bisect_right(values, high) - 1
+    return values[n] if n >= 0 and values[n] >= low else None
+
+
+def _first(values: Sequence[int], low: int, high: int) -> int | None:
+    """Returns the smallest of sorted values from `low` to `high`."""
+    n = bisect.bisect_left(values, low)
+    return values[n] if n < len(values) and values[n] <= high else None
+
+
+def divide(passage: Passage, chunks: Chunks, units: Units) -> Iterator[Passage]:
+    """Yields the chunks of a passage; a passage that is short enough is its only chunk.
+
+    Args:
+      passage: the passage.
+      chunks: size and overlap.
+      units: the units of both.
+    """
+    title, text = passage.title, passage.text
+    spans = units.spans(text)
+    # A title that fills a chunk must leave room for text.
+    size = max(chunks.size - units.reserved - len(units.spans(title)), chunks.size // 2, 1)
+    parts = chunk_spans(text, spans, size, min(chunks.overlap, size - 1))
+    if len(parts) < 2:
+        yield passage
+        return
+    mark = "&" if "#" in passage.id else "#"
+    for start, end in parts:
+        yield Passage(f"{passage.id}{mark}char={start},{end}", title, text[start:end])
+
+
+def divide_all(passages: Iterable[Passage], chunks: Chunks, units: Units) -> Iterator[Passage]:
+    """Yields the chunks of passages lazily, see `divide`."""
+    for passage in passages:
+        yield from divide(passage, chunks, units)

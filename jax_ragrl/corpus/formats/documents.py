@@ -1,0 +1,162 @@
+"""Documents as a corpus: `.txt`, `.md`, `.html` and `.pdf`, one file or a folder of them.
+
+A passage is a page of a PDF, a section below a heading, or a whole text file. Its id is the path
+of the file in the folder and the place in it as a URL fragment: `guide.md#install`, `a.pdf#page=3`
+(RFC 8118). `corpus.chunks` divides long passages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from jax_ragrl.corpus.formats.files import read_text
+from jax_ragrl.corpus.formats.html_text import html_sections
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$")  # the ATX headings of CommonMark
+FENCE = re.compile(r" {0,3}(```+|~~~+)")  # of a block of code, in which # begins no heading
+INSTALL = "pip install 'jax_ragrl[documents]'"
+
+
+class Section(NamedTuple):
+    """A part of a document.
+
+    Fields:
+      heading: of the section; empty for the text before the first heading.
+      text: without the heading.
+      place: `page=3` in a PDF; empty: the heading names the place.
+    """
+
+    heading: str
+    text: str
+    place: str = ""
+
+
+def _text_sections(path: pathlib.Path) -> Iterable[Section]:
+    return [Section("", read_text(path))]
+
+
+def markdown_sections(lines: Iterable[str]) -> Iterator[Section]:
+    """Yields the sections of Markdown, one per heading of any level."""
+    heading, text, fence = "", list[str](), ""
+    for line in lines:
+        mark = FENCE.match(line)
+        if mark and (not fence or mark[1].startswith(fence)):
+            fence = "" if fence else mark[1]
+        match = None if fence else HEADING.match(line)
+        if match:
+            yield Section(heading, "\n".join(text))
+            heading, text = match[2], []
+        else:
+            text.append(line)
+    yield Section(heading, "\n".join(text))
+
+
+def _markdown(path: pathlib.Path) -> Iterable[Section]:
+    return markdown_sections(read_text(path).splitlines())
+
+
+def _html(path: pathlib.Path) -> Iterable[Section]:
+    return itertools.starmap(Section, html_sections(read_text(path)))
+
+
+def _pdf(path: pathlib.Path) -> Iterator[Section]:
+    try:
+        import pypdf
+    except ImportError as error:
+        raise UserError(f"{path} needs pypdf, which is not installed: run {INSTALL}") from error
+    try:
+        for n, page in enumerate(pypdf.PdfReader(path).pages, start=1):
+            yield Section("", page.extract_text(), f"page={n}")
+    except (pypdf.errors.PyPdfError, pypdf.errors.DependencyError, ValueError) as error:
+        raise UserError(
+            f"{path}: unreadable PDF ({error}): repair or decrypt it, or remove it"
+        ) from error
+
+
+READERS: Mapping[str, Callable[[pathlib.Path], Iterable[Section]]] = {
+    ".txt": _text_sections,
+    ".md": _markdown,
+    ".html": _html,
+    ".htm": _html,
+    ".pdf": _pdf,
+}
+SUFFIXES = frozenset(READERS)
+
+
+def document_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the documents of a folder and the folders below it, sorted, or a file alone."""
+    if path.is_file():
+        return [path]
+    files = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in files if file.is_file() and not _is_hidden(file, path))
+
+
+def _is_hidden(file: pathlib.Path, folder: pathlib.Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def slug(heading: str) -> str:
+    """Returns the anchor of a heading, as GitHub writes it: lower case, with hyphens."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
+
+
+def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
+    """Yields the sections of a document that have text.
+
+    Args:
+      file: the document.
+      name: its path in the folder, with slashes.
+    """
+    seen, title = Counter[str](), ""
+    for section in READERS[file.suffix.lower()](file):
+        # The first heading is the title of the document, as in most of them.
+        title = title or section.heading
+        anchor = section.place or slug(section.heading)
+        seen[anchor] += 1
+        # A repeated heading gets a number, as in the anchors of GitHub.
+        place = anchor if seen[anchor] == 1 else f"{anchor}-{seen[anchor] - 1}"
+        if text := section.text.strip():
+            names = dict.fromkeys((title or file.stem, section.heading or title or file.stem))
+            yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)
+
+
+def read_documents(path: pathlib.Path | str) -> tuple[list[Question], Iterator[Passage]]:
+    """Reads passages lazily; a document without text is named in a warning.
+
+    Raises:
+      UserError: there are no documents, one cannot be read, or a package is not installed.
+    """
+    path = pathlib.Path(path)
+    files = document_files(path)
+    if not files:
+        raise UserError(
+            f"{path} holds neither a BEIR set (corpus.jsonl, queries.jsonl) nor documents "
+            f"({', '.join(READERS)}): give a folder with such files"
+        )
+    root = path if path.is_dir() else path.parent
+    return [], _all_passages(files, root)
+
+
+def _all_passages(files: Iterable[pathlib.Path], root: pathlib.Path) -> Iterator[Passage]:
+    empty = list[str]()
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        passage = None
+        for passage in _passages(file, name):
+            yield passage
+        if passage is None:
+            empty.append(name)
+    if empty:
+        warnings.warn(
+            f"{len(empty)} documents have no text, such as {empty[0]}: a scanned PDF needs a text "
+            "layer (OCR) first",
+            stacklevel=2,
+        )

@@ -1,0 +1,180 @@
+"""Files of one's own: records with the field names in common use, or with names that are given.
+
+Questions have a question, an answer (a string or a list) and optionally an id and the gold
+passages; passages have a text and optionally a title and an id. Records come as JSON, JSON lines,
+CSV, TSV or parquet. Names match in any case; a missing id becomes the position.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jax_ragrl.corpus.formats.files import (
+    Record,
+    field,
+    join_sentences,
+    others,
+    read_parquet,
+    read_records,
+    read_table,
+    texts,
+    unique,
+)
+from jax_ragrl.corpus.formats.flashrag import split_contents
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage, Question
+
+# The names of each field in common use, the most usual first.
+NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "questions": {
+        "question": ("question", "query", "input"),
+        "answer": ("answer", "answers", "golden_answers", "output"),
+        "id": ("id", "_id", "qid", "question_id", "query_id"),
+        "gold": ("gold", "gold_ids", "gold_titles"),
+    },
+    "passages": {
+        "text": ("text", "contents", "content", "body", "passage"),
+        "title": ("title",),
+        "id": ("id", "_id", "doc_id", "docid", "passage_id"),
+    },
+}
+MAIN = {"questions": "question", "passages": "text"}  # the field without which there is no record
+FIELDS = tuple(dict.fromkeys(name for names in NAMES.values() for name in names))
+SHAPES = ("records", "csv", "tsv", "parquet")
+NO_FIELDS: Mapping[str, str] = MappingProxyType({})
+
+
+class OwnFields(NamedTuple):
+    """The names that a file gives to the fields of its records.
+
+    Fields:
+      names: the name in the file by field (`question`, `answer`, ...); a field that the file lacks
+        is left out.
+      content: `questions` or `passages`.
+    """
+
+    names: Mapping[str, str]
+    content: str
+
+    def read(self, record: Record, name: str) -> str:
+        """Returns the name of a required field; raises `UserError` if the file lacks it."""
+        if name in self.names and self.names[name] in record.fields:
+            return self.names[name]
+        present = ", ".join(map(str, record.fields)) or "none"
+        known = self.names.get(name) or " or ".join(NAMES[self.content][name])
+        raise UserError(
+            f"{record.place}: field {known!r} is missing (fields: {present}): add it, or name the "
+            f"field of the {name} with --fields {name}=NAME"
+        )
+
+
+def own_fields(
+    content: str, present: Collection[str], fields: Mapping[str, str] = NO_FIELDS
+) -> OwnFields:
+    """Returns the names of the fields of a file.
+
+    Args:
+      content: `questions` or `passages`.
+      present: the fields of the first record.
+      fields: names that replace the usual ones, by field; `id`, `title` and `gold` fall back to the
+        usual names, because one mapping may describe both questions and passages.
+    """
+    by_lower = {name.lower().strip(): name for name in sorted(present, reverse=True)}
+    names = {}
+    for name, usual in NAMES[content].items():
+        # A given name of a main field must not be replaced silently: it may be misspelled.
+        if name in fields and name in ("question", "answer", "text"):
+            names[name] = fields[name]
+            continue
+        candidates = (*filter(None, [fields.get(name)]), *usual)
+        matches = (c if c in present else by_lower.get(c) for c in candidates)
+        if (match := next(filter(None, matches), None)) is not None:
+            names[name] = match
+    return OwnFields(names, content)
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """Parses `question=Q,answer=A`, the names of fields in a file.
+
+    Raises:
+      UserError: a part is not `FIELD=NAME`, or the field is unknown.
+    """
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    check_fields(fields)
+    return fields
+
+
+def check_fields(fields: Mapping[str, str]) -> None:
+    """Raises `UserError` if a mapping names an unknown field, or a field without a name."""
+    for name, value in fields.items():
+        if name not in FIELDS or not value:
+            raise UserError(
+                f"fields has {name}={value}: give FIELD=NAME, for the fields {', '.join(FIELDS)}"
+            )
+
+
+def read_own_records(path: pathlib.Path | str, shape: str) -> Iterator[Record]:
+    """Yields the records of a file of one of `SHAPES`, lazily."""
+    if shape == "parquet":
+        return read_parquet(path)
+    return read_records(path) if shape == "records" else read_table(path, DELIMITERS[shape])
+
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+def _question(own: OwnFields, prefix: str, number: int, record: Record) -> Question:
+    names = own.names
+    # Judgments of a retriever need gold passages and no answer.
+    has_answer = "answer" in names or "gold" not in names
+    answers = texts(record, own.read(record, "answer")) if has_answer else ()
+    gold = unique(texts(record, names["gold"])) if names.get("gold") in record.fields else ()
+    return Question(
+        id=str(field(record, names["id"], object)) if "id" in names else f"{prefix}{number}",
+        text=field(record, own.read(record, "question"), str),
+        answers=answers,
+        gold=gold,
+        metadata=others(record, *names.values()),
+    )
+
+
+def read_own_questions(
+    path: pathlib.Path | str, own: OwnFields, shape: str = "records", prefix: str = "q"
+) -> list[Question]:
+    """Reads questions.
+
+    Args:
+      path: the file.
+      own: the names of its fields.
+      shape: one of `SHAPES`.
+      prefix: of the ids, which are positions in a file without ids.
+
+    Raises:
+      UserError: a field is missing; names the file, the record and its fields.
+    """
+    records = enumerate(read_own_records(path, shape))
+    return [_question(own, prefix, n, record) for n, record in records]
+
+
+def _passage(own: OwnFields, pair: tuple[int, Record]) -> Passage:
+    number, record = pair
+    name = own.read(record, "text")
+    value: Any = field(record, name, object)
+    text = join_sentences(value) if isinstance(value, list) else field(record, name, str)
+    title = str(record.fields.get(own.names.get("title", "")) or "")
+    if name == "contents" and not title:
+        title, text = split_contents(text)
+    key = own.names.get("id")
+    return Passage(str(field(record, key, object)) if key else f"p{number}", title, text)
+
+
+def read_own_passages(
+    path: pathlib.Path | str, own: OwnFields, shape: str = "records"
+) -> Iterator[Passage]:
+    """Reads passages lazily; arguments and errors as `read_own_questions`."""
+    return map(functools.partial(_passage, own), enumerate(read_own_records(path, shape)))

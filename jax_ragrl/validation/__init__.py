@@ -1,0 +1,1 @@
+"""Checks of a set-up before a run: everything that is wrong at once, before anything is spent."""

@@ -1,0 +1,120 @@
+"""All checks of a set-up, in the order of their cost."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax_ragrl.config.kinds import BM25Index, Index
+from jax_ragrl.config.schema import build, convert
+from jax_ragrl.corpus import world as worlds
+from jax_ragrl.errors import UserError
+from jax_ragrl.run.components import load_data
+from jax_ragrl.run.config import Data, Job, load_job, with_default_index
+from jax_ragrl.types import Question
+from jax_ragrl.validation.config import RUN, config_problems, kind_of
+from jax_ragrl.validation.data import (
+    DataSample,
+    check_gold,
+    check_index,
+    check_lengths,
+    check_questions,
+    read_corpus,
+)
+from jax_ragrl.validation.findings import Finding
+from jax_ragrl.validation.models import check_endpoints, check_memory, check_tokenizers
+from jax_ragrl.validation.roles import check_roles
+
+
+def validate(
+    values: Mapping[str, Any], workdir: pathlib.Path | None = None, *, quick: bool = False
+) -> Iterator[Finding]:
+    """Checks a config and everything that it names; yields findings as soon as they are known.
+
+    An error of one part does not hide the errors of other parts. Nothing is trained, built or
+    written, and each endpoint is asked once.
+
+    Args:
+      values: the nested values of a config, see `config.overrides.load_config`.
+      workdir: the folder of the run, which may hold an index; None: only `index.folder` is known.
+      quick: leaves out the checks that ask endpoints or load models.
+    """
+    found = config_problems(values)
+    yield from (Finding("error", "config", text) for text in found)
+    kind = kind_of(values)
+    if not found:
+        yield Finding("ok", "config", f"all keys of this config ({kind.name}) are valid")
+    if kind.name != RUN:
+        return
+    sample = DataSample({})
+    data, index = _section(values, "data", Data), _section(values, "index", Index)
+    if data is not None:
+        findings, sample = _check_data(data, index, workdir)
+        yield from findings
+    if not found:
+        yield from _check_models(load_job(values), sample, quick)
+
+
+def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:
+    """Returns a section of a config; None if it has errors, which are known already."""
+    section = with_default_index(values).get(name)
+    try:
+        if name == "data":
+            return build(Data, section or {}, "config.data")
+        return Job.__dataclass_fields__[name].default if section is None else convert(
+            hint, section, f"config.{name}"
+        )  # fmt: skip
+    except UserError:
+        return None
+
+
+def _check_data(
+    data: Data, index: Index | None, workdir: pathlib.Path | None
+) -> tuple[list[Finding], DataSample]:
+    """Returns the findings about data and index, and the data for later checks.
+
+    Args:
+      data: the config of the data.
+      index: the config of the index; None: it has errors, and the data are checked without it.
+      workdir: the folder of the run, if it is known.
+    """
+    if data.files is None:
+        return _generate(data)
+    questions: dict[str, Sequence[Question]] = {}
+    findings = list(check_questions(data.files, questions))
+    reader = index or BM25Index()
+    more, sample = read_corpus(data, reader, DataSample(questions))
+    findings += [*more, *check_lengths(sample, reader), *check_gold(sample)]
+    return findings + (list(check_index(index, workdir, sample)) if index else []), sample
+
+
+def _generate(data: Data) -> tuple[list[Finding], DataSample]:
+    """Generates the world of a config."""
+    try:
+        corpus, questions, world = load_data(data)
+    except UserError as error:
+        return [Finding("error", "data", str(error))], DataSample({})
+    counts = ", ".join(f"{len(part)} {split}" for split, part in questions.items())
+    text = f"a generated world of {len(corpus)} passages, questions: {counts}"
+    return [Finding("ok", "data", text)], DataSample(questions, corpus.passages, True, world)
+
+
+def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding]:
+    """Yields the findings about models; the costly checks only follow if cheap ones found no error.
+
+    Args:
+      job: the run.
+      sample: the data.
+      quick: whether the costly checks are left out.
+    """
+    world: worlds.World | None = sample.world
+    findings = list(check_tokenizers(job))
+    yield from findings
+    if quick:
+        return
+    yield from check_endpoints(job, world is not None)
+    if any(finding.level == "error" for finding in findings):
+        return
+    yield from check_memory(job)
+    yield from check_roles(job, sample)

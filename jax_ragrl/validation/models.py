@@ -1,0 +1,129 @@
+"""Checks of models: names, tokenizers, endpoints, and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+
+from jax_ragrl.config.kinds import (
+    LLM,
+    LocalLLMConfig,
+    OpenAIConfig,
+    ServerIndex,
+    WorldReaderConfig,
+)
+from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.plan import PlannedPolicy, config_named, state_bytes
+from jax_ragrl.retrieval.remote import RemoteRetriever
+from jax_ragrl.rollout.policy import check_grammars
+from jax_ragrl.run.components import mesh_for, server_retriever
+from jax_ragrl.run.config import Job
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.types import LLMRequest, Message, Sampling
+from jax_ragrl.validation.findings import Finding, guarded
+
+PATIENCE = 20.0  # seconds for the reply of an endpoint, which is asked once
+PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0, 1.0, 8))
+
+
+@guarded("policy")
+def check_tokenizers(job: Job) -> Iterator[Finding]:
+    """Loads the tokenizers of the policies, and compiles strict grammars; reads no weights."""
+    folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
+    tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
+    vocabularies = {tuple(sorted(t.vocabulary().items())) for t in tokenizers.values()}
+    if len(vocabularies) > 1:
+        raise UserError(
+            f"policies {', '.join(folders)} have different tokenizers: a run needs one vocabulary"
+        )
+    systems = (job.recipe.system, job.recipe.evaluation_system)
+    tokenizer = tokenizers[job.policy]
+    check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
+    yield Finding("ok", "policy", f"{', '.join(folders)}: the tokenizer fits the system")
+
+
+def check_endpoints(job: Job, has_world: bool) -> Iterator[Finding]:
+    """Sends one request to each endpoint of a config: language model, judge and retriever.
+
+    Args:
+      job: the run.
+      has_world: whether the data are generated, which the world reader needs.
+    """
+    yield from check_llm("llm", job.llm, has_world)
+    yield from check_llm("judge", job.judge, has_world)
+    yield from check_server(job)
+
+
+def check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
+    """Sends one request to a language model on a server; looks for the files of a local one.
+
+    Args:
+      topic: `llm` or `judge`.
+      llm: the config of the model.
+      has_world: whether the data are generated, which the world reader needs.
+    """
+    yield from guarded(topic)(_check_llm)(topic, llm, has_world)
+
+
+def _check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
+    if isinstance(llm, WorldReaderConfig) and not has_world:
+        raise UserError(
+            f"{topic}.kind is world_reader, but the data are not generated: use local or openai, "
+            "or none for a system that does not call a language model"
+        )
+    if isinstance(llm, LocalLLMConfig):
+        ChatTokenizer.load(resolve_model(llm.model, weights=False))
+        yield Finding("ok", topic, f"{llm.model} is on this machine")
+    if isinstance(llm, OpenAIConfig):
+        patience = min(llm.timeout, PATIENCE)
+        client = OpenAILLM(
+            llm.model, llm.base_url, retries=0, timeout=patience, extra=llm.extra_body
+        )
+        (reply,) = client.complete([PROBE])
+        if isinstance(reply, EffectError):
+            raise UserError(f"{reply}: start the server, or correct {topic}.base_url and its model")
+        yield Finding("ok", topic, f"{llm.model} replies {reply[:40]!r}")
+
+
+@guarded("retriever")
+def check_server(job: Job) -> Iterator[Finding]:
+    """Sends one search to the server of an index, if its kind is one."""
+    if not isinstance(job.index, ServerIndex):
+        return
+    index = dataclasses.replace(job.index, retries=0, timeout=min(job.index.timeout, PATIENCE))
+    retriever = server_retriever(index, None)
+    (hits,) = retriever.search(["capital of France"], 1)
+    if isinstance(hits, EffectError):
+        raise UserError(f"{hits}: start the server, or correct index.url")
+    name = index.url if isinstance(retriever, RemoteRetriever) else index.kind
+    yield Finding("ok", "retriever", f"{name} returns passages")
+
+
+@guarded("memory")
+def check_memory(job: Job) -> Iterator[Finding]:
+    """Compares the permanent memory of the policies with that of a device, if it is known."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    folders = dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
+    policies = {name: _planned(job, folder) for name, folder in folders.items()}
+    mesh = mesh_for(job) or make_mesh((1, 1, 1), jax.devices()[:1])
+    needed = state_bytes(policies, job.objective, job.optimizer, mesh)
+    text = f"policies and optimizer take {needed / 2**30:.2f} GiB per device"
+    if limit and needed > limit:
+        raise UserError(
+            f"{text}, but {device.device_kind} has {limit / 2**30:.2f}: use lora, a larger mesh or "
+            "a smaller policy"
+        )
+    remedy = "'ragrl plan' counts activations too"
+    yield Finding("ok", "memory", f"{text}; {remedy}")
+
+
+def _planned(job: Job, folder: str) -> PlannedPolicy:
+    config = dataclasses.replace(config_named(folder), dtype=job.compute_dtype, remat=job.remat)
+    return PlannedPolicy(folder, config, job.lora)

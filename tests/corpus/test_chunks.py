@@ -1,0 +1,108 @@
+"""Laws of chunks: parts of a text within their size, which cover it and end with sentences."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_ragrl.corpus.chunks import (
+    WORDS,
+    Chunks,
+    Units,
+    chunk_spans,
+    divide,
+    sentence_starts,
+    word_spans,
+)
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+TEXT = st.lists(st.sampled_from(["a", "Bc", "d.", "E?", "f,", "g.\n", "\n\n"]), max_size=60)
+SIZES = st.tuples(st.integers(1, 12), st.integers(0, 11)).filter(lambda pair: pair[1] < pair[0])
+
+
+def halves(text):
+    """Units of subwords: each word in two pieces."""
+    return [
+        span
+        for start, end in word_spans(text)
+        for span in ((start, (start + end) // 2), ((start + end) // 2, end))
+        if span[0] < span[1]
+    ]
+
+
+@pytest.mark.parametrize("spans", [word_spans, halves])
+@given(words=TEXT, sizes=SIZES)
+def test_chunks_cover_a_text_within_their_size(spans, words, sizes):
+    text, (size, overlap) = " ".join(words), sizes
+    units = spans(text)
+    parts = chunk_spans(text, units, size, overlap)
+    covered = set()
+    for n, (start, end) in enumerate(parts):
+        inside = [span for span in units if start <= span[0] and span[1] <= end]
+        assert inside and (inside[0][0], inside[-1][1]) == (start, end)
+        assert len(inside) <= size
+        repeated = sum(span in covered for span in inside)
+        assert repeated <= overlap and (n == 0 or start > parts[n - 1][0])
+        covered.update(inside)
+    assert covered == set(units)
+
+
+def test_a_chunk_ends_with_a_sentence_and_repeats_whole_ones():
+    text = "One two three. Four five. Six seven eight nine. Ten."
+    parts = [text[a:b] for a, b in chunk_spans(text, word_spans(text), 6, 2)]
+    assert parts == ["One two three. Four five.", "Four five. Six seven eight nine.", "Ten."]
+
+
+def test_a_sentence_that_is_too_long_is_divided_between_words():
+    text = "abcd " * 9
+    for a, b in chunk_spans(text, halves(text), 5, 3):
+        assert set(text[a:b].split()) == {"abcd"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("A b. C d! E?", ["A b. ", "C d! ", "E?"]),
+        ('He said "no." Then left.', ['He said "no." ', "Then left."]),
+        ("Dr. Who met J. R. Ewing vs. Bob.", ["Dr. Who met J. R. Ewing vs. Bob."]),
+        ("approx. three of 2.5 m", ["approx. three of 2.5 m"]),
+        ("Head\nText one. \n\nTwo", ["Head\n", "Text one. \n\n", "Two"]),
+        ("一二。三四！五", ["一二。", "三四！", "五"]),
+    ],
+)
+def test_sentences_begin_where_a_reader_says(text, sentences):
+    starts = [*sentence_starts(text), len(text)]
+    parts = [text[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    assert parts == sentences
+
+
+def test_a_chunk_keeps_the_title_and_names_its_place():
+    text = "One two. Three four. Five six."
+    chunks = list(divide(Passage("a#page=2", "My title", text), Chunks(7, 2), WORDS))
+    assert [(c.id, c.title, c.text) for c in chunks] == [
+        ("a#page=2&char=0,20", "My title", "One two. Three four."),
+        ("a#page=2&char=9,30", "My title", "Three four. Five six."),
+    ]
+    for chunk in chunks:
+        start, end = map(int, chunk.id.partition("char=")[2].split(","))
+        assert text[start:end] == chunk.text and WORDS.size(chunk) <= 7
+        assert chunk.names == {chunk.id, "My title", "a#page=2"}
+
+
+def test_a_short_passage_stays_as_it_is():
+    passage = Passage("a", "T", "  one two \n")
+    assert list(divide(passage, Chunks(3, 0), WORDS)) == [passage]
+    assert passage.names == {"a", "T"}
+
+
+def test_units_that_a_model_adds_count():
+    text = "One two. Three four. Five six."
+    units = Units("mine", word_spans, reserved=2)
+    for chunk in divide(Passage("a", "", text), Chunks(6, 0), units):
+        assert units.size(chunk) <= 6
+
+
+@pytest.mark.parametrize(("size", "overlap"), [(0, 0), (-1, 0), (5, 5), (5, -1)])
+def test_sizes_that_divide_nothing_are_refused(size, overlap):
+    with pytest.raises(UserError, match=r"data\.chunk\.size is .* data\.chunk\.overlap"):
+        Chunks(size, overlap)

@@ -1,0 +1,115 @@
+"""Documents become passages whose ids name the file and the place in it."""
+
+import warnings
+
+import pytest
+
+from jax_ragrl.corpus import formats
+from jax_ragrl.corpus.formats import documents
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+HTML = """<!doctype html><html><head><title>no</title><style>p {}</style></head><body>
+<nav>Menu</nav><p>Before
+the first.</p><h1>Guide <em>one</em></h1><p>A&amp;B</p><ul><li>x<li>y</ul>
+<h2>Next</h2>last<script>var no;</script></body></html>"""
+MARKDOWN = "# Guide\n\nHello.\n\n## Install it!\n```\n# no heading\n```\n## Install it!\nAgain\n"
+
+
+def folder(path):
+    (path / "sub").mkdir()
+    (path / "sub" / "a.md").write_text(MARKDOWN, encoding="utf-8")
+    (path / "b.html").write_text(HTML, encoding="utf-8")
+    (path / "notes.txt").write_text("One, two\nthree\n", encoding="utf-8")
+    (path / ".hidden.txt").write_text("no", encoding="utf-8")
+    (path / "data.bin").write_bytes(b"\xff")
+    return path
+
+
+def test_a_folder_of_documents_is_a_corpus(tmp_path):
+    assert formats.load_passages(folder(tmp_path)) == [
+        Passage("b.html", "b", "Before the first."),
+        Passage("b.html#guide-one", "Guide one", "A&B\nx\ny"),
+        Passage("b.html#next", "Guide one - Next", "last"),
+        Passage("notes.txt", "notes", "One, two\nthree"),
+        Passage("sub/a.md#guide", "Guide", "Hello."),
+        Passage("sub/a.md#install-it", "Guide - Install it!", "```\n# no heading\n```"),
+        Passage("sub/a.md#install-it-1", "Guide - Install it!", "Again"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["b.html", "notes.txt", "sub/a.md"])
+def test_a_document_alone_is_a_corpus(tmp_path, name):
+    passages = formats.load_passages(folder(tmp_path) / name)
+    assert passages and all(p.id.startswith(name.rpartition("/")[2]) for p in passages)
+    with pytest.raises(UserError, match=r"holds passages \(documents\), not questions"):
+        formats.load_questions(tmp_path / name)
+
+
+def test_a_text_file_may_hold_records(tmp_path):
+    (tmp_path / "x.txt").write_text('{"text": "a"}\n', encoding="utf-8")
+    assert formats.load_passages(tmp_path / "x.txt") == [Passage("p0", "", "a")]
+
+
+def pdf(texts):
+    """The bytes of a PDF with one line of text per page."""
+    count, objects = len(texts), ["<< /Type /Catalog /Pages 2 0 R >>"]
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(count))
+    objects.append(f"<< /Type /Pages /Kids [{kids}] /Count {count} >>")
+    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
+    for n, text in enumerate(texts):
+        resources = "/Resources << /Font << /F 3 0 R >> >> /MediaBox [0 0 300 99]"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {resources} /Contents {5 + 2 * n} 0 R >>")
+        stream = f"BT /F 12 Tf 9 9 Td ({text}) Tj ET"
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    body, offsets = b"%PDF-1.4\n", []
+    for n, content in enumerate(objects, start=1):
+        offsets.append(len(body))
+        body += f"{n} 0 obj\n{content}\nendobj\n".encode()
+    table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)
+    size = len(objects) + 1
+    end = f"trailer << /Size {size} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF\n"
+    return body + f"xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def test_the_passages_of_a_pdf_are_its_pages(tmp_path):
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(pdf(["first page", "", "third page"]))
+    assert formats.load_passages(tmp_path) == [
+        Passage("a.pdf#page=1", "a", "first page"),
+        Passage("a.pdf#page=3", "a", "third page"),
+    ]
+
+
+def test_a_pdf_that_cannot_be_read_is_named(tmp_path):
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4 nothing")
+    with pytest.raises(UserError, match=r"a\.pdf: unreadable PDF"):
+        formats.load_passages(tmp_path)
+
+
+def test_a_document_without_text_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
+    (tmp_path / "b.txt").write_text(" \n", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"1 documents have no text, such as b\.txt"):
+        assert len(formats.load_passages(tmp_path)) == 1
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
+    (tmp_path / "a.pdf").write_bytes(pdf(["x"]))
+    with pytest.raises(UserError, match=r"pip install 'jax_ragrl\[documents\]'") as error:
+        formats.load_passages(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_documents_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"holds neither a BEIR set .*\.pdf"):
+        formats.load_passages(tmp_path)
+
+
+def test_broken_html_has_text_all_the_same():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (section,) = documents.html_sections("<head><body><p>a<div>b</span> c<script>no")
+    assert section.text.split() == ["a", "b", "c"]

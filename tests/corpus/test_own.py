@@ -1,0 +1,133 @@
+"""Files of one's own are read by the names in common use, or by names that are given."""
+
+import csv
+import io
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from jax_ragrl.corpus import formats
+from jax_ragrl.corpus.formats import own
+from jax_ragrl.errors import UserError
+from jax_ragrl.types import Passage
+
+SHAPES = ("json", "jsonl", "csv", "tsv", "parquet")
+
+
+def write(path, rows, shape):
+    """Writes records in one of `SHAPES`; a table has no lists, so that they become JSON."""
+    if shape == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    if shape in ("csv", "tsv"):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0], delimiter="," if shape == "csv" else "\t")
+        writer.writeheader()
+        cells = lambda row: {  # noqa: E731
+            k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()
+        }
+        writer.writerows(map(cells, rows))
+        path.write_text(text.getvalue(), encoding="utf-8")
+        return path
+    lines = [json.dumps(row) for row in rows]
+    text = "\n".join(lines) if shape == "jsonl" else f"[{','.join(lines)}]"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("answer", ["Rome", ["Rome", "Roma"]])
+@pytest.mark.parametrize(
+    ("question_name", "answer_name"),
+    [("question", "answer"), ("query", "answers"), ("question", "golden_answers"),
+     ("input", "output"), ("Question", "Answer")],
+)  # fmt: skip
+def test_questions_are_read_by_the_names_in_use(
+    tmp_path, shape, answer, question_name, answer_name
+):
+    rows = [{question_name: f"q{n}?", answer_name: answer} for n in range(2)]
+    first, second = formats.load_questions(write(tmp_path / "x", rows, shape))
+    assert first.text == "q0?" and first.answers == (
+        tuple(answer) if answer != "Rome" else (answer,)
+    )
+    assert first.id != second.id
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("text_name", ["text", "contents", "content", "body", "passage"])
+@pytest.mark.parametrize("more", [{}, {"title": "T"}, {"id": 7}, {"id": 7, "title": "T"}])
+def test_passages_are_read_by_the_names_in_use(tmp_path, shape, text_name, more):
+    (passage,) = formats.load_passages(write(tmp_path / "x", [{**more, text_name: "a b"}], shape))
+    key = str(more.get("id", "p0"))
+    assert passage == Passage(key, str(more.get("title", "")), "a b")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_given_names_replace_the_usual_ones(tmp_path, shape):
+    rows = [{"Q": "q?", "A": "a", "question": "no", "key": "k", "docs": ["p1"], "answer": "no"}]
+    names = own.parse_fields("question=Q, answer=A,id=key,gold=docs")
+    (question,) = formats.load_questions(write(tmp_path / "x", rows, shape), fields=names)
+    assert (question.id, question.text, question.answers) == ("k", "q?", ("a",))
+    assert question.gold == ("p1",) and "question" in question.metadata
+    path = write(tmp_path / "y", [{"words": "w", "text": "no", "head": "T"}], shape)
+    (passage,) = formats.iter_passages(path, fields={"text": "words", "title": "head"})
+    assert passage == Passage("p0", "T", "w")
+
+
+def test_names_of_questions_leave_a_published_corpus_as_it_is(tmp_path):
+    path = write(tmp_path / "x", [{"id": "0", "contents": '"T"\nx'}], "jsonl")
+    (passage,) = formats.iter_passages(path, fields={"question": "Q", "answer": "A"})
+    assert passage == Passage("0", "T", "x")
+
+
+def test_an_id_of_the_file_is_the_id_of_the_question(tmp_path):
+    rows = [{"id": "mine", "question": "q?", "answer": "a"}]
+    (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))
+    assert question.id == "mine"
+
+
+def test_gold_passages_need_no_answer(tmp_path):
+    rows = [{"query": "q?", "gold": ["p1", "p2", "p1"]}]
+    (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))
+    assert question.gold == ("p1", "p2") and question.answers == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "content", "fields", "why"),
+    [
+        ([{"question": "q?", "reply": "a"}], "questions", {}, "--fields answer=NAME"),
+        ([{"ask": "q?", "reply": "a"}], "questions", {}, "--fields question=NAME,answer=NAME"),
+        ([{"words": "w", "head": "h"}], "passages", {}, "--fields text=NAME"),
+        (
+            [{"question": "q?", "answer": "a"}],
+            "questions",
+            {"question": "qestion"},
+            r"line 1: field 'qestion' is missing \(fields: question, answer\)",
+        ),
+        (
+            [{"query": "q?", "answer": "a"}, {"query": "r?"}],
+            "questions",
+            {},
+            r"x, line 2: field 'answer' is missing \(fields: query\).*--fields answer=NAME",
+        ),
+        ([{"text": "a"}, {"title": "b"}], "passages", {}, "line 2: field 'text' is missing"),
+        ([{"text": "a"}], "questions", {}, "questions is records with the fields text"),
+        ([{"text": "a"}], "passages", {"txt": "a"}, "fields has txt=a"),
+    ],
+)
+def test_an_error_names_the_file_the_record_its_fields_and_the_remedy(
+    tmp_path, rows, content, fields, why
+):
+    path = write(tmp_path / "x", rows, "jsonl")
+    load = formats.load_questions if content == "questions" else formats.iter_passages
+    with pytest.raises(UserError, match=why) as error:
+        list(load(path, fields=fields))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["question", "question=", "asked=Q", "=Q"])
+def test_names_of_unknown_fields_are_refused(text):
+    with pytest.raises(UserError, match="give FIELD=NAME, for the fields question, answer"):
+        own.parse_fields(text)
