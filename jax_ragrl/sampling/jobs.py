@@ -77,8 +77,9 @@ class Shapes:
       initial_cache_size: new tokens that a cache holds at first, if a row may need as many; it
         doubles up to `max_new_tokens`. A batch of which half or more is done continues in a smaller
         one.
-      copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal prompts
-        are computed once. Empty: powers of two, which waste no rows but need more programs.
+      copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal
+        prompts are computed once. Empty: powers of two, which waste few rows but need more
+        programs.
     """
 
     prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
@@ -91,8 +92,8 @@ class Shapes:
     def __post_init__(self) -> None:
         if self.copies and (self.copies[0] != 1 or sorted({*self.copies}) != [*self.copies]):
             raise UserError(
-                f"shapes.copies is {self.copies}: give ascending numbers from 1, such as (1, 8), or "
-                "leave it empty"
+                f"shapes.copies is {self.copies}: give ascending numbers from 1, such as (1, 8), "
+                "or leave it empty"
             )
 
     def copies_up_to(self, draws: int) -> Iterator[int]:
