@@ -11,20 +11,17 @@ import gzip
 import io
 import json
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.json_text import loads
 
 T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-# One half of a surrogate pair: Python's JSON parser joins complete pairs, so only single halves
-# match.
-HALF = re.compile("[\ud800-\udfff]")
 HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
 
 
@@ -79,18 +76,6 @@ def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
             number += 1
             if line.strip():
                 yield number, line
-
-
-def loads(text: str) -> Any:
-    """Parses JSON; half a surrogate pair is replaced by U+FFFD.
-
-    Texts that were truncated within a character contain such halves, which neither UTF-8 nor a
-    tokenizer accepts.
-    """
-    value = json.loads(text)
-    if "\\ud" not in text and "\\uD" not in text:  # most texts have no surrogates
-        return value
-    return json.loads(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
 
 
 def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
