@@ -84,6 +84,11 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
         default=pathlib.Path("runs/table"),
         help="output folder of rows, table and indexes, with --data (resumable)",
     )
+    cache = (
+        "send every request to a language model on a server again; otherwise replies of earlier "
+        "tables in the folder of --out or --workdir are used (llm_cache.sqlite)"
+    )
+    sub.add_argument("--no-cache", action="store_true", help=cache)
 
 
 def run_report(options: argparse.Namespace) -> None:
@@ -94,8 +99,10 @@ def run_report(options: argparse.Namespace) -> None:
 
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.evaluation.table import RUN, TableSettings
+    from jax_ragrl.llm.cache import FILE as CACHE_FILE
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
+    folder = options.workdir if options.data else options.out and options.out.absolute().parent
     settings = TableSettings(
         corpus=options.corpus,
         questions=options.questions,
@@ -112,6 +119,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         retriever=options.retriever,
         overrides=tuple(options.config),
         run_files=options.run_files,
+        cache=folder / CACHE_FILE if folder and not options.no_cache else None,
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")

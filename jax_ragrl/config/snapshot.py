@@ -17,6 +17,8 @@ LOCATION_KEYS = (
     "config.index.url",
     "config.llm.base_url",
     "config.judge.base_url",
+    "config.llm.cache",
+    "config.judge.cache",
     "config.run.wandb_project",
 )
 

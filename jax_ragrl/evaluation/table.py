@@ -67,6 +67,7 @@ class TableSettings(NamedTuple):
       run_files: folder for a TREC run file per system, of the passages that it has seen.
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
+      cache: file of earlier replies of language models on servers, see `llm.cache`; None: none.
     """
 
     corpus: pathlib.Path | None
@@ -84,6 +85,7 @@ class TableSettings(NamedTuple):
     retriever: str = ""
     overrides: tuple[str, ...] = ()
     run_files: pathlib.Path | None = None
+    cache: pathlib.Path | None = None
 
 
 class TableModels(NamedTuple):
@@ -177,10 +179,11 @@ def load_models(settings: TableSettings) -> TableModels:
     shapes = Shapes() if settings.style == "tiny" else Shapes(LENGTHS)
     # The empty style is that of a rule-based reader, which no table has.
     load = shared_loader()
-    llm = load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
-    judge = None
-    if settings.judge:
-        judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
+    frozen = functools.partial(
+        load_llm, world=None, style="", shapes=shapes, load=load, cache=settings.cache
+    )
+    llm = frozen(parse_llm(settings.llm, int8=settings.int8))
+    judge = frozen(parse_llm(settings.judge)) if settings.judge else None
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openai
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.llm.cache import ReplyCache, request_key
 from jax_ragrl.llm.completions import read_completion
-from jax_ragrl.runtime.servers import BoundedClient, Tries, TryFailed, excerpt, retry_after, wait_for
+from jax_ragrl.runtime.servers import (
+    COUNTS,
+    BoundedClient,
+    Tries,
+    TryFailed,
+    excerpt,
+    retry_after,
+    wait_for,
+)
 from jax_ragrl.types import LLMRequest
 
 TRANSIENT = (408, 409, 429)  # besides 5xx, as in OpenAI's client
@@ -25,11 +35,12 @@ class OpenAILLM:
       model: the server's name of the model.
       base_url: e.g. `http://localhost:8000/v1`; None is OpenAI's own service.
       concurrency: maximum number of requests in flight.
-      retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and replies
-        that are no chat completion; see `runtime.servers.Tries` for the pauses.
+      retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
+        replies that are no chat completion; see `runtime.servers.Tries` for the pauses.
       timeout: seconds from the start of a try to the last byte of its reply.
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
+      cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
 
     Raises:
       UserError: no model, a malformed address, no key for OpenAI's own service, or numbers that
@@ -45,6 +56,7 @@ class OpenAILLM:
         retries: int = 5,
         timeout: float = 60.0,
         extra: Mapping[str, Any] | None = None,
+        cache: pathlib.Path | None = None,
     ) -> None:
         # Checked here, because the first request may come hours after the start of a run.
         if concurrency < 1 or retries < 0 or timeout <= 0:
@@ -76,6 +88,7 @@ class OpenAILLM:
             http_client=BoundedClient(timeout, follow_redirects=True),
         )
         self._gate, self._extra = asyncio.Semaphore(concurrency), extra or {}
+        self._cache = ReplyCache(cache) if cache is not None else None
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns one reply per request, in order; an `EffectError` after the last retry."""
@@ -86,23 +99,35 @@ class OpenAILLM:
         return await asyncio.gather(*(self._one(request) for request in requests))
 
     async def _one(self, request: LLMRequest) -> str | EffectError:
+        body = self._body(request)
+        if self._cache is None:
+            return await self._sent(body, request.purpose)
+        key = request_key(body, request.seed)
+        if (reply := self._cache.get(key)) is not None:
+            COUNTS["llm_cache_hits"] += 1
+            return reply
+        outcome = await self._sent(body, request.purpose)
+        if not isinstance(outcome, EffectError):
+            self._cache.put(key, outcome)
+        return outcome
+
+    async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
         async with self._gate:
             try:
-                return await self._tries.ask(lambda: self._attempt(request))
+                return await self._tries.ask(lambda: self._attempt(body))
             except (TryFailed, EffectError, openai.OpenAIError) as error:
                 why = str(error).removesuffix(".")
-        return EffectError(f"{self._label} failed on {request.purpose}: {why}")
+        return EffectError(f"{self._label} failed on {purpose}: {why}")
 
-    async def _attempt(self, request: LLMRequest) -> str:
+    async def _attempt(self, body: Mapping[str, Any]) -> str:
         """Makes one try; see `Tries.ask` for its errors."""
         completions = self._client.chat.completions.with_raw_response
         try:
+            # All options are in the body: the client's own parameters would reject the fields of
+            # other servers.
+            options = {name: x for name, x in body.items() if name not in ("model", "messages")}
             reply = await completions.create(
-                model=self.name,
-                messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
-                # All options are in the body: the client's own parameters would reject the
-                # fields of other servers.
-                extra_body=self._options(request),
+                model=body["model"], messages=body["messages"], extra_body=options
             )
         except openai.APIStatusError as error:
             if error.status_code in TRANSIENT or error.status_code >= 500:
@@ -116,6 +141,9 @@ class OpenAILLM:
             text = reply.http_response.text
             raise TryFailed(f"it sent {excerpt(text)} ({error})") from error
 
-    def _options(self, request: LLMRequest) -> dict[str, Any]:
-        options = {**request.sampling._asdict(), "seed": request.seed, **self._extra}
-        return {name: value for name, value in options.items() if value is not None}
+    def _body(self, request: LLMRequest) -> dict[str, Any]:
+        """The JSON of a request; fields of None are left out."""
+        messages = [message._asdict() for message in request.messages]
+        named = {"model": self.name, "messages": messages, **request.sampling._asdict()}
+        fields = {**named, "seed": request.seed, **self._extra}
+        return {name: value for name, value in fields.items() if value is not None}

@@ -10,7 +10,14 @@ import httpx2
 
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.runtime.json_text import loads
-from jax_ragrl.runtime.servers import BoundedClient, Tries, TryFailed, excerpt, retry_after, wait_for
+from jax_ragrl.runtime.servers import (
+    BoundedClient,
+    Tries,
+    TryFailed,
+    excerpt,
+    retry_after,
+    wait_for,
+)
 from jax_ragrl.types import Hits
 
 TRANSIENT = (429, 502, 503, 504)  # independent of the request; worth a retry

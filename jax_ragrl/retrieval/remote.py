@@ -117,8 +117,8 @@ def read_result(reply: httpx2.Response, place: str, queries: int, k: int) -> lis
     result = body.get("result") if isinstance(body, dict) else None
     if not isinstance(result, list) or len(result) != queries:
         message = (
-            f'{place} sent {excerpt(reply.text)} for {queries} queries: it must be {{"result": [...]}} '
-            "with a list of hits for each"
+            f"{place} sent {excerpt(reply.text)} for {queries} queries: it must be "
+            '{"result": [...]} with a list of hits for each'
         )
         return [UserError(message)] * queries
     return [_hits(entries, k, f"{place}, query {q}") for q, entries in enumerate(result, start=1)]

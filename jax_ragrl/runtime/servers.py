@@ -12,6 +12,7 @@ need no loop of their own.
 from __future__ import annotations
 
 import asyncio
+import collections
 import datetime
 import email.utils
 import functools
@@ -30,6 +31,16 @@ T = TypeVar("T")
 MAX_BODY = 64 << 20  # bytes of a reply, unzipped: some 100,000 passages
 MAX_PAUSE = 60.0  # seconds: the longest pause that a server may ask for
 FAILURES = 8  # requests in a row, each after all of its tries
+
+# Events of this process since the last `take_counts`, by the name of their metric.
+COUNTS = collections.Counter[str]()
+
+
+def take_counts() -> dict[str, float]:
+    """Returns the events since the last call."""
+    counts = dict(COUNTS)
+    COUNTS.subtract(counts)
+    return {name: float(count) for name, count in counts.items() if count}
 
 
 class TryFailed(Exception):  # noqa: N818 - one try of several
@@ -128,7 +139,6 @@ class Tries:
     def __init__(self, retries: int, pause: float) -> None:
         self._retries, self._pause = retries, pause
         self._failures, self._trial = 0, asyncio.Lock()
-        self.refused = 0  # requests that were not sent, because the server fails
 
     async def ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Returns the result of the first try that succeeds.
@@ -146,7 +156,7 @@ class Tries:
             return await self._counted(attempt)
         async with self._trial:
             if self._failures > failures:  # since this request began to wait
-                self.refused += 1
+                COUNTS["server_skipped"] += 1
                 raise EffectError(f"not asked: {self._failures} requests in a row failed before")
             if self._failures:
                 return await self._counted(attempt)
@@ -169,6 +179,7 @@ class Tries:
             try:
                 return await attempt()
             except TryFailed as failure:
+                COUNTS["server_retries"] += 1
                 await asyncio.sleep(self._wait(number, failure.retry_after))
         return await attempt()
 

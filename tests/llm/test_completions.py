@@ -15,6 +15,7 @@ from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.costs import step_costs
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.systems.baselines.standard import StandardRAG
+from jax_ragrl.types import LLMRequest, Message
 from tests.llm.server import serving
 from tests.rollout.tape import ANN, BOB, Tape
 
@@ -41,7 +42,9 @@ def test_content_that_is_not_text_is_an_error(message):
         read_completion(body(message))
 
 
-@pytest.mark.parametrize("value", [b"", b"3", b"[]", b"{}", b'{"choices": {}}', b'{"choices": [1]}'])
+@pytest.mark.parametrize(
+    "value", [b"", b"3", b"[]", b"{}", b'{"choices": {}}', b'{"choices": [1]}']
+)
 def test_a_body_of_another_form_is_an_error(value):
     with pytest.raises(ValueError, match=r"choices|message|Expecting"):
         read_completion(value)
@@ -94,11 +97,5 @@ def test_the_effect_error_of_a_nested_body_has_its_reason(monkeypatch):
     with serving(lambda sent: b"[" * 100_000) as (address, _):
         llm = OpenAILLM("m", address, retries=0)
         grades = grade_answers(llm, [ANN], ["x"])
-        (error,) = llm.complete([_request()])
+        (error,) = llm.complete([LLMRequest("answer", (Message("user", "q"),))])
     assert grades[0] != grades[0] and isinstance(error, EffectError) and "nested" in str(error)
-
-
-def _request():
-    from jax_ragrl.types import LLMRequest, Message
-
-    return LLMRequest("answer", (Message("user", "q"),))

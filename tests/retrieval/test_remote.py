@@ -377,7 +377,9 @@ def test_retries_and_timeout_come_from_the_config(tmp_path: pathlib.Path):
         load_retriever(Corpus(()), dataclasses.replace(index, timeout=0), tmp_path)
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host", "http://a..b"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host", "http://a..b"]
+)
 def test_what_is_no_address_is_refused(url: str):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         RemoteRetriever(url)
