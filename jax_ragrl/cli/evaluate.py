@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json, show
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -136,7 +136,7 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
     enable_compile_cache(options.workdir)
     sets = [parse_data(text) for text in options.data]
     page, has_scores = evaluate_suite(settings, sets, options.workdir, options.encoder)
-    print(page)
+    show(page)
     if not has_scores:
         raise UserError(
             "every cell failed: correct the errors listed below the table and run the same command "

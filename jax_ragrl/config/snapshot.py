@@ -9,7 +9,7 @@ from typing import Any
 
 from jax_ragrl.config.aliases import current_config
 from jax_ragrl.config.kinds import drop_defaults
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import UserError, redacted
 
 # Locations and reporting: no result of a run depends on these keys, so that they may change.
 LOCATION_KEYS = (
@@ -31,7 +31,7 @@ def save_config(
     renew: bool = False,
     place: str = "--workdir",
 ) -> None:
-    """Writes the config of a run as JSON, atomically.
+    """Writes the config of a run as JSON, atomically, without credentials (`errors.redacted`).
 
     Args:
       file: the JSON file; its folder is created.
@@ -97,7 +97,16 @@ def _current(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(values: Mapping[str, Any]) -> str:
     # Sorted and indented for readers, and for comparisons of two runs.
-    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
+    return json.dumps(_without_secrets(values), indent=2, sort_keys=True, default=list) + "\n"
+
+
+def _without_secrets(value: Any) -> Any:
+    """Removes credentials from all texts of a config."""
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(x) for x in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _flat(values: Any, where: str = "config") -> dict[str, str]:

@@ -37,7 +37,8 @@ class ReplyCache:
     """
 
     def __init__(self, file: pathlib.Path) -> None:
-        self._file, self._connection = file, None
+        self._file = file
+        self._connection: sqlite3.Connection | None = None
 
     def get(self, key: bytes) -> str | None:
         """Returns a stored reply, with its token counts if it has them; None if there is none."""

@@ -30,15 +30,13 @@ def read_completion(body: bytes) -> str:
 
 
 def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [None]
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not isinstance(content, list) or not all(isinstance(text, str) for text in texts):
+    if any(not isinstance(text, str) for text in texts):
         raise ValueError(f"its content is of type {type(content).__name__}, and not text")
-    return "".join(texts)
+    return "".join(map(str, texts))
 
 
 def _metered(text: str, usage: Any) -> str:

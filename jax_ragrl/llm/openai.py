@@ -18,6 +18,7 @@ from jax_ragrl.runtime.servers import (
     BoundedClient,
     Tries,
     TryFailed,
+    check_credentials,
     excerpt,
     retry_after,
     wait_for,
@@ -77,6 +78,7 @@ class OpenAILLM:
                 f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
                 "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
             )
+        check_credentials(address or "")
         self.name = model
         self._label = f"{model} at {address}" if address else model
         self._retries, self._tries = retries, Tries(retries, PAUSE)
@@ -126,20 +128,22 @@ class OpenAILLM:
             # All options are in the body: the client's own parameters would reject the fields of
             # other servers.
             options = {name: x for name, x in body.items() if name not in ("model", "messages")}
-            reply = await completions.create(
+            outcome = await completions.create(
                 model=body["model"], messages=body["messages"], extra_body=options
             )
         except openai.APIStatusError as error:
-            if error.status_code in TRANSIENT or error.status_code >= 500:
-                raise TryFailed(str(error), retry_after(error.response.headers)) from error
-            raise
+            reply, code = error.response, error.status_code
+            why = f"status {code}: {excerpt(reply.text)}"
+            if code in TRANSIENT or code >= 500:
+                raise TryFailed(why, retry_after(reply.headers)) from error
+            raise EffectError(why) from error
         except openai.APIConnectionError as error:
             raise TryFailed(f"{error} ({error.__cause__})") from error
+        reply = outcome.http_response
         try:
-            return read_completion(reply.http_response.content)
+            return read_completion(reply.content)
         except ValueError as error:
-            text = reply.http_response.text
-            raise TryFailed(f"it sent {excerpt(text)} ({error})") from error
+            raise TryFailed(f"it sent {excerpt(reply.text)} ({error})") from error
 
     def _body(self, request: LLMRequest) -> dict[str, Any]:
         """The JSON of a request; fields of None are left out."""

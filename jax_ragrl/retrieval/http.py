@@ -14,6 +14,7 @@ from jax_ragrl.runtime.servers import (
     BoundedClient,
     Tries,
     TryFailed,
+    check_credentials,
     excerpt,
     retry_after,
     wait_for,
@@ -44,6 +45,7 @@ class RetryingClient:
                 f"{place}: retries {retries} and timeout {timeout} allow no request: retries must "
                 "be at least 0, and timeout above 0 seconds"
             )
+        check_credentials(place)
         self.place = place
         self._count, self._tries = retries + 1, Tries(retries, pause)
         self._client = BoundedClient(timeout)

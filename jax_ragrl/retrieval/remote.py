@@ -16,7 +16,7 @@ import httpx2
 
 from jax_ragrl.corpus.formats.files import Record, field
 from jax_ragrl.corpus.formats.flashrag import split_contents
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import RetryingClient, check_refusals
 from jax_ragrl.runtime.json_text import loads_or_none
@@ -54,8 +54,9 @@ class RemoteRetriever:
         timeout: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        self.fingerprint = url.rstrip("/").removesuffix(PATH)
-        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
+        address = url.rstrip("/").removesuffix(PATH)
+        self.fingerprint = redacted(address)
+        self._server = RetryingClient(address, retries, timeout, pause)
         self._batch = batch
         self._has_answered = False  # whether the server has ever returned hits
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import RetryingClient, check_refusals
 from jax_ragrl.runtime.json_text import loads_or_none
@@ -136,8 +136,9 @@ class WebRetriever:
             raise UserError(f"{engine} needs an API key: set {self._engine.key}")
         if not (self._key.isascii() and self._key.isprintable()):  # not allowed in a header
             raise UserError(f"{self._engine.key} contains invalid characters; copy the key again")
-        self.fingerprint = (url or self._engine.url).rstrip("/").removesuffix(PATH)
-        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
+        address = (url or self._engine.url).rstrip("/").removesuffix(PATH)
+        self.fingerprint = redacted(address)
+        self._server = RetryingClient(address, retries, timeout, pause)
         self._pages = PageCache(folder, engine, writer)
         # Whether the engine has ever sent a page; a cached page does not prove it.
         self._has_answered = False

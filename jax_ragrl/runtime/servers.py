@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import HIDDEN, EffectError, UserError
 
 T = TypeVar("T")
 MAX_BODY = 64 << 20  # bytes of a reply, unzipped: some 100,000 passages
@@ -207,6 +207,15 @@ def _seconds_until(date: str) -> float:
     # A date without a zone is in UTC.
     moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     return (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def check_credentials(address: str) -> None:
+    """Raises `UserError` for an address whose credentials were removed when it was saved."""
+    if f"://{HIDDEN}@" in address:
+        raise UserError(
+            f"{address} is from a saved config, which holds no credentials: give the whole address "
+            "again (--config.llm.base_url, --config.judge.base_url or --config.index.url)"
+        )
 
 
 def excerpt(text: str, length: int = 200) -> str:
