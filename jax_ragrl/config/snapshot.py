@@ -10,6 +10,7 @@ from typing import Any
 from jax_ragrl.config.aliases import current_config
 from jax_ragrl.config.kinds import drop_defaults
 from jax_ragrl.errors import UserError, redacted
+from jax_ragrl.runtime.json_text import read_object
 
 # Locations and reporting: no result of a run depends on these keys, so that they may change.
 LOCATION_KEYS = (
@@ -85,7 +86,8 @@ def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise UserError(f"{file} does not exist: give the --workdir of a run of 'ragrl train'")
-    return _current(json.loads(file.read_text(encoding="utf-8")))
+    remedy = "copy it again, or delete it: 'ragrl train' with the config of the run writes it again"
+    return _current(read_object(file, remedy))
 
 
 def _current(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 import tqdm
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime.json_text import loads
 from jax_ragrl.types import Passage
 
 ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"
@@ -89,7 +90,10 @@ class StoredPassages(Sequence[Passage]):
 
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
-    return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    value = loads((folder / FILE).read_bytes())
+    if not isinstance(value, dict) or not {"fingerprint", "sources"} <= value.keys():
+        raise ValueError(f"{folder / FILE} is damaged")
+    return value
 
 
 def source_of(path: pathlib.Path, format: str | None) -> list[Any]:

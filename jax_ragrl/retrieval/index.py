@@ -50,6 +50,7 @@ from jax_ragrl.retrieval.scann import (
 )
 from jax_ragrl.retrieval.tune import tune
 from jax_ragrl.retrieval.vectors import open_vectors
+from jax_ragrl.runtime.json_text import loads
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.types import Question
 
@@ -188,13 +189,15 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
     """
     path = pathlib.Path(folder) / FILE
     try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        description: dict[str, Any] = loads(path.read_bytes())
         encoder = description.get("encoder", {})
+        kind = encoder.get("kind")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
+            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first, or delete the "
+            "folder if 'ragrl train' made it"
         ) from error
-    if encoder.get("kind") == FORMER_HASHED_WORDS:
+    if kind == FORMER_HASHED_WORDS:
         encoder["kind"] = HASHED_WORDS
     return description
 

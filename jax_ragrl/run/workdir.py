@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
+from jax_ragrl.runtime.json_text import loads
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
 
@@ -70,7 +70,7 @@ def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:
 
 def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = loads(file.read_bytes())
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
     if before != builds:

@@ -7,9 +7,13 @@ pair, which neither UTF-8 nor a tokenizer accepts.
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 from typing import Any
 
+from jax_ragrl.errors import UserError
+
+MAX_FILE = 256 << 20  # bytes of a description; the largest are tokenizers, of some 30 MB
 MAX_DEPTH = 100  # levels; records and replies have fewer than ten
 # One half of a surrogate pair: Python's JSON parser joins complete pairs, so only single halves
 # match.
@@ -46,10 +50,31 @@ def loads_or_none(text: str | bytes) -> Any:
         return None
 
 
+def read_object(file: pathlib.Path, remedy: str) -> dict[str, Any]:
+    """Reads a file that holds one JSON object, such as a config or the description of an index.
+
+    Args:
+      file: the file, which must exist.
+      remedy: for the error message.
+
+    Raises:
+      UserError: the file is damaged, or holds another value.
+    """
+    try:
+        if file.stat().st_size > MAX_FILE:
+            raise ValueError(f"larger than {MAX_FILE} bytes")
+        value = loads(file.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds a {type(value).__name__}, and no object")
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file} is damaged ({error}): {remedy}") from error
+    return value
+
+
 def _is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects are nested in more levels; without recursion."""
     containers = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         children = (x.values() if isinstance(x, dict) else x for x in containers)
         containers = [y for own in children for y in own if isinstance(y, dict | list)]
         if not containers:

@@ -65,7 +65,7 @@ def read_parquet_records(path: pathlib.Path | str) -> Iterator[Record]:
 
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
         raise UserError(f"{path}: damaged parquet file ({error}): copy it again") from error
     for n, row in enumerate(rows, start=1):
         yield Record(f"{path}, record {n}", row)

@@ -41,9 +41,7 @@ BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
 # it can match, and fail, from many positions.
 _ACTION = re.compile(r"\b(Search|Finish)\[")
 _MARKED = re.compile(re.escape(BEGIN) + r"(.*?)(?:" + re.escape(END) + r"|$)", re.DOTALL)
-_ANSWER = re.compile(
-    r"(\\boxed\{.*)|^[^\w\n]*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE
-)
+_ANSWER = re.compile(r"(\\boxed\{.*)|^[^\w\n]*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
 _BOX, _BRACE = "\\boxed{", re.compile(r"[{}]")
 _BOXED_TEXT = re.compile(r"\s*\\text\w*\{([^{}]*)\}\s*")
 
@@ -83,9 +81,9 @@ def parse_marked(text: str) -> ParsedAction:
 
 
 def _boxed(text: str) -> str | None:
-    """Returns the content of the first whole box, up to its own brace; `\\text{...}` yields its own.
+    """Returns the content of the first whole box, whose braces may be nested once.
 
-    Braces in a box may be nested once.
+    A box that holds nothing but `\\text{...}` yields the content of the latter.
     """
     start = text.find(_BOX)
     while start >= 0:
