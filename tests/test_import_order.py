@@ -15,8 +15,20 @@ PACKAGE = "jax_ragrl"
 
 # An entry is a module or a package. In a package siblings may import each other, but not in cycles.
 ORDER = [
-    *("errors", "types", "config", "runtime", "text", "corpus", "models", "retrieval", "sampling"),
-    *("llm", "rollout", "credit", "losses", "learner", "systems", "run", "training", "warmstart"),
+    *("errors", "json_text", "types", "config", "runtime", "text", "corpus", "models"),
+    *(
+        "retrieval",
+        "sampling",
+        "llm",
+        "rollout",
+        "credit",
+        "losses",
+        "learner",
+        "systems",
+        "run",
+        "training",
+        "warmstart",
+    ),
     *("evaluation", "report", "experiments", "serve", "export", "api", "plan", "bench", "cli"),
     "__main__",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from jax_ragrl.config.aliases import current_config
 from jax_ragrl.config.kinds import drop_defaults
 from jax_ragrl.errors import UserError, redacted
-from jax_ragrl.runtime.json_text import read_object
+from jax_ragrl.json_text import read_object
 
 # Locations and reporting: no result of a run depends on these keys, so that they may change.
 LOCATION_KEYS = (

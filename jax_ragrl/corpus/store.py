@@ -25,7 +25,7 @@ import numpy as np
 import tqdm
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.json_text import loads
+from jax_ragrl.json_text import loads
 from jax_ragrl.types import Passage
 
 ROWS, OFFSETS, FILE = "rows.jsonl", "offsets.npy", "corpus.json"

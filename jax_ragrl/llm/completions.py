@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax_ragrl.json_text import loads
 from jax_ragrl.llm.base import MeteredReply
-from jax_ragrl.runtime.json_text import loads
 
 MAX_TOKENS = 1 << 30  # of one reply, as a server may report them
 

@@ -68,20 +68,10 @@ class OpenAILLM:
         # The client reads both variables too; here they decide which error the user gets.
         key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or None
         address = base_url or os.environ.get("OPENAI_BASE_URL")
-        if not model or (address and not address.startswith(("http://", "https://"))):
-            raise UserError(
-                f"model {model!r} at {address!r} is not a language model: give the server's "
-                "name of the model, and an address such as http://HOST:PORT/v1"
-            )
-        if not (address or key):
-            raise UserError(
-                f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
-                "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
-            )
-        check_credentials(address or "")
+        _check_place(model, address, key)
         self.name = model
         self._label = f"{model} at {address}" if address else model
-        self._retries, self._tries = retries, Tries(retries, PAUSE)
+        self._tries = Tries(retries, PAUSE)
         # Most self-hosted servers work without a key, but the client refuses to start.
         self._client = openai.AsyncOpenAI(
             api_key=key or "none",
@@ -151,3 +141,18 @@ class OpenAILLM:
         named = {"model": self.name, "messages": messages, **request.sampling._asdict()}
         fields = {**named, "seed": request.seed, **self._extra}
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_place(model: str, address: str | None, key: str | None) -> None:
+    """Raises `UserError` unless a model has a name, and an address or the key of OpenAI."""
+    if not model or (address and not address.startswith(("http://", "https://"))):
+        raise UserError(
+            f"model {model!r} at {address!r} is not a language model: give the server's "
+            "name of the model, and an address such as http://HOST:PORT/v1"
+        )
+    if not (address or key):
+        raise UserError(
+            f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
+            "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
+        )
+    check_credentials(address or "")

@@ -22,10 +22,10 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.json_text import read_object
 from jax_ragrl.runtime.sharding import replicate_like, to_host, to_sharding
 
 TOP_NAMES = {

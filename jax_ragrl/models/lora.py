@@ -22,10 +22,10 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.json_text import read_object
 from jax_ragrl.runtime.sharding import mesh_of, replicate, to_host, tree_shardings
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

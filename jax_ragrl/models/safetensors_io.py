@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.json_text import read_object
+from jax_ragrl.json_text import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -19,8 +19,8 @@ import re
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.models.pooling import ACTIVATIONS, POOLINGS, DenseSpec
-from jax_ragrl.runtime.json_text import loads
 
 DENSE = {"bias": True, "activation_function": "Tanh", "use_residual": False}
 DENSE_TENSORS = ("module_input_name", "module_output_name")

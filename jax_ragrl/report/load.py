@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.aliases import current_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.run.metric_names import with_current_names
-from jax_ragrl.runtime.json_text import loads
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
 CONFIG = "config.json"

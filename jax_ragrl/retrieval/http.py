@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.runtime.json_text import loads
+from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.servers import (
     BoundedClient,
     Tries,

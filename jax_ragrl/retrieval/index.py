@@ -27,6 +27,7 @@ from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.formats.qrels import questions_with_gold
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.models.encoder import from_description, load_encoder
 from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
 from jax_ragrl.retrieval.embed import (
@@ -50,7 +51,6 @@ from jax_ragrl.retrieval.scann import (
 )
 from jax_ragrl.retrieval.tune import tune
 from jax_ragrl.retrieval.vectors import open_vectors
-from jax_ragrl.runtime.json_text import loads
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.types import Question
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
-from jax_ragrl.runtime.json_text import loads
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import all_gather_object, check_shared_folder, on_process_zero
 

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from jax_ragrl.runtime.json_text import loads_or_none
+from jax_ragrl.json_text import loads_or_none
 
 
 def append_row(file: pathlib.Path, row: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from jax_ragrl.corpus.formats.title_text import read_title_text
 from jax_ragrl.corpus.formats.triviaqa import read_triviaqa
 from jax_ragrl.corpus.formats.verl import read_verl, read_verl_parquet
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.json_text import loads
+from jax_ragrl.json_text import loads
 from jax_ragrl.types import Passage, Question
 
 __all__ = [

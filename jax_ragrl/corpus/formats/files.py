@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.runtime.json_text import loads
+from jax_ragrl.json_text import loads
 
 T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"

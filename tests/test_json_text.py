@@ -14,13 +14,13 @@ from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus import store
 from jax_ragrl.corpus.formats import detect, files, load_questions
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import MAX_DEPTH, loads, loads_or_none
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.hf import read_config
 from jax_ragrl.models.lora import _read_peft_config
 from jax_ragrl.report.load import read_lines, read_object
 from jax_ragrl.retrieval.hashed_words import FILE, HashedEncoder
 from jax_ragrl.retrieval.index import read_description
-from jax_ragrl.runtime.json_text import MAX_DEPTH, loads, loads_or_none
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.types import Passage
 
