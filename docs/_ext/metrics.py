@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from jax_ragrl.run.metric_names import EVALUATION, ROLLOUT, SPEED, UPDATE, Metric
+from jax_ragrl.run.metric_names import EVALUATION, ROLLOUT, SERVERS, SPEED, UPDATE, Metric
 
-GROUPS = {"Rollouts": ROLLOUT, "Updates": UPDATE, "Evaluation": EVALUATION, "Speed": SPEED}
+GROUPS = {
+    "Rollouts": ROLLOUT,
+    "Servers": SERVERS,
+    "Updates": UPDATE,
+    "Evaluation": EVALUATION,
+    "Speed": SPEED,
+}
 
 
 def markdown() -> str:

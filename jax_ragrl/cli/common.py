@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any, Protocol
 
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import UserError, printable
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
 # Shipped with the repository, next to the package.
@@ -65,3 +65,8 @@ def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def show(text: str) -> None:
+    """Prints text of models, servers and files, whose control characters no terminal may obey."""
+    print(printable(text))

@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json, show
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path
@@ -111,6 +111,11 @@ def _add_output_options(sub: argparse.ArgumentParser) -> None:
         default=pathlib.Path("runs/table"),
         help="output folder of rows, table and indexes, with --data (resumable)",
     )
+    cache = (
+        "send every request to a language model on a server again; otherwise replies of earlier "
+        "tables in the folder of --out or --workdir are used (llm_cache.sqlite)"
+    )
+    sub.add_argument("--no-cache", action="store_true", help=cache)
 
 
 def prices_of(text: str) -> tuple[float, ...]:
@@ -141,9 +146,11 @@ def run_report(options: argparse.Namespace) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     from jax_ragrl.corpus.formats.own import parse_fields
     from jax_ragrl.evaluation.table import RUN, TableSettings
+    from jax_ragrl.llm.cache import FILE as CACHE_FILE
     from jax_ragrl.rollout.costs import Prices
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
+    folder = options.workdir if options.data else options.out and options.out.absolute().parent
     settings = TableSettings(
         corpus=options.corpus,
         questions=options.questions,
@@ -166,6 +173,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         shots=options.shots,
         limit_seed=-1 if options.first else options.limit_seed,
         fields=parse_fields(options.fields),
+        cache=folder / CACHE_FILE if folder and not options.no_cache else None,
     )
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")
@@ -182,7 +190,7 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
     enable_compile_cache(options.workdir)
     sets = [parse_data(text) for text in options.data]
     page, has_scores = evaluate_suite(settings, sets, options.workdir, options.encoder)
-    print(page)
+    show(page)
     if not has_scores:
         raise UserError(
             "every cell failed: correct the errors listed below the table and run the same command "

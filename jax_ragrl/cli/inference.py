@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand
+from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand, show
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -100,7 +100,7 @@ def run_ask(options: argparse.Namespace) -> None:
     from jax_ragrl.run.inference import ask
 
     with _open_system(options) as (_, job, parts):
-        print(ask(job, parts, options.question))
+        show(ask(job, parts, options.question))
 
 
 def run_serve(options: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from jax_ragrl.cli import config, data, evaluate, inference, measure, search, tr
 from jax_ragrl.cli.common import CONFIGS, PAPERS, AddCommand, Command, HelpFormatter
 from jax_ragrl.config.arguments import CONFIG_HELP
 from jax_ragrl.config.overrides import load_config
-from jax_ragrl.errors import EffectError, Preempted, UserError
+from jax_ragrl.errors import EffectError, Preempted, UserError, safe_line
 
 __all__ = ["CONFIGS", "PAPERS", "load_config", "main"]
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_error(message: str, code: int = 2) -> int:
-    print(f"ragrl: {message}", file=sys.stderr)
+    print(f"ragrl: {safe_line(message)}", file=sys.stderr)
     return code
 
 
@@ -87,7 +87,7 @@ def _format_warning(
 ) -> str:
     """Formats warnings of this package like its errors, without a position in the code."""
     if category is UserWarning and PACKAGE in pathlib.Path(filename).parents:
-        return f"ragrl: {message}\n"
+        return f"ragrl: {safe_line(str(message))}\n"
     return DEFAULT_FORMAT(message, category, filename, lineno, line)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax_ragrl.cli.common import AddCommand
+from jax_ragrl.cli.common import AddCommand, show
 from jax_ragrl.config.arguments import CONFIG_HELP, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
@@ -192,7 +192,7 @@ def _values(result: Hits | EffectError) -> dict[str, Any]:
 def _print(line: str) -> None:
     """Prints a line; characters that the output cannot encode become `?`."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(line.encode(encoding, "replace").decode(encoding))
+    show(line.encode(encoding, "replace").decode(encoding))
 
 
 def run_retriever(options: argparse.Namespace) -> None:

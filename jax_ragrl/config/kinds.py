@@ -131,7 +131,7 @@ class RemoteIndex:
     Fields:
       url: the address of the server.
       retries: attempts after a failed request.
-      timeout: seconds per request.
+      timeout: seconds per try, to the last byte of the reply.
     """
 
     url: str
@@ -147,7 +147,7 @@ class RemoteIndex:
 class SearxngIndex:
     """A SearXNG service, which searches the web; `folder` caches its results.
 
-    `retries` and `timeout` (seconds) are per request.
+    `retries` are per request, `timeout` (seconds) is per try.
     """
 
     url: str
@@ -164,7 +164,7 @@ class SearxngIndex:
 class SerperIndex:
     """Google's results from serper.dev; `url` replaces its address, `folder` caches its results.
 
-    `retries` and `timeout` (seconds) are per request.
+    `retries` are per request, `timeout` (seconds) is per try.
     """
 
     url: str = ""
@@ -315,8 +315,10 @@ class OpenAIConfig:
       base_url: the address of the server; None: OpenAI's.
       concurrency: requests in flight at once.
       retries: attempts after a failed request.
-      timeout: seconds per request.
+      timeout: seconds per try, to the last byte of the reply.
       extra_body: further fields of each request's JSON body; None removes a field.
+      cache: whether replies are stored in the folder of the run (`llm_cache.sqlite`), and equal
+        requests are answered from there.
     """
 
     model: str
@@ -325,6 +327,7 @@ class OpenAIConfig:
     retries: int = 5
     timeout: float = 60.0
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cache: bool = True
     kind: Literal["openai"] = "openai"
 
 

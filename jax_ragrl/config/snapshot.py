@@ -9,7 +9,8 @@ from typing import Any
 
 from jax_ragrl.config.aliases import ADDED, current_config
 from jax_ragrl.config.kinds import drop_defaults
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import UserError, redacted
+from jax_ragrl.json_text import read_object
 
 # Locations and reporting: no result of a run depends on these keys, so that they may change.
 LOCATION_KEYS = (
@@ -20,6 +21,8 @@ LOCATION_KEYS = (
     "config.prices.dollars_per_million_prompt_tokens",
     "config.prices.dollars_per_million_completion_tokens",
     "config.prices.dollars_per_search",
+    "config.llm.cache",
+    "config.judge.cache",
     "config.run.wandb_project",
 )
 
@@ -32,7 +35,7 @@ def save_config(
     renew: bool = False,
     place: str = "--workdir",
 ) -> None:
-    """Writes the config of a run as JSON, atomically.
+    """Writes the config of a run as JSON, atomically, without credentials (`errors.redacted`).
 
     Args:
       file: the JSON file; its folder is created.
@@ -90,7 +93,8 @@ def load_saved_config(file: pathlib.Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise UserError(f"{file} does not exist: give the --workdir of a run of 'ragrl train'")
-    return _current(json.loads(file.read_text(encoding="utf-8")))
+    remedy = "copy it again, or delete it: 'ragrl train' with the config of the run writes it again"
+    return _current(read_object(file, remedy))
 
 
 def _current(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +106,16 @@ def _current(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(values: Mapping[str, Any]) -> str:
     # Sorted and indented for readers, and for comparisons of two runs.
-    return json.dumps(values, indent=2, sort_keys=True, default=list) + "\n"
+    return json.dumps(_without_secrets(values), indent=2, sort_keys=True, default=list) + "\n"
+
+
+def _without_secrets(value: Any) -> Any:
+    """Removes credentials from all texts of a config."""
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(x) for x in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _flat(values: Any, where: str = "config") -> dict[str, str]:

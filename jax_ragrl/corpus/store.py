@@ -25,6 +25,7 @@ from typing import Any, overload
 import numpy as np
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.progress import track
 from jax_ragrl.types import Passage
 
@@ -91,7 +92,10 @@ class StoredPassages(Sequence[Passage]):
 
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
-    return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    value = loads((folder / FILE).read_bytes())
+    if not isinstance(value, dict) or not {"fingerprint", "sources"} <= value.keys():
+        raise ValueError(f"{folder / FILE} is damaged")
+    return value
 
 
 def source_of(

@@ -92,6 +92,7 @@ class TableSettings(NamedTuple):
       overrides: `--config.KEY=VALUE` for the recipe and shapes of runs, so that trained policies
         act in a modified system.
       fields: names of fields in the files, see `corpus.formats.own`.
+      cache: file of earlier replies of language models on servers, see `llm.cache`; None: none.
     """
 
     corpus: pathlib.Path | None
@@ -115,6 +116,7 @@ class TableSettings(NamedTuple):
     policy_examples: pathlib.Path | None = None
     shots: int = 2
     fields: Mapping[str, str] = NO_FIELDS
+    cache: pathlib.Path | None = None
 
 
 class TableModels(NamedTuple):
@@ -214,7 +216,8 @@ def load_models(settings: TableSettings) -> TableModels:
     llm = load_frozen(settings, shapes, load)
     judge = None
     if settings.judge:
-        judge = load_llm(parse_llm(settings.judge), None, "", shapes, load=load)
+        config = parse_llm(settings.judge)
+        judge = load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.policy.startswith(SERVER) or settings.policy_examples:
         served = served_policy(settings.policy, settings.policy_examples, settings.shots)
         return TableModels(llm, judge, *served)
@@ -235,7 +238,8 @@ def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> 
     """
     if not settings.llm.startswith(READER):
         # The empty style is that of a rule-based reader, which is loaded below.
-        return load_llm(parse_llm(settings.llm, int8=settings.int8), None, "", shapes, load=load)
+        config = parse_llm(settings.llm, int8=settings.int8)
+        return load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.style != "tiny" or settings.int8:
         raise UserError(
             f"--llm {settings.llm} is made of rules that read the prompts of --style tiny and have "

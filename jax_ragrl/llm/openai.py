@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openai
 
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.llm.base import MeteredReply
+from jax_ragrl.llm.cache import ReplyCache, request_key
+from jax_ragrl.llm.completions import read_completion
+from jax_ragrl.runtime.servers import (
+    COUNTS,
+    BoundedClient,
+    Tries,
+    TryFailed,
+    check_credentials,
+    excerpt,
+    retry_after,
+    wait_for,
+)
 from jax_ragrl.types import LLMRequest
+
+TRANSIENT = (408, 409, 429)  # besides 5xx, as in OpenAI's client
+PAUSE = 0.5  # seconds before the second try
 
 
 class OpenAILLM:
@@ -21,11 +36,12 @@ class OpenAILLM:
       model: the server's name of the model.
       base_url: e.g. `http://localhost:8000/v1`; None is OpenAI's own service.
       concurrency: maximum number of requests in flight.
-      retries: tries after the first, with exponential back-off, on time-outs, 429 and 5xx; a
-        `Retry-After` of up to a minute is respected.
-      timeout: seconds to wait for a reply.
+      retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
+        replies that are no chat completion; see `runtime.servers.Tries` for the pauses.
+      timeout: seconds from the start of a try to the last byte of its reply.
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
+      cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
 
     Raises:
       UserError: no model, a malformed address, no key for OpenAI's own service, or numbers that
@@ -41,6 +57,7 @@ class OpenAILLM:
         retries: int = 5,
         timeout: float = 60.0,
         extra: Mapping[str, Any] | None = None,
+        cache: pathlib.Path | None = None,
     ) -> None:
         # Checked here, because the first request may come hours after the start of a run.
         if concurrency < 1 or retries < 0 or timeout <= 0:
@@ -51,69 +68,91 @@ class OpenAILLM:
         # The client reads both variables too; here they decide which error the user gets.
         key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or None
         address = base_url or os.environ.get("OPENAI_BASE_URL")
-        if not model or (address and not address.startswith(("http://", "https://"))):
-            raise UserError(
-                f"model {model!r} at {address!r} is not a language model: give the server's "
-                "name of the model, and an address such as http://HOST:PORT/v1"
-            )
-        if not (address or key):
-            raise UserError(
-                f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
-                "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
-            )
+        _check_place(model, address, key)
         self.name = model
         self._label = f"{model} at {address}" if address else model
+        self._tries = Tries(retries, PAUSE)
         # Most self-hosted servers work without a key, but the client refuses to start.
-        self._client: dict[str, Any] = {"api_key": key or "none", "base_url": base_url}
-        self._client |= {"max_retries": retries, "timeout": timeout}
-        self._concurrency, self._extra = concurrency, extra or {}
+        self._client = openai.AsyncOpenAI(
+            api_key=key or "none",
+            base_url=base_url,
+            max_retries=0,  # `Tries` also repeats requests whose reply cannot be read
+            http_client=BoundedClient(timeout, follow_redirects=True),
+        )
+        self._gate, self._extra = asyncio.Semaphore(concurrency), extra or {}
+        self._cache = ReplyCache(cache) if cache is not None else None
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
         """Returns one reply per request, in order; an `EffectError` after the last retry."""
         # Synchronous for its callers: the worker threads of a rollout have no event loop.
-        return asyncio.run(self._all(requests))
+        return wait_for(self._all(requests))
 
     async def _all(self, requests: Sequence[LLMRequest]) -> list[str | EffectError]:
-        # Both belong to one event loop, and every call of `asyncio.run` starts another one.
-        gate = asyncio.Semaphore(self._concurrency)
-        async with openai.AsyncOpenAI(**self._client) as client:
-            return await asyncio.gather(*(self._one(client, gate, r) for r in requests))
+        return await asyncio.gather(*(self._one(request) for request in requests))
 
-    async def _one(
-        self, client: openai.AsyncOpenAI, gate: asyncio.Semaphore, request: LLMRequest
-    ) -> str | EffectError:
-        async with gate:
+    async def _one(self, request: LLMRequest) -> str | EffectError:
+        body = self._body(request)
+        if self._cache is None:
+            return await self._sent(body, request.purpose)
+        key = request_key(body, request.seed)
+        if (reply := self._cache.get(key)) is not None:
+            COUNTS["llm_cache_hits"] += 1
+            return reply
+        outcome = await self._sent(body, request.purpose)
+        if not isinstance(outcome, EffectError):
+            self._cache.put(key, outcome)
+        return outcome
+
+    async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
+        async with self._gate:
             try:
-                reply = await client.chat.completions.create(
-                    model=self.name,
-                    messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
-                    # All options are in the body: the client's own parameters would reject the
-                    # fields of other servers.
-                    extra_body=self._options(request),
-                )
-            except (openai.OpenAIError, ValueError) as error:  # ValueError: truncated JSON
-                return self._failed(request, str(error).removesuffix("."))
-            # An HTML page of a proxy arrives as a string; an error with status 200 has no choices.
-            choices = getattr(reply, "choices", None)
-            if not choices or choices[0].message is None:
-                excerpt = " ".join(str(reply).split())[:200]
-                return self._failed(request, f"it sent {excerpt!r}")
-            # The content may be null, for example if all tokens were spent on reasoning.
-            return _metered(choices[0].message.content or "", reply.usage)
+                return await self._tries.ask(lambda: self._attempt(body))
+            except (TryFailed, EffectError, openai.OpenAIError) as error:
+                why = str(error).removesuffix(".")
+        return EffectError(f"{self._label} failed on {purpose}: {why}")
 
-    def _options(self, request: LLMRequest) -> dict[str, Any]:
-        options = {**request.sampling._asdict(), "seed": request.seed, **self._extra}
-        return {name: value for name, value in options.items() if value is not None}
+    async def _attempt(self, body: Mapping[str, Any]) -> str:
+        """Makes one try; see `Tries.ask` for its errors."""
+        completions = self._client.chat.completions.with_raw_response
+        try:
+            # All options are in the body: the client's own parameters would reject the fields of
+            # other servers.
+            options = {name: x for name, x in body.items() if name not in ("model", "messages")}
+            outcome = await completions.create(
+                model=body["model"], messages=body["messages"], extra_body=options
+            )
+        except openai.APIStatusError as error:
+            reply, code = error.response, error.status_code
+            why = f"status {code}: {excerpt(reply.text)}"
+            if code in TRANSIENT or code >= 500:
+                raise TryFailed(why, retry_after(reply.headers)) from error
+            raise EffectError(why) from error
+        except openai.APIConnectionError as error:
+            raise TryFailed(f"{error} ({error.__cause__})") from error
+        reply = outcome.http_response
+        try:
+            return read_completion(reply.content)
+        except ValueError as error:
+            raise TryFailed(f"it sent {excerpt(reply.text)} ({error})") from error
 
-    def _failed(self, request: LLMRequest, why: str) -> EffectError:
-        return EffectError(f"{self._label} failed on {request.purpose}: {why}")
+    def _body(self, request: LLMRequest) -> dict[str, Any]:
+        """The JSON of a request; fields of None are left out."""
+        messages = [message._asdict() for message in request.messages]
+        named = {"model": self.name, "messages": messages, **request.sampling._asdict()}
+        fields = {**named, "seed": request.seed, **self._extra}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
-def _metered(text: str, usage: openai.types.CompletionUsage | None) -> str:
-    """Attaches the token counts that the server bills, if it reports them."""
-    prompt_tokens, completion_tokens = (
-        getattr(usage, f"{kind}_tokens", None) for kind in ("prompt", "completion")
-    )
-    if prompt_tokens is None or completion_tokens is None:
-        return text
-    return MeteredReply(text, prompt_tokens, completion_tokens)
+def _check_place(model: str, address: str | None, key: str | None) -> None:
+    """Raises `UserError` unless a model has a name, and an address or the key of OpenAI."""
+    if not model or (address and not address.startswith(("http://", "https://"))):
+        raise UserError(
+            f"model {model!r} at {address!r} is not a language model: give the server's "
+            "name of the model, and an address such as http://HOST:PORT/v1"
+        )
+    if not (address or key):
+        raise UserError(
+            f"{model} has no address, and OPENAI_API_KEY, which OpenAI's own service needs, is "
+            "not set: set it, or give a server's address (openai:MODEL@URL, or llm.base_url)"
+        )
+    check_credentials(address or "")

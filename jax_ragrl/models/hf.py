@@ -22,6 +22,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
@@ -135,10 +136,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist: give a local Hugging Face model folder")
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path} is not JSON ({e}): copy it again") from e
+    return read_object(path, "copy it again")
 
 
 def load_decoder(
@@ -403,7 +401,7 @@ def _special_ids(folder: str | Path | None) -> dict[str, Any]:
     # That of Llama 3 lists end tokens for generation that its `config.json` lacks.
     for file in ("generation_config.json", "config.json"):
         path = Path(folder) / file
-        raw = json.loads(path.read_text()) if path.is_file() else {}
+        raw = read_object(path, "copy it again") if path.is_file() else {}
         ids = {n: raw[n] for n in SPECIAL_IDS if raw.get(n) is not None} | ids
     return _ids_of_tokens(Path(folder)) | ids
 
@@ -413,10 +411,8 @@ def _ids_of_tokens(folder: Path) -> dict[str, Any]:
     config, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (config.is_file() and tokens.is_file()):
         return {}
-    raw = json.loads(config.read_text())
-    token_ids = {
-        t["content"]: t["id"] for t in json.loads(tokens.read_text()).get("added_tokens", [])
-    }
+    raw, added = (read_object(file, "copy it again") for file in (config, tokens))
+    token_ids = {t["content"]: t["id"] for t in added.get("added_tokens", [])}
     names = {key: _content(raw.get(key.removesuffix("_id"))) for key in SPECIAL_IDS}
     return {key: token_ids[name] for key, name in names.items() if name in token_ids}
 

@@ -42,6 +42,8 @@ REQUIRED = {
     "num_attention_heads": "num_heads",
 }
 
+MAX_LAYERS, MAX_SIZE = 10_000, 1 << 24  # more is a damaged file, and would be built for hours
+
 # Read by name below.
 READ = {
     *REQUIRED,
@@ -189,6 +191,15 @@ _ROPE_COMMON = {
 
 def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a parsed `config.json`; `UserError` names the field that is not supported."""
+    try:
+        return _from_hf(raw)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"config.json holds a value of another type ({error}): copy the original file"
+        ) from error
+
+
+def _from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     family = _family(raw)
     _check_fields(raw)
     fields = {ours: raw[theirs] for theirs, ours in REQUIRED.items()}
@@ -225,8 +236,11 @@ def _family(raw: Mapping[str, Any]) -> Family:
 def _check_fields(raw: Mapping[str, Any]) -> None:
     """Raises `UserError` for a field that is not implemented; warns of those that are unknown."""
     for name in REQUIRED:
-        if not isinstance(raw.get(name), int):
-            raise UserError(f"config.json gives {name} as {raw.get(name)!r}: it must be an integer")
+        value, largest = raw.get(name), MAX_LAYERS if name == "num_hidden_layers" else MAX_SIZE
+        if type(value) is not int or not 0 < value <= largest:
+            raise UserError(
+                f"config.json gives {name} as {value!r}: it must be an integer from 1 to {largest}"
+            )
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise UserError(

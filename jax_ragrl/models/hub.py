@@ -7,12 +7,12 @@ resumed starts from the same weights, even if the branch has moved since.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.models.safetensors_io import weight_map_of
 from jax_ragrl.runtime.hub import explain
 
 # OWNER/NAME, or OWNER/NAME@REVISION with a branch, a tag or a commit.
@@ -86,7 +86,7 @@ def _weight_files(folder: Path) -> Iterator[str]:
         yield from (WEIGHTS, f"*/{WEIGHTS}")
     for index in indexes:
         place = index.parent.relative_to(folder)
-        files = set(json.loads(index.read_text())["weight_map"].values())
+        files = set(weight_map_of(index).values())
         yield from ((place / file).as_posix() for file in sorted(files))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights
 from jax_ragrl.models.decoder import Decoder
@@ -289,7 +289,7 @@ def _read_peft_config(folder: Path) -> tuple[LoRAConfig, float]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{path} does not exist: give the folder of a PEFT adapter")
-    raw = json.loads(path.read_text())
+    raw = read_object(path, "copy it again")
     valid_names = _USED | _UNUSED
     odd = [n for n, v in raw.items() if v and n not in valid_names and v not in _ALLOWED.get(n, ())]
     if raw.get("peft_type") != "LORA" or odd:
@@ -297,6 +297,8 @@ def _read_peft_config(folder: Path) -> tuple[LoRAConfig, float]:
         raise UserError(
             f"the adapter in {folder} {problem}, which is not supported: retrain it as plain LoRA"
         )
+    if missing := sorted({"target_modules", "r", "lora_alpha"} - raw.keys()):
+        raise UserError(f"{path} lacks {missing[0]}: copy it again")
     targets = raw["target_modules"]
     if isinstance(targets, str):
         raise UserError(

@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -110,7 +111,7 @@ def locate(folder: Path) -> dict[str, Path]:
 
 
 def _indexed(folder: Path) -> dict[str, Path]:
-    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+    weight_map = weight_map_of(folder / INDEX)
     missing = sorted({f for f in weight_map.values() if not (folder / f).is_file()})
     if missing:
         raise UserError(
@@ -120,6 +121,14 @@ def _indexed(folder: Path) -> dict[str, Path]:
     return {name: folder / f for name, f in weight_map.items()}
 
 
+def weight_map_of(index: Path) -> dict[str, str]:
+    """The file of each tensor by an index of shards; `UserError` if the index is damaged."""
+    files = read_object(index, "copy it again").get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise UserError(f"{index} is damaged (it has no weight_map of file names): copy it again")
+    return files
+
+
 def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
     """Tensor shapes by name, from a file's header; no tensor is read."""
     with _open(path) as f:
@@ -127,13 +136,24 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """A slice of one tensor, in its stored dtype.
+    """A slice of one tensor of weights, in its stored dtype.
 
     The file is opened for each read: with a mapping that stays open, every page that was ever read
     would count as memory of this process.
+
+    Raises:
+      UserError: the tensor holds integers, NaN or infinities.
     """
     with _open(path) as f:
-        return f.get_slice(name)[index]
+        values: np.ndarray = f.get_slice(name)[index]
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise UserError(f"{path}: {name} holds {values.dtype}, not floats: copy it again")
+    # One pass: the sum of finite weights is finite, and NaN and infinity remain in every sum.
+    with np.errstate(invalid="ignore"):
+        total = np.sum(values, dtype=np.float32)
+    if not np.isfinite(total):
+        raise UserError(f"{path}: {name} holds NaN or infinity: copy it again")
+    return values
 
 
 def _open(path: Path) -> safe_open:

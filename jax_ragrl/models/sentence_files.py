@@ -14,12 +14,12 @@ Some models need prefixes that their files lack; `KNOWN_PREFIXES` is from model 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 from typing import Any, NamedTuple
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.models.pooling import ACTIVATIONS, POOLINGS, DenseSpec
 
 DENSE = {"bias": True, "activation_function": "Tanh", "use_residual": False}
@@ -82,7 +82,7 @@ def read_json(path: pathlib.Path) -> Any:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is malformed JSON ({error}): copy it again") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.aliases import current_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.run.metric_names import with_current_names
 
 METRICS, TREES, SUMMARY = "metrics.jsonl", "trees.jsonl", "summary.json"
@@ -58,8 +58,8 @@ def load_run(workdir: pathlib.Path) -> RunData:
 def read_object(path: pathlib.Path) -> Mapping[str, Any]:
     """Reads the JSON object of a file."""
     try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as error:
+        value = loads(_text(path))
+    except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {_remedy(path)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: {_remedy(path)}")
@@ -72,8 +72,8 @@ def read_lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = loads(line)
+        except ValueError as error:
             # Only a last line may be incomplete: the run was killed while it wrote.
             if number == len(lines):
                 break

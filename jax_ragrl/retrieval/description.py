@@ -7,7 +7,6 @@ file replaces the index. The files of the former version are deleted afterwards.
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 
 FILE = "index.json"
 PASSAGES = "passages"
@@ -31,13 +31,15 @@ def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
     """
     path = pathlib.Path(folder) / FILE
     try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        description: dict[str, Any] = loads(path.read_bytes())
         encoder = description.get("encoder", {})
+        kind = encoder.get("kind")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first"
+            f"{folder} holds no complete index ({FILE}): run 'ragrl index' first, or delete the "
+            "folder if 'ragrl train' made it"
         ) from error
-    if encoder.get("kind") == FORMER_HASHED_WORDS:
+    if kind == FORMER_HASHED_WORDS:
         encoder["kind"] = HASHED_WORDS
     return description
 

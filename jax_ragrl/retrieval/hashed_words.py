@@ -14,8 +14,10 @@ import hashlib
 import math
 import pathlib
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -142,7 +144,9 @@ class HashedEncoder:
             arrays = dict(np.load(folder / FILE))
             counts = dict(zip(arrays["key"].tolist(), arrays["count"].tolist(), strict=True))
             return cls(counts, int(arrays["documents"][0]), int(arrays["dimension"][0]))
-        except (OSError, KeyError, ValueError) as error:
+        # Of a damaged archive, NumPy raises what its parts raise: zipfile, zlib, and itself.
+        except (OSError, LookupError, ValueError, EOFError, BadZipFile, zlib.error) as error:
             raise UserError(
-                f"{folder / FILE} cannot be read ({error}): rerun 'ragrl index'"
+                f"{folder / FILE} cannot be read ({error}): rerun 'ragrl index', or delete the "
+                "folder if 'ragrl train' made it"
             ) from error

@@ -3,46 +3,52 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.json_text import loads
+from jax_ragrl.runtime.servers import (
+    BoundedClient,
+    Tries,
+    TryFailed,
+    check_credentials,
+    excerpt,
+    retry_after,
+    wait_for,
+)
 from jax_ragrl.types import Hits
 
 TRANSIENT = (429, 502, 503, 504)  # independent of the request; worth a retry
 
 
 class RetryingClient:
-    """An HTTP client that retries with doubling pauses on time-outs, lost connections, 429, 5xx.
+    """An HTTP client that retries time-outs, lost connections, 429, 5xx and replies without JSON.
 
     Args:
       place: the address of the server.
       retries: tries after the first.
-      timeout: seconds to connect, and to wait for the next bytes of a reply.
-      pause: seconds before the second try.
+      timeout: seconds from the start of a try to the last byte of its reply.
+      pause: seconds before the second try; see `runtime.servers.Tries`.
 
     Raises:
       UserError: a malformed address, negative retries, or a timeout that is not positive.
     """
 
     def __init__(self, place: str, retries: int, timeout: float, pause: float) -> None:
-        try:
-            valid = httpx2.URL(place).host and place.startswith(("http://", "https://"))
-        except httpx2.InvalidURL:
-            valid = False
-        if not valid:
+        if not _is_address(place):
             raise UserError(f"{place!r} is not the address of a retriever: give http://HOST:PORT")
         if retries < 0 or timeout <= 0:
             raise UserError(
                 f"{place}: retries {retries} and timeout {timeout} allow no request: retries must "
                 "be at least 0, and timeout above 0 seconds"
             )
+        check_credentials(place)
         self.place = place
-        self._retries, self._pause = retries, pause
-        self._client = httpx2.Client(timeout=timeout)
+        self._count, self._tries = retries + 1, Tries(retries, pause)
+        self._client = BoundedClient(timeout)
 
     def post(self, path: str, body: Any, *, patient: bool = True, key: str = "") -> httpx2.Response:
         """Posts JSON, see `send`.
@@ -67,29 +73,61 @@ class RetryingClient:
           path: appended to the address.
           patient: whether an internal error of the server (500) is retried too; if not, it is
             returned at once.
-          request: further arguments of `httpx2.Client.request`.
+          request: further arguments of `httpx2.AsyncClient.request`.
 
         Raises:
           UserError: the request is invalid, for example too long.
           EffectError: the server was unavailable in all tries.
         """
-        tries, why = self._retries + 1, ""
-        for i in range(tries):
-            time.sleep(self._pause * 2 ** (i - 1) if i else 0)
-            try:
-                reply = self._client.request(method, f"{self.place}{path}", **request)
-            except httpx2.RequestError as error:
-                why = f"{type(error).__name__}: {error}"
-                continue
-            # Errors of the query itself, such as an address that is too long, which no retry can
-            # fix.
-            except (httpx2.InvalidURL, UnicodeError) as error:
-                raise UserError(f"{self.place}: invalid request ({error})") from error
-            last = i + 1 == tries or not patient
-            if reply.status_code not in TRANSIENT and (reply.status_code < 500 or last):
-                return reply
-            why = f"status {reply.status_code}: {reply.text[:200]!r}"
-        raise EffectError(f"{self.place} failed {tries} times, the last with {why}")
+
+        async def attempt() -> httpx2.Response:
+            return await self._attempt(method, path, patient, request)
+
+        try:
+            return wait_for(self._tries.ask(attempt))
+        except TryFailed as error:
+            # The last reply to the request itself is for the caller to read.
+            if error.reply is not None and error.reply.status_code not in TRANSIENT:
+                return error.reply
+            why = f"{self.place} failed {self._count} times, the last with {error}"
+        # Errors of the query itself, such as an address that is too long, which no retry can fix.
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise UserError(f"{self.place}: invalid request ({error})") from error
+        except EffectError as error:
+            why = f"{self.place}: {error}"
+        raise EffectError(why)
+
+    async def _attempt(
+        self, method: str, path: str, patient: bool, request: dict[str, Any]
+    ) -> httpx2.Response:
+        try:
+            reply = await self._client.request(method, f"{self.place}{path}", **request)
+        except httpx2.RequestError as error:
+            raise TryFailed(f"{type(error).__name__}: {error}") from error
+        status = reply.status_code
+        if status in TRANSIENT or (status >= 500 and patient) or not _is_readable(reply):
+            why = f"status {status}: {excerpt(reply.text)}"
+            raise TryFailed(why, retry_after(reply.headers), reply)
+        return reply
+
+
+def _is_address(place: str) -> bool:
+    try:
+        host = httpx2.URL(place).host
+        host.encode("idna")  # an empty label, such as in `a..b`, is in no name
+    except (httpx2.InvalidURL, UnicodeError):
+        return False
+    return bool(host) and place.startswith(("http://", "https://"))
+
+
+def _is_readable(reply: httpx2.Response) -> bool:
+    """Whether a reply that claims success holds JSON, not a proxy's page or half a reply."""
+    try:
+        if reply.status_code == 200:
+            loads(reply.content)
+    except ValueError:
+        return False
+    return True
 
 
 def check_refusals(

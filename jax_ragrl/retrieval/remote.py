@@ -12,11 +12,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax_ragrl.corpus.formats.files import Record, field, loads
+import httpx2
+
+from jax_ragrl.corpus.formats.files import Record, field
 from jax_ragrl.corpus.formats.flashrag import split_contents
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, redacted
+from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import RetryingClient, check_refusals
+from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
@@ -32,8 +36,9 @@ class RemoteRetriever:
     Args:
       url: `http://HOST:PORT`, with or without `/retrieve`.
       batch: maximum number of queries per request.
-      retries: tries after the first, on time-outs, broken connections, 429 and 5xx.
-      timeout: seconds to connect, and to wait for the next bytes of a reply.
+      retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies
+        without JSON.
+      timeout: seconds from the start of a try to the last byte of its reply.
       pause: seconds before the second try; doubles before each further one.
 
     Raises:
@@ -49,8 +54,9 @@ class RemoteRetriever:
         timeout: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        self.fingerprint = url.rstrip("/").removesuffix(PATH)
-        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
+        address = url.rstrip("/").removesuffix(PATH)
+        self.fingerprint = redacted(address)
+        self._server = RetryingClient(address, retries, timeout, pause)
         self._batch = batch
         self._has_answered = False  # whether the server has ever returned hits
 
@@ -83,11 +89,11 @@ class RemoteRetriever:
         reply = self._server.post(PATH, body, patient=not is_split)
         place, status = f"{self.fingerprint}{PATH}", reply.status_code
         if status == 200:
-            yield from read_result(reply.text, place, len(queries), k)
+            yield from read_result(reply, place, len(queries), k)
             return
         subject = f"query {queries[0][:100]!r}" if len(queries) == 1 else f"{len(queries)} queries"
         verb = "refused" if status < 500 else "failed on"
-        message = f"{place} {verb} {subject} with status {status}: {reply.text[:200]!r}"
+        message = f"{place} {verb} {subject} with status {status}: {excerpt(reply.text)}"
         if status < 500 and status not in MAYBE_ONE_QUERY:
             yield from [UserError(message)] * len(queries)
         # Halving isolates the faulty query after log2(batch) rounds; the others get their hits.
@@ -99,24 +105,21 @@ class RemoteRetriever:
             yield from self._query(queries[half:], k, is_split=True)
 
 
-def read_result(text: str, place: str, queries: int, k: int) -> list[Hits | UserError]:
+def read_result(reply: httpx2.Response, place: str, queries: int, k: int) -> list[Hits | UserError]:
     """Parses the hits per query from a reply; a malformed part becomes an error.
 
     Args:
-      text: the body of the reply.
+      reply: the reply, of status 200.
       place: the address, for error messages.
       queries: number of queries of the request.
       k: maximum number of hits per query.
     """
-    try:
-        body = loads(text)
-    except ValueError:
-        body = None
+    body = loads_or_none(reply.content)
     result = body.get("result") if isinstance(body, dict) else None
     if not isinstance(result, list) or len(result) != queries:
         message = (
-            f'{place} sent {text[:200]!r} for {queries} queries: it must be {{"result": [...]}} '
-            "with a list of hits for each"
+            f"{place} sent {excerpt(reply.text)} for {queries} queries: it must be "
+            '{"result": [...]} with a list of hits for each'
         )
         return [UserError(message)] * queries
     return [_hits(entries, k, f"{place}, query {q}") for q, entries in enumerate(result, start=1)]

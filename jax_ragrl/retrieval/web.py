@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import httpx2
 
 from jax_ragrl.config.schema import one_of
-from jax_ragrl.corpus.formats.files import loads
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError, UserError, redacted
+from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
 from jax_ragrl.retrieval.http import RetryingClient, check_refusals
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
+from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/search"
@@ -135,8 +136,9 @@ class WebRetriever:
             raise UserError(f"{engine} needs an API key: set {self._engine.key}")
         if not (self._key.isascii() and self._key.isprintable()):  # not allowed in a header
             raise UserError(f"{self._engine.key} contains invalid characters; copy the key again")
-        self.fingerprint = (url or self._engine.url).rstrip("/").removesuffix(PATH)
-        self._server = RetryingClient(self.fingerprint, retries, timeout, pause)
+        address = (url or self._engine.url).rstrip("/").removesuffix(PATH)
+        self.fingerprint = redacted(address)
+        self._server = RetryingClient(address, retries, timeout, pause)
         self._pages = PageCache(folder, engine, writer)
         # Whether the engine has ever sent a page; a cached page does not prove it.
         self._has_answered = False
@@ -197,7 +199,7 @@ class WebRetriever:
         """Parses the passages of a reply; hits without an address are dropped."""
         status, text = reply.status_code, reply.text
         message = (
-            f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {text[:200]!r}"
+            f"{self.fingerprint}{PATH} replied to {query[:100]!r} with {status}, {excerpt(text)}"
         )
         if status >= 500:
             raise EffectError(message)
@@ -205,10 +207,10 @@ class WebRetriever:
             raise UserError(f"{message}: it has moved to {place}")
         if status != 200:
             raise UserError(f"{message}: {self._engine.advice}")
-        return read_page(text, self._engine, message)
+        return read_page(reply.content, self._engine, message)
 
 
-def read_page(text: str, engine: Engine, context: str) -> list[Passage]:
+def read_page(text: str | bytes, engine: Engine, context: str) -> list[Passage]:
     """Parses the passages of a page of hits.
 
     Args:
@@ -220,10 +222,7 @@ def read_page(text: str, engine: Engine, context: str) -> list[Passage]:
       UserError: a reply of another form.
       EffectError: there are no hits because the engines that SearXNG queries did not respond.
     """
-    try:
-        body = loads(text)
-    except ValueError:
-        body = None
+    body = loads_or_none(text)
     hits = body.get(engine.hits) if isinstance(body, dict) else None
     if not isinstance(hits, list):
         raise UserError(f"{context}: it has no list {engine.hits!r}")

@@ -34,6 +34,7 @@ from jax_ragrl.corpus.questions import load_mixture
 from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM, NoLLM
+from jax_ragrl.llm.cache import FILE as CACHE_FILE
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
@@ -174,7 +175,7 @@ def build_surroundings(
       load: loads models; by default a new `shared_loader`.
     """
     corpus, questions, world = data
-    load_frozen = _frozen_loader(job, world, mesh, load or shared_loader())
+    load_frozen = _frozen_loader(job, workdir, world, mesh, load or shared_loader())
     language_model = load_frozen(job.llm) if llm is None else llm
     if retriever is None:
         retriever = load_retriever(corpus, job.index, workdir, lambda: language_model)
@@ -190,7 +191,11 @@ def build_surroundings(
 
 
 def _frozen_loader(
-    job: Job, world: worlds.World | None, mesh: Mesh | None, load: PolicyLoader
+    job: Job,
+    workdir: pathlib.Path,
+    world: worlds.World | None,
+    mesh: Mesh | None,
+    load: PolicyLoader,
 ) -> Callable[[Any], FrozenLLM]:
     """Returns the function that loads a frozen language model of a run from its config."""
     # Each process answers the requests of its questions, on its local devices.
@@ -201,7 +206,18 @@ def _frozen_loader(
         shapes=job.shapes,
         mesh=local_mesh(mesh),
         load=load,
+        cache=reply_cache(workdir),
     )
+
+
+def reply_cache(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the file of cached replies in a folder.
+
+    Each process of a run has its own: hosts may share the folder over a network, and a file system
+    there may have no locks.
+    """
+    process = jax.process_index()
+    return folder / (f"{process}-{CACHE_FILE}" if process else CACHE_FILE)
 
 
 def mesh_for(job: Job) -> Mesh | None:
@@ -477,6 +493,7 @@ def load_llm(
     shapes: Shapes,
     mesh: Mesh | None = None,
     load: PolicyLoader | None = None,
+    cache: pathlib.Path | None = None,
 ) -> FrozenLLM:
     """Builds a frozen language model.
 
@@ -487,6 +504,7 @@ def load_llm(
       shapes: the static shapes of sampling, for a local model.
       mesh: the mesh of this process's devices for a local model; None: the first device.
       load: loads a local model, see `shared_loader`; by default it is loaded on its own.
+      cache: a file of earlier replies of a server, used unless the config forbids it; None: none.
     """
     if isinstance(llm, NoLLMConfig):
         return NoLLM()
@@ -498,6 +516,7 @@ def load_llm(
             retries=llm.retries,
             timeout=llm.timeout,
             extra=llm.extra_body,
+            cache=cache if llm.cache else None,
         )
     if isinstance(llm, LocalLLMConfig):
         return _local_llm(llm, shapes, *(load or load_policy)(llm.model, mesh, llm.dtype))

@@ -80,6 +80,11 @@ ROLLOUT = (
     Metric("llm_completion_tokens", "tokens", "tokens that the frozen language model wrote"),
     Metric("dollars", "dollars", "price of searches and of the frozen language model's tokens"),
 )
+SERVERS = (
+    Metric("llm_cache_hits", "replies", "replies that the cache of the run gave, judge included"),
+    Metric("server_retries", "tries", "tries that failed and were made again, of all servers"),
+    Metric("server_skipped", "requests", "requests not sent because their server was failing"),
+)
 UPDATE = tuple(
     Metric(*metric, per_policy=True)
     for metric in (
@@ -124,7 +129,7 @@ SPEED = (
     Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
     Metric("mfu", "fraction", "model FLOPs utilization of the update"),
 )
-METRICS = (*ROLLOUT, *UPDATE, *EVALUATION, *SPEED)
+METRICS = (*ROLLOUT, *SERVERS, *UPDATE, *EVALUATION, *SPEED)
 
 # From names of older runs to the current names, as patterns. The first match counts.
 ALIASES = {

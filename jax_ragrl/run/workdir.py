@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.recall import corpora_of, report_gold
@@ -110,7 +110,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 
 def _saved_corpora(file: pathlib.Path) -> list[str]:
     try:
-        return list(json.loads(file.read_text(encoding="utf-8")))
+        return list(loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
 
@@ -124,7 +124,7 @@ def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:
 
 def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = loads(file.read_bytes())
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
     if before != builds:

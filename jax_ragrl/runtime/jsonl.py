@@ -1,17 +1,19 @@
 """JSON files and JSONL files, which have one record per line.
 
 JSON has no nan and no infinity (only Python's reader accepts them), so that null is written for
-them. A line that an interrupted run has left incomplete is ignored.
+them. A line without a JSON object, such as one that an interrupted run or a full disk has left
+incomplete, is ignored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from jax_ragrl.json_text import loads_or_none
 
 
 def append_row(file: pathlib.Path, row: Mapping[str, Any]) -> None:
@@ -34,10 +36,10 @@ def read_rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
     """Yields the complete records of a file; there are none if the file does not exist."""
     if not file.exists():
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line)
+            if isinstance(row := loads_or_none(line), dict):
+                yield row
 
 
 def filter_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
@@ -49,7 +51,7 @@ def filter_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool])
 
 def drop_after_step(file: pathlib.Path, step: int) -> None:
     """Removes the records of later steps, which a resumed run writes again."""
-    filter_rows(file, lambda row: row["step"] <= step)
+    filter_rows(file, lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
 
 
 def _write(file: pathlib.Path, lines: Iterable[str]) -> None:

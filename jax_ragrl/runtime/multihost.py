@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 import pathlib
-import pickle
 import secrets
 import sys
 import threading
@@ -27,6 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.runtime import data_pickle
 
 T = TypeVar("T")
 
@@ -175,7 +175,8 @@ def is_process_zero() -> bool:
 def all_gather_object(work: Callable[[], T]) -> list[T]:
     """Runs `work` on every process and gathers the results on all of them, in process order.
 
-    A collective: all processes have to call it. The result must be picklable. If `work` raises on
+    A collective: all processes have to call it. The result must be data,
+    see `runtime.data_pickle`. If `work` raises on
     any process, all of them raise, so that none waits forever: the process itself its own error,
     the others a `UserError` with its message.
     """
@@ -183,11 +184,11 @@ def all_gather_object(work: Callable[[], T]) -> list[T]:
         return [work()]
     raised: Exception | None = None
     try:
-        message = pickle.dumps(("", work()))
+        message = data_pickle.dumps(("", work()))
     except Exception as error:  # any error must reach the other processes
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raised, message = error, pickle.dumps((f"{kind}{error}", None))
-    outcomes = [pickle.loads(zlib.decompress(x)) for x in _exchange(zlib.compress(message, 1))]
+        raised, message = error, data_pickle.dumps((f"{kind}{error}", None))
+    outcomes = [data_pickle.loads(zlib.decompress(x)) for x in _exchange(zlib.compress(message, 1))]
     if raised is not None:
         raise raised
     for number, (failure, _) in enumerate(outcomes):

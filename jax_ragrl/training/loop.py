@@ -47,7 +47,11 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.log import Clock, open_log
-from jax_ragrl.training.rollout_metrics import describe_rollout, expert_fractions
+from jax_ragrl.training.rollout_metrics import (
+    describe_rollout,
+    expert_fractions,
+    server_metrics,
+)
 from jax_ragrl.types import Question
 
 
@@ -101,6 +105,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
             if (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
+            metrics |= server_metrics()
             log.write(step + 1, metrics, _saved_trees(job, parts, forest, credit_N, step))
             # 4. Stop a diverging run, or save.
             monitor.check_metrics(metrics, last=last)

@@ -12,6 +12,8 @@ from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.searches import search_turns
 from jax_ragrl.rollout.tree import LEAF, Forest, sibling_groups
+from jax_ragrl.runtime.multihost import all_gather_object
+from jax_ragrl.runtime.servers import take_counts
 
 RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
 
@@ -261,3 +263,14 @@ def rollout_recall(forest: Forest) -> dict[str, float]:
         return {}
     total, first = np.mean(recalls, axis=0).tolist()
     return {"retrieval/recall_per_rollout": total, "retrieval/recall_first_search": first}
+
+
+def server_metrics() -> dict[str, float]:
+    """Returns the events of all clients of servers since the last call, summed over processes.
+
+    They are `llm_cache_hits`, `server_retries` and `server_skipped`. A collective.
+    """
+    total = collections.Counter[str]()
+    for counts in all_gather_object(take_counts):
+        total.update(counts)  # type: ignore[arg-type]
+    return {name: float(count) for name, count in sorted(total.items())}

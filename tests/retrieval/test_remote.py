@@ -163,23 +163,27 @@ def test_an_unavailable_server_gets_no_single_queries(status: int):
 def test_requests_are_json_without_a_key(monkeypatch: pytest.MonkeyPatch):
     said: list[dict[str, str]] = []
 
-    def request(*_: Any, headers: dict[str, str], **__: Any) -> httpx2.Response:
+    async def request(*_: Any, headers: dict[str, str], **__: Any) -> httpx2.Response:
         said.append(headers)
         return httpx2.Response(200, json={"result": [[]]})
 
-    monkeypatch.setattr(httpx2.Client, "request", request)
+    monkeypatch.setattr(httpx2.AsyncClient, "request", request)
     RemoteRetriever("http://localhost:1").search(["a"], 1)
     assert said == [{"Content-Type": "application/json"}]
 
 
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
-    monkeypatch.setattr("jax_ragrl.retrieval.http.time.sleep", slept.append)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("jax_ragrl.runtime.servers.asyncio.sleep", sleep)
     with answering(lambda body: (502, {"detail": "no memory"})) as (address, _, _):
         (error,) = RemoteRetriever(address, retries=3, pause=0.5).search(["a"], 1)
     assert isinstance(error, EffectError)
     assert re.search("failed 4 times.*502.*no memory", str(error))
-    assert [s for s in slept if s] == [0.5, 1.0, 2.0]
+    assert all(0.75 * s <= slept[i] <= s for i, s in enumerate([0.5, 1.0, 2.0])) and slept[3:] == []
 
 
 def test_a_timeout_is_a_failure():
@@ -231,9 +235,9 @@ def test_an_outage_keeps_earlier_hits_and_skips_later_batches():
 
 
 def test_later_refusals_of_a_working_server_end_no_run():
-    replies = iter([documents, lambda body: (404, {}), lambda body: (200, b"<html>")])
+    replies = iter([documents, lambda body: (404, {}), *[lambda body: (200, b"<html>")] * 2])
     with answering(lambda body: next(replies)(body)) as (address, _, _):
-        remote = RemoteRetriever(address)
+        remote = RemoteRetriever(address, retries=1, pause=0.01)
         results = [remote.search(["a"], 1)[0] for _ in range(3)]
     assert is_found(results) == [True, False, False]
     assert "status 404" in str(results[1]) and "<html>" in str(results[2])
@@ -333,7 +337,7 @@ def test_what_a_server_refuses_is_not_asked_again():
 def test_a_reply_of_another_form_is_shown(value: Any, message: str):
     refusal = pytest.raises(UserError)
     with answering(lambda body: (200, value)) as (address, _, _), refusal as wrong:
-        RemoteRetriever(address).search(["a"], 3)
+        RemoteRetriever(address, retries=0).search(["a"], 3)
     assert message in str(wrong.value) and address in str(wrong.value)
 
 
@@ -373,15 +377,12 @@ def test_retries_and_timeout_come_from_the_config(tmp_path: pathlib.Path):
         load_retriever(Corpus(()), dataclasses.replace(index, timeout=0), tmp_path)
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "http://", "http://h:x", "ftp://host", "http://a..b"]
+)
 def test_what_is_no_address_is_refused(url: str):
     with pytest.raises(UserError, match="http://HOST:PORT"):
         RemoteRetriever(url)
-
-
-def test_an_impossible_host_name_is_refused():
-    with pytest.raises(UserError, match="http://a..b: invalid request"):
-        RemoteRetriever("http://a..b").search(["q"], 1)
 
 
 def test_https_is_accepted_and_negative_retries_are_not():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from jax_ragrl.rollout.collect import ActionRequest, Environment, collect
 from jax_ragrl.rollout.expand import Expander, ForcedAction, Tree, single_chain
 from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.tree import Action, Forest
+from jax_ragrl.runtime import data_pickle
 from jax_ragrl.systems.c3po import C3PO
 from jax_ragrl.types import Hits, LLMRequest, Passage, Question
 
@@ -127,7 +127,7 @@ def play(
 
 def assert_picklable(forest: Forest) -> None:
     """Hosts exchange their rollouts, so the records of every system must pickle."""
-    assert pickle.loads(pickle.dumps(forest.records)) == forest.records
+    assert data_pickle.loads(data_pickle.dumps(forest.records)) == forest.records
 
 
 def improvise(role: str, prompt: str, rng: random.Random) -> str:

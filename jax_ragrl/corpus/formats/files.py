@@ -13,20 +13,17 @@ import io
 import itertools
 import json
 import pathlib
-import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 
 T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-# One half of a surrogate pair: Python's JSON parser joins complete pairs, so only single halves
-# match.
-HALF = re.compile("[\ud800-\udfff]")
+MAX_RECORD = 1 << 26  # characters of a line; a zipped file of a megabyte may hold one of gigabytes
 HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
 
 
@@ -58,13 +55,15 @@ def read_head(path: pathlib.Path | str) -> bytes:
     """Returns the first bytes of a file, unzipped, up to the end of a line."""
     with open_bytes(path) as file:
         # The rest of the line completes the last record of JSON lines.
-        return _guarded(path, lambda: file.read(HEAD_BYTES) + file.readline())
+        return _guarded(path, lambda: file.read(HEAD_BYTES) + file.readline(MAX_RECORD))
 
 
 def _guarded(path: pathlib.Path | str, read: Callable[[], T]) -> T:
     """Calls `read()`; a damaged archive or another encoding becomes a `UserError`."""
     try:
         return read()
+    except csv.Error as error:
+        raise UserError(f"{path}: malformed table ({error}): correct it") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): copy it again") from error
     except UnicodeDecodeError as error:
@@ -77,22 +76,14 @@ def read_lines(path: pathlib.Path | str) -> Iterator[tuple[int, str]]:
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="\n") as file:
         number = 0
         # Not a for loop, because damage in the file raises its error within each read.
-        while line := _guarded(path, file.readline):
+        while line := _guarded(path, lambda: file.readline(MAX_RECORD + 1)):
             number += 1
+            if len(line) > MAX_RECORD:
+                raise UserError(
+                    f"{path}, line {number}: longer than {MAX_RECORD} characters: split the record"
+                )
             if line.strip():
                 yield number, line
-
-
-def loads(text: str) -> Any:
-    """Parses JSON; half a surrogate pair is replaced by U+FFFD.
-
-    Texts that were truncated within a character contain such halves, which neither UTF-8 nor a
-    tokenizer accepts.
-    """
-    value = json.loads(text)
-    if "\\ud" not in text and "\\uD" not in text:  # most texts have no surrogates
-        return value
-    return json.loads(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
 
 
 def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
@@ -113,6 +104,10 @@ def parse_json(text: str, path: pathlib.Path | str, first_line: int = 1) -> Any:
         raise UserError(
             f"{path}, line {line}: malformed JSON ({error.msg} at column {error.colno}): "
             "repair or remove it"
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {first_line}: malformed JSON ({error}): repair or remove it"
         ) from error
 
 
@@ -156,8 +151,7 @@ def read_records(path: pathlib.Path | str) -> Iterator[Record]:
 
 def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
     """Yields the rows of a CSV or TSV file whose first row names the columns."""
-    # Cells may contain whole articles; the limit is a C long, which has 32 bits on some systems.
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    csv.field_size_limit(MAX_RECORD)  # cells may contain whole articles
     # The csv module requires `newline=""` to keep line breaks within quoted cells.
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)

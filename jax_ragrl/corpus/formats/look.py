@@ -17,6 +17,7 @@ from jax_ragrl.corpus.formats.files import (
     read_json,
 )
 from jax_ragrl.errors import UserError
+from jax_ragrl.json_text import loads
 
 
 class FileLook(NamedTuple):
@@ -45,7 +46,10 @@ def _look_at_list(path: pathlib.Path, text: str) -> FileLook:
 def _look_at_table(line: str) -> FileLook:
     """Describes a file whose first line is not JSON: the columns of a table."""
     shape, delimiter = ("tsv", "\t") if "\t" in line else ("csv", ",")
-    names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    try:
+        names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    except csv.Error:  # a cell that is longer than the name of any column
+        names = []
     return FileLook(shape, frozenset(names))
 
 
@@ -58,8 +62,8 @@ def _look_at_objects(path: pathlib.Path, text: str) -> FileLook:
     first, _, rest = text.lstrip().partition("\n")
     number = text[: len(text) - len(text.lstrip())].count("\n") + 1
     try:
-        value = json.loads(first)
-    except json.JSONDecodeError:
+        value = loads(first)
+    except ValueError:
         # An object over several lines, or a malformed first line, which `parse_json` reports.
         spans_lines = not rest.lstrip().startswith("{")
         value = read_json(path) if spans_lines else parse_json(first, path, number)

@@ -37,22 +37,29 @@ from jax_ragrl.types import Message, Passage, Question
 
 SEARCH, FINISH = "Search", "Finish"
 BEGIN, END = "<|begin_search_query|>", "<|end_search_query|>"
-_REACT = re.compile(r"\b(Search|Finish)\[([^\]\n]*)\]")
+# Replies of frozen models may have any length. Each pattern therefore reads a text once: no part of
+# it can match, and fail, from many positions.
+_ACTION = re.compile(r"\b(Search|Finish)\[")
 _MARKED = re.compile(re.escape(BEGIN) + r"(.*?)(?:" + re.escape(END) + r"|$)", re.DOTALL)
-# The content of a box extends to its own closing brace; `\text{...}` in it yields its content.
-_BOX = re.compile(r"\\boxed\{\s*(?:\\text\w*\{([^{}]*)\}|((?:[^{}]|\{[^{}]*\})*))\s*\}")
-_ANSWER = re.compile(r"(\\boxed\{.*)|^\W*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
+_ANSWER = re.compile(r"(\\boxed\{.*)|^[^\w\n]*(?:Final )?Answer\W*:[\s*]*(.*)$", re.MULTILINE)
+_BOX, _BRACE = "\\boxed{", re.compile(r"[{}]")
+_BOXED_TEXT = re.compile(r"\s*\\text\w*\{([^{}]*)\}\s*")
 
 
 def parse_react(text: str) -> ParsedAction:
     """Parses the first `Search[query]` or `Finish[answer]`; the thought ends with it."""
-    match = _REACT.search(text)
-    if not match:
-        return invalid_action("No Action")
-    content = clean_query(match[2])
-    if not content:
-        return invalid_action("Empty Action")
-    return ParsedAction(match[1], (content,), text[: match.end()])
+    start = 0
+    for line in text.split("\n"):
+        # If no bracket closes the first action of a line, none closes a later one.
+        match = _ACTION.search(line)
+        end = line.find("]", match.end()) if match else -1
+        if match and end >= 0:
+            content = clean_query(line[match.end() : end])
+            if not content:
+                return invalid_action("Empty Action")
+            return ParsedAction(match[1], (content,), text[: start + end + 1])
+        start += len(line) + 1
+    return invalid_action("No Action")
 
 
 def parse_marked(text: str) -> ParsedAction:
@@ -67,10 +74,31 @@ def parse_marked(text: str) -> ParsedAction:
         return ParsedAction(SEARCH, (query,), thought) if query else invalid_action("Empty Action")
     lines = _ANSWER.findall(text)
     answer = "".join(lines[-1]) if lines else text.strip().rpartition("\n")[2]
-    if box := _BOX.search(answer):
-        answer = box[1] or box[2] or ""
+    box = _boxed(answer)
+    answer = answer if box is None else box
     answer = answer.strip().strip("*").strip()  # emphasis around the label or the answer
     return ParsedAction(FINISH, (answer,), text) if answer else invalid_action("No Action")
+
+
+def _boxed(text: str) -> str | None:
+    """Returns the content of the first whole box, whose braces may be nested once.
+
+    A box that holds nothing but `\\text{...}` yields the content of the latter.
+    """
+    start = text.find(_BOX)
+    while start >= 0:
+        start += len(_BOX)
+        depth = 1
+        for brace in _BRACE.finditer(text, start):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                content = text[start : brace.start()]
+                inner = _BOXED_TEXT.fullmatch(content)
+                return inner[1] if inner else content
+            if depth > 2:
+                break
+        start = text.find(_BOX, start)
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""Replies of a language model on disk: a repeated evaluation or a resumed run pays nothing twice.
+
+The file is an SQLite database with a write-ahead log (sqlite.org/wal.html), which several processes
+of one machine may write, and which a killed process leaves intact: each reply is stored when it
+arrives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.llm.base import MeteredReply
+
+T = TypeVar("T")
+FILE = "llm_cache.sqlite"
+WAIT = 60.0  # seconds for the lock of another writer, which holds it for milliseconds
+TABLE = """
+CREATE TABLE IF NOT EXISTS replies (
+  key BLOB PRIMARY KEY, reply TEXT NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER
+) WITHOUT ROWID
+"""
+
+
+class ReplyCache:
+    """Replies by the request that they answer.
+
+    Args:
+      file: the database, which is created with the first reply. A folder that cannot be written,
+        such as that of a finished run on a read-only disk, has no cache.
+    """
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self._file = file
+        self._connection: sqlite3.Connection | None = None
+
+    def get(self, key: bytes) -> str | None:
+        """Returns a stored reply, with its token counts if it has them; None if there is none."""
+        query = "SELECT reply, prompt_tokens, completion_tokens FROM replies WHERE key = ?"
+        row = self._use(lambda database: database.execute(query, (key,)).fetchone())
+        if row is None or row[1] is None:
+            return None if row is None else str(row[0])
+        return MeteredReply(*row)
+
+    def put(self, key: bytes, reply: str) -> None:
+        """Stores a reply; of concurrent replies to one request the first remains."""
+        counts: tuple[int | None, int | None] = (None, None)
+        if isinstance(reply, MeteredReply):
+            counts = reply.prompt_tokens, reply.completion_tokens
+        row = (key, str(reply), *counts)
+        self._use(lambda db: db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?)", row))
+
+    def _use(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        if self._connection is None and not os.access(self._file.parent, os.W_OK):
+            return None
+        try:
+            self._connection = self._connection or _open(self._file)
+            return work(self._connection)
+        except sqlite3.Error as error:
+            raise UserError(
+                f"{self._file}: the cache of replies cannot be used ({error}): delete the file, or "
+                "set llm.cache (or judge.cache) to False"
+            ) from error
+
+
+def _open(file: pathlib.Path) -> sqlite3.Connection:
+    # Every statement is a transaction of its own. Callers share one thread, not the one that opens.
+    database = sqlite3.connect(file, WAIT, isolation_level=None, check_same_thread=False)
+    # The log is not flushed to the disk per reply: a power failure may cost the last replies, but
+    # neither a failure nor a kill damages the file.
+    for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
+        database.execute(statement)
+    return database
+
+
+def request_key(body: Mapping[str, Any], seed: int) -> bytes:
+    """Returns the key of a request.
+
+    Args:
+      body: what the server receives: model, messages, sampling parameters.
+      seed: of the request. It names the question, the path and the sample, and is part of the key
+        even if the server gets no seed: several samples of one prompt must remain several.
+    """
+    text = json.dumps([body, seed], sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).digest()

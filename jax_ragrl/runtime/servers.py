@@ -1,0 +1,223 @@
+"""Requests to servers that may be slow, unavailable or wrong: the rules that all clients share.
+
+  a try     ends with the complete reply, after `timeout` seconds, or at `MAX_BODY` bytes
+  retries   after pauses that double; a server's `Retry-After` replaces the pause
+  breaker   a server that failed `FAILURES` requests in a row gets one request at a time, and the
+            requests that wait for its outcome fail with it
+
+All requests run in one event loop of the process, so that connections are used again and callers
+need no loop of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import datetime
+import email.utils
+import functools
+import math
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import httpx2
+
+from jax_ragrl.errors import HIDDEN, EffectError, UserError
+
+T = TypeVar("T")
+MAX_BODY = 64 << 20  # bytes of a reply, unzipped: some 100,000 passages
+MAX_PAUSE = 60.0  # seconds: the longest pause that a server may ask for
+FAILURES = 8  # requests in a row, each after all of its tries
+
+# Events of this process since the last `take_counts`, by the name of their metric.
+COUNTS = collections.Counter[str]()
+
+
+def take_counts() -> dict[str, float]:
+    """Returns the events since the last call."""
+    counts = dict(COUNTS)
+    COUNTS.subtract(counts)
+    return {name: float(count) for name, count in counts.items() if count}
+
+
+class TryFailed(Exception):  # noqa: N818 - one try of several
+    """A try failed in a way that another try may not.
+
+    Args:
+      why: the reason.
+      retry_after: seconds that the server asks to wait; None: it asks for nothing.
+      reply: the reply, if there is a complete one.
+    """
+
+    def __init__(
+        self, why: str, retry_after: float | None = None, reply: httpx2.Response | None = None
+    ) -> None:
+        super().__init__(why)
+        self.retry_after, self.reply = retry_after, reply
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine in the loop of all requests and returns its result."""
+    future = asyncio.run_coroutine_threadsafe(work, _loop(os.getpid()))
+    try:
+        return future.result()
+    except BaseException:  # an interrupted caller leaves no request behind
+        future.cancel()
+        raise
+
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """Starts the event loop of a process: a fork inherits no threads."""
+    del process
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
+    return loop
+
+
+class BoundedClient(httpx2.AsyncClient):
+    """An HTTP client whose replies are complete within a deadline and a size.
+
+    A drip of bytes resets the time-outs of an ordinary client, which bound the wait for the next
+    byte only.
+
+    Args:
+      timeout: seconds from the start of a request to the last byte of its reply.
+      max_body: bytes of a reply, unzipped.
+      options: of `httpx2.AsyncClient`.
+    """
+
+    def __init__(self, timeout: float, max_body: int = MAX_BODY, **options: Any) -> None:
+        # The semaphores of the clients bound the number of connections.
+        limits = httpx2.Limits(max_connections=None)
+        super().__init__(timeout=timeout, limits=limits, **options)
+        self._seconds, self._max_body = timeout, max_body
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Sends a request and reads its whole reply.
+
+        Raises:
+          httpx2.RequestError: no complete reply in time, or a larger one.
+        """
+        try:
+            async with asyncio.timeout(self._seconds):
+                reply = await super().send(request, **{**options, "stream": True})
+                return await self._complete(reply)
+        except TimeoutError:
+            why = f"no complete reply within {self._seconds:g} s"
+            raise httpx2.ReadTimeout(why, request=request) from None
+
+    async def _complete(self, reply: httpx2.Response) -> httpx2.Response:
+        body, request = bytearray(), reply.request
+        try:
+            async for chunk in reply.aiter_bytes():
+                body += chunk
+                if len(body) > self._max_body:
+                    why = f"the reply is larger than {self._max_body} bytes"
+                    raise httpx2.RemoteProtocolError(why, request=request)
+        finally:
+            await reply.aclose()
+        # The body is decoded and complete: headers that describe its transfer no longer hold.
+        transfer = ("content-encoding", "content-length", "transfer-encoding")
+        headers = [(name, x) for name, x in reply.headers.multi_items() if name not in transfer]
+        return httpx2.Response(
+            reply.status_code, headers=headers, content=bytes(body), request=request
+        )
+
+
+class Tries:
+    """How often one server is asked, and whether it is asked at all.
+
+    Args:
+      retries: tries after the first.
+      pause: seconds before the second try; doubles before each further one.
+    """
+
+    def __init__(self, retries: int, pause: float) -> None:
+        self._retries, self._pause = retries, pause
+        self._failures, self._trial = 0, asyncio.Lock()
+
+    async def ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Returns the result of the first try that succeeds.
+
+        Args:
+          attempt: one try. `TryFailed` asks for another; any other error ends the request, and
+            shows that the server works.
+
+        Raises:
+          TryFailed: the last try failed.
+          EffectError: the server failed many requests in a row, and failed again.
+        """
+        failures = self._failures
+        if failures < FAILURES:
+            return await self._counted(attempt)
+        async with self._trial:
+            if self._failures > failures:  # since this request began to wait
+                COUNTS["server_skipped"] += 1
+                raise EffectError(f"not asked: {self._failures} requests in a row failed before")
+            if self._failures:
+                return await self._counted(attempt)
+        return await self._counted(attempt)
+
+    async def _counted(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await self._retried(attempt)
+        except TryFailed:
+            self._failures += 1
+            raise
+        except Exception:
+            self._failures = 0
+            raise
+        self._failures = 0
+        return result
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        for number in range(self._retries):
+            try:
+                return await attempt()
+            except TryFailed as failure:
+                COUNTS["server_retries"] += 1
+                await asyncio.sleep(self._wait(number, failure.retry_after))
+        return await attempt()
+
+    def _wait(self, number: int, retry_after: float | None) -> float:
+        # Pauses differ a little, so that many requests do not return at the same moment.
+        own = self._pause * 2.0 ** min(number, 30) * random.uniform(0.75, 1)
+        return min(own if retry_after is None else retry_after, MAX_PAUSE)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Returns the seconds that a server asks to wait (RFC 9110, section 10.2.3), or None."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _seconds_until(value)
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _seconds_until(date: str) -> float:
+    try:
+        moment = email.utils.parsedate_to_datetime(date)
+    except (ValueError, OverflowError):
+        return math.nan
+    # A date without a zone is in UTC.
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    return (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def check_credentials(address: str) -> None:
+    """Raises `UserError` for an address whose credentials were removed when it was saved."""
+    if f"://{HIDDEN}@" in address:
+        raise UserError(
+            f"{address} is from a saved config, which holds no credentials: give the whole address "
+            "again (--config.llm.base_url, --config.judge.base_url or --config.index.url)"
+        )
+
+
+def excerpt(text: str, length: int = 200) -> str:
+    """Returns the start of a text on one line, quoted, for an error message."""
+    return repr(" ".join(text[: 4 * length].split())[:length])

@@ -1,0 +1,199 @@
+"""Every client has a deadline, a limit of size, and pauses that its server may choose."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import email.utils
+import gzip
+import itertools
+import json
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from jax_ragrl.errors import EffectError
+from jax_ragrl.llm.openai import OpenAILLM
+from jax_ragrl.retrieval.remote import RemoteRetriever
+from jax_ragrl.retrieval.web import WebRetriever
+from jax_ragrl.runtime import servers
+from jax_ragrl.runtime.servers import (
+    BoundedClient,
+    Tries,
+    TryFailed,
+    retry_after,
+    take_counts,
+    wait_for,
+)
+from jax_ragrl.types import LLMRequest, Message
+from tests.faults import sending, whole
+
+CLIENTS = ("llm", "retriever", "web")
+
+
+def ask(client: str, address: str, **settings: float) -> object:
+    """The outcome of one request of a client."""
+    if client == "llm":
+        llm = OpenAILLM("m", f"{address}/v1", **settings)  # type: ignore[arg-type]
+        return llm.complete([LLMRequest("answer", (Message("user", "q"),))])[0]
+    if client == "retriever":
+        return RemoteRetriever(address, pause=0.01, **settings).search(["q"], 1)[0]  # type: ignore[arg-type]
+    return WebRetriever("serper", address, pause=0.01, **settings).search(["q"], 1)[0]  # type: ignore[arg-type]
+
+
+GOOD = {
+    "llm": {"choices": [{"message": {"role": "assistant", "content": "Ulm"}}]},
+    "retriever": {"result": [[{"document": {"id": 1, "contents": "t\nx"}, "score": 1.0}]]},
+    "web": {"organic": [{"title": "t", "link": "http://x", "snippet": "s"}]},
+}
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setenv("SERPER_API_KEY", "none")
+
+
+def drip(number: int) -> Iterator[bytes | float]:
+    """A body whose bytes come one by one, each soon enough for a time-out between bytes."""
+    yield whole(b" " * 100)[:-100]
+    for _ in range(100):
+        yield from (b" ", 0.1)
+
+
+def drip_headers(number: int) -> Iterator[bytes | float]:
+    yield b"HTTP/1.1 200 OK\r\nX: "
+    for _ in range(100):
+        yield from (b"x", 0.1)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("pieces", [drip, drip_headers])
+def test_a_server_that_drips_bytes_holds_no_request(client, pieces):
+    with sending(pieces) as (address, times):
+        start = time.monotonic()
+        outcome = ask(client, address, timeout=0.3, retries=0)
+        assert time.monotonic() - start < 3  # the drip lasts for ten seconds
+    assert isinstance(outcome, EffectError) and "within 0.3 s" in str(outcome) and len(times) == 1
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "500 Wrong"])
+def test_a_huge_body_is_not_read(status, monkeypatch):
+    monkeypatch.setattr(servers, "MAX_BODY", 1 << 16)
+    bomb = gzip.compress(bytes(1 << 22))  # small on the wire
+    for body, headers in ((bytes(1 << 20), ()), (bomb, ("Content-Encoding: gzip",))):
+        with sending(lambda number, b=body, h=headers: [whole(b, status, *h)]) as (address, _):
+            client = BoundedClient(5.0, 1 << 16)
+            with pytest.raises(httpx2.RemoteProtocolError, match="larger than 65536 bytes"):
+                wait_for(client.post(address, content="x"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "body", [b'{"choices": [', b"<html>", b'{"x": "\xff"}', b"[" * 100_000, b""]
+)
+def test_rubbish_with_status_200_is_tried_again(client, body, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.llm.openai.PAUSE", 0.01)
+    good = json.dumps(GOOD[client]).encode()
+    with sending(lambda number: [whole(body if number < 2 else good)]) as (address, times):
+        assert not isinstance(ask(client, address, retries=2), EffectError) and len(times) == 3
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_client_waits_as_its_server_asks(client):
+    replies = [whole(b"", "429 Busy", "Retry-After: 0.5"), whole(json.dumps(GOOD[client]).encode())]
+    with sending(lambda number: [replies[number]]) as (address, times):
+        take_counts()
+        assert not isinstance(ask(client, address, retries=1), EffectError)
+    assert take_counts() == {"server_retries": 1}
+    assert times[1] - times[0] >= 0.5
+
+
+def test_a_pause_is_in_seconds_or_until_a_date():
+    def read(value: str) -> float | None:
+        return retry_after({"retry-after": value})
+
+    assert read("3") == 3.0 and read("0.5") == 0.5 and read("-1") == 0.0
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=30)
+    seconds = read(email.utils.format_datetime(later, usegmt=True))
+    assert seconds is not None and 28 <= seconds <= 30
+    assert read("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert [read(x) for x in ("", "nan", "inf", "soon", "99 Foo 20156 99:99")] == [None] * 5
+    assert retry_after({}) is None
+
+
+def test_a_pause_that_a_server_asks_for_is_capped(monkeypatch):
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def attempt() -> None:
+        raise TryFailed("busy", 1e9)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(TryFailed):
+        wait_for(Tries(2, 0.5).ask(attempt))
+    assert pauses == [servers.MAX_PAUSE] * 2
+
+
+def outcomes(tries: Tries, attempt, number: int) -> list[str]:
+    """What becomes of concurrent requests."""
+
+    async def one() -> str:
+        try:
+            await tries.ask(attempt)
+        except (TryFailed, EffectError) as error:
+            return type(error).__name__
+        return "good"
+
+    async def every() -> list[str]:
+        return list(await asyncio.gather(*(one() for _ in range(number))))
+
+    return wait_for(every())
+
+
+def test_a_server_that_fails_gets_one_request_at_a_time():
+    is_down, sent = True, itertools.count()
+
+    async def attempt() -> None:
+        next(sent)
+        await asyncio.sleep(0.001)
+        if is_down:
+            raise TryFailed("down")
+
+    tries = Tries(0, 0.01)
+    take_counts()
+    assert outcomes(tries, attempt, servers.FAILURES) == ["TryFailed"] * servers.FAILURES
+    # One request of many is sent, and the others share its fate.
+    assert outcomes(tries, attempt, 64) == ["TryFailed"] + ["EffectError"] * 63
+    assert next(sent) == servers.FAILURES + 1 and take_counts() == {"server_skipped": 63}
+    is_down = False
+    assert outcomes(tries, attempt, 64) == ["good"] * 64
+    is_down = True
+    assert outcomes(tries, attempt, 7) == ["TryFailed"] * 7  # a success begins to count anew
+
+
+def test_a_refused_request_is_no_failure_of_the_server():
+    refusals = iter([True] * 20)
+
+    async def attempt() -> None:
+        if next(refusals, False):
+            raise ValueError("status 400")
+
+    tries = Tries(0, 0.01)
+    for _ in range(20):
+        with pytest.raises(ValueError, match="400"):
+            wait_for(tries.ask(attempt))
+    assert outcomes(tries, attempt, 9) == ["good"] * 9 and "server_skipped" not in take_counts()
+
+
+def test_a_caller_may_have_an_event_loop():
+    async def call() -> object:
+        good = json.dumps(GOOD["llm"]).encode()
+        with sending(lambda number: [whole(good)]) as (address, _):
+            return ask("llm", address)
+
+    assert asyncio.run(call()) == "Ulm"
