@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand, show
+from jax_ragrl.cli.serving import add_serving_options, serving_settings
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -35,8 +36,7 @@ def add_commands(command: AddCommand) -> None:
 
 def _add_serve_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--workdir", type=local, help=WORKDIR)
-    sub.add_argument("--host", default="127.0.0.1", help="bind address; 0.0.0.0 = all interfaces")
-    sub.add_argument("--port", type=int, default=8000, help="TCP port; 0 = any free port")
+    add_serving_options(sub, deadline=600.0)
     sub.add_argument(
         "--batch", type=int, default=64, help="max questions per rollout and per request"
     )
@@ -108,6 +108,7 @@ def run_serve(options: argparse.Namespace) -> None:
     from jax_ragrl.serve import app
     from jax_ragrl.serve.replies import ServedSystem
 
+    settings = serving_settings(options)
     with _open_system(options) as (values, job, parts):
         system = ServedSystem(
             name=str(values["system"]),
@@ -118,7 +119,7 @@ def run_serve(options: argparse.Namespace) -> None:
         )
         del parts  # frees everything that the environment does not refer to
         limits = app.Limits(batch=options.batch, waiting=options.waiting)
-        app.serve(system, options.host, options.port, limits)
+        app.serve(system, options.host, options.port, limits, settings, options.deadline)
 
 
 def run_export(options: argparse.Namespace) -> None:

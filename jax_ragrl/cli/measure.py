@@ -36,7 +36,7 @@ def add_commands(command: AddCommand) -> None:
     shape = f"architecture of the policies: a published name, or {MODEL_FORMS}"
     sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
     sub.add_argument("--topology", required=True, help="devices, such as v5e:4x4 or h100:8")
-    summary = "measure loading, training, sampling, search or a whole step"
+    summary = "measure loading, training, sampling, search, a whole step or a server"
     _add_measurements(command("bench", run_bench, summary))
 
 
@@ -63,6 +63,8 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_search_options(add("search", measure_search, "the search for the nearest passages"))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
+    summary = "a server under load: good clients next to hostile ones, then SIGTERM"
+    _add_serve_options(add("serve", measure_serve, summary))
     summary = "a whole step of --config=FILE: rollout and updates"
     _add_step_options(add("step", measure_step, summary, takes_config=True))
 
@@ -87,6 +89,22 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
         default=pathlib.Path("runs/retrieval"),
         help="folder of indexes and finished cells (resumable)",
     )
+
+
+def _add_serve_options(kind: argparse.ArgumentParser) -> None:
+    url = "address of a running server (default: starts one of the tiny policy, and ends it)"
+    kind.add_argument("--url", help=url)
+    kind.add_argument("--retriever", action="store_true", help="--url is a server of a retriever")
+    kind.add_argument("--seconds", type=float, default=10.0, help="duration of the load")
+    numbers = (
+        ("clients", 16, "good clients, each with one request at a time"),
+        ("half-open", 400, "connections without complete headers"),
+        ("held", 16, "requests whose body stays incomplete"),
+        ("leaving", 4, "clients that leave during their body"),
+        ("huge", 2, "clients that send too much"),
+    )
+    for name, default, text in numbers:
+        kind.add_argument(f"--{name}", type=natural, default=default, help=text)
 
 
 def _add_step_options(kind: argparse.ArgumentParser) -> None:
@@ -212,6 +230,18 @@ def measure_load(options: argparse.Namespace) -> dict[str, Any]:
     from jax_ragrl.bench.load import bench_load
 
     return bench_load(options.shape)
+
+
+def measure_serve(options: argparse.Namespace) -> dict[str, Any]:
+    import os
+
+    from jax_ragrl.bench.serve import ServeWork, Target, bench_serve
+
+    work = _from_options(ServeWork, options)
+    if not options.url:
+        return bench_serve(work)
+    path = "/retrieve" if options.retriever else "/answer"
+    return bench_serve(work, Target(options.url, path, os.environ.get("RAGRL_API_KEY", "")))
 
 
 def measure_step(options: argparse.Namespace) -> dict[str, Any]:

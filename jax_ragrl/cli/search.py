@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import AddCommand, show
+from jax_ragrl.cli.serving import add_serving_options, serving_settings
 from jax_ragrl.config.arguments import CONFIG_HELP, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
@@ -67,15 +68,12 @@ def _add_search_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_server_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--host", default="127.0.0.1", help="bind address; 0.0.0.0 = all interfaces")
-    sub.add_argument("--port", type=int, default=8000, help="TCP port; 0 = any free port")
+    add_serving_options(sub, deadline=60.0)
     top_k = "passages per query of requests without topk"
     sub.add_argument("--top-k", type=positive, default=3, help=top_k)
     sub.add_argument("--batch", type=positive, default=256, help="max queries per search")
     waiting = "max queued queries before returning 503"
     sub.add_argument("--waiting", type=positive, default=8192, help=waiting)
-    deadline = "seconds after which a request gets 503"
-    sub.add_argument("--deadline", type=float, default=60.0, help=deadline)
 
 
 @contextlib.contextmanager
@@ -199,6 +197,14 @@ def run_retriever(options: argparse.Namespace) -> None:
     from jax_ragrl.serve.http import Limits
     from jax_ragrl.serve.search import serve
 
-    limits = Limits(options.batch, options.waiting)
+    limits, settings = Limits(options.batch, options.waiting), serving_settings(options)
     with _open_retriever(options) as retriever:
-        serve(retriever, options.host, options.port, options.top_k, options.deadline, limits)
+        serve(
+            retriever,
+            options.host,
+            options.port,
+            options.top_k,
+            options.deadline,
+            limits,
+            settings,
+        )

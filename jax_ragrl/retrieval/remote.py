@@ -9,6 +9,7 @@ One list per query, best first (Jin et al. 2025). `ragrl serve` implements this 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,11 +25,14 @@ from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"
+KEY_VARIABLE = "RAGRL_RETRIEVER_KEY"  # the environment variable with the server's API key
 MAYBE_ONE_QUERY = (400, 413, 422)  # refusals that one query of the request may cause
 
 
 class RemoteRetriever:
     """Searches the corpus of a server; the fingerprint is its address.
+
+    The environment variable `RAGRL_RETRIEVER_KEY` is the server's API key, if it needs one.
 
     A query that the server rejects fails alone: if a request of several queries is refused, or
     fails in all tries, each half of it is sent separately.
@@ -58,6 +62,7 @@ class RemoteRetriever:
         self.fingerprint = redacted(address)
         self._server = RetryingClient(address, retries, timeout, pause)
         self._batch = batch
+        self._key = os.environ.get(KEY_VARIABLE, "")
         self._has_answered = False  # whether the server has ever returned hits
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:
@@ -86,7 +91,7 @@ class RemoteRetriever:
         """Yields a result per query, in order; `is_split` marks half of a failed request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
         # Halves are not retried on status 500: the complete request already was.
-        reply = self._server.post(PATH, body, patient=not is_split)
+        reply = self._server.post(PATH, body, patient=not is_split, key=self._key)
         place, status = f"{self.fingerprint}{PATH}", reply.status_code
         if status == 200:
             yield from read_result(reply, place, len(queries), k)

@@ -3,9 +3,11 @@
 from jax_ragrl.errors import UserError
 
 try:
+    import prometheus_client  # noqa: F401
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 except ImportError as error:
     raise UserError(
-        f"ragrl serve needs {error.name}: 'pip install starlette uvicorn', the extra 'serve'"
+        f"ragrl serve needs {error.name}: 'pip install starlette uvicorn prometheus_client', the "
+        "extra 'serve'"
     ) from error

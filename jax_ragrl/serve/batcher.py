@@ -54,10 +54,11 @@ class Batcher(Generic[T, R]):
         """The number of queued items."""
         return self._queue.qsize()
 
-    def close(self) -> None:
-        """Processes all queued items, then stops the thread."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Processes all queued items, then stops the thread; whether it ended within `seconds`."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while batch := self._next():

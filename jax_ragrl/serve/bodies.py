@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-MAX_BYTES = 1 << 24  # per request
+from jax_ragrl.serve.intake import MAX_BYTES as MAX_BYTES
+
+MAX_MARKS = 1 << 17  # commas, colons and brackets per request
 MAX_CHARACTERS = 1 << 13  # per question
 MAX_QUERIES = 1 << 12  # per request
 MAX_TOP_K = 1000  # passages per query
@@ -22,14 +24,14 @@ def bad_request(message: str, status: int = 400) -> HTTPException:
 
 async def read_json(request: Request) -> dict[str, Any]:
     """Reads the JSON object of a request."""
-    data = bytearray()
-    # In parts, so that a request that is too large is refused before it is read completely.
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_BYTES:
-            raise bad_request(
-                f"the request has more than {MAX_BYTES} bytes: send less at once", 413
-            )
+    data = await request.body()
+    # The parser holds the interpreter's lock: no thread can run beside it, not even the event loop.
+    # Its time grows with the number of values, which these marks separate.
+    if sum(map(data.count, b",:[{")) > MAX_MARKS:
+        raise bad_request(
+            f"the request has more than {MAX_MARKS} commas, colons and brackets: send less at once",
+            413,
+        )
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -43,7 +45,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def excerpt(value: Any) -> str:
     """The first characters of a value, for a message."""
-    text = json.dumps(value)
+    text = json.dumps(value[:60] if isinstance(value, list | str) else value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -77,20 +79,34 @@ def parse_questions(body: dict[str, Any], name: str, limit: int) -> list[str]:
     return [parse_question(text, f"{name}[{i}]") for i, text in enumerate(texts)]
 
 
-def parse_answer_request(body: dict[str, Any], limit: int) -> tuple[list[str], bool]:
-    """The questions of a request (`limit` at most), and whether the reply includes steps."""
-    unknown = sorted(body.keys() - {"question", "questions", "trace"})
+class AnswerRequest(NamedTuple):
+    """The questions of a request, and what its reply includes besides the answers."""
+
+    texts: list[str]
+    trace: bool
+    passages: bool
+
+
+def parse_answer_request(body: dict[str, Any], limit: int) -> AnswerRequest:
+    """The questions of a request (`limit` at most), and whether the reply has steps, passages."""
+    unknown = sorted(body.keys() - {"question", "questions", "trace", "passages"})
     if unknown or ("question" in body) == ("questions" in body):
         raise bad_request(
             f"the request has the fields {excerpt(sorted(body))}: give either question or "
-            "questions, and optionally trace"
+            "questions, and optionally trace and passages"
         )
-    trace = body.get("trace", False)
-    if not isinstance(trace, bool):
-        raise bad_request(f"trace is {excerpt(trace)}: give true or false")
+    trace, passages = parse_flag(body, "trace"), parse_flag(body, "passages")
     if "question" in body:
-        return [parse_question(body["question"])], trace
-    return parse_questions(body, "questions", limit), trace
+        return AnswerRequest([parse_question(body["question"])], trace, passages)
+    return AnswerRequest(parse_questions(body, "questions", limit), trace, passages)
+
+
+def parse_flag(body: dict[str, Any], name: str) -> bool:
+    """Validates a field that is true or false; false if it is absent."""
+    flag = body.get(name, False)
+    if not isinstance(flag, bool):
+        raise bad_request(f"{name} is {excerpt(flag)}: give true or false")
+    return flag
 
 
 def parse_search_request(body: dict[str, Any], top_k: int) -> tuple[list[tuple[str, int]], bool]:
@@ -100,7 +116,6 @@ def parse_search_request(body: dict[str, Any], top_k: int) -> tuple[list[tuple[s
     number of passages.
     """
     queries, k = body.get("queries"), body.get("topk")
-    with_scores = body.get("return_scores", False)
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise bad_request(f"queries is {excerpt(queries)}: give a list of texts")
     if len(queries) > MAX_QUERIES:
@@ -114,33 +129,4 @@ def parse_search_request(body: dict[str, Any], top_k: int) -> tuple[list[tuple[s
             f"{MAX_PASSAGES} at most",
             413,
         )
-    if not isinstance(with_scores, bool):
-        raise bad_request(f"return_scores is {excerpt(with_scores)}: give true or false")
-    return [(query, k) for query in queries], with_scores
-
-
-def parse_chat_request(body: dict[str, Any]) -> str:
-    """The last user message of a chat request, which may be a list of text parts."""
-    if body.get("stream"):
-        raise bad_request("stream is true, but answers are not streamed: leave stream out")
-    if body.get("n", 1) not in (1, None):
-        raise bad_request(
-            f"n is {excerpt(body['n'])}, but there is one answer per question: leave n out"
-        )
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise bad_request(
-            f"messages is {excerpt(messages)}: give a list of objects with role and content"
-        )
-    contents = [message.get("content") for message in messages if message.get("role") == "user"]
-    if not contents:
-        raise bad_request("no message has the role user: the last such message is the question")
-    return parse_question(_join_text_parts(contents[-1]), "the content of the last user message")
-
-
-def _join_text_parts(content: Any) -> Any:
-    """A list of text parts as one text; any other content unchanged."""
-    parts = content if isinstance(content, list) else []
-    texts = [p.get("text") for p in parts if isinstance(p, dict) and p.get("type") == "text"]
-    is_text = len(texts) == len(parts) and all(isinstance(t, str) for t in texts)
-    return "".join(map(str, texts)) if parts and is_text else content
+    return [(query, k) for query in queries], parse_flag(body, "return_scores")

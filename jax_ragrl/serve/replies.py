@@ -10,6 +10,7 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, final_leaf, transcript_steps
 from jax_ragrl.run.inference import roll_out_texts
+from jax_ragrl.types import Passage
 
 
 class ServedSystem(NamedTuple):
@@ -33,13 +34,15 @@ class ServedSystem(NamedTuple):
 class Answer(NamedTuple):
     """The answer to a question; without an answer, `answer` is None and `finish_reason` says why.
 
-    `steps` is the transcript; `tokens` are the lengths of the question and of the answer.
+    `steps` is the transcript; `tokens` are the lengths of the question and of the answer;
+    `passages` are those that its searches returned, in order.
     """
 
     answer: str | None
     finish_reason: str
     steps: list[dict[str, Any]]
     tokens: tuple[int, int]
+    passages: tuple[Passage, ...] = ()
 
 
 def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[Answer | Exception]:
@@ -54,23 +57,37 @@ def answer_questions(served_system: ServedSystem, texts: Sequence[str]) -> list[
             return EffectError(failure_of(forest, i))
         leaf = final_leaf(forest, i)
         tokens = (count(text), count(leaf.answer or ""))
-        return Answer(leaf.answer, leaf.finish_reason, transcript_steps(forest, i), tokens)
+        # A passage that several searches returned is listed once.
+        passages = tuple(dict.fromkeys(p for call in leaf.calls for p in call.passages))
+        steps = transcript_steps(forest, i)
+        return Answer(leaf.answer, leaf.finish_reason, steps, tokens, passages)
 
     return [answer_of(text) for text in texts]
 
 
-def to_json(text: str, answer: Answer | BaseException, trace: bool) -> dict[str, Any]:
+def to_json(
+    text: str, answer: Answer | BaseException, trace: bool, passages: bool = False
+) -> dict[str, Any]:
     """One answer as values that `json.dumps` accepts.
 
     Args:
       text: the question.
       answer: its answer or failure.
       trace: whether the steps of the rollout are included.
+      passages: whether the passages that it read are included, with their texts.
     """
     if isinstance(answer, BaseException):
         return {"question": text, "answer": None, "error": error_message(answer)}
-    values = {"question": text, "answer": answer.answer, "why": answer.finish_reason}
-    return values | ({"steps": answer.steps} if trace else {})
+    values: dict[str, Any] = {
+        "question": text,
+        "answer": answer.answer,
+        "why": answer.finish_reason,
+    }
+    if trace:
+        values["steps"] = answer.steps
+    if passages:
+        values["passages"] = [passage._asdict() for passage in answer.passages]
+    return values
 
 
 def error_message(error: BaseException | None) -> str:

@@ -4,35 +4,42 @@
   GET  /health     the corpus; healthy once the first search has returned
 
 Queries that arrive during a search join the next one. `retrieval.remote.RemoteRetriever` is the
-client. The server has no authentication.
+client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import queue
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.base import Retriever, check_depth, search_pages
 from jax_ragrl.retrieval.remote import to_document
 from jax_ragrl.serve import bodies
 from jax_ragrl.serve.batcher import Batcher
+from jax_ragrl.serve.guard import Guard
 from jax_ragrl.serve.http import (
+    GRACE,
+    SETTINGS,
     Limits,
+    Settings,
     check_limits,
+    check_seconds,
+    deadline,
     listen,
     make_application,
+    note,
     result_or_raise,
     results,
-    unavailable,
 )
 from jax_ragrl.serve.replies import error_message
 from jax_ragrl.types import Hits
@@ -65,25 +72,23 @@ class SearchService:
             self._search, limits.batch, limits.waiting
         )
 
-    def close(self) -> None:
-        """Returns when all accepted requests are processed."""
-        self.searches.close()
+    def close(self) -> bool:
+        """Returns when all accepted requests are processed; false if the last search hangs."""
+        return self.searches.close(GRACE)
 
     def _search(self, requests: Sequence[tuple[str, int]]) -> list[Hits | Exception]:
         return [*search_pages(self.retriever, [(query, k, 0) for query, k in requests])]
 
-    async def retrieve(self, request: Request) -> JSONResponse:
+    async def retrieve(self, request: Request) -> Response:
         """The documents of each query, best first, with scores if requested."""
-        try:
-            # Leaving the block cancels the queries that wait, so that no thread searches them.
-            async with asyncio.timeout(self.seconds):
-                body = await bodies.read_json(request)
-                requests, with_scores = bodies.parse_search_request(body, self.top_k)
-                hits = [result_or_raise(x) for x in await results(self.searches, requests)]
-        except TimeoutError:
-            reason = f"this took longer than {self.seconds:g} seconds"
-            raise unavailable(self.searches, reason) from None
-        return JSONResponse({"result": [documents(x, with_scores) for x in hits]})
+        async with deadline(self.seconds, self.searches):
+            body = await bodies.read_json(request)
+            requests, with_scores = bodies.parse_search_request(body, self.top_k)
+            note(request, "queries", [query for query, _ in requests])
+            hits = [result_or_raise(x) for x in await results(self.searches, requests, request)]
+        # In a thread: a large reply must not hold up the event loop.
+        content = await asyncio.to_thread(_encode, hits, with_scores)
+        return Response(content, media_type="application/json")
 
     def describe(self) -> dict[str, Any]:
         """Returns the fields of `/health` about the retriever."""
@@ -94,6 +99,13 @@ class SearchService:
         }
 
 
+def _encode(hits: Sequence[Hits], with_scores: bool) -> bytes:
+    """The reply to a request, as JSON."""
+    # One call per query: other threads cannot run during a call of the encoder.
+    parts = [json.dumps(documents(x, with_scores), ensure_ascii=False) for x in hits]
+    return f'{{"result":[{",".join(parts)}]}}'.encode(errors="replace")
+
+
 def documents(hits: Hits, with_scores: bool) -> list[dict[str, Any]]:
     """Returns the hits of one query as values for JSON."""
     values: list[dict[str, Any]] = [{**to_document(passage)} for passage in hits.passages]
@@ -101,6 +113,13 @@ def documents(hits: Hits, with_scores: bool) -> list[dict[str, Any]]:
         return values
     pairs = zip(values, hits.scores, strict=True)
     return [{"document": document, "score": score} for document, score in pairs]
+
+
+def health_reply(request: Request, body: dict[str, Any]) -> JSONResponse:
+    """Returns the reply of `/health`; without an API key, only whether the server is ready."""
+    is_authorized = request.scope["state"].get("is_authorized", True)
+    visible = body if is_authorized else {"ready": body["ready"]}
+    return JSONResponse(visible, 200 if body["ready"] else 503)
 
 
 class RetrieverServer(SearchService):
@@ -127,7 +146,7 @@ class RetrieverServer(SearchService):
             body["failure"] = error_message(failure)
             with contextlib.suppress(queue.Full):
                 (self.warmup,) = self.searches.submit([WARMUP])
-        return JSONResponse(body, 200 if ready else 503)
+        return health_reply(request, body)
 
 
 def application(
@@ -135,6 +154,8 @@ def application(
     top_k: int = TOP_K,
     seconds: float | None = SECONDS,
     limits: Limits = LIMITS,
+    guard: Guard | None = None,
+    settings: Settings = SETTINGS,
 ) -> Starlette:
     """Returns the ASGI application of a retriever.
 
@@ -143,20 +164,22 @@ def application(
       top_k: number of passages for requests that name none.
       seconds: deadline of a request.
       limits: max queries per search, and max queued queries.
+      guard: who may ask; None admits every client.
+      settings: bounds on bodies, and the access log.
 
     Raises:
       UserError: a limit allows no request.
     """
     check_depth(top_k)
     check_limits(limits)
-    if seconds is not None and not seconds > 0:
-        raise UserError(f"a deadline of {seconds:g} seconds allows no request: give more than 0")
+    check_seconds(seconds)
     server = RetrieverServer(retriever, top_k, seconds, limits)
     routes = [
         Route("/retrieve", server.retrieve, methods=["POST"]),
         Route("/health", server.health),
     ]
-    return make_application(routes, server.close)
+    queues = {"searches": server.searches}
+    return make_application(routes, server.close, queues, guard, settings)
 
 
 def serve(
@@ -166,6 +189,7 @@ def serve(
     top_k: int = TOP_K,
     seconds: float | None = SECONDS,
     limits: Limits = LIMITS,
+    settings: Settings = SETTINGS,
 ) -> None:
     """Serves a retriever until SIGTERM or SIGINT.
 
@@ -176,8 +200,11 @@ def serve(
       top_k: number of passages for requests that name none.
       seconds: deadline of a request.
       limits: max queries per search, and max queued queries.
+      settings: bounds on connections, and who may ask.
 
     Raises:
       UserError: the address is not available, or a limit allows no request.
     """
-    listen(lambda: application(retriever, top_k, seconds, limits), "the retriever", host, port)
+    guard = Guard(settings.access, host)
+    make = functools.partial(application, retriever, top_k, seconds, limits, guard, settings)
+    listen(make, "the retriever", host, port, settings)

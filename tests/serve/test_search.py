@@ -169,9 +169,9 @@ def test_the_command_serves_the_index_of_a_folder(tmp_path: pathlib.Path, monkey
     index = ["--corpus", f"{tmp_path}/passages.jsonl", "--kind", "exact", "--out", f"{tmp_path}/i"]
     assert main(["index", *index]) == 0
     served = []
-    monkeypatch.setattr(search, "listen", lambda app, name, host, port: served.append(app()))
+    monkeypatch.setattr(search, "listen", lambda app, *_: served.append(app()))
     assert main(["retriever", "serve", f"{tmp_path}/i", "--port", "0", "--top-k", "2"]) == 0
-    with TestClient(served[0]) as http:
+    with TestClient(served[0], "http://localhost") as http:
         wait_until(lambda: http.get("/health").status_code == 200)
         assert http.get("/health").json()["passages"] > 20
         assert len(post(http, "Where was Ann born?").json()["result"][0]) == 2

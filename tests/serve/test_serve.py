@@ -222,8 +222,12 @@ def test_the_openai_client_works():
             text = completion.choices[0].message.content
             assert [text] == ask(http, TEXTS[0]) and completion.model == "tape"
             assert completion.usage.completion_tokens == len(text.split())
-        with pytest.raises(openai.BadRequestError, match="leave stream out"):
-            ai.chat.completions.create(model=model.id, messages=messages, stream=True)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = ai.chat.completions.create(model=model.id, messages=messages, **options)
+        *chunks, end, last = stream
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == text
+        assert end.choices[0].finish_reason == "stop" and end.usage is None
+        assert last.choices == [] and last.usage == completion.usage
         with pytest.raises(openai.InternalServerError, match="no route to Bob") as failure:
             messages = [{"role": "user", "content": TEXTS[1]}]
             ai.chat.completions.create(model=model.id, messages=messages)
@@ -260,7 +264,8 @@ USER = {"role": "user", "content": "q"}
         ("/v1/chat/completions", {"messages": []}, 400, "no message has the role user"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "is null"),
         ("/v1/chat/completions", {"messages": [{**USER, "content": [{}]}]}, 400, "is [{}]"),
-        ("/v1/chat/completions", {"messages": [USER], "stream": True}, 400, "stream"),
+        ("/v1/chat/completions", {"messages": [USER], "stream": 1}, 400, "stream is 1"),
+        ("/v1/chat/completions", {"messages": [USER], "stream_options": {}}, 400, "and stream as"),
         ("/v1/chat/completions", {"messages": [USER], "n": 2}, 400, "n is 2"),
         ("/retrieve", {}, 400, "queries is null"),
         ("/retrieve", {"queries": ["q", 1]}, 400, "a list of texts"),
@@ -376,7 +381,7 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch, capsys):
 def test_the_tiny_policy_gives_equal_answers_over_http(monkeypatch):
     questions, calls = generate(0, 40).questions["test"][:12], []
 
-    def serve(served: ServedSystem, host: str, port: int, limits: Limits) -> None:
+    def serve(served: ServedSystem, host: str, port: int, limits: Limits, *_: Any) -> None:
         expected = evaluate(served.system, questions, served.environment).answers
         with listening(application(served, limits)) as address:
             calls.append(
