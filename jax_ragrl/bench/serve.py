@@ -166,6 +166,8 @@ async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
             await asyncio.gather(*good, _probe_until(http, tally, end))
         finally:
             hostile.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await hostile
 
 
 async def _wait_until_ready(http: httpx2.AsyncClient, seconds: float = 300.0) -> None:
@@ -288,13 +290,11 @@ async def _leaving(
 
 
 async def _huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> str:
-    writer.write(target.head(f"Content-Length: {64 * MIB}\r\n\r\n"))
-    status = asyncio.ensure_future(_status(reader))
-    while not status.done():
-        writer.write(b"[]," * (MIB // 4))
+    writer.write(target.head(f"Content-Length: {16 * MIB}\r\n\r\n"))
+    for _ in range(16):  # the reply comes after the first of these parts
+        writer.write(b" " * MIB)
         await writer.drain()
-        await asyncio.sleep(0)
-    return await status
+    return await _status(reader)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ request, which would lock out all others.
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import socket
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+WAITING = 2048  # connections that wait in the kernel until they are accepted
 
 
 class Deadlines(NamedTuple):
@@ -39,8 +42,8 @@ class Connection(H11Protocol):
 
     Args:
       deadlines: of headers and replies.
-      limit: max connections of the server. Beyond it, the one whose request has been incomplete
-        for the longest time is cut.
+      limit: max connections of the server. Beyond it, one without a complete request is cut: the
+        oldest of the address that has the most connections.
       options: arguments of Uvicorn.
     """
 
@@ -109,9 +112,14 @@ class Connection(H11Protocol):
         if len(others) < self._limit:
             return True
         idle = [connection for connection in others if connection._is_idle()]
+        # One address that opens many connections cuts its own, not those of others.
+        counts = collections.Counter(connection._address() for connection in others)
         if idle:
-            min(idle, key=lambda connection: connection._since).cut()
+            min(idle, key=lambda c: (-counts[c._address()], c._since)).cut()
         return bool(idle)
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _start(self, name: str, seconds: float) -> None:
         if name not in self._timers:
@@ -123,11 +131,16 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Calls `drain` before it waits for the requests in progress."""
+    """Calls `drain` before it waits for the requests in progress; queues more connections."""
 
     def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
         super().__init__(config)
         self._drain = drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain()
@@ -161,7 +174,8 @@ def make_server(
         lifespan="on",
         server_header=False,
         # asyncio accepts this many connections before it reads from them: fewer than `limit`, so
-        # that none is cut before it is read.
+        # that none is cut before it is read. (uvloop accepts all that wait.)
+        loop="asyncio",
         backlog=max(1, min(128, limit // 4)),
         timeout_graceful_shutdown=deadlines.drain,  # type: ignore[arg-type]
         **options,
