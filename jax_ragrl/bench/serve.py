@@ -32,6 +32,7 @@ from jax_ragrl.errors import UserError
 HOSTILE = "127.0.0.2"
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
 MIB = 1 << 20
+PATIENCE = 300.0  # seconds of a good client: the first batches compile
 OPENING = 0.02  # seconds between the bursts in which connections are opened
 BURST = 32  # connections
 
@@ -155,7 +156,7 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
 
 async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
     async with httpx2.AsyncClient(
-        base_url=target.url, timeout=60, headers=target.headers(), trust_env=False
+        base_url=target.url, timeout=PATIENCE, headers=target.headers(), trust_env=False
     ) as http:
         await _wait_until_ready(http)
         await _probe(http, tally)
