@@ -32,6 +32,7 @@ from jax_ragrl.errors import UserError
 HOSTILE = "127.0.0.2"
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
 MIB = 1 << 20
+PATIENCE = 300.0  # seconds of a good client: the first batches compile
 OPENING = 0.02  # seconds between the bursts in which connections are opened
 BURST = 32  # connections
 
@@ -155,7 +156,7 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
 
 async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
     async with httpx2.AsyncClient(
-        base_url=target.url, timeout=60, headers=target.headers(), trust_env=False
+        base_url=target.url, timeout=PATIENCE, headers=target.headers(), trust_env=False
     ) as http:
         await _wait_until_ready(http)
         await _probe(http, tally)
@@ -166,6 +167,8 @@ async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
             await asyncio.gather(*good, _probe_until(http, tally, end))
         finally:
             hostile.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await hostile
 
 
 async def _wait_until_ready(http: httpx2.AsyncClient, seconds: float = 300.0) -> None:
@@ -288,13 +291,11 @@ async def _leaving(
 
 
 async def _huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> str:
-    writer.write(target.head(f"Content-Length: {64 * MIB}\r\n\r\n"))
-    status = asyncio.ensure_future(_status(reader))
-    while not status.done():
-        writer.write(b"[]," * (MIB // 4))
+    writer.write(target.head(f"Content-Length: {16 * MIB}\r\n\r\n"))
+    for _ in range(16):  # the reply comes after the first of these parts
+        writer.write(b" " * MIB)
         await writer.drain()
-        await asyncio.sleep(0)
-    return await status
+    return await _status(reader)
 
 
 @contextlib.contextmanager

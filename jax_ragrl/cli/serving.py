@@ -30,7 +30,7 @@ def add_serving_options(sub: argparse.ArgumentParser, deadline: float) -> None:
     for name, seconds, subject in DEADLINES:
         text = f"seconds for {subject}"
         sub.add_argument(f"--{name}-deadline", type=float, default=seconds, help=text)
-    text = "max connections; beyond it, the oldest one without a complete request is cut"
+    text = "max connections; beyond it, an old one without a complete request is cut"
     sub.add_argument("--connections", type=positive, default=512, help=text)
     text = "max MiB of all request bodies together"
     sub.add_argument("--body-memory", type=positive, default=64, metavar="MIB", help=text)

@@ -8,6 +8,8 @@ request, which would lock out all others.
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import functools
 import socket
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+WAITING = 2048  # connections that wait in the kernel until they are accepted
 
 
 class Deadlines(NamedTuple):
@@ -34,19 +38,33 @@ class Deadlines(NamedTuple):
     drain: float = 20.0
 
 
+@dataclasses.dataclass
+class Pool:
+    """All connections of a server.
+
+    Fields:
+      deadlines: of headers and replies.
+      limit: max connections. Beyond it, one without a complete request is cut: the oldest of the
+        address that has the most connections.
+      is_closed: whether the server is ending; connections that waited in the kernel are then cut.
+    """
+
+    deadlines: Deadlines
+    limit: int
+    is_closed: bool = False
+
+
 class Connection(H11Protocol):
     """One connection; it is cut at its deadlines, or to make room for another.
 
     Args:
-      deadlines: of headers and replies.
-      limit: max connections of the server. Beyond it, the one whose request has been incomplete
-        for the longest time is cut.
+      pool: the connections of the server.
       options: arguments of Uvicorn.
     """
 
-    def __init__(self, deadlines: Deadlines, limit: int, **options: Any) -> None:
+    def __init__(self, pool: Pool, **options: Any) -> None:
         super().__init__(**options)
-        self._deadlines, self._limit = deadlines, limit
+        self._pool, self._deadlines = pool, pool.deadlines
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._since, self._is_cut = 0.0, False
 
@@ -56,6 +74,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         self._start("head", self._deadlines.head)
+        if self._pool.is_closed:
+            self.cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for name in [*self._timers]:
@@ -106,12 +126,17 @@ class Connection(H11Protocol):
         """Whether there is room for one more connection, after another was cut if need be."""
         # Those that were cut leave the set in the next round of the event loop.
         others = [c for c in self.connections if isinstance(c, Connection) and not c._is_cut]
-        if len(others) < self._limit:
+        if len(others) < self._pool.limit:
             return True
         idle = [connection for connection in others if connection._is_idle()]
+        # One address that opens many connections cuts its own, not those of others.
+        counts = collections.Counter(connection._address() for connection in others)
         if idle:
-            min(idle, key=lambda connection: connection._since).cut()
+            min(idle, key=lambda c: (-counts[c._address()], c._since)).cut()
         return bool(idle)
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _start(self, name: str, seconds: float) -> None:
         if name not in self._timers:
@@ -123,13 +148,19 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Calls `drain` before it waits for the requests in progress."""
+    """Closes the pool and calls `drain` before it waits for the requests in progress."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, pool: Pool, drain: Callable[[], None]) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._pool, self._drain = pool, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._pool.is_closed = True
         self._drain()
         await super().shutdown(sockets)
 
@@ -150,9 +181,10 @@ def make_server(
       limit: max connections.
       options: further options of `uvicorn.Config`.
     """
+    pool = Pool(deadlines, limit)
     config = uvicorn.Config(
         application,
-        http=functools.partial(Connection, deadlines, limit),  # type: ignore[arg-type]
+        http=functools.partial(Connection, pool),  # type: ignore[arg-type]
         ws="none",
         # No log configuration: applying one would close the streams of absl's handlers.
         log_config=None,
@@ -161,9 +193,10 @@ def make_server(
         lifespan="on",
         server_header=False,
         # asyncio accepts this many connections before it reads from them: fewer than `limit`, so
-        # that none is cut before it is read.
+        # that none is cut before it is read. (uvloop accepts all that wait.)
+        loop="asyncio",
         backlog=max(1, min(128, limit // 4)),
         timeout_graceful_shutdown=deadlines.drain,  # type: ignore[arg-type]
         **options,
     )
-    return _Server(config, drain)
+    return _Server(config, pool, drain)

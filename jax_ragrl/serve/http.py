@@ -169,7 +169,8 @@ def make_application(
         app.state.drained = await asyncio.to_thread(close)
 
     intake = Intake(settings.deadlines.body, settings.body_bytes)
-    meter = Meter([route.path for route in routes], open_log(settings.access_log))
+    paths = ["/metrics", *(route.path for route in routes)]
+    meter = Meter(paths, open_log(settings.access_log))
     for name, batcher in queues.items():
         meter.add_queue(name, batcher.__len__)
     layers = [meter.middleware, *([guard.middleware] if guard else []), intake.middleware]

@@ -342,7 +342,12 @@ def test_a_terminated_server_answers_its_queue(tmp_path):
             wait_until_ready(http)
             replies = [pool.submit(ask, http, text) for text in TEXTS[:3]]
             wait_for_queue(http, 2)
+            hanging = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+            hanging.sendall(b"POST /answer HTTP/1.1\r\nHost: localhost\r\n")
+            hanging.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            time.sleep(0.2)
             server.send_signal(signal.SIGTERM)
+            assert hanging.recv(99).startswith(b"HTTP/1.1 503")
             wait_until(lambda: not accepts(address))
             go.touch()
             assert [reply.result() for reply in replies] == [["Ulm"]] * 3

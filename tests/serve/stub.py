@@ -1,0 +1,86 @@
+"""A retriever without an index, and servers of it that other threads run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jax_ragrl.serve.connections import make_server
+from jax_ragrl.serve.guard import Guard
+from jax_ragrl.serve.http import Settings
+from jax_ragrl.serve.search import application
+from jax_ragrl.types import Hits, Passage
+
+
+class Echo:
+    """A retriever whose passages have the query as their title, after `seconds`."""
+
+    fingerprint = "echo"
+
+    def __init__(self, seconds: float = 0.0, text: str = "x") -> None:
+        self.seconds, self.text, self.queries = seconds, text, []
+
+    def search(self, queries: Sequence[str], k: int) -> list[Any]:
+        self.queries += queries
+        time.sleep(self.seconds)
+        passages = [[Passage(f"{n}", query, self.text) for n in range(k)] for query in queries]
+        return [Hits(tuple(hits), (1.0,) * k) for hits in passages]
+
+
+@contextlib.contextmanager
+def serving(retriever: Any, settings: Settings) -> Iterator[tuple[int, Any]]:
+    """Yields the port and the server of a retriever."""
+    app = application(
+        retriever, seconds=None, guard=Guard(settings.access, "127.0.0.1"), settings=settings
+    )
+    server = make_server(app, app.state.intake.drain, settings.deadlines, settings.connections)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition, with a time limit for broken tests."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "the condition is still false after a minute"
+        time.sleep(0.01)
+
+
+def connect(port: int, text: bytes = b"", address: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of this machine, on which `text` was sent."""
+    connection = socket.create_connection(("127.0.0.1", port), 30, (address, 0))
+    connection.sendall(text)
+    return connection
+
+
+def request(body: bytes, length: int | None = None, path: str = "/retrieve") -> bytes:
+    """The bytes of a request; `length` is that of its body, of which `body` may be a part."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    size = len(body) if length is None else length
+    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+def search(query: str, k: int = 1) -> bytes:
+    """The bytes of a request for passages."""
+    return request(json.dumps({"queries": [query], "topk": k}).encode())
+
+
+def status(connection: socket.socket) -> int:
+    """The status of the next reply; 0 if the connection ends without one."""
+    try:
+        line = connection.recv(12)
+    except ConnectionError:
+        return 0
+    return int(line.split()[1]) if line else 0

@@ -1,0 +1,169 @@
+"""Who may ask a server: keys, names of hosts, origins, types of content, requests per client."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
+from jax_ragrl.retrieval.remote import RemoteRetriever
+from jax_ragrl.serve.connections import Deadlines
+from jax_ragrl.serve.guard import Access, Guard, check_access, read_keys
+from jax_ragrl.serve.http import Settings
+from jax_ragrl.serve.search import application
+from jax_ragrl.types import Hits
+from tests.serve.stub import Echo, serving
+
+KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def client(access: Access, retriever=None) -> TestClient:
+    app = application(retriever or Echo(), guard=Guard(access, "127.0.0.1"))
+    return TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "message"),
+    [
+        ({}, 200, ""),
+        ({"Host": "localhost:8000"}, 200, ""),
+        ({"Host": "LOCALHOST"}, 200, ""),
+        ({"Host": "[::1]:8000"}, 200, ""),
+        ({"Host": "192.168.0.7"}, 200, ""),
+        ({"Host": "mine.example"}, 200, ""),
+        ({"Host": "evil.example:8000"}, 403, "--allow-host"),
+        ({"Host": "localhost.evil.example"}, 403, "unknown"),
+        ({"Host": ""}, 403, "unknown"),
+        ({"Host": "[::1"}, 403, "unknown"),
+        ({"Origin": "http://127.0.0.1:8000"}, 200, ""),
+        ({"Origin": "http://127.0.0.1:9000"}, 403, "another site"),
+        ({"Origin": "https://evil.example"}, 403, "another site"),
+        ({"Origin": "null"}, 403, "another site"),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "unknown"),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200, ""),
+        ({"Content-Type": "text/plain"}, 415, "application/json"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "application/json"),
+        ({"Content-Type": ""}, 415, "application/json"),
+    ],
+)
+def test_a_web_page_cannot_ask(headers, status, message):
+    with client(Access(hosts=("mine.example",))) as http:
+        reply = http.post("/retrieve", json={"queries": ["q"]}, headers=headers)
+    assert reply.status_code == status
+    assert status == 200 or message in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": f"Bearer {KEY}"}, 200),
+        ({"Authorization": f"bearer {OTHER}"}, 200),
+        ({"X-API-Key": KEY}, 200),
+        ({"Authorization": f"Bearer {KEY}0"}, 401),
+        ({"Authorization": f"Bearer {KEY[:-1]}"}, 401),
+        ({"Authorization": f"Basic {KEY}"}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": b"Bearer \xff\xfe"}, 401),
+    ],
+)
+def test_a_request_needs_one_of_the_keys(headers, status):
+    with client(Access(keys=(KEY, OTHER))) as http:
+        for path, body in (("/retrieve", {"queries": ["q"]}), ("/metrics", None)):
+            method = "GET" if body is None else "POST"
+            reply = http.request(method, path, json=body, headers=headers)
+            assert reply.status_code == status
+            assert status == 200 or reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_without_a_key_says_only_whether_the_server_is_ready():
+    with client(Access(keys=(KEY,))) as http:
+        assert http.get("/health").json().keys() == {"ready"}
+        assert "corpus" in http.get("/health", headers={"X-API-Key": KEY}).json()
+
+
+def test_a_client_has_a_number_of_requests_in_progress():
+    class Gate(Echo):
+        opened, is_waiting = threading.Event(), threading.Event()
+
+        def search(self, queries, k):
+            if "q" in queries:
+                self.is_waiting.set()
+                self.opened.wait(20)
+            return super().search(queries, k)
+
+    gate, body = Gate(), {"queries": ["q"]}
+    with client(Access(per_client=1), gate) as http, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, "/retrieve", json=body)
+        gate.is_waiting.wait(20)
+        refused = http.post("/retrieve", json=body)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert http.get("/health").status_code in (200, 503), "probes are never refused"
+        gate.opened.set()
+        assert first.result().status_code == 200
+        assert http.post("/retrieve", json=body).status_code == 200
+
+
+def test_the_client_of_a_retriever_sends_its_key(monkeypatch):
+    settings = Settings(access=Access(keys=(KEY,)), deadlines=Deadlines())
+    with serving(Echo(), settings) as (port, _):
+        with pytest.raises(UserError, match="API key"):
+            RemoteRetriever(f"http://127.0.0.1:{port}").search(["q"], 1)
+        monkeypatch.setenv("RAGRL_RETRIEVER_KEY", KEY)
+        (hits,) = RemoteRetriever(f"http://127.0.0.1:{port}").search(["q"], 1)
+        assert isinstance(hits, Hits)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
+def test_this_machine_alone_needs_no_key(host):
+    check_access(Access(), host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "", "no.such.host.invalid"])
+def test_other_machines_need_a_key_unless_it_is_refused(host):
+    with pytest.raises(UserError, match="--no-api-key"):
+        check_access(Access(), host)
+    check_access(Access(keys=(KEY,)), host)
+    check_access(Access(is_open=True), host)
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# rotated in May\n{KEY}\n\n  {OTHER}\n")
+    assert read_keys(file, {"RAGRL_API_KEY": "x" * 20}) == [KEY, OTHER]
+    assert read_keys(None, {"RAGRL_API_KEY": f"{KEY}\n"}) == [KEY]
+    assert read_keys(None, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "no API key"), ("short", "openssl"), (f"{KEY} {KEY}", "openssl"), ("é" * 20, "openssl")],
+)
+def test_keys_that_are_weak_are_refused_and_not_shown(tmp_path, text, message):
+    file = tmp_path / "keys"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as error:
+        read_keys(file)
+    assert not text or text not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "--no-api-key"),
+        (["--api-key-file", "nowhere"], "cannot read the API keys"),
+        (["--log-texts"], "--access-log"),
+        (["--head-deadline", "0"], "a head deadline of 0"),
+        (["--deadline", "-1"], "a deadline of -1"),
+        (["--connections", "2"], "at least 4 connections"),
+    ],
+)
+@pytest.mark.parametrize("command", [["serve"], ["retriever", "serve", "nowhere"]])
+def test_wrong_options_fail_before_anything_is_loaded(command, options, message, capsys):
+    assert main([*command, *options]) == 2
+    line = capsys.readouterr().err
+    assert message in line and line.count("\n") == 1
