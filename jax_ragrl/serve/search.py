@@ -14,12 +14,12 @@ import contextlib
 import functools
 import json
 import queue
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from jax_ragrl.retrieval.base import Retriever, check_depth, search_pages
@@ -47,6 +47,7 @@ from jax_ragrl.types import Hits
 LIMITS = Limits(batch=256, waiting=2 * bodies.MAX_QUERIES)  # queries
 TOP_K = 3  # of requests that name none; Search-R1's default
 SECONDS = 60.0  # the patience of `RemoteRetriever`, after which nobody waits for the reply
+PART = 32  # queries per part of a reply
 WARMUP = ("warm-up", TOP_K)
 
 
@@ -79,16 +80,14 @@ class SearchService:
     def _search(self, requests: Sequence[tuple[str, int]]) -> list[Hits | Exception]:
         return [*search_pages(self.retriever, [(query, k, 0) for query, k in requests])]
 
-    async def retrieve(self, request: Request) -> Response:
+    async def retrieve(self, request: Request) -> StreamingResponse:
         """The documents of each query, best first, with scores if requested."""
         async with deadline(self.seconds, self.searches):
             body = await bodies.read_json(request)
             requests, with_scores = bodies.parse_search_request(body, self.top_k)
             note(request, "queries", [query for query, _ in requests])
             hits = [result_or_raise(x) for x in await results(self.searches, requests, request)]
-        # In a thread: a large reply must not hold up the event loop.
-        content = await asyncio.to_thread(_encode, hits, with_scores)
-        return Response(content, media_type="application/json")
+        return StreamingResponse(_parts(hits, with_scores), media_type="application/json")
 
     def describe(self) -> dict[str, Any]:
         """Returns the fields of `/health` about the retriever."""
@@ -99,11 +98,21 @@ class SearchService:
         }
 
 
+async def _parts(hits: Sequence[Hits], with_scores: bool) -> AsyncIterator[bytes]:
+    """Yields the reply to a request as JSON, in parts, so that a large one is never in memory."""
+    yield b'{"result":['
+    for start in range(0, len(hits), PART):
+        part = hits[start : start + PART]
+        # In a thread, because a part must not hold up the event loop.
+        yield (b"," if start else b"") + await asyncio.to_thread(_encode, part, with_scores)
+    yield b"]}"
+
+
 def _encode(hits: Sequence[Hits], with_scores: bool) -> bytes:
-    """The reply to a request, as JSON."""
+    """The results of some queries, as JSON."""
     # One call per query: other threads cannot run during a call of the encoder.
-    parts = [json.dumps(documents(x, with_scores), ensure_ascii=False) for x in hits]
-    return f'{{"result":[{",".join(parts)}]}}'.encode(errors="replace")
+    texts = (json.dumps(documents(x, with_scores), ensure_ascii=False) for x in hits)
+    return b",".join(text.encode(errors="replace") for text in texts)
 
 
 def documents(hits: Hits, with_scores: bool) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ import time
 import httpx2
 import pytest
 
+from jax_ragrl.bench import serve as bench
 from jax_ragrl.bench.serve import ServeWork, Target, bench_serve
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.serve import search as service
 from jax_ragrl.serve.batcher import Batcher
@@ -74,7 +76,7 @@ def test_an_address_with_many_connections_loses_its_own():
         assert status(idle) == 200
         many = [connect(port, b"POST /", "127.0.0.2") for _ in range(40)]
         assert (status(many[0]), status(connect(port, search("q")))) == (0, 200)
-        while idle.recv(4096).endswith(b"}") is False:
+        while not idle.recv(4096).endswith(b"0\r\n\r\n"):  # the end of the reply
             pass
         idle.sendall(search("second"))
         assert status(idle) == 200
@@ -116,7 +118,7 @@ def test_a_client_that_does_not_read_its_reply_is_cut():
     echo = Echo(text="x" * 200_000)
     with serving(echo, Settings(deadlines=PATIENT._replace(reply=0.3))) as (port, server):
         connection = connect(port, search("q", k=100))
-        wait_until(lambda: server.server_state.total_requests)
+        wait_until(lambda: "q" in echo.queries)
         wait_until(lambda: not server.server_state.connections)
         size = 0
         with pytest.raises(ConnectionError):
@@ -208,3 +210,17 @@ def test_good_clients_are_answered_beside_hostile_ones(caplog):
 def test_settings_that_allow_no_request_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         check_settings(settings, "localhost")
+
+
+def test_the_command_loads_a_server_that_runs(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(bench, "bench_serve", lambda *call: calls.append(call) or {"p50_s": 1.5})
+    monkeypatch.setenv("RAGRL_API_KEY", "k" * 16)
+    options = ["--url", "http://localhost:1", "--retriever", "--half-open", "9", "--seconds", "2.5"]
+    assert main(["bench", "serve", "--json", *options]) == 0
+    ((work, target),) = calls
+    assert (work.half_open, work.seconds, work.clients) == (9, 2.5, 16)
+    assert target == Target("http://localhost:1", "/retrieve", "k" * 16)
+    assert capsys.readouterr().out == '{"p50_s": 1.5}\n'
+    monkeypatch.undo()
+    assert main(["bench", "serve", "--clients", "0"]) == 2
