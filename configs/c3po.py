@@ -28,8 +28,8 @@ The temperature is that of their published sampler, which generated the demonstr
 Ablations: a single trajectory (section 6.4), and a tree in which no route is forced,
     --config.recipe.tree.router_forcing=sampled --config.recipe.tree.width=1
     --config.recipe.tree.router_forcing=sampled
-One strategy for all questions (table 3) needs no training: `ragrl export`, then `ragrl evaluate
---systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
+One strategy for all questions (table 3) works without training: `ragrl export`, then `ragrl
+evaluate --systems c3po_none,c3po_single,c3po_planning --style full --policy FOLDER ...`.
 
 The out-of-distribution test (table 2) searches with Google and asks another model:
     ragrl evaluate --systems direct,standard_rag --run runs/c3po --retriever serper --top-k 10 \

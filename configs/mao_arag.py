@@ -24,7 +24,7 @@ at a time; here both are in one run, as the paper reads:
         --config.data.files.train_per_file="(2400,4800)"
 
 Costs in an evaluation: the paper's turns are `policy_calls`, its dollars are `dollars`, at the
-prices below. The fixed workflows that the planner selects from are systems of their own:
+prices below. The fixed workflows that the planner selects from are systems too:
     ragrl evaluate --systems workflows --prices 0.225,0.9 --llm openai:gpt-4o-mini --style full ...
 
 Small planners (table 2): a planner of 1.5B or 0.5B does not follow the format. It first learns the

@@ -1,4 +1,4 @@
-"""What others send, and what nobody may see, is not in an error, a config or a terminal."""
+"""Secrets and control characters of other programs are not in errors, configs or the terminal."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     ragrl experiment configs/experiments/tree_or_chain.py
 
-Chen et al. 2025, section 6.4. A tree has about five times the decisions of a trajectory. Therefore
+Chen et al. 2025, section 6.4. Trees have about five times the decisions of a trajectory. Therefore
 the arm `chain` has five times the questions per step; the `totals` in the result show how equal the
 budgets were. The world and its test questions are the same for all seeds of training.
 """

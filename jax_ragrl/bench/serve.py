@@ -104,7 +104,7 @@ Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Target], Awaitabl
 
 
 class Tally:
-    """What the clients saw: `good` and `hostile` count outcomes, the lists hold measurements."""
+    """Counts of outcomes by the kind of client, and lists of measurements."""
 
     def __init__(self) -> None:
         self.good: collections.Counter[str] = collections.Counter()
@@ -140,6 +140,7 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
     """
     tally = Tally()
     asyncio.run(_load(work, target, tally))
+    # Without any reply the quantiles are 0, and the counts show the failures.
     seconds = np.sort(tally.seconds or [0.0])
     quantiles = {f"p{q}_s": round(float(np.percentile(seconds, q)), 3) for q in (50, 95)}
     return {
@@ -156,10 +157,15 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
 
 async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
     async with httpx2.AsyncClient(
-        base_url=target.url, timeout=PATIENCE, headers=target.headers(), trust_env=False
+        # Proxies of the environment would hide the server under test.
+        base_url=target.url,
+        timeout=PATIENCE,
+        headers=target.headers(),
+        trust_env=False,
     ) as http:
         await _wait_until_ready(http)
         await _probe(http, tally)
+        # Hostile clients run beside the good ones until these are done.
         hostile = asyncio.gather(*_hostile(work, target, tally), return_exceptions=True)
         end = time.monotonic() + work.seconds
         good = [_ask(http, target, tally, client, end) for client in range(work.clients)]
@@ -192,6 +198,7 @@ async def _ask(
     number = 0
     while time.monotonic() < end:
         number, start = number + 1, time.monotonic()
+        # Distinct questions, so that no cache of the server answers.
         text = f"Where was number {number} of {client} born?"
         try:
             reply = await http.post(target.path, json=target.body(text))
@@ -219,10 +226,11 @@ async def _probe(http: httpx2.AsyncClient, tally: Tally) -> None:
 
 
 def _hostile(work: ServeWork, target: Target, tally: Tally) -> Iterator[Awaitable[None]]:
-    """All hostile clients, each of which goes on until it is cancelled."""
+    """All hostile clients, each of which runs until it is canceled."""
 
     def many(count: int, name: str, attack: Attack) -> Iterator[Awaitable[None]]:
         for i in range(count):
+            # In bursts: thousands of connections at once would overflow the backlog.
             delay = OPENING * (i // BURST)
             yield _again(name, attack, target, tally, delay)
 
@@ -237,6 +245,7 @@ async def _again(name: str, attack: Attack, target: Target, tally: Tally, delay:
     """Repeats an attack, and counts its outcomes."""
     await asyncio.sleep(delay)
     host, port = target.place
+    # Another address than that of the good clients, which have their own limits.
     local = (HOSTILE, 0) if host.startswith("127.") else None
     while True:
         outcome = "refused"
@@ -268,6 +277,7 @@ async def _slow_headers(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target
 ) -> str:
     writer.write(target.head("X-Slow: "))
+    # One byte per second keeps the connection alive for servers without deadlines.
     while not reader.at_eof():
         writer.write(b"x")
         await writer.drain()
@@ -278,6 +288,7 @@ async def _slow_headers(
 
 
 async def _held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> str:
+    # All but the last byte, so that the server keeps the body.
     writer.write(target.head(f"Content-Length: {4 * MIB}\r\n\r\n") + b" " * (4 * MIB - 1))
     return await _status(reader)
 
@@ -301,6 +312,7 @@ async def _huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
 @contextlib.contextmanager
 def _started() -> Iterator[tuple[subprocess.Popen[str], str, pathlib.Path]]:
     """Starts a server of the tiny policy; yields the process, its address and its log."""
+    # Port 0 lets the system choose, so that benchmarks can run side by side.
     command = [sys.executable, "-m", "jax_ragrl", "serve", "--port", "0", "--drain-deadline", "5"]
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "stderr.txt"
@@ -320,6 +332,7 @@ def _started() -> Iterator[tuple[subprocess.Popen[str], str, pathlib.Path]]:
 def _end(server: subprocess.Popen[str], target: Target, log: pathlib.Path) -> dict[str, Any]:
     """Asks the server to end while a request is unfinished."""
     with socket.create_connection(target.place) as hanging:
+        # A body that never ends: a server without a deadline would wait for it.
         hanging.sendall(target.head("Content-Length: 1000\r\n\r\n") + b"{")
         time.sleep(0.5)
         start = time.monotonic()

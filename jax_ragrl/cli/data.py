@@ -46,6 +46,16 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--kind", default="", help=kind)
     _add_pipeline_options(sub)
     _add_reading_options(sub)
+    _add_vector_options(sub)
+    questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
+    sub.add_argument("--questions", type=data_path, help=questions)
+    near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
+    sub.add_argument("--near-duplicates", action="store_true", help=near)
+    qrels = "relevance judgments of the questions (TREC or BEIR), instead of their gold passages"
+    sub.add_argument("--qrels", type=data_path, help=qrels)
+
+
+def _add_vector_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--dtype",
         default="float32",
@@ -53,12 +63,6 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     )
     recall = "recall of the ten nearest for which scann is tuned, such as 0.98; 0 = not tuned"
     sub.add_argument("--recall", type=float, default=0.0, help=recall)
-    questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
-    sub.add_argument("--questions", type=data_path, help=questions)
-    near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
-    sub.add_argument("--near-duplicates", action="store_true", help=near)
-    qrels = "relevance judgments of the questions (TREC or BEIR), instead of their gold passages"
-    sub.add_argument("--qrels", type=data_path, help=qrels)
     vectors = "precomputed vectors in corpus order (flat Faiss, .npy, .memmap)"
     sub.add_argument("--vectors", type=data_path, help=vectors)
     for text in ("query", "passage"):

@@ -144,6 +144,15 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    if options.data and options.run_files:
+        raise UserError("--run-files is for one question set: give --questions instead of --data")
+    if options.data:
+        _evaluate_suite(_table_settings(options), options)
+    else:
+        _evaluate_set(_table_settings(options), options.out)
+
+
+def _table_settings(options: argparse.Namespace) -> TableSettings:
     from jax_ragrl.corpus.formats.own import parse_fields
     from jax_ragrl.evaluation.table import RUN, TableSettings
     from jax_ragrl.llm.cache import FILE as CACHE_FILE
@@ -151,36 +160,20 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
-    settings = TableSettings(
-        corpus=options.corpus,
-        questions=options.questions,
-        index_folder=options.index_folder,
+    # The values of options that are names of settings are taken as they are.
+    same = ("corpus", "questions", "index_folder", "policy", "llm", "style", "top_k", "limit")
+    more = ("train", "judge", "int8", "retriever", "run_files", "shots")
+    return TableSettings(
+        **{name: getattr(options, name) for name in (*same, *more)},
         systems=systems,
-        policy=options.policy,
-        llm=options.llm,
-        style=options.style,
-        top_k=options.top_k,
-        limit=options.limit,
-        train=options.train,
-        judge=options.judge,
-        int8=options.int8,
-        retriever=options.retriever,
         overrides=tuple(options.config),
-        run_files=options.run_files,
         predictions=options.predictions or (options.workdir if options.data else None),
         prices=Prices(*options.prices),
         policy_examples=options.examples,
-        shots=options.shots,
         limit_seed=-1 if options.first else options.limit_seed,
         fields=parse_fields(options.fields),
         cache=folder / CACHE_FILE if folder and not options.no_cache else None,
     )
-    if options.data and options.run_files:
-        raise UserError("--run-files is for one question set: give --questions instead of --data")
-    if options.data:
-        _evaluate_suite(settings, options)
-    else:
-        _evaluate_set(settings, options.out)
 
 
 def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> None:

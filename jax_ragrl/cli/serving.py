@@ -44,7 +44,7 @@ def _add_access_options(sub: argparse.ArgumentParser) -> None:
     text = "file of API keys, one per line, of which requests present one (or set RAGRL_API_KEY)"
     key = sub.add_mutually_exclusive_group()
     key.add_argument("--api-key-file", type=local, metavar="FILE", help=text)
-    text = "let every client ask, also those of other machines"
+    text = "let every client ask, also clients of other machines"
     key.add_argument("--no-api-key", action="store_true", help=text)
     text = "further name by which clients call this machine; * = any (may be repeated)"
     sub.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=text)

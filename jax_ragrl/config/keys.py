@@ -50,23 +50,26 @@ def config_keys(
       instance: the default of the whole section, if it has one; its values are the defaults.
     """
     meanings, text = descriptions(cls), inspect.getdoc(cls) or ""
-    for name, (hint, required, default) in fields_of(cls).items():
+    for name, (hint, is_required, default) in fields_of(cls).items():
+        # The default of a whole section makes every key of it optional.
         if instance is not None:
-            required, default = False, getattr(instance, name)
-        value = values.get(name, None if required else default)
+            is_required, default = False, getattr(instance, name)
+        value = values.get(name, None if is_required else default)
         if (inner := section_class(hint, value)) is not None and value is not None:
             section = value if isinstance(value, Mapping) else {}
+            # Another kind of the same section has other keys.
             own = default if type(default) is inner else None
             yield from config_keys(inner, section, f"{prefix}{name}.", own)
             continue
         meaning = meanings.get(name, "") or only_value(hint) or sentences_about(text, name)
-        shown = default_text(default, required)
-        yield ConfigKey(f"{prefix}{name}", value, shown, type_name(hint), meaning)
+        default_words = default_text(default, is_required)
+        yield ConfigKey(f"{prefix}{name}", value, default_words, type_name(hint), meaning)
 
 
 def fields_of(cls: Any) -> dict[str, tuple[Any, bool, Any]]:
     """Returns type, whether it is required, and default of each field of a section."""
     hints, missing = typing.get_type_hints(cls), dataclasses.MISSING
+    # A named tuple keeps its defaults in a mapping.
     if not dataclasses.is_dataclass(cls):
         defaults = cls._field_defaults
         return {n: (hints[n], n not in defaults, defaults.get(n)) for n in cls._fields}
@@ -81,6 +84,7 @@ def fields_of(cls: Any) -> dict[str, tuple[Any, bool, Any]]:
 def descriptions(cls: Any) -> dict[str, str]:
     """Returns the own description of each field: an entry of the docstring, or a comment."""
     result: dict[str, str] = {}
+    # Subclasses last, so that their description of a field counts.
     for base in reversed(cls.__mro__[:-1]):
         if base.__module__.startswith(("builtins", "typing")):
             continue
@@ -96,8 +100,10 @@ def entries(docstring: str) -> dict[str, str]:
     for line in docstring.splitlines():
         if SECTIONS.match(line):
             in_section, depth, names = True, 0, []
+        # Text without indentation ends the section.
         elif in_section and line.strip() and not line.startswith(" "):
             in_section = False
+        # A deeper line continues an entry, even if it has a colon.
         elif in_section and (match := ENTRY.match(line)) and depth in (0, len(match[1])):
             depth, names = len(match[1]), [n.strip(" `") for n in match[2].split(",")]
             result |= {name: match[3].strip() for name in names}
@@ -118,6 +124,7 @@ def comments(cls: type) -> dict[str, str]:
             text = match[2] or " ".join(above)
             if text:
                 result[match[1]] = text
+        # Several lines of comment above a field are one text.
         above = [*above, line.strip("# ")] if re.match(r"^    #", line) else []
     return result
 
@@ -166,9 +173,9 @@ def type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint).removeprefix("typing."))
 
 
-def default_text(value: Any, required: bool) -> str:
+def default_text(value: Any, is_required: bool) -> str:
     """Returns a default as a config writes it; empty if the key is required."""
-    if required:
+    if is_required:
         return ""
     return repr(value) if not isinstance(value, Mapping) else repr(dict(value))
 

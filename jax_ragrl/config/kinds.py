@@ -57,7 +57,7 @@ def check_dtype(dtype: str, kind: str) -> None:
     """Raises `UserError` if a kind of index cannot store its vectors in a dtype."""
     if dtype == "int8" and kind != "exact":
         raise UserError(
-            f"index dtype is int8, but the index kind is {kind}, which has codes of its own: use "
+            f"index dtype is int8, but the index kind is {kind}, which has its own codes: use "
             "the kind exact, or the dtype bfloat16"
         )
 

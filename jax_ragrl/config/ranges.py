@@ -36,6 +36,7 @@ class Range(NamedTuple):
         """Whether a number is allowed; NaN never is."""
         if not isinstance(value, int | float) or math.isnan(value):
             return False
+        # Open ends are for values that would divide by zero or never end.
         fits_low = value > self.low if self.above else value >= self.low
         fits_high = value < self.high if self.below else value <= self.high
         # Infinity would be in a range without an end; only a listed one is meant.
@@ -48,6 +49,7 @@ class Range(NamedTuple):
             parts.append(f"{'above' if self.above else 'at least'} {self.low:g}")
         if self.high < math.inf:
             parts.append(f"{'below' if self.below else 'at most'} {self.high:g}")
+        # Listed values have a meaning of their kind, such as -1 for the rest of a mesh.
         parts += [f"or {value:g}" for value in self.others]
         return ", ".join(["a finite number", *parts])
 
@@ -73,7 +75,8 @@ RANGES: Mapping[str, Range] = {
     "WarmStart.save_every": NATURAL,
     **dict.fromkeys(
         "seed known_world_seed first_world_seed dev_questions test_questions trees_per_save "
-        "max_train_per_file joint_steps known_facts_per_world max_batch_halvings".split(),
+        "max_train_per_file joint_steps known_facts_per_world max_batch_halvings train_per_file "
+        "evaluation_depth".split(),
         NATURAL,
     ),
     "role_periods": COUNT,
@@ -93,7 +96,7 @@ RANGES: Mapping[str, Range] = {
     "rank": COUNT,
     # Devices and shapes.
     "mesh": Range(1, others=(-1,)),
-    **dict.fromkeys("prompt_lengths batch_sizes row_lengths".split(), LENGTHS),
+    **dict.fromkeys("prompt_lengths batch_sizes row_lengths copies".split(), LENGTHS),
     **dict.fromkeys(
         "max_new_tokens max_prompt_tokens initial_cache_size tokens_per_device".split(), COUNT
     ),
@@ -112,7 +115,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(
         "top_k max_depth max_documents roadmaps max_tokens width rollouts group_size max_turns "
         "max_executor_turns rewriter_max_tokens selector_max_tokens generator_max_tokens "
-        "max_answer_words".split(),
+        "max_answer_words reply_tokens".split(),
         COUNT,
     ),
     **dict.fromkeys(
@@ -126,6 +129,11 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(
         "format_weight refinement_weight Costs.alpha token_weight retrieval_weight turn_weight "
         "dollars_per_1k_prompt_tokens dollars_per_1k_completion_tokens".split(),
+        NOT_NEGATIVE,
+    ),
+    **dict.fromkeys(
+        "dollars_per_million_prompt_tokens dollars_per_million_completion_tokens "
+        "dollars_per_search".split(),
         NOT_NEGATIVE,
     ),
     "dollars_per_cost_unit": POSITIVE,
@@ -161,11 +169,11 @@ def check_range(cls: type, name: str, value: Any, where: str) -> None:
     Raises:
       UserError: a number is not allowed, is not finite, or a list that must ascend does not.
     """
-    numbers, allowed = list(_numbers(value)), range_of(cls, name)
-    if wrong := [number for number in numbers if number not in allowed]:
+    numbers, limits = list(_numbers(value)), range_of(cls, name)
+    if wrong := [number for number in numbers if number not in limits]:
         inside = "" if value == wrong[0] or len(numbers) == 1 else f" and has {wrong[0]}"
-        raise UserError(f"{where} is {value}{inside}: use {allowed}")
-    if allowed.ascending and numbers != sorted(set(numbers)):
+        raise UserError(f"{where} is {value}{inside}: use {limits}")
+    if limits.ascending and numbers != sorted(set(numbers)):
         raise UserError(f"{where} is {value}: list the numbers in ascending order, each once")
 
 

@@ -35,18 +35,18 @@ class Units(NamedTuple):
     Fields:
       name: of the encoder whose tokens these are, or `words`; a part of a cache's identity.
       spans: returns the characters of each unit of a text, in order.
-      reserved: units that the model adds to each passage, such as special tokens.
+      reserved_units: units that the model adds to each passage, such as special tokens.
       limit: units of a passage that the model reads; later ones are cut. 0: all.
     """
 
     name: str
     spans: Callable[[str], Sequence[Span]]
-    reserved: int = 0
+    reserved_units: int = 0
     limit: int = 0
 
     def size(self, passage: Passage) -> int:
         """Returns the size of a passage with its title."""
-        return self.reserved + sum(len(self.spans(text)) for text in passage[1:])
+        return self.reserved_units + sum(len(self.spans(text)) for text in passage[1:])
 
 
 def word_spans(text: str) -> list[Span]:
@@ -126,8 +126,10 @@ def chunk_spans(text: str, spans: Sequence[Span], size: int, overlap: int) -> li
             break
         # Whole sentences are repeated; within a sentence that is longer than a chunk, words.
         at_sentence = sentences[bisect.bisect_left(sentences, end) % len(sentences)] == end
-        repeated = _first(sentences if at_sentence else words, max(first + 1, end - overlap), end)
-        first = end if repeated is None else repeated
+        overlap_start = _first(
+            sentences if at_sentence else words, max(first + 1, end - overlap), end
+        )
+        first = end if overlap_start is None else overlap_start
     return chunks
 
 
@@ -154,7 +156,7 @@ def divide(passage: Passage, chunks: Chunks, units: Units) -> Iterator[Passage]:
     title, text = passage.title, passage.text
     spans = units.spans(text)
     # A title that fills a chunk must leave room for text.
-    size = max(chunks.size - units.reserved - len(units.spans(title)), chunks.size // 2, 1)
+    size = max(chunks.size - units.reserved_units - len(units.spans(title)), chunks.size // 2, 1)
     parts = chunk_spans(text, spans, size, min(chunks.overlap, size - 1))
     if len(parts) < 2:
         yield passage

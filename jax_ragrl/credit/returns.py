@@ -78,11 +78,11 @@ def mean_of_children(
     def push(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         n = count - 1 - i
         value_N, total_N, members_N = state
-        reached = leaf_N[n] | (members_N[n] > 0)
+        has_value = leaf_N[n] | (members_N[n] > 0)
         mean = total_N[n] / jnp.where(members_N[n] > 0, members_N[n], 1.0)
         # Mask before the sum: the reward of a node without a leaf may be nan.
-        value = jnp.where(reached, reward_N[n], 0.0) + mean
-        up, weight = up_N[n], jnp.where(reached, weight_N[n], 0.0)
+        value = jnp.where(has_value, reward_N[n], 0.0) + mean
+        up, weight = up_N[n], jnp.where(has_value, weight_N[n], 0.0)
         total_N = total_N.at[up].add(weight * value, mode="drop")
         members_N = members_N.at[up].add(weight, mode="drop")
         return value_N.at[n].set(value), total_N, members_N

@@ -285,8 +285,10 @@ def markdown(systems: Sequence[str], sets: Sequence[str], cells: Cells) -> str:
     lines = [["system", *sets], ["---"] * (1 + len(sets))]
     lines += [[name, *(format_cell(cells.get((d, name))) for d in sets)] for name in systems]
     scores = " / ".join(METRIC_NAMES[name] for name in CELL_SCORES)
-    priced = " / dollars" if any("dollars" in c.get("costs", {}) for c in cells.values()) else ""
-    head = f"{scores} in percent; searches / model calls / tokens{priced} per answer\n\n"
+    has_prices = (
+        " / dollars" if any("dollars" in c.get("costs", {}) for c in cells.values()) else ""
+    )
+    head = f"{scores} in percent; searches / model calls / tokens{has_prices} per answer\n\n"
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     errors = [
         f"- {name} on {data}: {message}\n"

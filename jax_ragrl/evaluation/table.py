@@ -219,8 +219,8 @@ def load_models(settings: TableSettings) -> TableModels:
         config = parse_llm(settings.judge)
         judge = load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.policy.startswith(SERVER) or settings.policy_examples:
-        served = served_policy(settings.policy, settings.policy_examples, settings.shots)
-        return TableModels(llm, judge, *served)
+        served_models = served_policy(settings.policy, settings.policy_examples, settings.shots)
+        return TableModels(llm, judge, *served_models)
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)
 
@@ -242,8 +242,8 @@ def load_frozen(settings: TableSettings, shapes: Shapes, load: PolicyLoader) -> 
         return load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.style != "tiny" or settings.int8:
         raise UserError(
-            f"--llm {settings.llm} is made of rules that read the prompts of --style tiny and have "
-            "no weights: leave --style full and --int8 out"
+            f"--llm {settings.llm} consists of rules for the prompts of --style tiny, without "
+            "weights: leave --style full and --int8 out"
         )
     return load_reader(settings.llm)
 
@@ -259,7 +259,9 @@ def build_context(
       retriever: index or server that is searched.
     """
     train = (
-        limited(settings, load_answered(settings.train, settings.fields)) if settings.train else ()
+        limit_questions(settings, load_answered(settings.train, settings.fields))
+        if settings.train
+        else ()
     )
     environment = Environment(NoSampler(), retriever, models.llm, models.tokenizer.count)
     return BuildContext(
@@ -278,10 +280,10 @@ def load_questions(settings: TableSettings) -> Sequence[Question]:
     """Loads the questions of a table."""
     if settings.questions is None:
         raise UserError("there are no questions: give --questions FILE or --data FILE ...")
-    return limited(settings, load_answered(settings.questions, settings.fields))
+    return limit_questions(settings, load_answered(settings.questions, settings.fields))
 
 
-def limited(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:
+def limit_questions(settings: TableSettings, questions: Sequence[Question]) -> Sequence[Question]:
     """The questions of a file that a table uses: a seeded sample, or the first ones."""
     if settings.limit_seed < 0:
         return questions[: settings.limit or None]
@@ -406,8 +408,8 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
         EVERY_SYSTEM: [name for name in SYSTEMS if settings.train or name not in LEARNERS],
         EVERY_WORKFLOW: [*WORKFLOWS],
     }
-    known = {*SYSTEMS, *WORKFLOWS, *several, *runs}
-    if unknown := [name for name in settings.systems if name not in known]:
+    known_names = {*SYSTEMS, *WORKFLOWS, *several, *runs}
+    if unknown := [name for name in settings.systems if name not in known_names]:
         raise UserError(
             f"unknown system {unknown[0]!r}: use {', '.join((*several, *SYSTEMS))}, or a fixed "
             "workflow such as workflow_r_ag"

@@ -95,7 +95,7 @@ class Cell(NamedTuple):
 
     @property
     def seeds(self) -> tuple[int, int, int]:
-        """What cells of different arms have in common if they can be paired."""
+        """The seeds, which cells of different arms share if they can be paired."""
         return self.training, self.world, self.warm_start
 
 
@@ -112,6 +112,7 @@ def load_experiment(file: pathlib.Path) -> Experiment:
 
 def cells_of(experiment: Experiment) -> list[Cell]:
     """Returns all cells, grouped by their seeds."""
+    # The arms of one seed follow each other, so that early results can be paired.
     seeds = itertools.product(
         experiment.training_seeds, experiment.world_seeds, experiment.warm_start_seeds
     )
@@ -156,8 +157,10 @@ def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[s
     except UserError as error:
         raise UserError(f"arm {cell.arm}: {error}") from error
     values["seed"] = cell.training
+    # Files are the same for all seeds of a world.
     if values["data"].get("world"):
         values["data"]["world"]["seed"] = cell.world
+    # A frozen test set: all arms answer the same questions.
     values["run"] = {**values["run"], "test_questions": experiment.test_questions}
     if arm.warm_up:
         values["policy"] = str(warm_folder(arm, cell, out) / "checkpoint")
@@ -192,6 +195,7 @@ def run_cell(
     if arm.warm_up:
         _ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(arm, cell, out))
     row = _train_and_evaluate(claim_workdir(values, folder), folder)
+    # Written last, so that the file marks a finished cell.
     row["wall_s"] = round(time.perf_counter() - start, 1)
     write_json(file, row)
     return row
@@ -216,8 +220,9 @@ def _train_and_evaluate(job: Job, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def training_totals(folder: pathlib.Path) -> dict[str, float]:
-    """Returns what the training of a run has used in all: calls, searches, tokens and seconds."""
+    """Returns the total calls, searches, tokens and seconds of the training of a run."""
     rows = list(read_rows(folder / "metrics.jsonl"))
+    # Runs of earlier versions lack some of these metrics.
     names = [name for name in (*TOTALS, "policy_tokens") if any(name in row for row in rows)]
     return {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}
 

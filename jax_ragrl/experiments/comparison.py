@@ -42,8 +42,9 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
         for arm in experiment.arms
         if arm != experiment.baseline
     ]
-    adjusted = holm([comparison["p"] for comparison in comparisons])
-    for comparison, p in zip(comparisons, adjusted, strict=True):
+    # All metrics and arms are one family: each is a chance to find a difference.
+    p_values = holm([comparison["p"] for comparison in comparisons])
+    for comparison, p in zip(comparisons, p_values, strict=True):
         comparison["p_adjusted"] = round(p, 5)
         comparison["verdict"] = verdict(comparison)
     arms = {name: _arm_summary(name, experiment.metrics, rows) for name in experiment.arms}
@@ -52,6 +53,7 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
 
 def _comparison(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:
     differences = paired_differences(baseline, arm, metric, rows)
+    # Questions whose environment failed in one of the arms cannot be paired.
     finite = [100 * x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]
     mean, low, high = hierarchical_bootstrap(finite)
     return {
@@ -122,7 +124,7 @@ def mean_by_question(differences: Mapping[tuple[int, int, int], np.ndarray]) -> 
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
-    """States what a comparison has shown: `higher`, `lower` or `undecided`.
+    """Returns the verdict of a comparison: `higher`, `lower` or `undecided`.
 
     Both the interval over seeds and questions and the adjusted test must exclude 0.
     """
@@ -133,6 +135,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
 
 
 def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]:
+    # An arm counts with all its cells, also with those that have no partner.
     own = [row for cell, row in rows.items() if cell.arm == arm]
     names = sorted({name for row in own for name in row["totals"]})
     totals = {

@@ -91,7 +91,7 @@ def evaluations(
     strategies = {
         key: system
         for key, system in job.recipe.fixed_strategies.items()
-        # A system without roles answers alike before and after training.
+        # A system without roles gives equal answers before and after training.
         if job.run.fixed_strategies and (system.roles or name == "warm_start")
     }
     systems = {name: None} | {f"{name}: always {key}": system for key, system in strategies.items()}
@@ -200,28 +200,28 @@ def summarize(
     # With a judge, its verdict is the headline score.
     metric = job.recipe.metric if components.judge is None else "judge"
     rows = {name: result_row(result) for name, result in after.items()}
-    trained = rows.pop("trained")
+    after_row = rows.pop("trained")
     # Gains are paired by question, which removes the variance between questions.
     warm = before["warm_start"]["scores"]
-    gains = {name: paired_gain(warm[name], scores) for name, scores in trained["scores"].items()}
-    total = sum(trained["strategies"].values())
+    gains = {name: paired_gain(warm[name], scores) for name, scores in after_row["scores"].items()}
+    total = sum(after_row["strategies"].values())
     # The trained policy is last, after its fixed strategies.
-    all_rows = {**before, **rows, "trained": trained}
+    all_rows = {**before, **rows, "trained": after_row}
     return {
         "steps": job.run.steps,
         "seed": job.seed,
-        "questions": len(trained["scores"][metric]),
+        "questions": len(after_row["scores"][metric]),
         "metric": f"{METRIC_NAMES.get(metric, metric)}, percent",
         "reader": components.llm.name,
         "accuracy": {name: row[metric] for name, row in all_rows.items()},
-        "gain": gain_over_best(before, trained, metric),
+        "gain": gain_over_best(before, after_row, metric),
         "gain_over_warm_start": {"over": "warm_start", **gains[metric]},
-        **({"gain_over_fixed": gain_over_best(rows, trained, metric)} if rows else {}),
+        **({"gain_over_fixed": gain_over_best(rows, after_row, metric)} if rows else {}),
         "gains": gains,
         "strategy_share": {
-            k: round(n / total, 4) for k, n in sorted(trained["strategies"].items())
+            k: round(n / total, 4) for k, n in sorted(after_row["strategies"].items())
         },
-        "ended": trained["ended"],
+        "ended": after_row["ended"],
         "costs": {name: row["costs"] for name, row in all_rows.items()},
         # Without a training step there is no checkpoint: the policy is the given one.
         "checkpoint": str(workdir / "checkpoints" / str(job.run.steps))
@@ -232,17 +232,17 @@ def summarize(
 
 
 def gain_over_best(
-    rows: Mapping[str, dict[str, Any]], trained: Mapping[str, Any], metric: str
+    rows: Mapping[str, dict[str, Any]], after_row: Mapping[str, Any], metric: str
 ) -> dict[str, Any]:
     """Returns the gain of the trained policy over the best of some rows, see `paired_gain`.
 
     Args:
       rows: rows of `result_row` by name; the best one has the highest score.
-      trained: the row of the trained policy on the same questions.
+      after_row: the row of the trained policy on the same questions.
       metric: the metric of the comparison.
     """
     best = max(rows, key=lambda name: rows[name][metric] or 0.0)
-    return {"over": best, **paired_gain(rows[best]["scores"][metric], trained["scores"][metric])}
+    return {"over": best, **paired_gain(rows[best]["scores"][metric], after_row["scores"][metric])}
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float] | np.ndarray) -> dict[str, Any]:

@@ -39,17 +39,17 @@ def pooled_rows(
     trials = [(folder, pair) for folder in folders if (pair := load_pair(folder)) is not None]
     rows: list[tuple[Any, ...]] = []
     for metric in METRICS:
-        known = [(f, p) for f, p in trials if metric in p.before and metric in p.after]
-        if not known:
+        scored_trials = [(f, p) for f, p in trials if metric in p.before and metric in p.after]
+        if not scored_trials:
             continue
-        pairs = [(pair.before[metric], pair.after[metric]) for _, pair in known]
-        row = (system, METRIC_NAMES.get(metric, metric), len(known), *pooled_gain(pairs))
+        pairs = [(pair.before[metric], pair.after[metric]) for _, pair in scored_trials]
+        row = (system, METRIC_NAMES.get(metric, metric), len(scored_trials), *pooled_gain(pairs))
         if baseline is None:
             rows.append(row)
             continue
-        others = [trained_scores(baseline / folder.name)[metric] for folder, _ in known]
-        paired = zip(others, (after for _, after in pairs), strict=True)
-        *_, gain, interval = pooled_gain([*paired])
+        others = [trained_scores(baseline / folder.name)[metric] for folder, _ in scored_trials]
+        score_pairs = zip(others, (after for _, after in pairs), strict=True)
+        *_, gain, interval = pooled_gain([*score_pairs])
         rows.append((*row, f"{gain}, {interval}"))
     return rows
 

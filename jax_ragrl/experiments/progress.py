@@ -91,6 +91,7 @@ class WorkClock:
           rest: the unfinished work, in minutes on two cores.
           minutes: the minutes since the start.
         """
+        # Only a smaller rest is news: the pace is that of the finished work.
         if rest < self._rest:
             self._rest, self._minutes = rest, minutes
         done = self._work - self._rest
@@ -128,7 +129,7 @@ class TimeLeft:
         clock = WorkClock(work)
         while True:
             rest, name = remaining(self._stages, self._workdir)
-            left = clock.minutes_left(rest, (time.monotonic() - start) / 60)
-            print(f"{name}: about {left:.0f} min left", file=sys.stderr, flush=True)
+            rest_minutes = clock.minutes_left(rest, (time.monotonic() - start) / 60)
+            print(f"{name}: about {rest_minutes:.0f} min left", file=sys.stderr, flush=True)
             if self._end.wait(SECONDS_BETWEEN_LINES):
                 return

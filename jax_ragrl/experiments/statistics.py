@@ -1,6 +1,6 @@
-"""Statistics of experiments: what a difference shows, and what could have been seen.
+"""Statistics of experiments: tests of differences, and the smallest detectable difference.
 
-Intervals over questions and seeds are those of `text.metrics.hierarchical_bootstrap`.
+Intervals over questions and seeds come from `text.metrics.hierarchical_bootstrap`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def sign_flip_test(differences_Q: np.ndarray, samples: int = SAMPLES, seed: int 
     """
     rng = np.random.default_rng(seed)
     nonzero_Q = differences_Q[differences_Q != 0]  # others never change a sum
-    observed = abs(nonzero_Q.sum())
+    observed_sum = abs(nonzero_Q.sum())
     signs_SQ = rng.choice((-1.0, 1.0), size=(samples, len(nonzero_Q)))
     # The observed signs are one of the possible ones, so that a p-value is never 0. The tolerance
     # is for sums that are equal but for rounding.
-    extreme = np.abs(signs_SQ @ nonzero_Q) >= observed - 1e-9
+    extreme = np.abs(signs_SQ @ nonzero_Q) >= observed_sum - 1e-9
     return float((1 + extreme.sum()) / (1 + samples))
 
 
@@ -50,7 +50,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(p_values), 0, -1)
     # A larger p-value is never adjusted to less than a smaller one.
-    adjusted = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * factors))
+    adjusted_p = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * factors))
     result = np.empty(len(p_values))
-    result[order] = adjusted
+    result[order] = adjusted_p
     return [float(p) for p in result]

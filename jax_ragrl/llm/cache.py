@@ -70,7 +70,7 @@ class ReplyCache:
 
 
 def _open(file: pathlib.Path) -> sqlite3.Connection:
-    # Every statement is a transaction of its own. Callers share one thread, not the one that opens.
+    # Every statement is one transaction. Callers share one thread, not the one that opens.
     database = sqlite3.connect(file, WAIT, isolation_level=None, check_same_thread=False)
     # The log is not flushed to the disk per reply: a power failure may cost the last replies, but
     # neither a failure nor a kill damages the file.
@@ -83,7 +83,7 @@ def request_key(body: Mapping[str, Any], seed: int) -> bytes:
     """Returns the key of a request.
 
     Args:
-      body: what the server receives: model, messages, sampling parameters.
+      body: the request to the server: model, messages, sampling parameters.
       seed: of the request. It names the question, the path and the sample, and is part of the key
         even if the server gets no seed: several samples of one prompt must remain several.
     """

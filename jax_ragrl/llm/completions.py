@@ -14,10 +14,10 @@ def read_completion(body: bytes) -> str:
     """Returns the text of a chat completion, with the token counts that its server reports.
 
     A list of text parts (OpenAI's other form of content) is joined. Content of null is empty: all
-    tokens may have been spent on reasoning. Counts that are no possible numbers count as missing.
+    tokens may have been spent on reasoning. Impossible counts are treated as missing.
 
     Raises:
-      ValueError: the body is not a chat completion; the message says what is wrong.
+      ValueError: the body is not a chat completion; the message names the fault.
     """
     value = loads(body)
     choices = value.get("choices") if isinstance(value, dict) else None

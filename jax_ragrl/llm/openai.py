@@ -37,7 +37,7 @@ class OpenAILLM:
       base_url: e.g. `http://localhost:8000/v1`; None is OpenAI's own service.
       concurrency: maximum number of requests in flight.
       retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
-        replies that are no chat completion; see `runtime.servers.Tries` for the pauses.
+        replies that are not chat completions; see `runtime.servers.Tries` for the pauses.
       timeout: seconds from the start of a try to the last byte of its reply.
       extra: further fields of each request, such as `{"reasoning_effort": "low"}`; they override
         `temperature`, `top_p`, `max_tokens` and `seed`, and None omits a field.
@@ -138,8 +138,8 @@ class OpenAILLM:
     def _body(self, request: LLMRequest) -> dict[str, Any]:
         """The JSON of a request; fields of None are left out."""
         messages = [message._asdict() for message in request.messages]
-        named = {"model": self.name, "messages": messages, **request.sampling._asdict()}
-        fields = {**named, "seed": request.seed, **self._extra}
+        common = {"model": self.name, "messages": messages, **request.sampling._asdict()}
+        fields = {**common, "seed": request.seed, **self._extra}
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -216,8 +216,8 @@ def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
         )
         return [(start, end) for start, end in encoding["offset_mapping"]]
 
-    reserved = tokenizer.num_special_tokens_to_add() + len(spans(prefix))
-    return Units(source, spans, reserved, limit)
+    num_special = tokenizer.num_special_tokens_to_add() + len(spans(prefix))
+    return Units(source, spans, num_special, limit)
 
 
 def _digest(*folders: pathlib.Path) -> str:

@@ -411,8 +411,8 @@ def _ids_of_tokens(folder: Path) -> dict[str, Any]:
     config, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (config.is_file() and tokens.is_file()):
         return {}
-    raw, added = (read_object(file, "copy it again") for file in (config, tokens))
-    token_ids = {t["content"]: t["id"] for t in added.get("added_tokens", [])}
+    raw, new_tokens = (read_object(file, "copy it again") for file in (config, tokens))
+    token_ids = {t["content"]: t["id"] for t in new_tokens.get("added_tokens", [])}
     names = {key: _content(raw.get(key.removesuffix("_id"))) for key in SPECIAL_IDS}
     return {key: token_ids[name] for key, name in names.items() if name in token_ids}
 

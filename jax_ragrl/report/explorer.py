@@ -58,6 +58,7 @@ def prediction_files(source: pathlib.Path, with_folder: bool) -> list[tuple[str,
       UserError: there are none.
     """
     # A table over several question sets has one folder of predictions per set.
+    # One file may be compared as well, such as an evaluation before training.
     files = [source] if source.is_file() else sorted(source.rglob(f"{FOLDER}/*.jsonl"))
     if not files:
         raise UserError(
@@ -73,8 +74,15 @@ def _label(source: pathlib.Path, file: pathlib.Path) -> str:
     return "/".join(part for part in parts if part != FOLDER)
 
 
-SHARED = ("id", "gold", "hops", "kind", "gold_passages")  # fields of a question
-OWN = ("answer", "scores", "costs", "finish_reason", "strategy", "faults")  # of a prediction
+QUESTION_FIELDS = ("id", "gold", "hops", "kind", "gold_passages")  # fields of a question
+PREDICTION_FIELDS = (
+    "answer",
+    "scores",
+    "costs",
+    "finish_reason",
+    "strategy",
+    "faults",
+)  # of a prediction
 
 
 def merge(sources: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -93,13 +101,17 @@ def merge(sources: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
     for source, rows in enumerate(sources.values()):
         for row in rows:
             key = (str(row["id"]), str(row["question"]))
-            shared = {name: row[name] for name in SHARED} | {"text": row["question"], "rows": []}
+            # The first source describes the question; later ones only add their predictions.
+            question_fields = {name: row[name] for name in QUESTION_FIELDS} | {
+                "text": row["question"],
+                "rows": [],
+            }
             entries = [(p["id"], p["title"], _short(p["text"])) for p in row["passages"]]
-            prediction = {name: row[name] for name in OWN} | {
+            prediction = {name: row[name] for name in PREDICTION_FIELDS} | {
                 "steps": [_short_step(step) for step in row["steps"]],
                 "passages": [numbers.setdefault(entry, len(numbers)) for entry in entries],
             }
-            questions.setdefault(key, shared)["rows"].append([source, prediction])
+            questions.setdefault(key, question_fields)["rows"].append([source, prediction])
     return {
         "sources": list(sources),
         "passages": [list(entry) for entry in numbers],
@@ -121,6 +133,7 @@ def render(data: Mapping[str, Any]) -> str:
     read = {name: (folder / name).read_text(encoding="utf-8") for name in FILES}
     # "</script>" in a text would end the data; JSON has the same character as an escape.
     values = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    # Only a script with this hash runs: text in the data cannot become one.
     digest = hashlib.sha256(read["explorer.js"].encode()).digest()
     page = read["explorer.html"].replace("SCRIPT_HASH", base64.b64encode(digest).decode())
     head, middle, tail = page.split("PLACEHOLDER")

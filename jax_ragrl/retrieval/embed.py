@@ -59,7 +59,7 @@ def embed(
     folder: pathlib.Path,
     identity: str,
     dtype: str = "float32",
-    known: KnownVectors | None = None,
+    known_vectors: KnownVectors | None = None,
 ) -> None:
     """Encodes passages and writes [X, D] in their order, shard by shard, and shows the progress.
 
@@ -72,7 +72,7 @@ def embed(
       folder: of the array, which all processes share.
       identity: names corpus, encoder and dtype; equal identities mean equal vectors.
       dtype: `float32` or `bfloat16`.
-      known: vectors that are copied instead of computed.
+      known_vectors: vectors that are copied instead of computed.
     """
     shape = (len(passages), encoder.dimension)
     # By one process: another could delete shards that a fast one has already written.
@@ -80,7 +80,7 @@ def embed(
     share = (jax.process_index(), jax.process_count())
 
     def write_share() -> None:
-        embed_share(passages, encoder, ShardWriter(folder, full_identity), share, known)
+        embed_share(passages, encoder, ShardWriter(folder, full_identity), share, known_vectors)
 
     all_gather_object(write_share)
     on_process_zero(lambda: ShardWriter(folder, full_identity).finish())
@@ -91,7 +91,7 @@ def embed_share(
     encoder: Encoder,
     writer: ShardWriter,
     share: tuple[int, int],
-    known: KnownVectors | None = None,
+    known_vectors: KnownVectors | None = None,
 ) -> None:
     """Encodes and writes the shards of one process that are missing.
 
@@ -100,39 +100,39 @@ def embed_share(
       encoder: the passage encoder.
       writer: of the shards.
       share: the number of the process, and how many there are.
-      known: vectors that are copied instead of computed.
+      known_vectors: vectors that are copied instead of computed.
     """
     numbers, rows = writer.missing(*share), shards(len(passages))
     total = sum(rows[number].stop - rows[number].start for number in numbers)
-    with progress("embed", "passage", total) as shown:
+    with progress("embed", "passage", total) as bar:
         for number in numbers:
-            writer.write(number, _vectors(passages, encoder, rows[number], known, shown))
+            writer.write(number, _vectors(passages, encoder, rows[number], known_vectors, bar))
 
 
 def _vectors(
     passages: Sequence[Passage],
     encoder: Encoder,
     shard: slice,
-    known: KnownVectors | None,
-    shown: Progress,
+    known_vectors: KnownVectors | None,
+    bar: Progress,
 ) -> np.ndarray:
     """Returns the vectors of a shard, float32 [S, D]: copies of the known ones and new ones.
 
-    Passages are encoded from the longest to the shortest, so that those of a call are of about the
-    same length, and a batch that does not fit into memory fails at once.
+    Passages are encoded from the longest to the shortest, so that the passages of a call have
+    about the same length, and a batch that does not fit into memory fails at once.
     """
     count = shard.stop - shard.start
     vectors_SD = np.empty((count, encoder.dimension), np.float32)
     is_new_S = np.ones(count, bool)
-    if known is not None:
-        row_S = known.row_X[shard]
+    if known_vectors is not None:
+        row_S = known_vectors.row_X[shard]
         is_new_S = row_S < 0
-        vectors_SD[~is_new_S] = known.vectors.take(row_S[~is_new_S])
-        shown.update(count - int(is_new_S.sum()))
+        vectors_SD[~is_new_S] = known_vectors.vectors.take(row_S[~is_new_S])
+        bar.update(count - int(is_new_S.sum()))
     rows_S = passages[shard]
     new = sorted(np.flatnonzero(is_new_S).tolist(), key=lambda n: -len(passage_text(rows_S[n])))
     for start in range(0, len(new), BATCH):
         places = new[start : start + BATCH]
         vectors_SD[places] = encoder.encode_passages([rows_S[n] for n in places])
-        shown.update(len(places))
+        bar.update(len(places))
     return vectors_SD

@@ -121,7 +121,7 @@ def build_index(
     vectors: np.ndarray | None = None,
     dtype: str = "float32",
     recall: float = 0.0,
-    known: KnownVectors | None = None,
+    known_vectors: KnownVectors | None = None,
 ) -> DenseRetriever:
     """Encodes a corpus, writes the index and opens it; resumes a build that was killed.
 
@@ -137,7 +137,7 @@ def build_index(
         the corpus.
       dtype: of the vectors on disk, and on the devices of an exact searcher; see `DTYPES`.
       recall: the recall for which `tune` tunes a searcher of the kind `scann`; 0: not tuned.
-      known: vectors of some passages, which are copied (see `update_index`).
+      known_vectors: vectors of some passages, which are copied (see `update_index`).
 
     Raises:
       UserError: unknown kind or dtype, ScaNN missing, a recall that the kind does not read, or
@@ -149,17 +149,17 @@ def build_index(
     check_recall(recall, kind)
     folder = pathlib.Path(folder)
     on_process_zero(lambda: _begin(folder))
-    # Eight bits are made of float32 vectors, which remain for the second scores.
-    stored = "float32" if dtype == INT8 else dtype
+    # Eight bits come from float32 vectors, which remain for the second scores.
+    stored_dtype = "float32" if dtype == INT8 else dtype
     if vectors is None:
         # Before the encoding, which may take hours; an encoder of words cuts nothing.
         on_process_zero(lambda: report_long(corpus.passages, getattr(encoder, "units", WORDS)))
-        parts = [corpus.fingerprint, _identity(encoder.describe()), stored]
+        parts = [corpus.fingerprint, _identity(encoder.describe()), stored_dtype]
         identity = json.dumps(parts, sort_keys=True)
-        embed(corpus.passages, encoder, folder / "vectors", identity, stored, known)
+        embed(corpus.passages, encoder, folder / "vectors", identity, stored_dtype, known_vectors)
     else:
         array = _check_vectors(vectors, corpus, encoder)
-        on_process_zero(lambda: write_array(array, folder / "vectors", stored))
+        on_process_zero(lambda: write_array(array, folder / "vectors", stored_dtype))
     on_process_zero(lambda: _finish(folder, corpus, encoder, (kind, dtype, recall)))
     return _open(folder, read_description(folder), corpus, encoder)
 

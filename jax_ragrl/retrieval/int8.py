@@ -18,7 +18,7 @@ from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, forget_
 
 CODES, SCALES = "codes", "scales"  # folders of an index
 LEVELS = 127
-# Per requested hit, and of at least so many hits that the first pages of a query agree.
+# Per requested hit, and at least enough hits for the first pages of a query agree.
 CANDIDATES, NEIGHBORS = 4, 64
 
 

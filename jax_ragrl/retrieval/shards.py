@@ -116,12 +116,12 @@ def create(folder: pathlib.Path, shape: tuple[int, int], dtype: str, identity: s
       folder: of the array; an array of another identity is deleted.
       shape: [X, D].
       dtype: the name of a dtype.
-      identity: names what the array holds; equal identities mean equal arrays.
+      identity: names the content of the array; equal identities mean equal arrays.
 
     Returns:
       The identity for `ShardWriter`, which also has shape, dtype and rows per shard.
     """
-    # The rows per shard decide what a number means.
+    # The rows per shard give a number its meaning.
     identity = json.dumps([identity, rows_per_shard(shape[0]), dtype, list(shape)])
     numbers = range(len(shards(shape[0])))
     if not any(_is_whole(folder, number, identity) for number in numbers):

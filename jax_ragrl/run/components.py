@@ -509,15 +509,7 @@ def load_llm(
     if isinstance(llm, NoLLMConfig):
         return NoLLM()
     if isinstance(llm, OpenAIConfig):
-        return OpenAILLM(
-            llm.model,
-            llm.base_url,
-            concurrency=llm.concurrency,
-            retries=llm.retries,
-            timeout=llm.timeout,
-            extra=llm.extra_body,
-            cache=cache if llm.cache else None,
-        )
+        return _server_llm(llm, cache if llm.cache else None)
     if isinstance(llm, LocalLLMConfig):
         return _local_llm(llm, shapes, *(load or load_policy)(llm.model, mesh, llm.dtype))
     # Checked last: every other kind works on any data.
@@ -528,6 +520,18 @@ def load_llm(
         )
     return WorldExecutors(
         world, style=style, limit=llm.max_documents, noise=llm.noise, confusion=llm.confusion
+    )
+
+
+def _server_llm(llm: OpenAIConfig, cache: pathlib.Path | None) -> OpenAILLM:
+    return OpenAILLM(
+        llm.model,
+        llm.base_url,
+        concurrency=llm.concurrency,
+        retries=llm.retries,
+        timeout=llm.timeout,
+        extra=llm.extra_body,
+        cache=cache,
     )
 
 

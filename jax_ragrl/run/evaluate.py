@@ -167,14 +167,11 @@ def evaluate(
       prices: adds the cost `dollars`, unless all of them are 0.
       batch: the number of questions rolled out together; results do not depend on it.
     """
-    roll_out = functools.partial(collect, system, single_chain, environment=environment)
-    # Chunks bound the memory of the trees and the number of requests at once.
-    chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    forests = [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
-    lost = [lost_questions(forest) for forest in forests]
+    forests = _roll_out(system, questions, environment, batch)
+    lost_errors = [lost_questions(forest) for forest in forests]
     leaves = [
         None if question in errors else leaf
-        for forest, errors in zip(forests, lost, strict=True)
+        for forest, errors in zip(forests, lost_errors, strict=True)
         for question, leaf in enumerate(forest.leaves())
     ]
     answers = tuple(leaf.answer if leaf else None for leaf in leaves)
@@ -194,7 +191,7 @@ def evaluate(
         answers=answers,
         failures=(
             *(message for forest in forests for message in forest.failures),
-            *(message for errors in lost for message in errors.values()),
+            *(message for errors in lost_errors for message in errors.values()),
         ),
         retrieval=retrieval_scores(questions, leaves),
         passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
@@ -202,12 +199,21 @@ def evaluate(
     )
 
 
+def _roll_out(
+    system: System, questions: Sequence[Question], environment: Environment, batch: int
+) -> list[Forest]:
+    roll_out = functools.partial(collect, system, single_chain, environment=environment)
+    # Chunks bound the memory of the trees and the number of requests at once.
+    chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
+    return [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
+
+
 def _traces(forest: Forest) -> Iterator[Trace]:
     """Yields the trace of each question of unbranched rollouts."""
-    lost = lost_questions(forest)
+    lost_errors = lost_questions(forest)
     for number, leaf in enumerate(forest.leaves()):
-        if leaf is None or number in lost:
-            message = lost[number] if number in lost else failure_of(forest, number)
+        if leaf is None or number in lost_errors:
+            message = lost_errors[number] if number in lost_errors else failure_of(forest, number)
             yield Trace("failed", None, (message,), ())
             continue
         records = [forest.records[node] for node in forest.nodes_of(number)]

@@ -29,6 +29,7 @@ def write_predictions(
       questions: the questions of the result, in its order.
       result: scores, answers and traces.
     """
+    # Names of rows have colons and spaces, which some file systems refuse.
     label = re.sub(r"[^\w.-]+", "_", name)
     file = folder / FOLDER / f"{label}.jsonl"
     on_process_zero(lambda: _write(file, questions, result))

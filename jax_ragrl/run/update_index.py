@@ -47,15 +47,15 @@ class Changes:
 
     Fields:
       add: a file of new passages in any known format; None: no new passages.
-      removed: ids of passages that are removed.
+      removed_ids: ids of passages that are removed.
     """
 
     add: pathlib.Path | None
-    removed: frozenset[str]
+    removed_ids: frozenset[str]
 
     def source(self, fingerprint: str) -> list[Any]:
         """Identifies the changed corpus, given the fingerprint of the former one."""
-        ids = hashlib.sha256(json.dumps(sorted(self.removed)).encode()).hexdigest()
+        ids = hashlib.sha256(json.dumps(sorted(self.removed_ids)).encode()).hexdigest()
         return [fingerprint, store.source_of(self.add, None) if self.add else None, ids]
 
 
@@ -64,7 +64,7 @@ def update_index(
 ) -> dict[str, Any]:
     """Adds passages to an index and removes others; implements `ragrl index --add --remove`.
 
-    A search finds what it would find in an index that is built anew of the changed corpus, except
+    A search has the hits of an index that is built from the changed corpus, except
     for the last bits of the encoder's arithmetic.
 
     Args:
@@ -88,7 +88,7 @@ def update_index(
         )
     former = stored_corpus(folder)
     changes = Changes(add, read_ids(remove) if remove else frozenset())
-    row_Y = remaining_rows(former.passages, changes.removed, folder)
+    row_Y = remaining_rows(former.passages, changes.removed_ids, folder)
     version = on_process_zero(lambda: next_version(folder))
     corpus = process_zero_first(lambda: _write_corpus(folder, version, former, changes, row_Y))
     _build(corpus, folder, version, row_Y)
@@ -116,26 +116,28 @@ def read_ids(path: pathlib.Path) -> frozenset[str]:
 
 
 def remaining_rows(
-    passages: Sequence[Passage], removed: frozenset[str], folder: pathlib.Path
+    passages: Sequence[Passage], removed_ids: frozenset[str], folder: pathlib.Path
 ) -> np.ndarray:
     """Returns the rows of the passages that remain, int64.
 
     Args:
       passages: of the index.
-      removed: ids.
+      removed_ids: ids.
       folder: of the index, for the message.
 
     Raises:
       UserError: the index lacks an id.
     """
-    if not removed:
+    if not removed_ids:
         return np.arange(len(passages))
-    is_removed_X = np.fromiter((x.id in removed for x in passages), bool, len(passages))
-    if is_removed_X.sum() < len(removed):
-        absent = sorted(removed - {passages[n].id for n in np.flatnonzero(is_removed_X).tolist()})
+    is_removed_X = np.fromiter((x.id in removed_ids for x in passages), bool, len(passages))
+    if is_removed_X.sum() < len(removed_ids):
+        absent = sorted(
+            removed_ids - {passages[n].id for n in np.flatnonzero(is_removed_X).tolist()}
+        )
         raise UserError(
-            f"{folder} has no passage {absent[0][:80]!r} ({len(absent)} of {len(removed)} ids are "
-            "unknown): remove ids of the index only"
+            f"{folder} has no passage {absent[0][:80]!r} ({len(absent)} of {len(removed_ids)} "
+            "ids are unknown): remove ids of the index only"
         )
     return np.flatnonzero(~is_removed_X)
 
@@ -153,11 +155,11 @@ def _write_corpus(
         if changes.add:
             yield from iter_passages(changes.add)
 
-    written = store.open_passages(target, source)
-    if written is None:
+    written_rows = store.open_passages(target, source)
+    if written_rows is None:
         store.write_passages(passages(), target, source, changes.add or folder)
-        written = store.StoredPassages(target)
-    return Corpus(written, written.fingerprint)
+        written_rows = store.StoredPassages(target)
+    return Corpus(written_rows, written_rows.fingerprint)
 
 
 def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray) -> None:
@@ -169,7 +171,7 @@ def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray
         return
     known = None
     if description["encoder"]["kind"] == HASHED_WORDS:
-        # The weights of the words depend on the whole corpus, and so do all vectors.
+        # The weights of the words depend on the whole corpus, and therefore all vectors do.
         encoder: Any = HashedEncoder.fit(corpus.passages, description["dimension"])
     else:
         encoder = process_zero_first(lambda: reload_encoder(description["encoder"], files))
@@ -181,7 +183,7 @@ def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray
         folder / version,
         dtype=description.get("dtype", "float32"),
         recall=description.get("search", {}).get("target", 0.0),
-        known=known,
+        known_vectors=known,
     )
 
 

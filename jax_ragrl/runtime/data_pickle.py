@@ -52,7 +52,7 @@ class _DataUnpickler(pickle.Unpickler):
         if _holds_data(value) or value in _array_builders():
             return value
         raise UserError(
-            f"another process sent {module}.{name}, which is no data: states, actions and replies "
+            f"another process sent {module}.{name}, which is not data: states, actions and replies "
             "of a system must be dataclasses, named tuples, enums and built-in types"
         )
 
@@ -61,7 +61,7 @@ def _holds_data(value: Any) -> bool:
     if not isinstance(value, type):
         return False
     is_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
-    # Such as a reply with its costs, whose class is in this package.
+    # For example a reply with its costs, whose class is in this package.
     is_text = issubclass(value, str) and value.__module__.startswith("jax_ragrl.")
     is_plain = value in BUILTINS or issubclass(value, enum.Enum | np.generic | SafeError)
     return is_tuple or is_text or is_plain or dataclasses.is_dataclass(value)

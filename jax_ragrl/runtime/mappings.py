@@ -32,14 +32,14 @@ def free_programs_at_limit(mappings: pathlib.Path = MAPPINGS, limit: pathlib.Pat
     try:
         with mappings.open("rb") as lines:
             count = sum(1 for _ in lines)
-        allowed = int(limit.read_text())
+        maximum = int(limit.read_text())
     except (OSError, ValueError):
         return False
-    if count < MAX_SHARE * allowed:
+    if count < MAX_SHARE * maximum:
         return False
     jax.clear_caches()
     message = (
-        f"dropped the compiled programs: {count} of {allowed} memory mappings were in use. A "
+        f"dropped the compiled programs: {count} of {maximum} memory mappings were in use. A "
         "higher vm.max_map_count (sysctl) avoids it"
     )
     tqdm.tqdm.write(message, file=sys.stderr)

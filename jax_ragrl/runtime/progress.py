@@ -67,7 +67,7 @@ class Lines:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration in its largest unit of which it has at least two."""
+    """Returns a duration in the largest unit that is contained at least twice."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -99,7 +99,7 @@ def track(items: Iterable[T], label: str, unit: str, total: int | None = None) -
       unit: of one item, in singular.
       total: number of items; None if it is unknown.
     """
-    with progress(label, unit, total) as shown:
+    with progress(label, unit, total) as bar:
         for item in items:
             yield item
-            shown.update(1)
+            bar.update(1)

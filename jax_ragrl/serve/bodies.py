@@ -25,8 +25,8 @@ def bad_request(message: str, status: int = 400) -> HTTPException:
 async def read_json(request: Request) -> dict[str, Any]:
     """Reads the JSON object of a request."""
     data = await request.body()
-    # The parser holds the interpreter's lock: no thread can run beside it, not even the event loop.
-    # Its time grows with the number of values, which these marks separate.
+    # The parser holds the interpreter's lock: no thread can run meanwhile, not even the event
+    # loop. Its time grows with the number of values, which these marks separate.
     if sum(map(data.count, b",:[{")) > MAX_MARKS:
         raise bad_request(
             f"the request has more than {MAX_MARKS} commas, colons and brackets: send less at once",

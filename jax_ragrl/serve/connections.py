@@ -124,12 +124,12 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Whether there is room for one more connection, after another was cut if need be."""
-        # Those that were cut leave the set in the next round of the event loop.
+        # Connections that were cut leave the set in the next round of the event loop.
         others = [c for c in self.connections if isinstance(c, Connection) and not c._is_cut]
         if len(others) < self._pool.limit:
             return True
         idle = [connection for connection in others if connection._is_idle()]
-        # One address that opens many connections cuts its own, not those of others.
+        # One address that opens many connections cuts its own, not connections of others.
         counts = collections.Counter(connection._address() for connection in others)
         if idle:
             min(idle, key=lambda c: (-counts[c._address()], c._since)).cut()

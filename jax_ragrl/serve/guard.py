@@ -86,7 +86,7 @@ class Guard:
             raise HTTPException(429, f"{limit}: wait for one of them", {"Retry-After": "1"})
 
     def _check_page(self, headers: Headers) -> None:
-        """Refuses what a page of another site asks for through a browser."""
+        """Refuses requests of a page of another site through a browser."""
         host, origin = headers.get("host", ""), headers.get("origin")
         # A name that an attacker can point at this address would make their page part of this site.
         if not self._knows(_name(host)):
@@ -106,7 +106,7 @@ class Guard:
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = (bearer or headers.get("x-api-key", "")).encode("latin-1", "replace")
         # Every key is compared, in constant time, so that the time says nothing about any of them.
-        matches = [hmac.compare_digest(key, known) for known in self._keys]
+        matches = [hmac.compare_digest(key, known_names) for known_names in self._keys]
         return any(matches) or not self._keys
 
 
@@ -143,10 +143,10 @@ def _is_address(name: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a bind address; a name that is unknown does not count."""
     try:
-        found = socket.getaddrinfo(host, None)
+        addresses = socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):
         return False
-    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
+    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in addresses)
 
 
 def check_access(access: Access, host: str) -> None:

@@ -73,7 +73,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Raises `UserError` if a deadline of requests allows none; None is no deadline."""
+    """Raises `UserError` if a deadline of requests allows none; None means without a deadline."""
     if seconds is not None and not seconds > 0:
         raise UserError(f"a deadline of {seconds:g} seconds allows no request: give more than 0")
 
@@ -201,7 +201,7 @@ def note(request: Request, kind: str, texts: Sequence[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def deadline(seconds: float | None, batcher: Batcher[Any, Any]) -> AsyncIterator[None]:
-    """Cancels what is inside after `seconds`; the request gets status 503.
+    """Cancels the body after `seconds`; the request gets status 503.
 
     Args:
       seconds: None waits for ever.
@@ -235,15 +235,15 @@ async def results(
 
 async def _unless_left(request: Request, work: Awaitable[R]) -> R:
     """The result of `work`, which is cancelled if the client leaves first."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    task, seconds_left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, seconds_left}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-        left.cancel()
+        seconds_left.cancel()
 
 
 async def _left(request: Request) -> None:

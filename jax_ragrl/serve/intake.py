@@ -31,6 +31,7 @@ class Intake:
     def drain(self) -> None:
         """Refuses the bodies that are not complete, now and later."""
         self._is_draining = True
+        # Requests that wait for their body would otherwise delay the end of the server.
         for wait in self._waits:
             wait.reschedule(0.0)
 
@@ -42,6 +43,7 @@ class Intake:
             try:
                 await app(scope, body.receive if scope["type"] == "http" else receive, send)
             finally:
+                # Also after an error: memory that is never returned would refuse all requests.
                 self.held -= body.size
 
         return bounded
@@ -78,6 +80,7 @@ class _Body:
     def __init__(self, intake: Intake, receive: Receive) -> None:
         self._intake, self._receive = intake, receive
         self.size, self._is_complete = 0, False
+        # One deadline for the whole body: a byte per second must not extend it.
         self._end = asyncio.get_running_loop().time() + intake.seconds
 
     async def receive(self) -> Message:
@@ -91,10 +94,12 @@ class _Body:
     def _add(self, size: int) -> None:
         self.size += size
         self._intake.held += size
+        # Counted while the body arrives, since a header may name any size.
         if self.size > MAX_BYTES:
             raise HTTPException(
                 413, f"the request has more than {MAX_BYTES} bytes: send less at once"
             )
+        # Many bodies below the limit can fill the memory together.
         if self._intake.held > self._intake.memory:
             raise HTTPException(
                 503,

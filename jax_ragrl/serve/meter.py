@@ -44,6 +44,7 @@ class Meter:
 
     def __init__(self, paths: Collection[str], log: Callable[[str], None] | None = None) -> None:
         self._paths, self._log = frozenset(paths), log
+        # An own registry: the global one would mix several servers of one process.
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         names = ("path", "status")
@@ -81,7 +82,9 @@ class Meter:
         async def measured(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 return await app(scope, receive, send)
+            # Handlers add their facts here for the access log.
             scope.setdefault("state", {})["facts"] = {}
+            # A handler that raises sends no status, and its client gets 500.
             start, status = time.monotonic(), 500
 
             async def note_status(message: Message) -> None:
@@ -99,6 +102,7 @@ class Meter:
         return measured
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        # Clients choose paths: each distinct one would be a new series for ever.
         path = scope["path"] if scope["path"] in self._paths else "other"
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)

@@ -171,8 +171,8 @@ def hierarchical_bootstrap(
 
     A resample draws as many groups as there are, with replacement, and within each drawn group its
     members, with replacement (Davison and Hinkley 1997, section 3.8). With one group it is
-    `bootstrap_interval`. A few groups cannot tell their own variance well: with three, the interval
-    is too narrow.
+    `bootstrap_interval`. A few groups do not estimate their own variance well: with three, the
+    interval is too narrow.
 
     Args:
       groups: finite scores, float64 `[N]` each, such as the questions of each seed.

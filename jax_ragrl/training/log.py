@@ -57,7 +57,7 @@ class Log:
         """
         self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
-            # A run that begins also writes step 0 anew.
+            # A run that begins also writes step 0 again.
             drop_after_step(file, start or -1)
         # `purge_step` hides the steps of a killed run after its checkpoint.
         self._board = tensorboardX.SummaryWriter(

@@ -40,11 +40,13 @@ def validate(
       workdir: the folder of the run, which may hold an index; None: only `index.folder` is known.
       quick: leaves out the checks that ask endpoints or load models.
     """
+    # The whole list at once: a user mends all of them before the next call.
     found = config_problems(values)
     yield from (Finding("error", "config", text) for text in found)
     kind = kind_of(values)
     if not found:
         yield Finding("ok", "config", f"all keys of this config ({kind.name}) are valid")
+    # Warm starts have no retriever and no language model to check.
     if kind.name != RUN:
         return
     sample = DataSample({})
@@ -60,6 +62,7 @@ def _section(values: Mapping[str, Any], name: str, hint: Any) -> Any:
     """Returns a section of a config; None if it has errors, which are known already."""
     section = with_default_index(values).get(name)
     try:
+        # Sections are read one by one, so that one with errors does not hide the others.
         if name == "data":
             return build(Data, section or {}, "config.data")
         return Job.__dataclass_fields__[name].default if section is None else convert(
@@ -83,6 +86,7 @@ def _check_data(
         return _generate(data)
     questions: dict[str, Sequence[Question]] = {}
     findings = list(check_questions(data.files, questions))
+    # The passages can be read without a valid index; words are its simplest units.
     reader = index or BM25Index()
     more, sample = read_corpus(data, reader, DataSample(questions))
     findings += [*more, *check_lengths(sample, reader), *check_gold(sample)]
@@ -114,6 +118,7 @@ def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding
     if quick:
         return
     yield from check_endpoints(job, world is not None)
+    # Without a tokenizer that fits, sampled actions would mean nothing.
     if any(finding.level == "error" for finding in findings):
         return
     yield from check_memory(job)

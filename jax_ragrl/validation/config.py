@@ -58,9 +58,9 @@ def keys_of(values: Mapping[str, Any]) -> Iterator[ConfigKey]:
                 yield from config_keys(settings, values.get(RECIPE, {}), f"{RECIPE}.")
             else:
                 default = RECIPE_DEFAULTS.get(name)
-                shown = "" if default is None else repr(default)
+                words = "" if default is None else repr(default)
                 word = "int" if isinstance(default, int) else "str"
-                yield ConfigKey(name, values.get(name, default), shown, word, meaning)
+                yield ConfigKey(name, values.get(name, default), words, word, meaning)
     for key in config_keys(kind.cls, values):
         if key.name != RECIPE:
             yield key
@@ -74,14 +74,14 @@ def config_problems(values: Mapping[str, Any]) -> list[str]:
     """
     kind = kind_of(values)
     rest = dict(with_default_index(values)) if kind.name == RUN else dict(values)
-    found = list[str]()
+    findings = list[str]()
     if kind.name in (RUN, "warmup"):
-        found = _recipe_problems(values)
+        findings = _recipe_problems(values)
         rest = {key: value for key, value in rest.items() if key not in RECIPE_KEYS}
     recipe = f"missing config key config.{RECIPE}:"
     # The recipe is built by the module of its system, not from the key of the same name.
-    found += [text for text in problems(kind.cls, rest) if not text.startswith(recipe)]
-    return found or _refusal(lambda: kind.load(values))
+    findings += [text for text in problems(kind.cls, rest) if not text.startswith(recipe)]
+    return findings or _refusal(lambda: kind.load(values))
 
 
 def _recipe_problems(values: Mapping[str, Any]) -> list[str]:
@@ -90,7 +90,7 @@ def _recipe_problems(values: Mapping[str, Any]) -> list[str]:
     except UserError as error:
         return [str(error)]
     if not hasattr(module, "Settings"):
-        return []  # `load_recipe` says what the module lacks
+        return []  # `load_recipe` names the part that the module lacks
     return problems(module.Settings, values.get(RECIPE, {}), f"config.{RECIPE}")
 
 

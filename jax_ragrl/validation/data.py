@@ -67,15 +67,15 @@ def check_questions(files: FileData, questions: dict[str, Sequence[Question]]) -
 def _check_file(split: str, name: str, files: FileData) -> Iterator[Finding]:
     if not name:
         raise UserError(f"data.files.{split} is empty: give a file of questions")
-    loaded = load_answered(data_path(name), files.fields)
-    yield Finding("ok", "data", f"data.files.{split}: {len(loaded)} questions in {name}")
-    ids = collections.Counter(question.id for question in loaded)
-    if repeated := [key for key, count in ids.items() if count > 1]:
+    file_questions = load_answered(data_path(name), files.fields)
+    yield Finding("ok", "data", f"data.files.{split}: {len(file_questions)} questions in {name}")
+    ids = collections.Counter(question.id for question in file_questions)
+    if duplicates := [key for key, count in ids.items() if count > 1]:
         yield Finding(
             "warning",
             "data",
-            f"{name}: {len(repeated)} ids occur more than once, such as {repeated[0]!r}: make the "
-            "ids unique, because results are stored by id",
+            f"{name}: {len(duplicates)} ids occur more than once, such as {duplicates[0]!r}: make "
+            "the ids unique, because results are stored by id",
         )
 
 
@@ -154,8 +154,8 @@ def check_index(
       workdir: the folder of the run, if it is known.
       sample: the corpus.
     """
-    named = getattr(index, "folder", "")
-    if not isinstance(index, VectorIndex | BM25Index) or not (named or workdir):
+    names_in_use = getattr(index, "folder", "")
+    if not isinstance(index, VectorIndex | BM25Index) or not (names_in_use or workdir):
         return
     folder = index_folder(index, workdir or pathlib.Path())
     if sample.passages and sample.complete:

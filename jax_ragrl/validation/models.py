@@ -34,6 +34,7 @@ PROBE = LLMRequest("a check", (Message("user", "Reply with OK."),), Sampling(0.0
 @guarded("policy")
 def check_tokenizers(job: Job) -> Iterator[Finding]:
     """Loads the tokenizers of the policies, and compiles strict grammars; reads no weights."""
+    # Each folder is read once, even if several roles begin from it.
     folders = dict.fromkeys([job.policy, *dict(job.policies).values()])
     tokenizers = {name: ChatTokenizer.load(resolve_model(name, weights=False)) for name in folders}
     vocabularies = {tuple(sorted(t.vocabulary().items())) for t in tokenizers.values()}
@@ -41,6 +42,7 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
         raise UserError(
             f"policies {', '.join(folders)} have different tokenizers: a run needs one vocabulary"
         )
+    # Training and evaluation may have roles with different grammars.
     systems = (job.recipe.system, job.recipe.evaluation_system)
     tokenizer = tokenizers[job.policy]
     check_grammars((role for s in systems for role in s.roles.values()), tokenizer)
@@ -77,9 +79,11 @@ def _check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
             "or none for a system that does not call a language model"
         )
     if isinstance(llm, LocalLLMConfig):
+        # The tokenizer is small, and its absence means that the model is not there.
         ChatTokenizer.load(resolve_model(llm.model, weights=False))
         yield Finding("ok", topic, f"{llm.model} is on this machine")
     if isinstance(llm, OpenAIConfig):
+        # A check must not wait as long as a training run would.
         patience = min(llm.timeout, PATIENCE)
         client = OpenAILLM(
             llm.model, llm.base_url, retries=0, timeout=patience, extra=llm.extra_body
@@ -97,6 +101,7 @@ def check_server(job: Job) -> Iterator[Finding]:
         return
     index = dataclasses.replace(job.index, retries=0, timeout=min(job.index.timeout, PATIENCE))
     retriever = server_retriever(index, None)
+    # One query with a known answer: any server that works returns passages.
     (hits,) = retriever.search(["capital of France"], 1)
     if isinstance(hits, EffectError):
         raise UserError(f"{hits}: start the server, or correct index.url")
@@ -109,13 +114,15 @@ def check_memory(job: Job) -> Iterator[Finding]:
     """Compares the permanent memory of the policies with that of a device, if it is known."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
+    # A CPU reports no limit, and then only the size is reported.
     limit = stats.get("bytes_limit")
+    # Roles without their own policy share the policy of the config.
     folders = dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
     policies = {name: _planned(job, folder) for name, folder in folders.items()}
     mesh = mesh_for(job) or make_mesh((1, 1, 1), jax.devices()[:1])
-    needed = state_bytes(policies, job.objective, job.optimizer, mesh)
-    text = f"policies and optimizer take {needed / 2**30:.2f} GiB per device"
-    if limit and needed > limit:
+    num_bytes = state_bytes(policies, job.objective, job.optimizer, mesh)
+    text = f"policies and optimizer take {num_bytes / 2**30:.2f} GiB per device"
+    if limit and num_bytes > limit:
         raise UserError(
             f"{text}, but {device.device_kind} has {limit / 2**30:.2f}: use lora, a larger mesh or "
             "a smaller policy"

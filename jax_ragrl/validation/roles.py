@@ -41,6 +41,7 @@ class SampleRetriever(NamedTuple):
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
         """Returns k passages per query."""
+        # A multiple of the length of the query, so that different queries have different passages.
         count = len(self.passages)
         first = (len(query) * 7919 % count for query in queries)
         rows = ([self.passages[(n + i) % count] for i in range(min(k, count))] for n in first)
@@ -81,16 +82,19 @@ def _forests(
     counts = dict.fromkeys(job.policy_of, 0)
     for first in range(0, min(len(questions), QUESTIONS * BATCHES), QUESTIONS):
         batch = questions[first : first + QUESTIONS]
+        # The rollouts of training: the groups of the recipe give more actions per question.
         expander = job.recipe.expander(frozenset(job.policy_of))
         forest = collect(
             job.recipe.system, expander, batch, environment, seed=job.seed,
             rollouts=job.recipe.rollouts,
         )  # fmt: skip
+        # Nothing here uses the network, so that a failure is a fault of the set-up.
         if forest.failures:
             raise UserError(f"a rollout failed with: {forest.failures[0]}")
         yield forest
         for role, (_, count) in valid_samples(forest).items():
             counts[role] += count
+        # Enough actions of every role: further batches would cost time only.
         if all(count >= ACTIONS for count in counts.values()):
             return
 
@@ -110,6 +114,7 @@ def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
         if not count:
             yield Finding("warning", "roles", f"{role} did not act: its actions are not checked")
             continue
+        # The share over all batches, weighted by their numbers of actions.
         valid = sum(share * n for share, n in pairs) / count
         text = f"{valid:.0%} of {count} sampled actions of {role} are valid"
         if valid >= ENOUGH:
@@ -123,6 +128,7 @@ def _describe_roles(job: Job, forests: Sequence[Forest]) -> Iterator[Finding]:
 def _describe_prompts(job: Job, forests: Sequence[Forest]) -> Finding:
     """Returns a finding about prompts that no shape of sampling or of training holds."""
     actions = [r.action for forest in forests for r in forest.records if r.action is not None]
+    # Sampling and training have their own longest shapes; the shorter one decides.
     longest = min(job.shapes.prompt_lengths[-1], job.packing.row_lengths[-1])
     sizes = [len(action.prompt_ids) + len(action.ids) for action in actions]
     cut = sum(a.error == TOO_LONG or n > job.packing.row_lengths[-1]
@@ -135,5 +141,6 @@ def _describe_prompts(job: Job, forests: Sequence[Forest]) -> Finding:
         "raise the longest of shapes.prompt_lengths and of packing.row_lengths, use fewer or "
         "shorter passages (data.chunk)"
     )
+    # A few cut prompts lose their questions; many make the run meaningless.
     level: Level = "error" if cut > len(actions) / 2 else "warning"
     return Finding(level, "prompts", f"{text}: {remedy}")

@@ -271,7 +271,7 @@ def test_an_unreadable_config_is_named(option, message, tmp_path, capsys):
 
 
 def test_an_unreachable_retrieval_server_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.retrieval.http.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("jax_ragrl.runtime.servers.Tries._wait", lambda *_: 0.0)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     row = {"id": "1", "question": "q", "golden_answers": ["a"], "metadata": {"gold": ["t"]}}
     questions = write(tmp_path / "q.jsonl", row)
@@ -346,7 +346,7 @@ def help_of(capsys, *args: str) -> str:
 
 def test_help_shows_defaults_except_those_that_are_not_set(capsys):
     text = " ".join(help_of(capsys, "evaluate").split())
-    assert "questions per set; 0 = all (default: 0)" in text
+    assert "questions per set, a random sample; 0 = all (default: 0)" in text
     assert "(default: None)" not in text and "(default: False)" not in text
 
 

@@ -14,7 +14,7 @@ from jax_ragrl.validation.config import keys_of, kind_of
 from tests.test_configs import FULL, PRESETS, REAL, TINY, given_to, load
 
 CONFIGS = sorted({*FULL, *TINY, *REAL, *PRESETS, "warmup_c3po"})
-# What a key means below 0 and at 0, written here again: the table of ranges is under test.
+# The meaning of a key below 0 and at 0, written here again: the table of ranges is under test.
 NEGATIVE_IS_MEANT = {"mesh", "bounds", "rewriter", "selector", "generator"}
 ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
     "Run.steps dev_questions test_questions trees_per_save seed known_world_seed first_world_seed "
@@ -26,7 +26,8 @@ ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
     "min_plan_steps max_plan_steps max_rewrites ndcg_power branching_probability format_weight "
     "refinement_weight alpha token_weight retrieval_weight turn_weight steps save_every "
     "dollars_per_1k_prompt_tokens dollars_per_1k_completion_tokens prompt_loss_weight "
-    "sliding_layers".split()
+    "sliding_layers evaluation_depth train_per_file dollars_per_million_prompt_tokens "
+    "dollars_per_million_completion_tokens dollars_per_search".split()
 )
 # Zero is refused in these although another section allows it under the same name.
 ZERO_IS_REFUSED = {"lora.alpha", "run.save_every", "schedule.phases.steps"}

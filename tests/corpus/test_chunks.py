@@ -97,7 +97,7 @@ def test_a_short_passage_stays_as_it_is():
 
 def test_units_that_a_model_adds_count():
     text = "One two. Three four. Five six."
-    units = Units("mine", word_spans, reserved=2)
+    units = Units("mine", word_spans, reserved_units=2)
     for chunk in divide(Passage("a", "", text), Chunks(6, 0), units):
         assert units.size(chunk) <= 6
 

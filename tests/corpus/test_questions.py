@@ -68,7 +68,7 @@ def test_a_question_without_an_answer_is_refused(tmp_path):
 
 
 def sets_of(folder, **counts):
-    """Files whose questions are numbered alike."""
+    """Files whose questions have the same numbers."""
     for name, count in counts.items():
         (folder / name).mkdir()
         rows = [

@@ -56,7 +56,7 @@ def test_a_server_plays_every_role_greedily():
 
 
 def test_a_server_that_refuses_gives_no_score():
-    """Its question failed; a wrong answer it is not."""
+    """The question failed, which is different from a wrong answer."""
     result, _ = play(lambda body: 400 if "Ann" in body["messages"][-1]["content"] else act(body))
     assert result.finish_reasons == {"failed": 1, "answered": 1}
     assert "failed on router" in result.failures[0]

@@ -38,7 +38,7 @@ def test_a_repeated_request_is_answered_from_the_file(tmp_path):
     requests = [asked(f"q{i}") for i in range(5)]
     with serving() as (address, seen):
         first = OpenAILLM("m", address, cache=tmp_path / FILE).complete(requests)
-    # The server is gone: another process would get the same replies, with their costs.
+    # The server has stopped: another process would get the same replies, with their costs.
     take_counts()
     again = OpenAILLM("m", address, retries=0, cache=tmp_path / FILE).complete(requests)
     assert again == first and len(seen) == 5 and take_counts() == {"llm_cache_hits": 5}

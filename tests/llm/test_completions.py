@@ -1,4 +1,4 @@
-"""A chat completion of any form is text, or an error of its own question."""
+"""A chat completion of any form is text, or an error of one question."""
 
 from __future__ import annotations
 

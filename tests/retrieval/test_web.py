@@ -113,7 +113,7 @@ def test_unresponsive_engines_are_not_an_empty_page(tmp_path: pathlib.Path):
         web = WebRetriever("searxng", address, tmp_path)
         (error,) = web.search(["a"], 1)
         assert isinstance(error, EffectError) and "CAPTCHA" in str(error)
-        # It was not kept as a page without hits; nor are hits of others lost.
+        # The failure was not kept as a page without hits, and hits of others are not lost.
         assert web.search(["a"], 1)[0].passages
 
 

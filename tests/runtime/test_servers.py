@@ -140,7 +140,7 @@ def test_a_pause_that_a_server_asks_for_is_capped(monkeypatch):
 
 
 def outcomes(tries: Tries, attempt, number: int) -> list[str]:
-    """What becomes of concurrent requests."""
+    """The outcomes of concurrent requests."""
 
     async def one() -> str:
         try:

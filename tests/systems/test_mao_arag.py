@@ -483,7 +483,7 @@ def test_the_printed_turn_table_swaps_the_decompositions():
 
 @pytest.mark.parametrize("credit", ["own", "reachable_leaves"])
 def test_malformed_turns_before_a_legal_plan_may_stay_untrained(credit):
-    """Those of sub-questions are trained in any case; a crossed credit changes nothing."""
+    """Plans of sub-questions are trained in any case; a crossed credit changes nothing."""
     forest, _ = retry("AS", "QDS", "?", "AG", parts=["A?"])
     values = load_config(CONFIGS / "tiny/mao_arag.py", []) | {"credit": credit}
     trained = {}

@@ -115,14 +115,14 @@ def _passages(file: pathlib.Path, name: str) -> Iterator[Passage]:
       file: the document.
       name: its path in the folder, with slashes.
     """
-    seen, title = Counter[str](), ""
+    counts, title = Counter[str](), ""
     for section in READERS[file.suffix.lower()](file):
         # The first heading is the title of the document, as in most of them.
         title = title or section.heading
         anchor = section.place or slug(section.heading)
-        seen[anchor] += 1
+        counts[anchor] += 1
         # A repeated heading gets a number, as in the anchors of GitHub.
-        place = anchor if seen[anchor] == 1 else f"{anchor}-{seen[anchor] - 1}"
+        place = anchor if counts[anchor] == 1 else f"{anchor}-{counts[anchor] - 1}"
         if text := section.text.strip():
             names = dict.fromkeys((title or file.stem, section.heading or title or file.stem))
             yield Passage(f"{name}#{place}" if place else name, " - ".join(names), text)

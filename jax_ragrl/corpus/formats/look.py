@@ -84,7 +84,7 @@ def look(path: pathlib.Path | str) -> FileLook:
     if path.is_dir():
         is_beir = any(path.glob("corpus.jsonl*")) or any(path.glob("queries.jsonl*"))
         return FileLook("folder" if is_beir else "documents", frozenset())
-    # Their content does not distinguish documents from other text.
+    # The content of documents does not distinguish them from other text.
     if path.is_file() and path.suffix.lower() in SUFFIXES - {".txt"}:
         return FileLook("documents", frozenset())
     # The head suffices in almost every case: a corpus may have tens of gigabytes.

@@ -65,10 +65,10 @@ class OwnFields(NamedTuple):
         if name in self.names and self.names[name] in record.fields:
             return self.names[name]
         present = ", ".join(map(str, record.fields)) or "none"
-        known = self.names.get(name) or " or ".join(NAMES[self.content][name])
+        known_names = self.names.get(name) or " or ".join(NAMES[self.content][name])
         raise UserError(
-            f"{record.place}: field {known!r} is missing (fields: {present}): add it, or name the "
-            f"field of the {name} with --fields {name}=NAME"
+            f"{record.place}: field {known_names!r} is missing (fields: {present}): add it, or "
+            f"name the field of the {name} with --fields {name}=NAME"
         )
 
 

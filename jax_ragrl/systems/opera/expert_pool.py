@@ -243,12 +243,12 @@ def _distinct(
     candidates: Iterable[Candidate], max_cosine: float, similarity: Similarity
 ) -> tuple[Candidate, ...]:
     # Best first: of two near duplicates the worse one is dropped.
-    ordered, distinct = sorted(candidates, key=_rank), list[int]()
-    cosine_NN = similarity([candidate.text for candidate in ordered])
-    for i in range(len(ordered)):
+    in_order, distinct = sorted(candidates, key=_rank), list[int]()
+    cosine_NN = similarity([candidate.text for candidate in in_order])
+    for i in range(len(in_order)):
         if all(cosine_NN[i, j] < max_cosine for j in distinct):
             distinct.append(i)
-    return tuple(ordered[i] for i in distinct)
+    return tuple(in_order[i] for i in distinct)
 
 
 def cosine(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:
