@@ -147,7 +147,7 @@ def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):
         assert page.count("status 401") == 2
         assert run(sets, address, "direct") == 0
     page = capsys.readouterr().out
-    assert "error" not in page and "(1 failed)" in page
+    assert "| error" not in page and "(1 failed)" in page
     assert "- direct on two: 1 of 2 questions failed and are left out" in page
 
 

@@ -77,7 +77,7 @@ def test_replies_keep_their_costs_and_errors_their_text():
     ids=lambda call: call.call[0].__name__,
 )
 def test_a_function_of_another_process_is_refused(call):
-    with pytest.raises(UserError, match="which is no data"):
+    with pytest.raises(UserError, match="which is not data"):
         data_pickle.loads(pickle.dumps(("", [call])))
 
 
