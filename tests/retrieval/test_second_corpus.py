@@ -100,7 +100,7 @@ def test_gold_that_the_corpus_lacks_is_counted(capsys):
 
 def test_passages_that_an_encoder_cuts_are_counted_with_the_remedy():
     passages = [Passage("a", "T", "x " * n) for n in (3, 7, 8, 20)]
-    units = WORDS._replace(name="mine", reserved=2, limit=10)
+    units = WORDS._replace(name="mine", reserved_units=2, limit=10)
     long = long_passages(passages, units)
     assert (long.number, long.longest) == (2, 23)
     line = describe_long(long, len(passages))
