@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT
 
 TEXT = (ROOT / "docs" / "howto" / "own_data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(
-    r"^(Questions|Passages) as [^\n]*:\n\n```(?:jsonl|json|csv|tsv)\n(.*?)```", TEXT, re.S | re.M
+    r"^(Questions|Passages) as [^\n]*:\n\n```(?:text|json)\n(.*?)```", TEXT, re.S | re.M
 )
 
 
