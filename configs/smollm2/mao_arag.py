@@ -70,9 +70,12 @@ def get_config() -> ConfigDict:
                 "critic": "none",
                 "advantage": "group_normalised",
                 "kl": {"where": "none"},
+                "skip_zero_advantage": True,  # half of the groups at times
                 "aggregation": "token_mean",
             },
-            "optimizer": {"policy_lr": 1e-5, "schedule": "constant"},
+            # A low-rank adapter: half the arithmetic of the update, and little memory.
+            "lora": {"rank": 16},
+            "optimizer": {"policy_lr": 1e-4, "schedule": "constant"},
             "run": {
                 "steps": 24,
                 "questions_per_step": 8,

@@ -66,6 +66,7 @@ def get_config() -> ConfigDict:
                 "advantage": "group_centred",
                 "kl": {"where": "none"},
                 "aggregation": "token_mean",
+                "skip_zero_advantage": True,  # half of the groups at times
             },
             # A low-rank adapter: half the arithmetic of the update, and little memory.
             "lora": {"rank": 16},

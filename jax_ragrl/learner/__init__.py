@@ -7,7 +7,7 @@ The call path of one optimizer step, from the training loop to the loss formula:
    3. `policies.update_all`                 each policy on the turns of its roles
    4. `packing.group_turns`                 turns with a common prompt become groups
    5. `update.update`                       one policy: score, targets, optimizer steps
-   6. `update.split_minibatches`            random minibatches of groups
+   6. `minibatches.split_minibatches`       random minibatches of groups
    7. `packing.lay_out`                     groups become `Batch(rows, actions)`
    8. `update.score_actions`                log-probabilities and values before the update
    9. `update.compute_targets`              advantages (`targets.compute_advantages`) and weights

@@ -83,6 +83,8 @@ class Objective:
       aggregation: `token_mean`, `sequence_mean` (mean of each action's mean) or `role_sum` (sum of
         each role's token mean). The loss of an `own` critic is always a token mean.
       role_weights: pairs of role and weight for `role_sum`; other roles have weight 1.
+      skip_zero_advantage: whether an update leaves out groups whose credits are all 0. The
+        gradient is the same, because their advantages are 0 and nothing else is in the loss.
     """
 
     ratio: str = "clip"
@@ -102,6 +104,7 @@ class Objective:
     entropy_coefficient: float = 0.0
     aggregation: str = "token_mean"
     role_weights: tuple[tuple[str, float], ...] = ()
+    skip_zero_advantage: bool = False
 
     def __post_init__(self) -> None:
         one_of("objective.ratio", self.ratio, RATIOS)
@@ -127,6 +130,17 @@ class Objective:
                 "objective.gae_span is 'conversation' without a critic, but GAE needs values to "
                 "carry credit from turn to turn: use a critic, or span 'turn'"
             )
+
+        if self.skip_zero_advantage and not self.only_advantages():
+            raise UserError(
+                "objective.skip_zero_advantage is set, but the loss has a critic, a KL penalty or "
+                "an entropy bonus, which train on actions with advantage 0 too: set it to False"
+            )
+
+    def only_advantages(self) -> bool:
+        """Whether an action with advantage 0 adds nothing to the gradient."""
+        regularized = self.kl.where != "none" or self.entropy_coefficient
+        return self.critic == "none" and not regularized
 
     def weights_of(self, roles: Sequence[str]) -> tuple[float, ...]:
         """Returns the weight of each role; raises `UserError` for a weight of an unknown role."""

@@ -443,10 +443,15 @@ class Minibatches:
     Fields:
       parts: the batches of each minibatch.
       multiple: T is rounded up to a multiple of this number, so that few shapes are compiled.
+      share_PZ: float32, by minibatch and role: the factor of the loss weights, below 1 if groups
+        without a gradient were left out; None: 1.
+      skipped_tokens: distinct tokens of the groups that were left out.
     """
 
     parts: Sequence[Sequence[Batch]]
     multiple: int = 32
+    share_PZ: np.ndarray | None = None
+    skipped_tokens: int = 0
 
     @functools.cached_property
     def batches(self) -> list[Batch]:
@@ -467,6 +472,14 @@ class Minibatches:
     def mask(self) -> np.ndarray:
         """Returns bool `[A, T]`, False beyond the end of an action."""
         return self.actions.places(self.width)[2]
+
+    def shares(self) -> np.ndarray:
+        """Returns the factor of the loss weights of each action, float32 `[A]`."""
+        if self.share_PZ is None:
+            return np.ones(len(self.actions.role_A), np.float32)
+        role_by_part = self.by_part(self.actions.role_A)
+        pairs = zip(self.share_PZ, role_by_part, strict=True)
+        return np.concatenate([share_Z[role_A] for share_Z, role_A in pairs])
 
     def behaviour_logps(self) -> np.ndarray:
         """Returns the sampler's log-probabilities, float32 `[A, T]`; NaN if there are none."""

@@ -23,6 +23,7 @@ from jax_ragrl.learner.gradients import (
     score,
     zeros,
 )
+from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.packing import (
     Actions,
@@ -31,16 +32,13 @@ from jax_ragrl.learner.packing import (
     Minibatches,
     Rows,
     conversations,
-    lay_out,
 )
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
 from jax_ragrl.runtime.compile_cache import report_compiling
-from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.runtime.sharding import (
-    data_parallel_size,
     mesh_context,
     replicate,
     shard_batch,
@@ -69,7 +67,7 @@ def update(
         return policy, {}
     spec = policy.spec
     with mesh_context(spec.mesh):
-        data = Minibatches(split_minibatches(groups, spec, rng))
+        data = split_minibatches(groups, spec, rng)
         scores = score_actions(policy, data)
         targets, advantage_AT = compute_targets(policy, data, scores)
         sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
@@ -83,26 +81,11 @@ def update(
         scores = _fill_logps(scores, outputs, data)
     metrics = _step_metrics(to_host(sums))
     metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
-    metrics["flops"] = update_flops(policy, sum(group.tokens for group in groups))
+    tokens = sum(group.tokens for group in groups)
+    metrics["flops"] = update_flops(policy, tokens - data.skipped_tokens)
+    if spec.objective.skip_zero_advantage:
+        metrics["zero_advantage_frac"] = data.skipped_tokens / tokens
     return _adapt_kl(policy, metrics, len(scores.mask_AT)), metrics
-
-
-def split_minibatches(
-    groups: Sequence[Group], spec: PolicySpec, rng: random.Random
-) -> list[list[Batch]]:
-    """Splits groups at random into minibatches, each packed into batches of rows.
-
-    Args:
-      groups: groups of turns; there are no more minibatches than groups.
-      spec: minibatch count, roles, batch shapes and mesh.
-      rng: shuffles the groups.
-    """
-    order = shuffled(rng, groups)
-    # Minibatches consist of whole groups: siblings share their prompt in a row.
-    count = min(spec.optimizer.minibatches, len(order))
-    parts = [order[i::count] for i in range(count)]
-    devices = data_parallel_size(spec.mesh)
-    return [lay_out(part, spec.roles, spec.layout, devices, spec.grammars) for part in parts]
 
 
 # Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
@@ -225,6 +208,7 @@ def compute_targets(
     parts = zip(data.by_part(scores.mask_AT), data.by_part(data.actions.role_A), strict=True)
     weights = [token_weights(o, spec.roles, mask_AT, role_A) for mask_AT, role_A in parts]
     weight_AT, value_weight_AT = (np.concatenate(w) for w in zip(*weights, strict=True))
+    weight_AT = weight_AT * data.shares()[:, None]
     # Importance weights multiply the loss like the weights of the aggregation.
     targets = Targets(advantage_AT, weight_AT * importance_AT, scores.logp_AT, scores.ref_logp_AT)
     if scores.value_AT is not None:

@@ -115,6 +115,7 @@ UPDATE = tuple(
         ("dropped_too_long", "turns", "turns or pairs left out because they exceed a row"),
         ("skipped", "steps", "optimizer steps skipped because the gradient was not finite"),
         ("flops", "operations", "floating-point operations of the update"),
+        ("zero_advantage_frac", "fraction", "tokens left out of the update: advantage 0"),
     )
 )
 EVALUATION = (

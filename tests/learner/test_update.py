@@ -15,6 +15,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner import update as update_module
 from jax_ragrl.learner.checkpoint import Checkpoints, by_path
 from jax_ragrl.learner.gradients import score
+from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Actions, Layout, Minibatches, Turn, group_turns, lay_out
@@ -73,7 +74,7 @@ def run(policy: Policy, samples: list[Turn] | None = None, layout: Layout = LAYO
 
 def minibatches(policy: Policy, samples: list[Turn] | None = None, seed: int = 0) -> Minibatches:
     groups = group_turns(samples or turns(), LAYOUT)
-    return Minibatches(update_module.split_minibatches(groups, policy.spec, random.Random(seed)))
+    return split_minibatches(groups, policy.spec, random.Random(seed))
 
 
 def with_layout(policy: Policy, layout: Layout) -> Policy:
@@ -133,6 +134,34 @@ def test_the_layout_of_rows_changes_no_update():
         np.testing.assert_allclose(numbers, results[0][1:], rtol=1e-5)
         for name, x in params.items():
             np.testing.assert_allclose(x, results[0][0][name], atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "role_sum"])
+@pytest.mark.parametrize("credits", [(0, 0, 0, 1.5, -0.5, 0), (0, 0, 0, 0, 0, 0)])
+def test_groups_of_advantage_zero_can_be_left_out(aggregation, credits):
+    """Each role's denominator, the optimizer's step and the order of groups remain the same."""
+    samples = [turn._replace(credit=x) for turn, x in zip(turns(), credits, strict=True)]
+    objective = Objective(
+        "none", critic="none", advantage="group_centred", kl=KL("none"), aggregation=aggregation
+    )
+    params, norms, skipped = [], [], []
+    for skip in (False, True):
+        chosen = dataclasses.replace(objective, skip_zero_advantage=skip)
+        policy, metrics = run(prepared(chosen, Optimizer(0.1)), samples)
+        params.append(named(policy.state.policy.params))
+        norms.append(metrics["grad_norm"])  # Adam hides a factor of the gradient
+        skipped.append(metrics.get("zero_advantage_frac"))
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+    for name, x in params[1].items():
+        np.testing.assert_allclose(x, params[0][name], atol=1e-6, err_msg=name)
+    assert skipped[0] is None
+    assert 0 < skipped[1] < 1
+
+
+@pytest.mark.parametrize("change", [{"kl": KL("loss", "k3")}, {"entropy_coefficient": 0.1}])
+def test_groups_of_advantage_zero_stay_if_the_loss_has_other_terms(change):
+    with pytest.raises(UserError, match="which train on actions with advantage 0 too"):
+        dataclasses.replace(GRPO, **({"kl": KL("none"), "skip_zero_advantage": True} | change))
 
 
 def test_an_observation_changes_no_loss():
