@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from tests.flags import flags
@@ -33,6 +33,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from jax_ragrl.runtime.mappings import MAPPINGS  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # For the entire process: `with jax.transfer_guard(...)` holds in one thread only, and a rollout
@@ -45,6 +47,17 @@ hypothesis.settings.register_profile("ci", deadline=None)
 hypothesis.settings.load_profile("ci")
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+
+# Linux allows 65,530 memory mappings per process by default, and XLA maps each kernel on its own.
+MAX_MAPPINGS = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_one_file() -> Iterator[None]:
+    """Drops the compiled programs after a file if they hold many mappings, and much memory."""
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture
