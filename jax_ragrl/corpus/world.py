@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax_ragrl.corpus import names
+from jax_ragrl.corpus.outdated import former_facts
 from jax_ragrl.errors import UserError
 from jax_ragrl.runtime.portable_random import pick, shuffled
 from jax_ragrl.types import Passage, Question
@@ -89,9 +90,12 @@ CLUSTERS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 }
 
 
+OBJECTS = {relation: spec.object for relation, spec in RELATIONS.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class World:
-    """One encyclopedia. `facts[entity][relation]` is the object of a fact.
+    """One encyclopedia. `facts[entity][relation]` is the current object of a fact.
 
     `famous` holds the facts, as (entity, relation), that the rule-based reader knows.
     """
@@ -110,6 +114,7 @@ def generate(
     famous: float = 0.3,
     questions: int = 12,
     hops: Sequence[int] = (1, 2, 3, 4),
+    changed: Sequence[str] = (),
 ) -> World:
     """Generates the encyclopedia of a seed.
 
@@ -120,16 +125,21 @@ def generate(
       famous: share of facts that the frozen language model knows without reading, 0 to 1.
       questions: number of questions drawn per person; duplicates are removed.
       hops: lengths of the chains; each length is as frequent as the comparisons.
+      changed: relations whose passages are out of date (`corpus.outdated`): the frozen language
+        model knows their current facts, and in a chain they come last.
 
     Raises:
-      UserError: the size is too small for three splits, or exceeds the name banks.
+      UserError: the size is too small for three splits, or exceeds the name banks; or a relation
+        cannot change.
     """
+    _check_changed(changed)
     if size < 40:
         raise UserError(f"world size {size} is too small for three splits: use at least 40")
     # A string seed is hashed with SHA-512: equal seeds of different sizes give unrelated worlds.
     # All draws share this generator, so that the order of the calls below determines the world.
     rng = random.Random(f"world {seed} {size}")
     facts: dict[str, dict[str, str]] = {}
+    written: dict[str, dict[str, str]] = {}  # what the passages state
     kinds: dict[str, str] = {}
     parts = {}
     # The splits share these iterators, so that no name is taken twice.
@@ -138,19 +148,31 @@ def generate(
     for split, share in SPLITS.items():
         part = populate(cast, max(8, round(size * share)))
         kinds |= {name: kind for kind, members in part.items() for name in members}
-        facts |= relate(rng, part)
+        current = relate(rng, part)
+        facts |= current
+        written |= former_facts(seed, current, part, OBJECTS, changed)
         parts[split] = part
     # 2. The passages of all splits form one corpus.
-    passages, source = write_passages(rng, facts, kinds)
+    passages, source = write_passages(rng, written, kinds)
     # 3. Questions, each from the facts of one split.
     questions_of = {
-        split: ask(rng, split, part, facts, source, questions * len(part["person"]), hops)
+        split: ask(rng, split, part, facts, source, questions * len(part["person"]), hops, changed)
         for split, part in parts.items()
     }
     # 4. `source` keeps the order of insertion, so that equal seeds draw equal famous facts.
-    famous_facts = frozenset(pair for pair in source if rng.random() < famous)
+    famous_facts = frozenset(pair for pair in source if rng.random() < famous or pair[1] in changed)
     # Without the shuffle, passages of one entity and of one split would be neighbors in the corpus.
     return World(tuple(shuffled(rng, passages)), questions_of, facts, source, famous_facts)
+
+
+def _check_changed(changed: Sequence[str]) -> None:
+    allowed = [relation for relation, kind in OBJECTS.items() if kind in CLUSTERS]
+    for relation in changed:
+        if relation not in allowed:
+            raise UserError(
+                f"the relation {relation!r} of the generated world cannot change: use some of "
+                f"{', '.join(allowed)}"
+            )
 
 
 def entity_names(rng: random.Random, kind: str) -> list[str]:
@@ -225,6 +247,7 @@ def ask(
     source: Mapping[tuple[str, str], str],
     count: int,
     hops: Sequence[int],
+    changed: Sequence[str] = (),
 ) -> tuple[Question, ...]:
     """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
 
@@ -236,16 +259,18 @@ def ask(
       source: ids of the passages that contain each fact; they are the gold passages.
       count: number of draws; duplicates and failed draws are dropped.
       hops: lengths of the chains.
+      changed: relations whose passages are out of date, and therefore not gold.
     """
     questions: dict[str, Question] = {}
     for i in range(count):
         # Length 0 stands for a comparison.
         length = [*hops, 0][i % (len(hops) + 1)]
-        draft = chain(rng, part, facts, length) if length else compare(rng, part, facts)
+        draft = chain(rng, part, facts, length, changed) if length else compare(rng, part, facts)
         if draft is None or draft.text in questions:
             continue
         # Two facts may be in one passage, such as the director and the year of a film.
-        gold = tuple(dict.fromkeys(source[pair] for pair in draft.pairs))
+        stated = [pair for pair in draft.pairs if pair[1] not in changed]
+        gold = tuple(dict.fromkeys(source[pair] for pair in stated))
         questions[draft.text] = Question(
             id=f"{split}-{len(questions):05d}",
             text=draft.text,
@@ -275,6 +300,7 @@ def chain(
     part: Mapping[str, Sequence[str]],
     facts: Mapping[str, Mapping[str, str]],
     hops: int,
+    last: Sequence[str] = (),
 ) -> Draft | None:
     """Draws a chain of `hops` relations from a random entity; None if it visits an entity twice.
 
@@ -283,13 +309,16 @@ def chain(
       part: entities of the split, by kind.
       facts: objects by entity and relation.
       hops: number of relations.
+      last: relations that can only end a chain.
     """
     start = pick(rng, part[pick(rng, ("film", "person", "company", "city"))])
     phrase, at, visited, steps, pairs, relation = start, start, {start}, [], [], ""
     for hop in range(hops):
         # Only entities have facts: a year or a country can only end a chain.
         options = [
-            r for r in facts.get(at, {}) if hop + 1 == hops or RELATIONS[r].object in CLUSTERS
+            r
+            for r in facts.get(at, {})
+            if hop + 1 == hops or (RELATIONS[r].object in CLUSTERS and r not in last)
         ]
         if not options:
             return None

@@ -29,7 +29,11 @@ STYLE = "mao_arag_tiny"
 def make_world(settings: WorldData) -> World:
     """Generates the world of some settings."""
     return generate(
-        settings.seed, settings.size, famous=settings.famous_fraction, hops=settings.hops
+        settings.seed,
+        settings.size,
+        famous=settings.famous_fraction,
+        hops=settings.hops,
+        changed=settings.changed,
     )
 
 
