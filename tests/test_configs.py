@@ -27,7 +27,7 @@ FILES = sorted(CONFIGS.glob("**/*.py"))
 FULL = (*PAPERS, "coda:code", "coda:alone", "mao_arag:code", "mmoa_rag:code", "opera:code")
 TINY = [f"tiny/{file.stem}" for file in FILES if file.parent.name == "tiny"]
 REAL = [f"smollm2/{file.stem}" for file in FILES if file.parent.name == "smollm2"]
-PRESETS = ("tiny/one_module:bgm", "tiny/search_r1:ppo")
+PRESETS = ("tiny/c3po:changed", "tiny/one_module:bgm", "tiny/search_r1:ppo")
 GIVEN = {
     "policy": "models/policy",
     "index.encoder": "models/encoder",
@@ -385,3 +385,8 @@ def test_an_unknown_metric_is_refused_unless_registered(monkeypatch):
         dataclasses.replace(job, recipe=recipe)
     monkeypatch.setitem(METRICS, "mine", lambda answer, answers: 1.0)
     assert dataclasses.replace(job, recipe=recipe).recipe.metric == "mine"
+
+
+def test_a_preset_that_does_not_exist_is_named():
+    with pytest.raises(UserError, match=r"c3po.py:other: get_config\(\) has no 'other'"):
+        load("tiny/c3po:other", {})

@@ -2,6 +2,7 @@
 
     ragrl quickstart                                    (or)
     ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po
+    ragrl quickstart --config=configs/tiny/c3po.py:changed      (facts have changed, see below)
 
 Chen et al. 2025, "C-3PO". From the paper: the tree, Monte Carlo credit, PPO with a separate
 critic, and the KL coefficient. Scaled to the model: learning rates and batch.
@@ -9,8 +10,22 @@ critic, and the KL coefficient. Scaled to the model: learning rates and batch.
 
 from ml_collections import ConfigDict
 
+WORLDS = {
+    # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
+    "stable": {"seed": 0, "size": 240, "famous_fraction": 0.3},
+    # The reader also knows these relations, of which the passages are out of date: a search
+    # misleads it. Each of the three strategies is the best one for some of the questions.
+    "changed": {
+        "seed": 0,
+        "size": 240,
+        "famous_fraction": 0.3,
+        "hops": (1, 1, 2, 2, 3),
+        "changed": ("mayor", "employer", "spouse", "seat"),
+    },
+}
 
-def get_config() -> ConfigDict:
+
+def get_config(world: str = "stable") -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
@@ -18,8 +33,7 @@ def get_config() -> ConfigDict:
             "mesh": (),  # the first device
             "compute_dtype": "float32",
             "remat": "none",  # a small model: activations fit in memory
-            # A synthetic corpus about 240 people. The reader has memorized 30 % of its facts.
-            "data": {"world": {"seed": 0, "size": 240, "famous_fraction": 0.3}},
+            "data": {"world": WORLDS[world]},
             "index": {"encoder": "hashed", "kind": "scann"},
             # The rule-based reader of the synthetic corpus, in place of a frozen language model.
             "llm": {"kind": "world_reader", "max_documents": 5, "noise": 0.1, "confusion": 0.35},

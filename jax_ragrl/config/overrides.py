@@ -102,7 +102,10 @@ def _read_config(
         values(argv)
         config: Any = values.config
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
-        raise UserError(f"config {file}: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        if isinstance(error, KeyError):
+            reason = f"get_config() has no {reason}: change the text after the colon"
+        raise UserError(f"config {file}: {reason}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(
             f"config {file}: get_config() returns {type(config).__name__}: return a ConfigDict of "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tqdm
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.report.build import build_report
@@ -50,7 +52,7 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
     models = acting_models(train(with_first_evaluation(job), components, workdir))
     runs = evaluations(job, components, models, questions, "trained")
-    after = {row: run_evaluation() for row, run_evaluation in runs.items()}
+    after = {row: timed(row, job.recipe.metric, run) for row, run in runs.items()}
     # Raises before anything is written, so that a repeated call evaluates again.
     for row, result in after.items():
         result.check_answered()
@@ -139,7 +141,7 @@ def evaluate_baselines(
     for name, run_evaluation in baselines(job, components, questions).items():
         if name in rows:
             continue
-        result = run_evaluation()
+        result = timed(name, job.recipe.metric, run_evaluation)
         # A system without any answer must not be stored: its score would never be measured again.
         result.check_answered()
         write_predictions(file.parent, name, questions, result)
@@ -147,6 +149,23 @@ def evaluate_baselines(
         # After each system, so that an interrupted run repeats one at most.
         on_process_zero(lambda: write_json(file, rows))
     return rows
+
+
+def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result:
+    """Runs an evaluation and prints a line with its score and duration.
+
+    Args:
+      row: the name of the evaluated system.
+      metric: the metric of the line.
+      run_evaluation: the evaluation.
+    """
+    start = time.perf_counter()
+    result = run_evaluation()
+    score, seconds = result.summary()[metric], time.perf_counter() - start
+    questions = len(result.scores[metric])
+    line = f"{row}: {METRIC_NAMES.get(metric, metric)} {score} on {questions} questions"
+    on_process_zero(lambda: tqdm.tqdm.write(f"{line}, {seconds:.0f} s", file=sys.stderr))
+    return result
 
 
 def baselines(
