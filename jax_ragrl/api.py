@@ -20,6 +20,7 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.rewards import leaf_rewards
 from jax_ragrl.rollout.trace import transcript
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import Result
@@ -124,7 +125,7 @@ def train(
     components = _components(job, folder, questions, retriever, llm)
     # The loop writes checkpoints; the trained policies are then read from the newest one.
     loop.train(job, components, folder)
-    return _with_trained_policies(job, components, folder)
+    return _with_trained_policies(job, components, RunCheckpoint(folder))
 
 
 def open_run(
@@ -134,10 +135,10 @@ def open_run(
     retriever: Retriever | None = None,
     llm: FrozenLLM | None = None,
 ) -> TrainedRun:
-    """Opens a run with the policies of its newest checkpoint.
+    """Opens a run with the policies of a checkpoint.
 
     Args:
-      workdir: the folder of the run.
+      workdir: the folder of the run; `RUN@best` selects its best checkpoint, `RUN@STEP` another.
       questions: see `train`.
       retriever: see `train`.
       llm: see `train`.
@@ -145,11 +146,11 @@ def open_run(
     Raises:
       UserError: the folder holds no run, or no checkpoint.
     """
-    folder = local(workdir)
+    run = parse_run(workdir)
     # Only the saved config is needed: the config file may have changed since.
-    job = load_job(load_saved_config(folder / "config.json"))
-    components = _components(job, folder, questions, retriever, llm)
-    return _with_trained_policies(job, components, folder)
+    job = load_job(load_saved_config(run.folder / "config.json"))
+    components = _components(job, run.folder, questions, retriever, llm)
+    return _with_trained_policies(job, components, run)
 
 
 def evaluate(run: TrainedRun, questions: Sequence[Question]) -> Result:
@@ -196,6 +197,6 @@ def _components(
     return build_components(job, workdir, questions=fixed, retriever=retriever, llm=llm)
 
 
-def _with_trained_policies(job: Job, components: Components, workdir: pathlib.Path) -> TrainedRun:
-    policies = trained_policies(job, components.policies, workdir)
-    return TrainedRun(job, components._replace(policies=policies), workdir)
+def _with_trained_policies(job: Job, components: Components, run: RunCheckpoint) -> TrainedRun:
+    policies = trained_policies(job, components.policies, run)
+    return TrainedRun(job, components._replace(policies=policies), run.folder)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from jax_ragrl.run.components import Components
     from jax_ragrl.run.config import Job
 
-WORKDIR = "folder of a run whose trained policy answers (default: the policy of --config)"
+WORKDIR = (
+    "folder of a run whose trained policy answers, or RUN@best, or RUN@STEP (default: the policy "
+    "of --config)"
+)
 
 
 def add_commands(command: AddCommand) -> None:
@@ -46,7 +49,7 @@ def _add_serve_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_export_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("workdir", type=local, help="folder of the run")
+    sub.add_argument("workdir", type=local, help="folder of the run, or RUN@best")
     sub.add_argument("--out", type=local, required=True, help="output folder")
     sub.add_argument("--policy", help="name of the policy, required if the run has several")
     dtypes = ("bfloat16", "float16", "float32")
@@ -69,6 +72,7 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
     import tempfile
 
     from jax_ragrl.config.snapshot import load_saved_config
+    from jax_ragrl.run.checkpoint_name import parse_run
     from jax_ragrl.run.components import build_components
     from jax_ragrl.run.config import load_job
     from jax_ragrl.run.inference import trained_policies
@@ -78,22 +82,23 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
         parts = build_components(job, folder)
         if not run:
             return parts
-        return parts._replace(policies=trained_policies(job, parts.policies, folder))
+        return parts._replace(policies=trained_policies(job, parts.policies, run))
 
-    run, arguments = options.workdir, options.config
+    run = parse_run(options.workdir) if options.workdir else None
+    arguments = options.config
     # The run fixes its config file; a second one could differ from it.
     if run and not all(a.startswith("--config.") for a in arguments):
         raise UserError("--workdir uses the config of its run: leave --config=FILE out")
     if run:
-        values = load_saved_config(run / "config.json")
+        values = load_saved_config(run.folder / "config.json")
         override(values, arguments)
-        enable_compile_cache(run)
+        enable_compile_cache(run.folder)
     else:
         values = load_config(DEFAULT_CONFIG, arguments)
     job = load_job(values)
     # Without a run, the index is built in a temporary folder.
     with tempfile.TemporaryDirectory() as folder:
-        yield values, job, load_parts(run or pathlib.Path(folder))
+        yield values, job, load_parts(run.folder if run else pathlib.Path(folder))
 
 
 def run_ask(options: argparse.Namespace) -> None:

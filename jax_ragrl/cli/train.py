@@ -19,7 +19,7 @@ from jax_ragrl.cli.common import (
     print_json,
 )
 from jax_ragrl.config.arguments import natural
-from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 
@@ -55,6 +55,11 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument(
         "--workdir", type=local, required=True, help="folder of the run; an existing run resumes"
     )
+    start = (
+        "start from the trained policies of another run, with a fresh optimizer: RUN, RUN@best or "
+        "RUN@STEP. Without --config=FILE, its config is used"
+    )
+    sub.add_argument("--from", dest="start_from", default="", metavar="RUN", help=start)
     summary = "train several systems with several seeds and tabulate the gains"
     _add_trial_options(command("trials", run_trials, summary, takes_config=True))
     summary = "train arms of an experiment over several seeds and compare them"
@@ -128,7 +133,7 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Job
 
 
 def run_train(options: argparse.Namespace) -> None:
-    values = load_config(None, options.config)
+    values = _train_values(options.start_from, options.config)
     from jax_ragrl.runtime.multihost import join
 
     join()  # jax.distributed must start before JAX looks for devices
@@ -140,6 +145,21 @@ def run_train(options: argparse.Namespace) -> None:
     job = claim_workdir(values, options.workdir)
     enable_compile_cache(options.workdir)
     train(job, build_components(job, options.workdir), options.workdir)
+
+
+def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The config of `train`; `--from` alone takes that of its run."""
+    if not start_from:
+        return load_config(None, arguments)
+    from jax_ragrl.config.snapshot import load_saved_config
+    from jax_ragrl.run.checkpoint_name import parse_run
+
+    if all(text.startswith("--config.") for text in arguments):
+        values = load_saved_config(parse_run(start_from).folder / "config.json")
+        override(values, arguments)
+    else:
+        values = load_config(None, arguments)
+    return values | {"start_from": start_from}
 
 
 def run_trials(options: argparse.Namespace) -> None:

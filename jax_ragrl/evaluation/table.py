@@ -39,6 +39,7 @@ from jax_ragrl.rollout.costs import FREE, Prices
 from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.system import System
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
 from jax_ragrl.run.components import (
     PolicyLoader,
     load_llm,
@@ -319,7 +320,7 @@ def system_result(
       questions: questions to answer.
     """
     system, sampler = (
-        load_run_system(pathlib.Path(name.removeprefix(RUN)), context.overrides)
+        load_run_system(parse_run(name.removeprefix(RUN)), context.overrides)
         if name.startswith(RUN)
         else build_system(name, context, models)
     )
@@ -354,22 +355,22 @@ def build_system(
 
 
 def load_run_system(
-    workdir: pathlib.Path, overrides: Sequence[str] = ()
+    run: RunCheckpoint, overrides: Sequence[str] = ()
 ) -> tuple[System, PolicySampler]:
-    """Loads the system of a run's config and the policies of its newest checkpoint.
+    """Loads the system of a run's config and the policies of a checkpoint.
 
     The retriever and the frozen language model come from the table. `overrides`: see
     `TableSettings`.
     """
-    values = load_saved_config(workdir / "config.json")
+    values = load_saved_config(run.folder / "config.json")
     # The checkpoint has the policies of the original job; the modified job only acts with them.
     job, acting = load_job(values), job_with_overrides(values, overrides)
     if unknown := sorted({*acting.policy_of.values()} - {*job.policy_of.values()}):
         raise UserError(
-            f"{workdir} has no policy {unknown[0]!r}: leave out the overrides that need it"
+            f"{run.folder} has no policy {unknown[0]!r}: leave out the overrides that need it"
         )
     policies, tokenizer = load_policies(job, mesh_for(job))
-    models = for_sampling(trained_policies(job, policies, workdir))
+    models = for_sampling(trained_policies(job, policies, run))
     system = acting.recipe.evaluation_system
     return system, PolicySampler(models, tokenizer, acting.shapes, greedy=True)
 
@@ -399,7 +400,7 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
     """
     runs = tuple(name for name in settings.systems if name.startswith(RUN))
     for name in runs:
-        values = load_saved_config(pathlib.Path(name.removeprefix(RUN)) / "config.json")
+        values = load_saved_config(parse_run(name.removeprefix(RUN)).folder / "config.json")
         if settings.overrides:
             job_with_overrides(values, settings.overrides)
     if settings.overrides and not runs:

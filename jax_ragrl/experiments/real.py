@@ -13,10 +13,13 @@ The last stage is the honest alternative to reinforcement learning. Every stage 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from jax_ragrl.experiments.experiment import paired_gain, quickstart, result_row
 from jax_ragrl.experiments.progress import (
@@ -75,6 +78,7 @@ def real_quickstart(
         job = claim_workdir({**values, "policy": str(warm)}, workdir)
         summary = quickstart(job, workdir)
         # 6. The warm start, continued by supervision for as long as the training took.
+        free_memory()
         steps = equal_time_steps(workdir)
         run = dataclasses.replace(run, policy=str(warm), steps=steps)
         row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
@@ -113,6 +117,12 @@ def _trained_on(run: WarmStart, demos: pathlib.Path, out: pathlib.Path) -> pathl
         data = dataclasses.replace(run.data, demos=str(demos))
         warm_start(dataclasses.replace(run, data=data), out)
     return out / "checkpoint"
+
+
+def free_memory() -> None:
+    """Releases the models and programs of the stages that have ended."""
+    gc.collect()
+    jax.clear_caches()
 
 
 def equal_time_steps(workdir: pathlib.Path) -> int:

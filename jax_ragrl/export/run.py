@@ -11,10 +11,10 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.weights import ExportResult, export, export_adapter
-from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import check_new
+from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import load_policies, policy_folder
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.inference import trained_policies
@@ -53,14 +53,15 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
       UserError: there is no such run or policy, the export reads back with other logits, or the
         Hub does not accept the upload.
     """
-    values = load_saved_config(settings.workdir / "config.json")
+    run = parse_run(settings.workdir)
+    values = load_saved_config(run.folder / "config.json")
     job = load_job(values)
     name = policy_name(job, settings.policy)
     check_new(settings.out)  # before the repository, so that no empty one is left behind
     target = reserve(settings.push_to, public=settings.public) if settings.push_to else None
     # On one device, because the run's mesh may need a larger machine. In float32, so that merging
     # an adapter loses no precision.
-    policies = trained_policies(job, load_policies(job, None, "float32")[0], settings.workdir)
+    policies = trained_policies(job, load_policies(job, None, "float32")[0], run)
     model = dict(job.policies).get(name, job.policy)
     result = _export_weights(settings, policies[name], model)
     facts = CardFacts(
@@ -68,8 +69,8 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
         values=values,
         policy=name,
         base=base_model(model, policy_folder(model)),
-        steps=Checkpoints(settings.workdir).latest() or 0,
-        result=result_lines(settings.workdir),
+        steps=run.open()[1],
+        result=result_lines(run.folder),
         adapter=settings.adapter,
         name=target.name if target else settings.out.name,
     )

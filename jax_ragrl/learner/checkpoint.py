@@ -20,6 +20,8 @@ from jax_ragrl.runtime.multihost import on_process_zero
 
 T = TypeVar("T")
 
+BEST = "best"  # the folder of the policies with the best score, see `training/best.py`
+
 
 class DamagedCheckpointError(UserError):
     """The files of a checkpoint cannot be read, or hold other values than were saved."""
@@ -28,15 +30,19 @@ class DamagedCheckpointError(UserError):
 class Checkpoints:
     """The checkpoints of a run directory: `checkpoints/<step>`, written atomically."""
 
-    def __init__(self, workdir: pathlib.Path, keep: int = 2):
+    def __init__(self, workdir: pathlib.Path, subfolder: str = "checkpoints", *, keep: int = 2):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         # Orbax requires absolute paths.
-        self.folder = (workdir / "checkpoints").resolve()
+        self.folder = (workdir / subfolder).resolve()
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def latest(self) -> int | None:
         """Returns the newest complete step; None if there is none."""
         return on_process_zero(self._manager.latest_step)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all complete checkpoints, ascending."""
+        return sorted(on_process_zero(self._manager.all_steps))
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves in the background; `latest` ignores unfinished checkpoints.
@@ -64,7 +70,7 @@ class Checkpoints:
         Raises `UserError` if the checkpoint has other array shapes, `DamagedCheckpointError` if it
         is damaged.
         """
-        meta = self._meta(step)
+        meta = self.meta(step)
         self._check(step, meta["shapes"], shapes_of(like))
         return self._read(step, like, meta), meta
 
@@ -110,11 +116,12 @@ class Checkpoints:
 
     def restore_part(self, step: int, like: Any) -> Any:
         """Restores only the paths that `like` has; the other arrays are not read."""
-        shapes, meta = shapes_of(like), self._meta(step)
+        shapes, meta = shapes_of(like), self.meta(step)
         self._check(step, {k: v for k, v in meta["shapes"].items() if k in shapes}, shapes)
         return self._read(step, like, meta)
 
-    def _meta(self, step: int) -> dict[str, Any]:
+    def meta(self, step: int) -> dict[str, Any]:
+        """Returns the JSON object of a checkpoint; `DamagedCheckpointError` if it is damaged."""
         item = ocp.args.Composite(meta=ocp.args.JsonRestore())
         meta = self._reading(step, lambda: self._manager.restore(step, args=item)["meta"])
         if not isinstance(meta, dict) or not isinstance(meta.get("shapes"), dict):

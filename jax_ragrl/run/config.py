@@ -194,6 +194,8 @@ class Job:
         template knows thinking (Qwen3). `off`: the template is asked for a prompt without
         thinking. `on`: the block is sampled and trained, and removed before the action is parsed.
         Roles that may write certain tokens only (`allowed_token_regex`) never think.
+      start_from: a run whose trained policies this run starts from: `RUN`, `RUN@best` (on dev
+        questions) or `RUN@STEP`; empty: the run starts from `policy`.
       policies: pairs of a policy or role and a folder. A role that is named here has its own
         policy.
       lora: adapters to train; None: all weights are trained.
@@ -222,6 +224,7 @@ class Job:
     packing: Layout = Layout()
     policy: str = TINY
     thinking: Thinking = "off"
+    start_from: str = ""
     policies: tuple[tuple[str, str], ...] = ()
     lora: LoRAConfig | None = None
     schedule: Schedule = Schedule()

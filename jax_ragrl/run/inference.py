@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Mapping, Sequence
 
-from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.learner.state import restored_decoders
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.rollout.collect import Environment, collect
@@ -16,6 +13,7 @@ from jax_ragrl.rollout.policy import PolicySampler, SamplerModels
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import transcript
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import Result, evaluate
@@ -23,24 +21,21 @@ from jax_ragrl.types import Question
 
 
 def trained_policies(
-    job: Job, decoders: Mapping[str, Decoder], workdir: pathlib.Path
+    job: Job, decoders: Mapping[str, Decoder], run: RunCheckpoint
 ) -> dict[str, Decoder]:
-    """Loads the policies of the newest checkpoint.
+    """Loads the policies of a checkpoint.
 
     Args:
       job: the run.
       decoders: the policies before training, by name; they give the shapes and frozen weights.
-      workdir: the folder of the run.
+      run: the folder of the run and the name of the checkpoint.
 
     Raises:
-      UserError: there is no checkpoint.
+      UserError: there is no such checkpoint.
     """
-    checkpoints = Checkpoints(workdir)
-    newest = checkpoints.latest()
-    if newest is None:
-        raise UserError(f"{checkpoints.folder} holds no checkpoint: run 'ragrl train' first")
+    checkpoints, step = run.open()
     # Only the parameters are read: optimizer state and critics are not needed.
-    read = functools.partial(checkpoints.restore_part, newest)
+    read = functools.partial(checkpoints.restore_part, step)
     return restored_decoders(
         decoders, job.objective, read, compute=job.compute_dtype, remat=job.remat
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus.questions import Batches, question_batches
 from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
@@ -37,15 +38,17 @@ from jax_ragrl.rollout.pipelining import pipelined_rollout
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import Components
-from jax_ragrl.run.config import Job
+from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.guards import RunMonitor
-from jax_ragrl.run.inference import evaluate_models
+from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.training.best import BestPolicies
 from jax_ragrl.training.log import Clock, open_log
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
@@ -75,6 +78,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
+        best = files.enter_context(contextlib.closing(BestPolicies(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)
         log = open_log(workdir, start, job.run.steps, job.run.wandb_project)
         files.enter_context(contextlib.closing(log))
@@ -83,7 +87,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
         if start == 0 and job.run.eval_before_training:
-            log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None)
+            metrics = dev_metrics(job, parts, policies, monitor, workdir, 0)
+            log.write(0, metrics, None)
+            best.offer(0, metrics.get("eval/accuracy"), policies)
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -110,6 +116,8 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             # 4. Stop a diverging run, or save.
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
+            if monitor.is_healthy:
+                best.offer(step + 1, metrics.get("eval/accuracy"), policies)
             if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last or stop):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
             if stop and not last:
@@ -145,6 +153,8 @@ def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints
 ) -> tuple[int, Policies, Batches]:
     """Returns the steps that are finished, and policies and questions after them."""
+    if checkpoints.latest() is None and job.start_from:
+        parts = branched(job, parts)
     policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
@@ -154,6 +164,22 @@ def _start_or_resume(
     start, states, meta = checkpoints.restore_newest(trained_state(policies))
     data.set_state(meta["data"])
     return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, data
+
+
+def branched(job: Job, parts: Components) -> Components:
+    """Returns the components with the trained policies of the run `job.start_from`.
+
+    Args:
+      job: the config of the new run.
+      parts: its components; frozen models with the weights of its policies are no longer their
+        twins.
+
+    Raises:
+      UserError: there is no such run or checkpoint, or its policies have other shapes.
+    """
+    run = parse_run(job.start_from)
+    origin = load_job(load_saved_config(run.folder / "config.json"))
+    return parts._replace(policies=trained_policies(origin, parts.policies, run), frozen_twins={})
 
 
 def prepare_policies(

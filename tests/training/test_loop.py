@@ -18,6 +18,7 @@ from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run import inference
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.components import build_components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.training import loop
@@ -120,7 +121,7 @@ def test_policies_are_restored_without_optimizer_state(
         state_module, "_optimizer_state", lambda *_: pytest.fail("builds an optimizer state")
     )
     monkeypatch.setattr(Checkpoints, "restore", lambda *_: pytest.fail("reads the complete state"))
-    decoder = inference.trained_policies(job, parts.policies, folder)["policy"]
+    decoder = inference.trained_policies(job, parts.policies, RunCheckpoint(folder))["policy"]
     saved = state["policy"].policy.params["policy"]
     np.testing.assert_array_equal(jax.device_get(decoder.embed[...]), saved["embed"][...])
     assert decoder.config.dtype == job.compute_dtype

@@ -7,6 +7,7 @@ import functools
 import json
 import pathlib
 import random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.trace import trees
 from jax_ragrl.rollout.tree import build_forest
 from jax_ragrl.run import inference
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job, load_recipe
 from jax_ragrl.run.evaluate import Result, Trace
@@ -60,13 +62,18 @@ def test_a_step_of_failed_questions_trains_nothing(system: str):
     assert trees(forest, credit_N, 2) == []
 
 
+def small_values(folder: pathlib.Path, **changes: object) -> dict[str, Any]:
+    """Returns the config of CoDA with a policy in `folder`; `changes` are keys of `run`."""
+    values = SMALL | {"policy": folder / "policy"} | {f"run.{k}": v for k, v in changes.items()}
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    return load_config(CONFIGS / "tiny" / "coda.py", overrides)
+
+
 def small_run(folder: pathlib.Path, **changes: object) -> tuple[Job, Components]:
     """Returns a job of CoDA in a directory, and its components."""
     tokenizer().save(folder / "tokenizer")
-    base = save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
-    values = SMALL | {"policy": base} | {f"run.{key}": value for key, value in changes.items()}
-    overrides = [f"--config.{key}={value}" for key, value in values.items()]
-    job = load_job(load_config(CONFIGS / "tiny" / "coda.py", overrides))
+    save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    job = load_job(small_values(folder, **changes))
     return job, build_components(job, folder)
 
 
@@ -192,6 +199,6 @@ def test_diverged_parameters_stop_the_run_and_checkpoints_remain(
         loop.train(job, parts, tmp_path)
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest() == 3
-    state = inference.trained_policies(job, parts.policies, tmp_path)
+    state = inference.trained_policies(job, parts.policies, RunCheckpoint(tmp_path))
     weights = jax.device_get(jax.tree.leaves(nnx.state(state[next(iter(state))], nnx.Param)))
     assert all(np.isfinite(x).all() for x in weights)

@@ -1,0 +1,51 @@
+"""A run and one of its checkpoints: `RUN`, `RUN@newest`, `RUN@best` or `RUN@STEP`."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+from jax_ragrl.config.schema import local
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner.checkpoint import BEST, Checkpoints
+
+NEWEST = "newest"
+
+
+class RunCheckpoint(NamedTuple):
+    """The folder of a run, and the name of a checkpoint: `newest`, `best` or a step."""
+
+    folder: pathlib.Path
+    name: str = NEWEST
+
+    def open(self) -> tuple[Checkpoints, int]:
+        """Returns the checkpoints of the run and the step of this one.
+
+        Raises:
+          UserError: the run has no such checkpoint.
+        """
+        subfolder = BEST if self.name == BEST else "checkpoints"
+        folder = self.folder / subfolder
+        if not folder.is_dir():  # Orbax would create it
+            raise UserError(f"{folder} holds no checkpoint: run 'ragrl train' first")
+        checkpoints = Checkpoints(self.folder, subfolder)
+        steps = checkpoints.steps()
+        step = int(self.name) if self.name.isdecimal() else max(steps, default=None)
+        if step not in steps:
+            have = f"only those of steps {', '.join(map(str, steps))}" if steps else "none"
+            raise UserError(f"{folder} has no checkpoint {self.name}, {have}: run 'ragrl train'")
+        return checkpoints, step
+
+
+def parse_run(text: str | pathlib.Path) -> RunCheckpoint:
+    """Parses `RUN[@CHECKPOINT]`; an existing folder may have an `@` in its name.
+
+    Raises:
+      UserError: the name of the checkpoint is not valid.
+    """
+    folder, at, name = str(text).rpartition("@")
+    if not at or local(text).exists():
+        return RunCheckpoint(local(text))
+    if name not in (NEWEST, BEST) and not name.isdecimal():
+        raise UserError(f"{text}: after the @ give {NEWEST}, {BEST} or the number of a step")
+    return RunCheckpoint(local(folder), name)

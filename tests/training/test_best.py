@@ -1,0 +1,107 @@
+"""The best policies of a run on dev questions, and runs that start from them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli import train as train_command
+from jax_ragrl.config.snapshot import save_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
+from jax_ragrl.run.config import load_job
+from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.training import loop
+from tests.training.test_outage import result, roll_out_nothing, small_run, small_values
+
+
+def moved(policies, step: int):
+    """Returns policies whose parameters all equal `step + 1`."""
+    full = lambda x: jax.device_put(np.full(x.shape, step + 1, x.dtype), x.sharding)  # noqa: E731
+    return {
+        name: policy.with_state(
+            policy=policy.state.policy._replace(
+                params=jax.tree.map(full, policy.state.policy.params)
+            )
+        )
+        for name, policy in policies.items()
+    }
+
+
+@pytest.fixture
+def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """A run of five steps whose second and third steps have the best score; each step is saved."""
+    job, parts = small_run(tmp_path, steps=5, dev_questions=2, eval_every=1)
+    save_config(tmp_path / "config.json", small_values(tmp_path, steps=5))
+    scores = [0.25, 0.75, 0.75, np.nan, 0.5]
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
+    monkeypatch.setattr(
+        loop, "learn", lambda job, policies, forest, turns, roles, step: (moved(policies, step), {})
+    )
+    loop.train(job, parts, tmp_path)
+    return job, parts, tmp_path
+
+
+def weights(run: RunCheckpoint, job, parts) -> set[float]:
+    """Returns the distinct parameters of a checkpoint."""
+    (decoder,) = trained_policies(job, parts.policies, run).values()
+    leaves = jax.device_get(jax.tree.leaves(nnx.state(decoder, nnx.Param)))
+    return {float(x) for leaf in leaves for x in np.unique(leaf)}
+
+
+@pytest.mark.parametrize(("name", "step"), [("", 5), ("@newest", 5), ("@4", 4), ("@best", 2)])
+def test_a_checkpoint_has_a_name(trained, name: str, step: int):
+    job, parts, folder = trained
+    assert weights(parse_run(f"{folder}{name}"), job, parts) == {step}
+
+
+def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(
+    trained, monkeypatch: pytest.MonkeyPatch
+):
+    _, parts, folder = trained
+    longer = load_job(small_values(folder, steps=7, dev_questions=2, eval_every=1))
+    scores = [0.75, 0.9]
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
+    loop.train(longer, parts, folder)
+    assert weights(parse_run(f"{folder}@best"), longer, parts) == {7}
+    assert [step for step in (5, 6, 7) if (folder / "best" / str(step)).exists()] == [7]
+
+
+def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factory):
+    _, parts, folder = trained
+    other = tmp_path_factory.mktemp("branch")
+    job = load_job(small_values(folder, steps=5) | {"start_from": f"{folder}@best"})
+    checkpoints = Checkpoints(other)
+    start, policies, _ = loop._start_or_resume(job, parts, checkpoints)
+    (policy,) = policies.values()
+    leaves = jax.device_get(jax.tree.leaves(policy.state.policy.params))
+    assert start == 0 and {float(x) for leaf in leaves for x in np.unique(leaf)} == {2}
+
+
+def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
+    folder = trained[2]
+    values = train_command._train_values(f"{folder}@best", ["--config.optimizer.policy_lr=0.5"])
+    assert values["start_from"] == f"{folder}@best"
+    assert values["optimizer"]["policy_lr"] == 0.5
+    assert values["run"]["steps"] == 5
+
+
+def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
+    folder = trained[2]
+    with pytest.raises(UserError, match="has no checkpoint 1, only those of steps 4, 5"):
+        parse_run(f"{folder}@1").open()
+    with pytest.raises(UserError, match="best holds no checkpoint"):
+        parse_run(f"{tmp_path / 'other'}@best").open()
+    with pytest.raises(UserError, match="after the @ give newest, best or"):
+        parse_run(f"{folder}@last")
+
+
+def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: pathlib.Path):
+    (tmp_path / "run@best").mkdir()
+    assert parse_run(tmp_path / "run@best") == RunCheckpoint(tmp_path / "run@best")
