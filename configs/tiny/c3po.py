@@ -20,7 +20,7 @@ WORLDS = {
         "size": 240,
         "famous_fraction": 0.3,
         "hops": (1, 1, 2, 2, 3),
-        "changed": ("mayor", "employer", "spouse", "seat"),
+        "outdated_relations": ("mayor", "employer", "spouse", "seat"),
     },
 }
 

@@ -24,8 +24,8 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument("--famous", type=float, default=0.3, help=famous)
     hops = "comma-separated numbers of hops of the questions"
     sub.add_argument("--hops", default="1,2,3,4", help=hops)
-    changed = "comma-separated relations whose passages are out of date, such as mayor,spouse"
-    sub.add_argument("--changed", default="", help=changed)
+    relations = "comma-separated relations whose passages are out of date, such as mayor,spouse"
+    sub.add_argument("--outdated", default="", help=relations)
     sub.add_argument(
         "--out", type=local, required=True, help="output folder: passages.jsonl and SPLIT.jsonl"
     )
@@ -96,8 +96,8 @@ def run_world(options: argparse.Namespace) -> None:
     from jax_ragrl.run.world_folder import save_world
 
     hops = tuple(parse_numbers(options.hops))
-    changed = tuple(filter(None, options.changed.split(",")))
-    settings = WorldData(options.seed, options.size, options.famous, hops, changed)
+    relations = tuple(filter(None, options.outdated.split(",")))
+    settings = WorldData(options.seed, options.size, options.famous, hops, relations)
     print(json.dumps(save_world(settings, options.out)))
 
 

@@ -19,24 +19,26 @@ Facts = Mapping[str, Mapping[str, str]]
 def former_facts(
     seed: int,
     facts: Facts,
-    part: Mapping[str, Sequence[str]],
+    parts: Sequence[Mapping[str, Sequence[str]]],
     objects: Mapping[str, str],
-    changed: Sequence[str],
+    outdated_relations: Sequence[str],
 ) -> dict[str, dict[str, str]]:
-    """Returns the facts of one split as its passages state them.
+    """Returns the facts as the passages state them.
 
     Args:
       seed: seed of the former values, which are drawn apart from those of the world.
       facts: current objects, by entity and relation.
-      part: entities of the split, by kind.
+      parts: entities of each split, by kind; a former object is of the split of its entity.
       objects: the kind of the objects of each relation.
-      changed: the relations whose facts have changed.
+      outdated_relations: the relations whose facts have changed.
     """
     rng = random.Random(f"former facts {seed}")
     former = {name: dict(of_name) for name, of_name in facts.items()}
-    for relation in changed:
-        for name, of_name in former.items():
-            if relation in of_name:
-                others = [x for x in part[objects[relation]] if x not in (name, of_name[relation])]
-                of_name[relation] = pick(rng, others) if others else of_name[relation]
+    for part in parts:
+        for name in (name for members in part.values() for name in members):
+            for relation in [r for r in facts[name] if r in outdated_relations]:
+                # Nobody is married to themselves, and a former value is not the current one.
+                not_former = {name, facts[name][relation]}
+                others = [x for x in part[objects[relation]] if x not in not_former]
+                former[name][relation] = pick(rng, others)
     return former

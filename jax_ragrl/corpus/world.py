@@ -114,7 +114,7 @@ def generate(
     famous: float = 0.3,
     questions: int = 12,
     hops: Sequence[int] = (1, 2, 3, 4),
-    changed: Sequence[str] = (),
+    outdated_relations: Sequence[str] = (),
 ) -> World:
     """Generates the encyclopedia of a seed.
 
@@ -125,53 +125,50 @@ def generate(
       famous: share of facts that the frozen language model knows without reading, 0 to 1.
       questions: number of questions drawn per person; duplicates are removed.
       hops: lengths of the chains; each length is as frequent as the comparisons.
-      changed: relations whose passages are out of date (`corpus.outdated`): the frozen language
-        model knows their current facts, and in a chain they come last.
+      outdated_relations: relations whose passages are out of date (`corpus.outdated`): the frozen
+        language model knows their current facts, and in a chain they come last.
 
     Raises:
       UserError: the size is too small for three splits, or exceeds the name banks; or a relation
         cannot change.
     """
-    _check_changed(changed)
+    _check_outdated(outdated_relations)
     if size < 40:
         raise UserError(f"world size {size} is too small for three splits: use at least 40")
     # A string seed is hashed with SHA-512: equal seeds of different sizes give unrelated worlds.
     # All draws share this generator, so that the order of the calls below determines the world.
     rng = random.Random(f"world {seed} {size}")
-    facts: dict[str, dict[str, str]] = {}
-    written: dict[str, dict[str, str]] = {}  # what the passages state
-    kinds: dict[str, str] = {}
-    parts = {}
     # The splits share these iterators, so that no name is taken twice.
     cast = {kind: iter(entity_names(rng, kind)) for kind in CLUSTERS}
     # 1. Entities and facts of each split. A fact never refers to an entity of another split.
-    for split, share in SPLITS.items():
-        part = populate(cast, max(8, round(size * share)))
-        kinds |= {name: kind for kind, members in part.items() for name in members}
-        current = relate(rng, part)
-        facts |= current
-        written |= former_facts(seed, current, part, OBJECTS, changed)
-        parts[split] = part
+    parts = {split: populate(cast, max(8, round(size * x))) for split, x in SPLITS.items()}
+    kinds = {name: kind for part in parts.values() for kind in part for name in part[kind]}
+    facts = {name: own for part in parts.values() for name, own in relate(rng, part).items()}
+    written = former_facts(seed, facts, tuple(parts.values()), OBJECTS, outdated_relations)
     # 2. The passages of all splits form one corpus.
     passages, source = write_passages(rng, written, kinds)
     # 3. Questions, each from the facts of one split.
     questions_of = {
-        split: ask(rng, split, part, facts, source, questions * len(part["person"]), hops, changed)
+        split: ask(
+            *(rng, split, part, facts, source),
+            *(questions * len(part["person"]), hops, outdated_relations),
+        )
         for split, part in parts.items()
     }
     # 4. `source` keeps the order of insertion, so that equal seeds draw equal famous facts.
-    famous_facts = frozenset(pair for pair in source if rng.random() < famous or pair[1] in changed)
+    known_facts = [x for x in source if rng.random() < famous or x[1] in outdated_relations]
     # Without the shuffle, passages of one entity and of one split would be neighbors in the corpus.
-    return World(tuple(shuffled(rng, passages)), questions_of, facts, source, famous_facts)
+    corpus = tuple(shuffled(rng, passages))
+    return World(corpus, questions_of, facts, source, frozenset(known_facts))
 
 
-def _check_changed(changed: Sequence[str]) -> None:
+def _check_outdated(outdated_relations: Sequence[str]) -> None:
     allowed = [relation for relation, kind in OBJECTS.items() if kind in CLUSTERS]
-    for relation in changed:
+    for relation in outdated_relations:
         if relation not in allowed:
             raise UserError(
-                f"the relation {relation!r} of the generated world cannot change: use some of "
-                f"{', '.join(allowed)}"
+                f"the relation {relation!r} of the generated world cannot be out of date: use "
+                f"some of {', '.join(allowed)}"
             )
 
 
@@ -247,7 +244,7 @@ def ask(
     source: Mapping[tuple[str, str], str],
     count: int,
     hops: Sequence[int],
-    changed: Sequence[str] = (),
+    outdated_relations: Sequence[str] = (),
 ) -> tuple[Question, ...]:
     """Draws up to `count` distinct questions: chains of each length and comparisons in turn.
 
@@ -259,17 +256,17 @@ def ask(
       source: ids of the passages that contain each fact; they are the gold passages.
       count: number of draws; duplicates and failed draws are dropped.
       hops: lengths of the chains.
-      changed: relations whose passages are out of date, and therefore not gold.
+      outdated_relations: relations whose passages are out of date, and therefore not gold.
     """
     questions: dict[str, Question] = {}
     for i in range(count):
         # Length 0 stands for a comparison.
         length = [*hops, 0][i % (len(hops) + 1)]
-        draft = chain(rng, part, facts, length, changed) if length else compare(rng, part, facts)
+        draft = _draw(rng, part, facts, length, outdated_relations)
         if draft is None or draft.text in questions:
             continue
         # Two facts may be in one passage, such as the director and the year of a film.
-        stated = [pair for pair in draft.pairs if pair[1] not in changed]
+        stated = [pair for pair in draft.pairs if pair[1] not in outdated_relations]
         gold = tuple(dict.fromkeys(source[pair] for pair in stated))
         questions[draft.text] = Question(
             id=f"{split}-{len(questions):05d}",
@@ -282,6 +279,17 @@ def ask(
             metadata={"pairs": [list(pair) for pair in draft.pairs]},
         )
     return tuple(questions.values())
+
+
+def _draw(
+    rng: random.Random,
+    part: Mapping[str, Sequence[str]],
+    facts: Mapping[str, Mapping[str, str]],
+    length: int,
+    last: Sequence[str],
+) -> Draft | None:
+    """A chain of `length` relations, or a comparison if it is 0; see `chain` and `compare`."""
+    return chain(rng, part, facts, length, last) if length else compare(rng, part, facts)
 
 
 @dataclasses.dataclass(frozen=True)

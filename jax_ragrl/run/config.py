@@ -57,14 +57,15 @@ class WorldData:
       size: the number of entities.
       famous_fraction: the fraction of facts that the world reader knows without documents.
       hops: the numbers of hops of the questions.
-      changed: relations whose passages are out of date, while the reader knows the current facts.
+      outdated_relations: relations whose passages are out of date, while the reader knows the
+        current facts.
     """
 
     seed: int = 0
     size: int = 240
     famous_fraction: float = 0.3
     hops: tuple[int, ...] = (1, 2, 3, 4)
-    changed: tuple[str, ...] = ()
+    outdated_relations: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

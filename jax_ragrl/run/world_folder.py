@@ -33,7 +33,7 @@ def make_world(settings: WorldData) -> World:
         settings.size,
         famous=settings.famous_fraction,
         hops=settings.hops,
-        changed=settings.changed,
+        outdated_relations=settings.outdated_relations,
     )
 
 

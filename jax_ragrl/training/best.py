@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 
@@ -9,36 +10,23 @@ from jax_ragrl.learner.checkpoint import BEST, Checkpoints
 from jax_ragrl.learner.policies import Policies
 
 
-class BestPolicies:
-    """Keeps the parameters of the best policies of a run so far.
+def keep_best(workdir: pathlib.Path, step: int, score: float, policies: Policies) -> None:
+    """Saves the parameters of the policies if their score is the best one of the run so far.
 
-    Optimizer states, critics and references are not kept: a run that starts from them
+    Optimizer states, critics and references are not kept: a run that starts from these policies
     (`start_from`) is a new run.
+
+    Args:
+      workdir: the folder of the run.
+      step: the number of finished updates.
+      score: the mean score on dev questions; nan is never the best.
+      policies: the policies after the step.
     """
-
-    def __init__(self, workdir: pathlib.Path) -> None:
-        """Opens the best checkpoint of a run folder, if there is one."""
-        self._checkpoints = Checkpoints(workdir, BEST, keep=1)
-        step = self._checkpoints.latest()
-        self.score = -math.inf if step is None else self._checkpoints.meta(step)["score"]
-
-    def offer(self, step: int, score: float | None, policies: Policies) -> None:
-        """Saves the policies if their score is above the best one so far.
-
-        Args:
-          step: the number of finished updates.
-          score: the mean score on dev questions; None or nan if the step has none.
-          policies: the policies after the step.
-        """
-        if score is None or not score > self.score:  # False for nan
-            return
-        self.score = score
-        params = {
-            name: {"policy": {"params": policy.state.policy.params}}
-            for name, policy in policies.items()
-        }
-        self._checkpoints.save(step, params, {"score": score})
-
-    def close(self) -> None:
-        """Waits for unfinished writes."""
-        self._checkpoints.close()
+    with contextlib.closing(Checkpoints(workdir, BEST, keep=1)) as checkpoints:
+        before = checkpoints.latest()
+        best = -math.inf if before is None else checkpoints.meta(before)["score"]
+        # A resumed run repeats evaluations, whose scores are equal and not above the best one.
+        if score > best:
+            states = {name: policy.state.policy for name, policy in policies.items()}
+            params = {name: {"policy": {"params": x.params}} for name, x in states.items()}
+            checkpoints.save(step, params, {"score": score})

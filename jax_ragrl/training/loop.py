@@ -48,7 +48,7 @@ from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.training.best import BestPolicies
+from jax_ragrl.training.best import keep_best
 from jax_ragrl.training.log import Clock, open_log
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
@@ -78,7 +78,6 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
-        best = files.enter_context(contextlib.closing(BestPolicies(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)
         log = open_log(workdir, start, job.run.steps, job.run.wandb_project)
         files.enter_context(contextlib.closing(log))
@@ -87,9 +86,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
         if start == 0 and job.run.eval_before_training:
-            metrics = dev_metrics(job, parts, policies, monitor, workdir, 0)
-            log.write(0, metrics, None)
-            best.offer(0, metrics.get("eval/accuracy"), policies)
+            log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None)
         for step in range(start, job.run.steps):
             questions, last = next(data), step + 1 == job.run.steps
             clock = Clock()
@@ -116,8 +113,6 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             # 4. Stop a diverging run, or save.
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
-            if monitor.is_healthy:
-                best.offer(step + 1, metrics.get("eval/accuracy"), policies)
             if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last or stop):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
             if stop and not last:
@@ -154,7 +149,7 @@ def _start_or_resume(
 ) -> tuple[int, Policies, Batches]:
     """Returns the steps that are finished, and policies and questions after them."""
     if checkpoints.latest() is None and job.start_from:
-        parts = branched(job, parts)
+        parts = start_components(job, parts)
     policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
     data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
@@ -166,7 +161,7 @@ def _start_or_resume(
     return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, data
 
 
-def branched(job: Job, parts: Components) -> Components:
+def start_components(job: Job, parts: Components) -> Components:
     """Returns the components with the trained policies of the run `job.start_from`.
 
     Args:
@@ -361,7 +356,7 @@ def dev_metrics(
     workdir: pathlib.Path,
     step: int,
 ) -> dict[str, float]:
-    """Evaluates the policies on the first dev questions and writes their predictions.
+    """Evaluates the policies on the first dev questions; keeps predictions and the best policies.
 
     Args:
       job: the run's config.
@@ -382,5 +377,7 @@ def dev_metrics(
     fractions = {f"strategy_frac/{k}": n / len(questions) for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
     monitor.check_evaluation(result.mean(metric), result.failures)
+    if monitor.is_healthy:
+        keep_best(workdir, step, result.mean(metric), policies)
     failures = {"eval/failed": float(result.finish_reasons["failed"])} if result.failures else {}
     return {"eval/accuracy": result.mean(metric), **fractions, **failures}

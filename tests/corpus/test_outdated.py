@@ -15,7 +15,7 @@ CHANGED = ("mayor", "employer", "spouse", "seat")
 
 @functools.cache
 def world() -> World:
-    return generate(0, 120, hops=(1, 1, 2, 2, 3), changed=CHANGED)
+    return generate(0, 120, hops=(1, 1, 2, 2, 3), outdated_relations=CHANGED)
 
 
 def relations(question: Question) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_changed_relation_only_ends_a_chain_and_its_passage_is_not_gold():
 
 
 def test_other_relations_keep_the_world_as_it_was():
-    same, changed = generate(3, 80), generate(3, 80, changed=("mayor",))
+    same, changed = generate(3, 80), generate(3, 80, outdated_relations=("mayor",))
     assert same.facts == changed.facts
     texts = {passage.id: passage for passage in changed.passages}
     different = {
@@ -82,5 +82,5 @@ def test_other_relations_keep_the_world_as_it_was():
 
 @pytest.mark.parametrize("relation", ["year", "owner", ""])
 def test_a_relation_that_cannot_change_is_refused(relation):
-    with pytest.raises(UserError, match="cannot change: use some of director"):
-        generate(0, 80, changed=(relation,))
+    with pytest.raises(UserError, match="cannot be out of date: use some of director"):
+        generate(0, 80, outdated_relations=(relation,))
