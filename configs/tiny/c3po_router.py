@@ -3,10 +3,10 @@
     ragrl quickstart --config=configs/tiny/c3po_router.py --workdir=runs/router
 
 Some relations have changed since the passages were written, and the reader knows their current
-facts: a search misleads it. For other questions one search or a plan of searches is best. The
-router is trained, and the other roles stay as they are: a rollout branches at the router only, whose
-actions are compared with each other (`credit=siblings`), without a critic. The gain over the best
-fixed strategy of the untrained policy is what routing is worth.
+facts: a search misleads it. For other questions one search or a plan of searches is best. Only the
+router is trained: a rollout branches at the router, whose actions are compared with each other
+(`credit=siblings`), without a critic. The gain over the best fixed strategy of the untrained policy
+is what routing is worth.
 """
 
 from ml_collections import ConfigDict

@@ -154,6 +154,7 @@ def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:
     from jax_ragrl.config.snapshot import load_saved_config
     from jax_ragrl.run.checkpoint_name import parse_run
 
+    # The saved config, because the file that it came from may have changed since.
     if all(text.startswith("--config.") for text in arguments):
         values = load_saved_config(parse_run(start_from).folder / "config.json")
         override(values, arguments)

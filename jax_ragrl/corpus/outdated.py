@@ -33,6 +33,7 @@ def former_facts(
       outdated_relations: the relations whose facts have changed.
     """
     rng = random.Random(f"former facts {seed}")
+    # Copies: the current facts remain those of the questions.
     former = {name: dict(of_name) for name, of_name in facts.items()}
     for part in parts:
         for name in (name for members in part.values() for name in members):

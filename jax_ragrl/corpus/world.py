@@ -156,6 +156,7 @@ def generate(
         for split, part in parts.items()
     }
     # 4. `source` keeps the order of insertion, so that equal seeds draw equal famous facts.
+    # One draw per fact in any case: outdated relations change no other famous fact.
     known_facts = [x for x in source if rng.random() < famous or x[1] in outdated_relations]
     # Without the shuffle, passages of one entity and of one split would be neighbors in the corpus.
     corpus = tuple(shuffled(rng, passages))

@@ -163,6 +163,7 @@ def timed(row: str, metric: str, run_evaluation: Callable[[], Result]) -> Result
     result = run_evaluation()
     score, seconds = result.summary()[metric], time.perf_counter() - start
     questions = len(result.scores[metric])
+    # A line, not a bar: evaluations follow each other, and output may go to a file.
     line = f"{row}: {METRIC_NAMES.get(metric, metric)} {score} on {questions} questions"
     on_process_zero(lambda: tqdm.tqdm.write(f"{line}, {seconds:.0f} s", file=sys.stderr))
     return result

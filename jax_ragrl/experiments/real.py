@@ -121,6 +121,7 @@ def _trained_on(run: WarmStart, demos: pathlib.Path, out: pathlib.Path) -> pathl
 
 def free_memory() -> None:
     """Releases the models and programs of the stages that have ended."""
+    # Arrays may be part of reference cycles, and programs keep constants and their own buffers.
     gc.collect()
     jax.clear_caches()
 

@@ -30,6 +30,7 @@ def split_minibatches(groups: Sequence[Group], spec: PolicySpec, rng: random.Ran
     count = min(spec.optimizer.minibatches, len(order))
     parts = [order[i::count] for i in range(count)]
     objective, roles, devices = spec.objective, spec.roles, data_parallel_size(spec.mesh)
+    # After the split, so that every group is in the minibatch that it would be in without this.
     kept = [with_gradient(part) for part in parts] if objective.skip_zero_advantage else parts
     share_PZ = [trained_share(objective, roles, *pair) for pair in zip(kept, parts, strict=True)]
     return Minibatches(
@@ -60,6 +61,7 @@ def trained_share(
       kept: the groups that are trained.
       part: all groups of the minibatch.
     """
+    # The loss of the groups that are left out is 0, but they count in the mean.
     kept_Z, all_Z = (_denominators(objective, roles, groups) for groups in (kept, part))
     return (kept_Z / np.maximum(all_Z, 1)).astype(np.float32)
 

@@ -170,6 +170,7 @@ def load_decoder(
         # A tied decoder has no tensor for its head, so none is read.
         config = dataclasses.replace(config, tie_embeddings=True)
     files = safetensors_io.locate(folder)
+    # Shapes are in the headers of the files: a wrong checkpoint fails before gigabytes are read.
     check_tensors(config, files)
     return Decoder.from_params(config, _load_params(config, files, mesh))
 
@@ -204,6 +205,7 @@ def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
 
 def full_name(name: str) -> str:
     """A tensor's name with the prefix `model.`, which a model saved without its head lacks."""
+    # `AutoModel` saves without the prefix, `AutoModelForCausalLM` with it.
     is_bare = name.startswith(("embed_tokens.", "layers.", "norm."))
     return f"model.{name}" if is_bare else name
 

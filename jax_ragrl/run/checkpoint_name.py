@@ -29,6 +29,7 @@ class RunCheckpoint(NamedTuple):
         if not folder.is_dir():  # Orbax would create it
             raise UserError(f"{folder} holds no checkpoint: run 'ragrl train' first")
         checkpoints = Checkpoints(self.folder, subfolder)
+        # An unfinished checkpoint, such as one that a run is writing, is not among them.
         steps = checkpoints.steps()
         step = int(self.name) if self.name.isdecimal() else max(steps, default=None)
         if step not in steps:
@@ -43,6 +44,7 @@ def parse_run(text: str | pathlib.Path) -> RunCheckpoint:
     Raises:
       UserError: the name of the checkpoint is not valid.
     """
+    # The last @ counts: a path may have others.
     folder, at, name = str(text).rpartition("@")
     if not at or local(text).exists():
         return RunCheckpoint(local(text))

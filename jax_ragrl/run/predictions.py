@@ -51,6 +51,7 @@ def prediction_rows(questions: Sequence[Question], result: Result) -> Iterator[d
       `id`, `question`, `gold` answers, `answer`, `scores`, `costs`, `finish_reason`, `strategy`,
       `faults`, `hops`, `kind`, `gold_passages`, `passages` and `steps`.
     """
+    # A generator: with traces and passages, all rows together may not fit in memory.
     for i, question in enumerate(questions):
         trace = result.traces[i]
         yield {

@@ -86,11 +86,13 @@ def update_index(
             f"{folder} is a pipeline, which has several indexes: rerun 'ragrl index --corpus' on "
             "the changed passages"
         )
+    # All input is checked before the first file is written.
     former = stored_corpus(folder)
     changes = Changes(add, read_ids(remove) if remove else frozenset())
     row_Y = remaining_rows(former.passages, changes.removed_ids, folder)
     version = on_process_zero(lambda: next_version(folder))
     corpus = process_zero_first(lambda: _write_corpus(folder, version, former, changes, row_Y))
+    # The former version answers until the new one is complete, so that a kill leaves an index.
     _build(corpus, folder, version, row_Y)
     on_process_zero(lambda: _publish(folder, version))
     return {
@@ -132,6 +134,7 @@ def remaining_rows(
         return np.arange(len(passages))
     is_removed_X = np.fromiter((x.id in removed_ids for x in passages), bool, len(passages))
     if is_removed_X.sum() < len(removed_ids):
+        # The message names one id and counts the others, because there may be millions.
         absent = sorted(
             removed_ids - {passages[n].id for n in np.flatnonzero(is_removed_X).tolist()}
         )

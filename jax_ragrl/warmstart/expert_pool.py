@@ -88,6 +88,7 @@ def score_candidates(
       llm: the frozen language model.
       items: the rollouts; consecutive ones of one temperature are run together.
     """
+    # A failed question has no row: a later call tries it again.
     rows: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
     for _, equal in itertools.groupby(items, key=lambda rollout: rollout.seed):

@@ -100,6 +100,7 @@ def make_demos(
             f"--writer labels is for the system of a config, not for --of {of}: choose a language "
             "model"
         )
+    # The index is built here if it is missing: demonstrations are the first stage of a run.
     data = load_data(job.data, index_folder(job.index, out.parent), job.index)
     tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))
     parts = build_surroundings(job, out.parent, data, mesh_for(job), tokenizer)
@@ -115,6 +116,7 @@ def make_demos(
         function = demo_function(job, parts, writer, source)
     # The model without its address: a server may move between calls.
     settings = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
+    # Absent without a baseline, so that files of earlier versions have equal settings.
     settings |= {"of": of} if of else {}
     claim_output(out, settings, DEMO_OUTPUT)
     run_resumable(function, questions, out, DEMO_OUTPUT)
