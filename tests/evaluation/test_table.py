@@ -40,6 +40,7 @@ from jax_ragrl.retrieval.hashed_words import HashedEncoder
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.costs import Prices
 from jax_ragrl.run import components as assemble
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.components import load_policies, policy_folder
 from jax_ragrl.run.config import REPLY, load_job, parse_llm
 from jax_ragrl.run.evaluate import evaluate
@@ -189,7 +190,7 @@ def test_a_run_has_its_own_system_shapes_and_policies(tmp_path):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     job = write_run(tmp_path / "run", folder)
-    system, sampler = load_run_system(tmp_path / "run")
+    system, sampler = load_run_system(RunCheckpoint(tmp_path / "run"))
     assert system == job.recipe.system != SYSTEMS["opera"](context())
     assert sampler.shapes == job.shapes and sampler.greedy
     first = {n: jax.tree.leaves(model.params)[0] for n, model in sampler.models.items()}
@@ -211,10 +212,10 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
         "--config.recipe.system.top_k=3",
         "--config.shapes.initial_cache_size=64",
     )
-    system, sampler = load_run_system(run, changes)
+    system, sampler = load_run_system(RunCheckpoint(run), changes)
     assert set(system.roles) == {"analysis", "rewrite"} and system.top_k == 3
     assert sampler.shapes.initial_cache_size == 64
-    models = load_run_system(run)[1].models
+    models = load_run_system(RunCheckpoint(run))[1].models
     for name in system.roles:
         modified, original = sampler.models[name].params, models[name].params
         assert jax.tree.all(jax.tree.map(np.array_equal, modified, original))
@@ -223,7 +224,7 @@ def test_trained_policies_act_in_a_modified_system(tmp_path, capsys):
     )
     assert sum(row["ended"].values()) == 2 and "failed" not in row["ended"]
     with pytest.raises(UserError, match="has no policy 'policy'"):
-        load_run_system(run, ("--config.recipe.system.shared_policy=True",))
+        load_run_system(RunCheckpoint(run), ("--config.recipe.system.shared_policy=True",))
     args = ("evaluate", "--corpus", "x", "--questions", "x", "--index", "x", "--systems", "direct")
     for more, message in (
         (("--config.recipe.system.top_k=3",), "give --run"),
