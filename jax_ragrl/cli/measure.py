@@ -20,8 +20,8 @@ Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
 
 MODEL = "published model whose architecture is used, or smollm2, or tiny"
 PLAN = (
-    "Compute the memory that --config=FILE needs per device, what its programs compute and move, and "
-    "how long they take at least by the data sheet, without the devices. Counted are the "
+    "Compute the memory that --config=FILE needs per device, the operations and the traffic of its "
+    "programs, and their least time by the data sheet, without the devices. Counted are the "
     "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
     "language models and judges of kind 'local' whose folders are on this machine. Anything else "
     "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
