@@ -1,4 +1,4 @@
-"""Commands that measure: `plan` (memory per device) and `bench` (speed and memory)."""
+"""Commands that measure: `plan` (memory and time per device) and `bench` (speed and memory)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, print_json
+from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
@@ -20,22 +20,30 @@ Numbers = Sequence[tuple[str, int, str]]  # name, default and help of options
 
 MODEL = "published model whose architecture is used, or smollm2, or tiny"
 PLAN = (
-    "Compute the memory that --config=FILE needs per device, without the devices. Counted are the "
+    "Compute the memory that --config=FILE needs per device, the operations and the traffic of its "
+    "programs, and their least time by the data sheet, without the devices. Counted are the "
     "policies (of --shape, unless config.policies names others), an exact index, its encoder, and "
     "language models and judges of kind 'local' whose folders are on this machine. Anything else "
     "that the config places on the devices is listed under 'uncounted', and 'fits' is then null "
     "instead of true. 'index_memory' has every index that exists: its bytes on a device, in the "
-    "memory of a host, and memory-mapped."
+    "memory of a host, and memory-mapped. --simulate estimates a whole step."
 )
 
 
 def add_commands(command: AddCommand) -> None:
-    summary = "compute the memory that a config needs per device"
+    summary = "compute the memory that a config needs per device, and its least times"
     sub = command("plan", run_plan, summary, takes_config=True)
     sub.description = PLAN
     shape = f"architecture of the policies: a published name, or {MODEL_FORMS}"
     sub.add_argument("--shape", help=f"{shape} (default: config.policy)")
     sub.add_argument("--topology", required=True, help="devices, such as v5e:4x4 or h100:8")
+    text = "try meshes, remat and batch sizes; print the first that fits, the least work first"
+    sub.add_argument("--fit", action="store_true", help=text)
+    text = "estimate the seconds of a step on these numbers of devices, such as 32,256"
+    sub.add_argument("--simulate", default="", metavar="DEVICES[,...]", help=text)
+    text = "the work of a simulated step, such as questions=48,actions=20,rounds=12,tokens=110"
+    sub.add_argument("--workload", default="", metavar="NAME=NUMBER[,...]", help=text)
+    sub.add_argument("--json", action="store_true", help="print all numbers as JSON")
     summary = "measure loading, training, sampling, search, a whole step or a server"
     _add_measurements(command("bench", run_bench, summary))
 
@@ -208,14 +216,29 @@ def run_plan(options: argparse.Namespace) -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu"} | quiet
     from jax_ragrl.config.schema import build
     from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values
+    from jax_ragrl.plan.fit import fit
+    from jax_ragrl.plan.simulate import parse_workload, simulate
+    from jax_ragrl.plan.text import plan_text
     from jax_ragrl.runtime.topology import describe_devices
 
     values = load_config(None, options.config)
     run, name = build(PlanConfig, plan_values(values)), options.shape or values.get("policy")
     if not name:
         raise UserError("no policy is named: give --shape NAME, or --config.policy=FOLDER")
+    # Wrong numbers are refused before anything is compiled.
+    counts = parse_numbers(options.simulate) if options.simulate else []
+    work, config = parse_workload(options.workload), config_named(name)
     devices = describe_devices(options.topology)
-    print_json(plan(run, config_named(name), devices))
+    if options.fit:
+        result = fit(run, config, len(devices), lambda run: plan(run, config, devices))
+    else:
+        result = plan(run, config, devices)
+    if counts:
+        result |= {"steps": [simulate(result, work, count) for count in counts]}
+    if options.json:
+        print_json(result)
+    else:
+        print(plan_text(result), end="")
 
 
 def run_bench(options: argparse.Namespace) -> None:

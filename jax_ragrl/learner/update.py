@@ -25,6 +25,7 @@ from jax_ragrl.learner.gradients import (
 )
 from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import (
     Actions,
     Batch,
@@ -179,7 +180,12 @@ def needs_old_logps(spec: PolicySpec) -> bool:
 
     Otherwise its first gradient pass yields the same log-probabilities.
     """
-    o, steps = spec.objective, spec.optimizer.epochs * spec.optimizer.minibatches
+    return scores_before_update(spec.objective, spec.optimizer)
+
+
+def scores_before_update(o: Objective, optimizer: Optimizer) -> bool:
+    """Whether an objective and an optimizer need old log-probabilities, see `needs_old_logps`."""
+    steps = optimizer.epochs * optimizer.minibatches
     in_reward = o.kl.where in ("reward", "terminal")
     stale = o.importance_weight_cap > 0
     return in_reward or o.critic == "shared" or stale or (o.ratio != "none" and steps > 1)

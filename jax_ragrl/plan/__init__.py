@@ -1,7 +1,8 @@
-"""Computes the memory of a run per device, without weights and without the devices.
+"""Computes memory, traffic and least times of a run per device, without weights or devices.
 
 The programs of a run (the gradient of a batch of rows, the sampling of a batch of prompts) are
-compiled ahead of time for a mesh of described devices; the compiler reports their temporary memory.
+compiled ahead of time for a mesh of described devices; the compiler reports their temporary
+memory, and their optimized HLO has what they move. The data sheet of a device bounds their time.
 Permanent memory is computed from shapes and shardings: the state of the policies, and an exact
 index, its encoder and frozen language models whose folders are on this machine. Anything else that
 a config places on the devices is listed as not counted.
@@ -13,6 +14,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax.sharding import Mesh
+
 from jax_ragrl.config.kinds import LLM, Index, NoLLMConfig, VectorIndex, WorldReaderConfig
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -22,12 +25,14 @@ from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
 from jax_ragrl.models import hub
 from jax_ragrl.models.by_name import PACKAGED
-from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.config import DecoderConfig, param_count
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.published import published_config
+from jax_ragrl.plan.ceilings import ceilings_of
 from jax_ragrl.plan.index_memory import index_memory
 from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
+from jax_ragrl.plan.speed import checkpoint_bytes, count_programs, least_times, update_passes
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
@@ -41,6 +46,7 @@ class PlanConfig:
     Fields:
       mesh: devices along (data, fsdp, tensor); -1 takes the remaining devices.
       width: max actions sampled per prompt.
+      nucleus: whether a role samples with a `top_p` below 1.
       learners: names of the policies.
       policy: folder of the policies that `policies` does not contain.
       policies: pairs of a policy's name and its folder or published name.
@@ -55,6 +61,7 @@ class PlanConfig:
     remat: str = "full"
     attention: str = "auto"
     width: int = 1
+    nucleus: bool = True
     learners: tuple[str, ...] = ("policy",)
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
@@ -80,7 +87,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       and what of it is memory-mapped, see `index_memory`. `uncounted`: messages about parts of the
       config that are not counted, or only approximately. `peak_bytes`: the largest program on top
       of the permanent memory. `fits`: whether the peak is below the memory of a device; None if
-      this is unknown. If something is uncounted, `fits` can be False, but not True.
+      this is unknown. If something is uncounted, `fits` can be False, but not True. `passes`,
+      `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; `speed` is None for devices
+      without a data sheet.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
@@ -91,7 +100,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)
-    sampling = count_rollout(policies, run.shapes, run.width, mesh)
+    sampling = count_rollout(policies, run.shapes, run.width, mesh, nucleus=run.nucleus)
     others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
@@ -114,6 +123,27 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "peak_bytes": peak,
         "memory_bytes": memory,
         "fits": peak < memory if memory and is_certain else None,
+        **_speed(run, policies, update, sampling, mesh),
+    }
+
+
+def _speed(
+    run: PlanConfig,
+    policies: Mapping[str, PlannedPolicy],
+    update: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """The sections that tell time, programs and disk."""
+    largest = max(policies.values(), key=lambda policy: param_count(policy.config))
+    length = max(run.packing.row_lengths)
+    is_adapter = largest.lora is not None
+    ceilings = ceilings_of(mesh.devices.flat[0])
+    return {
+        "passes": update_passes(largest.config, run.objective, run.optimizer, length, is_adapter),
+        "programs": count_programs(run.shapes, run.packing, run.objective, run.width, mesh),
+        "checkpoint_bytes": checkpoint_bytes(policies, run.objective, run.optimizer),
+        "speed": least_times(update, sampling, mesh.size, ceilings) if ceilings else None,
     }
 
 
@@ -172,10 +202,11 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The width of a system's rollouts and its policies."""
+    """The width of a system's rollouts, its policies, and whether a role has a nucleus."""
     recipe = load_recipe(values | {"recipe": _without_none(values.get("recipe", {}))})
     policies = sorted({role.policy for role in recipe.system.roles.values()})
-    return {"width": recipe.width, "learners": tuple(policies)}
+    nucleus = any(role.sampling.top_p < 1 for role in recipe.system.roles.values())
+    return {"width": recipe.width, "nucleus": nucleus, "learners": tuple(policies)}
 
 
 def _without_none(section: Mapping[str, Any]) -> dict[str, Any]:

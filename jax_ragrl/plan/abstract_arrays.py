@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax_ragrl.models.attention import cudnn_supports
 from jax_ragrl.models.config import DecoderConfig, abstract_params, compute_dtype_of, logical_axes
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights, with_adapter
+from jax_ragrl.plan.traffic import Traffic, program_traffic
 from jax_ragrl.runtime.sharding import Rules, to_sharding, tree_shardings
 from jax_ragrl.runtime.topology import is_gpu
 
@@ -91,13 +92,26 @@ def with_attention(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderCon
     return dataclasses.replace(config, attention_impl=impl)
 
 
-def compile_program(trace: Any, mesh: Mesh) -> tuple[dict[str, Any], Any]:
-    """Compiles a program.
+class Program(NamedTuple):
+    """A compiled program.
 
-    Returns:
-      `temporary_bytes` (without arguments and results) and `compile_s`; and the shardings of its
-      results.
+    Fields:
+      facts: `temporary_bytes` (without arguments and results) and `compile_s`.
+      shardings: the shardings of its results.
+      text: its optimized HLO.
     """
+
+    facts: dict[str, Any]
+    shardings: Any
+    text: str
+
+    def traffic(self) -> Traffic:
+        """Returns what one execution moves."""
+        return program_traffic(self.text)
+
+
+def compile_program(trace: Any, mesh: Mesh) -> Program:
+    """Compiles a program for the devices of a mesh."""
     # Autotuning runs kernels, which is impossible on described GPUs.
     no_autotuning = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
     options: dict[str, Any] = no_autotuning if is_gpu(mesh.devices.flat[0]) else {}
@@ -107,4 +121,4 @@ def compile_program(trace: Any, mesh: Mesh) -> tuple[dict[str, Any], Any]:
         "temporary_bytes": int(program.memory_analysis().temp_size_in_bytes),
         "compile_s": round(time.perf_counter() - start, 1),
     }
-    return facts, program.output_shardings
+    return Program(facts, program.output_shardings, program.as_text())

@@ -143,7 +143,8 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     vectors = _rows((rows, width), description.get("dtype", "float32"), device)
     queries = replicated_array((most_queries(size), width), jnp.float32, device)
     count = replicated_array((), jnp.int32, device)
-    facts, _ = compile_program(nearest.lower(queries, vectors, count, min(DEPTH, size)), device)
+    search = nearest.lower(queries, vectors, count, min(DEPTH, size))
+    facts = compile_program(search, device).facts
     return {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors), **facts}
 
 
@@ -177,7 +178,7 @@ def _encoder(source: str, mesh: Mesh) -> dict[str, Any]:
     length = max(lengths, key=lambda n: text_batches.max_rows(n) * n**2)
     rows = (text_batches.max_rows(length), length)
     ids, mask = (replicated_array(rows, dtype, device) for dtype in (jnp.int32, jnp.bool_))
-    facts, _ = compile_program(encoder.embed_tokens.lower(graph, state, ids, mask), device)
+    facts = compile_program(encoder.embed_tokens.lower(graph, state, ids, mask), device).facts
     return {"texts": list(rows), "weight_bytes": bytes_of(state), **facts}
 
 

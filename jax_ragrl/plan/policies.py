@@ -32,6 +32,7 @@ from jax_ragrl.plan.abstract_arrays import (
     replicated_array,
     with_attention,
 )
+from jax_ragrl.plan.operations import gradient_flops
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.runtime.sharding import Rules, data_parallel_size
 from jax_ragrl.sampling.sampler import Shapes
@@ -120,15 +121,20 @@ def count_updates(
       mesh: devices of the run.
 
     Returns:
-      `rows` ([rows, length]), `temporary_bytes`, `compile_s`, and `bytes`, which includes the sum
-      of gradients.
+      `rows` ([rows, length]), `temporary_bytes`, `compile_s`, `bytes`, which includes the sum of
+      gradients, and per device the operations (`flops`) and the traffic of a batch.
     """
     updates = [_update(p, objective, layout, mesh) for p in _distinct(policies)]
     return max(updates, key=lambda facts: facts["bytes"])
 
 
 def count_rollout(
-    policies: Mapping[str, PlannedPolicy], shapes: Shapes, width: int, mesh: Mesh
+    policies: Mapping[str, PlannedPolicy],
+    shapes: Shapes,
+    width: int,
+    mesh: Mesh,
+    *,
+    nucleus: bool = True,
 ) -> dict[str, Any]:
     """The batch of prompts with the largest memory, while other policies have started batches.
 
@@ -140,18 +146,20 @@ def count_rollout(
       shapes: static shapes of sampling.
       width: continuations per prompt.
       mesh: devices of the run.
+      nucleus: whether tokens are sampled with a nucleus filter.
 
     Returns:
       `prompts` ([prompts, length]), `width`, `compile_s`, `weight_bytes` of the copies,
-      `temporary_bytes`, and their sum `bytes`.
+      `temporary_bytes`, their sum `bytes`, and `prefill` and `decode_step`, see `count_sampling`.
     """
-    samplings = {p: _sampling(p, shapes, width, mesh) for p in _distinct(policies)}
+    samplings = {p: _sampling(p, shapes, width, mesh, nucleus) for p in _distinct(policies)}
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
     start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
     weights = copy_bytes(policies, mesh)
     temporary = largest["temporary_bytes"] + start_bytes
+    names = ("prompts", "width", "compile_s", "prefill", "decode_step")
     return {
-        **{name: largest[name] for name in ("prompts", "width", "compile_s")},
+        **{name: largest[name] for name in names},
         "weight_bytes": weights,
         "temporary_bytes": temporary,
         "bytes": weights + temporary,
@@ -167,10 +175,11 @@ def _distinct(policies: Mapping[str, PlannedPolicy]) -> list[PlannedPolicy]:
     return list(dict.fromkeys(map(_unnamed, policies.values())))
 
 
-def _sampling(policy: PlannedPolicy, shapes: Shapes, width: int, mesh: Mesh) -> dict[str, Any]:
-    return count_sampling(
-        shapes, policy.config, mesh, width=width, rules=SAMPLING_RULES, lora=policy.lora
-    )
+def _sampling(
+    policy: PlannedPolicy, shapes: Shapes, width: int, mesh: Mesh, nucleus: bool
+) -> dict[str, Any]:
+    options = {"width": width, "rules": SAMPLING_RULES, "lora": policy.lora, "nucleus": nucleus}
+    return count_sampling(shapes, policy.config, mesh, **options)
 
 
 def copy_bytes(policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> int:
@@ -224,7 +233,14 @@ def _update(
             layout=layout_of(model.params),
             total=model.params,
         )
-    facts, _ = compile_program(trace, mesh)
+    program = compile_program(trace, mesh)
     # The sum of gradients is allocated before the first batch, and each gradient is added in place.
-    total = facts["temporary_bytes"] + bytes_of(model.params)
-    return {"rows": [count, length], **facts, "bytes": total}
+    total = program.facts["temporary_bytes"] + bytes_of(model.params)
+    flops = gradient_flops(policy.config, length, adapters=policy.lora is not None)
+    return {
+        "rows": [count, length],
+        **program.facts,
+        "bytes": total,
+        "flops": count * length / mesh.size * flops,
+        **program.traffic().facts(),
+    }

@@ -13,6 +13,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.plan.abstract_arrays import (
+    Program,
     abstract_decoder,
     batch_array,
     bytes_of,
@@ -21,6 +22,8 @@ from jax_ragrl.plan.abstract_arrays import (
     with_attention,
     with_shardings,
 )
+from jax_ragrl.plan.operations import head_flops, layers_flops
+from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import Rules, data_parallel_size
 from jax_ragrl.sampling.decode import Grammar, Prompts, continue_decode, generate, start_decode
 from jax_ragrl.sampling.sampler import Shapes
@@ -34,6 +37,7 @@ def count_sampling(
     width: int = 1,
     rules: Rules | None = None,
     lora: LoRAConfig | None = None,
+    nucleus: bool = True,
 ) -> dict[str, Any]:
     """Counts the memory of the batch of prompts with the largest cache.
 
@@ -46,10 +50,12 @@ def count_sampling(
       width: continuations per prompt.
       rules: sharding rules of the weights.
       lora: adapter, if any.
+      nucleus: whether tokens are sampled with a nucleus filter.
 
     Returns:
       `prompts` ([prompts, length]), `width`, `temporary_bytes`, `begun_bytes` (a batch that has
-      only started) and `compile_s`.
+      only started), `compile_s`, and per device the operations and the traffic of the `prefill`
+      and of a `decode_step` with a full cache.
     """
     new_tokens, devices = width * shapes.max_new_tokens, data_parallel_size(mesh)
     length = max(
@@ -61,11 +67,14 @@ def count_sampling(
     count = shapes.max_batch_size(length, devices)
     prompts = _abstract_prompts(count, length, width, mesh)
     arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
-    return {
-        "prompts": [count, length],
-        "width": width,
-        **_decode_bytes(shapes, arguments, mesh),
-    }
+    facts = _decode_facts(shapes, arguments, mesh, nucleus)
+    share = count / mesh.size  # a tensor axis splits the operations of its prompts
+    keys = length + shapes.max_new_tokens
+    step = share * width * (layers_flops(config, keys) + head_flops(config))
+    prefill = share * (length * layers_flops(config, length / 2) + head_flops(config))
+    facts["prefill"] |= {"flops": prefill}
+    facts["decode_step"] |= {"flops": step}
+    return {"prompts": [count, length], "width": width, **facts}
 
 
 def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompts:
@@ -83,25 +92,42 @@ def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompt
     )
 
 
-def _decode_bytes(shapes: Shapes, arguments: tuple[Any, ...], mesh: Mesh) -> dict[str, Any]:
-    """The peak of the programs of a batch, including the rows and caches between them."""
+def _decode_facts(
+    shapes: Shapes, arguments: tuple[Any, ...], mesh: Mesh, nucleus: bool
+) -> dict[str, Any]:
+    """The traffic and the peak of the programs of a batch, with the caches between them."""
+    options = {"use_top_p": nucleus}
     # The sizes that a cache grows through; with one size, a single program does all.
     first, *larger = shapes.cache_sizes_for(shapes.max_new_tokens)
     with jax.set_mesh(mesh):
         if not larger:
-            facts = compile_program(generate.lower(*arguments, max_new_tokens=first), mesh)[0]
-            return facts | {"begun_bytes": 0}
+            program = compile_program(
+                generate.lower(*arguments, max_new_tokens=first, **options), mesh
+            )
+            return program.facts | {"begun_bytes": 0} | _work(program, program)
         arguments = (*arguments, replicated_array((data_parallel_size(mesh),), jnp.int32, mesh))
-        trace = start_decode.lower(*arguments, slots=first)
-        start, shardings = compile_program(trace, mesh)
-        full = start_decode.eval_shape(*arguments, slots=larger[-1])
-        small, large = (with_shardings(x, shardings) for x in (trace.out_info, full))
-        end, _ = compile_program(continue_decode.lower(*arguments, *large), mesh)
+        trace = start_decode.lower(*arguments, slots=first, **options)
+        start = compile_program(trace, mesh)
+        full = start_decode.eval_shape(*arguments, slots=larger[-1], **options)
+        small, large = (with_shardings(x, start.shardings) for x in (trace.out_info, full))
+        end = compile_program(continue_decode.lower(*arguments, *large, **options), mesh)
     # A cache grows array by array, so one additional array exists at a time.
-    temporary = max(end["temporary_bytes"], *(bytes_of(x) for x in jax.tree.leaves(large)))
-    peak = max(start["temporary_bytes"] + bytes_of(small), bytes_of(large) + temporary)
+    grown = max(bytes_of(x) for x in jax.tree.leaves(large))
+    temporary = max(end.facts["temporary_bytes"], grown)
     return {
-        "temporary_bytes": peak,
+        "temporary_bytes": max(
+            start.facts["temporary_bytes"] + bytes_of(small), bytes_of(large) + temporary
+        ),
         "begun_bytes": bytes_of(small),
-        "compile_s": round(start["compile_s"] + end["compile_s"], 1),
+        "compile_s": round(start.facts["compile_s"] + end.facts["compile_s"], 1),
+        **_work(start, end),
     }
+
+
+def _work(start: Program, end: Program) -> dict[str, Any]:
+    """The traffic of the prefill and of the longest decode steps, with a full cache."""
+    prefill, first_step = start.traffic(), loop_traffic(start.text)
+    step = loop_traffic(end.text)
+    assert first_step is not None and step is not None, "a decode has a loop over tokens"
+    prefill.add(first_step, -1)  # one step is part of the program's traffic
+    return {"prefill": prefill.facts(), "decode_step": step.facts()}

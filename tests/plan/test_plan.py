@@ -278,7 +278,7 @@ def test_width_and_policies_come_from_the_recipe():
         (3, ("policy",)),
         (1, ("policy",)),
     ]
-    assert all(x.keys() == {"mesh", "policy", "width", "learners"} for x in result)
+    assert all(x.keys() == {"mesh", "policy", "width", "nucleus", "learners"} for x in result)
     assert plan_values({"run": {}, "remat": "dots"}) == {"remat": "dots"}
 
 
@@ -287,16 +287,16 @@ def test_the_command_prints_a_plan(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", topologies.append)
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"args": repr(args)})
     config = f"--config={CONFIGS / 'tiny' / 'opera.py'}"
-    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4"]) == 0
+    assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4", "--json"]) == 0
     args = json.loads(capsys.readouterr().out)["args"]
     assert topologies == ["v5e:4x4"] and "num_layers=6" in args
-    assert "width=6, learners=('policy',)" in args
+    assert "width=6, nucleus=True, learners=('policy',)" in args
 
 
 def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
     monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [])
     monkeypatch.setattr("jax_ragrl.plan.plan", lambda *args: {"layers": args[1].num_layers})
-    config = [f"--config={CONFIGS / 'opera.py'}", "--topology", "v5e:4x4"]
+    config = [f"--config={CONFIGS / 'opera.py'}", "--topology", "v5e:4x4", "--json"]
     assert main(["plan", *config, "--config.policy=Qwen2.5-7B-Instruct"]) == 0
     assert json.loads(capsys.readouterr().out) == {"layers": 28}
     assert main(["plan", *config]) == 2
@@ -412,9 +412,9 @@ def test_uncounted_models_make_a_fit_unknown(
     model_folders, monkeypatch, section, fits, fits_little
 ):
     monkeypatch.chdir(model_folders)
-    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: {"bytes": 2})
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: {"bytes": 2})
     sampling = {"bytes": 1, "weight_bytes": 1}
-    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_: sampling)
+    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_, **__: sampling)
     values = plan_values({"objective": RUN.objective, "optimizer": RUN.optimizer} | section)
     for memory, expected in ((2**40, fits), (1, fits_little)):
         monkeypatch.setattr("jax_ragrl.plan.memory_of", lambda _, memory=memory: memory)
@@ -432,9 +432,9 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
         "encoder": {"weight_bytes": 10, "temporary_bytes": 7},  # not during a search
         "llm": {"weight_bytes": 1000, "temporary_bytes": 5},
     }
-    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_: {"bytes": 2})
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: {"bytes": 2})
     sampling = {"bytes": 4, "weight_bytes": 3}
-    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_: sampling)
+    monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_, **__: sampling)
     monkeypatch.setattr("jax_ragrl.plan.count_other_models", lambda *_: OtherModels(sections, []))
     result = plan(RUN, SMALL, jax.devices())
     assert result["peak_bytes"] - result["state_bytes"] == 100 + 10 + 20 + 1000 + (3 + 5)

@@ -1,0 +1,109 @@
+"""Chooses a mesh, `remat` and a batch size that fit the memory of the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.config import DecoderConfig
+
+Plan = Callable[..., dict[str, Any]]
+# The least recomputation first.
+REMATS = ("none", "dots", "full")
+# A device with fewer columns of a matrix has products too narrow for its matrix units.
+COLUMNS = 128
+HALVINGS = 2  # of the tokens per device
+
+
+def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
+    """Returns the meshes to try, the smallest tensor axis first.
+
+    The tensor axis divides the key-value heads; the fsdp axis is the largest that leaves each
+    device at least 128 columns of the width, and the data axis takes the other devices.
+
+    Args:
+      config: the architecture.
+      devices: the number of devices.
+    """
+    shapes = []
+    for tensor in _divisors(config.num_kv_heads):
+        groups, rest = divmod(devices, tensor)
+        if rest or config.intermediate_size % tensor or config.vocab_size % tensor:
+            continue
+        limit = max(1, config.hidden_size // COLUMNS)
+        fsdp = max(n for n in _divisors(groups) if n <= limit and config.hidden_size % n == 0)
+        shapes.append((groups // fsdp, fsdp, tensor))
+    return shapes
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
+    """Yields changed runs, in the order of their expected speed.
+
+    Args:
+      run: a `PlanConfig`.
+      config: the architecture.
+      devices: the number of devices.
+    """
+    tokens = run.packing.tokens_per_device
+    longest = max(run.packing.row_lengths)
+    sizes = [n for n in (tokens >> i for i in range(HALVINGS + 1)) if n >= min(longest, tokens)]
+    for mesh, remat, size in itertools.product(meshes(config, devices), REMATS, sizes):
+        packing = dataclasses.replace(run.packing, tokens_per_device=size)
+        yield dataclasses.replace(run, mesh=mesh, remat=remat, packing=packing)
+
+
+def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, Any]:
+    """Returns the plan of the first candidate that fits, with its `changes` of the config.
+
+    Args:
+      run: a `PlanConfig`.
+      config: the architecture.
+      devices: the number of devices.
+      plan: computes the plan of a changed run.
+
+    Raises:
+      UserError: no candidate fits, or the memory of the devices is unknown.
+    """
+    least: int | None = None
+    for changed in candidates(run, config, devices):
+        result = plan(changed)
+        if result["memory_bytes"] is None:
+            raise UserError(
+                f"the memory of {result['device']!r} is unknown, so nothing can be fitted: "
+                "name a TPU or GPU with --topology"
+            )
+        if result["peak_bytes"] < result["memory_bytes"]:
+            return result | {"changes": changes(run, changed)}
+        least = min(least or result["peak_bytes"], result["peak_bytes"])
+    raise UserError(_nothing_fits(least, devices, config))
+
+
+def _nothing_fits(least: int | None, devices: int, config: DecoderConfig) -> str:
+    if least is None:
+        return (
+            f"{config.num_kv_heads} key-value heads leave no mesh of {devices} devices: take more"
+        )
+    return (
+        f"no mesh, remat and batch size fit {devices} devices; the smallest needs "
+        f"{least / 2**30:.1f} GiB per device: take more devices, or see docs/howto/memory.md"
+    )
+
+
+def changes(run: Any, changed: Any) -> Mapping[str, Any]:
+    """Returns the keys of the config whose values differ, with the new values."""
+    values = {
+        "mesh": (run.mesh, changed.mesh),
+        "remat": (run.remat, changed.remat),
+        "packing.tokens_per_device": (
+            run.packing.tokens_per_device,
+            changed.packing.tokens_per_device,
+        ),
+    }
+    return {name: new for name, (old, new) in values.items() if old != new}

@@ -1,0 +1,127 @@
+"""Reads the text of an optimized HLO module: computations, instructions, shapes in memory.
+
+The text is the output of `Compiled.as_text()`. Source of the format: the HLO parser of OpenXLA
+(`xla/hlo/parser`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+OPERATION = re.compile(r" ([a-z][\w\-]*)\(")
+ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+# Memory spaces other than 0 (device memory) and 5 (of the host) are on the chip, in a TPU's VMEM.
+ON_CHIP = re.compile(r"S\([1-46-9]\)")
+
+
+class Instruction(NamedTuple):
+    """One instruction of a computation.
+
+    Fields:
+      name: unique in its computation.
+      shape: the text of its shape, with layouts.
+      operation: the opcode, such as `fusion`.
+      operands: names of other instructions.
+      called: names of the computations that it executes, without the condition of a loop.
+      number: the number of a parameter; -1 for all others.
+      trips: iterations of a loop; None if they are unknown, or if it is no loop.
+    """
+
+    name: str
+    shape: str
+    operation: str
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    number: int = -1
+    trips: int | None = None
+
+
+class Computation(NamedTuple):
+    """A list of instructions; `root` is the name of the one whose value it returns."""
+
+    instructions: dict[str, Instruction]
+    root: str
+
+    def users(self, name: str) -> list[Instruction]:
+        """Returns the instructions that have an instruction as operand."""
+        return [x for x in self.instructions.values() if name in x.operands]
+
+    def parameter(self, number: int) -> Instruction:
+        """Returns the parameter with a number."""
+        return next(x for x in self.instructions.values() if x.number == number)
+
+
+class Module(NamedTuple):
+    """The computations of a module by name; `entry` names the first one."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Module:
+    """Returns the computations of the text of a module."""
+    computations, entry, name = dict[str, Computation](), "", ""
+    for line in text.splitlines():
+        if header := HEADER.match(line):
+            name = header["name"]
+            computations[name] = Computation({}, "")
+            entry = name if header["entry"] else entry
+        elif name and (match := INSTRUCTION.match(line)):
+            instruction = _instruction(match["name"], match["rest"])
+            computations[name].instructions[instruction.name] = instruction
+            if match["root"]:
+                computations[name] = computations[name]._replace(root=instruction.name)
+    return Module(computations, entry)
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    operation = OPERATION.search(f" {rest}")
+    if operation is None:
+        return Instruction(name, rest, "unknown", (), ())
+    shape, arguments = rest[: max(operation.start() - 1, 0)], rest[operation.end() - 1 :]
+    inner, attributes = _split_at_close(arguments)
+    is_parameter = operation[1] == "parameter"
+    operands = () if is_parameter else tuple(re.findall(r"%([\w.\-]+)", inner))
+    called = CALLED.findall(attributes)
+    for branches in BRANCHES.findall(attributes):
+        called += re.findall(r"[\w.\-]+", branches)
+    trips = TRIP_COUNT.search(attributes) if operation[1] == "while" else None
+    number = int(inner) if is_parameter else -1
+    count = int(trips[1]) if trips else None
+    return Instruction(name, shape, operation[1], operands, tuple(called), number, count)
+
+
+def _split_at_close(text: str) -> tuple[str, str]:
+    """Splits a text at the parenthesis that closes one opened before it."""
+    depth = 1
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[:at], text[at + 1 :]
+    return text, ""
+
+
+def shape_bytes(shape: str) -> int:
+    """Returns the bytes that a shape takes in device memory; arrays on the chip take none."""
+    return sum(_array_bytes(*array) for array in ARRAY.findall(shape))
+
+
+def _array_bytes(dtype: str, sizes: str, layout: str) -> int:
+    if ON_CHIP.search(layout):
+        return 0
+    count = math.prod(int(size) for size in sizes.split(",") if size)
+    return -(-count * _bits(dtype) // 8)
+
+
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    width = re.match(r"[a-z]+(\d+)", dtype)
+    return int(width[1]) if width else 0  # a token or an opaque value

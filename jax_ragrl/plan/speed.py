@@ -1,0 +1,129 @@
+"""Least times of the programs of a plan, the number of programs, and the size of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import PLAIN_FROM, Layout
+from jax_ragrl.learner.update import scores_before_update
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.plan.ceilings import Ceilings, time_at_least
+from jax_ragrl.plan.operations import gradient_flops, score_flops
+from jax_ragrl.plan.policies import PlannedPolicy
+from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.sampling.sampler import Shapes
+
+
+def least_times(
+    update: Mapping[str, Any], sampling: Mapping[str, Any], devices: int, ceilings: Ceilings
+) -> dict[str, Any]:
+    """Returns the least seconds and the most tokens per second of each part of a step.
+
+    Args:
+      update: the gradient of a batch of rows, see `count_updates`.
+      sampling: a batch of prompts, see `count_rollout`.
+      devices: devices of the mesh.
+      ceilings: the speeds of a device.
+
+    Returns:
+      `gradient` (of a batch), `prefill` (of a batch) and `decode_step` (of a token of each row),
+      each with `seconds_at_least`, `bound` and `tokens_per_s_at_most` of all devices.
+    """
+    prompts, length = sampling["prompts"]
+    rows, row_length = update["rows"]
+    work = {
+        "gradient": (update, rows * row_length),
+        "prefill": (sampling["prefill"], prompts * length),
+        "decode_step": (sampling["decode_step"], prompts * sampling["width"]),
+    }
+    times = {}
+    for name, (part, tokens) in work.items():
+        time = time_at_least(part, ceilings)
+        times[name] = time | {"tokens_per_s_at_most": round(tokens / time["seconds_at_least"])}
+    return {"ceilings": ceilings._asdict() | {"devices": devices}, **times}
+
+
+def update_passes(
+    config: DecoderConfig, objective: Objective, optimizer: Optimizer, length: int, lora: bool
+) -> dict[str, Any]:
+    """Returns how often an update runs each pass over its tokens, and the operations per token.
+
+    Args:
+      config: architecture of the policy; its critic has the same.
+      objective: determines critic and reference.
+      optimizer: determines epochs and minibatches.
+      length: tokens of a row.
+      lora: whether only an adapter is trained.
+    """
+    own_critic = objective.critic == "own"
+    gradients = optimizer.epochs * (1 + own_critic)
+    references = objective.kl.where != "none"
+    scores = int(scores_before_update(objective, optimizer)) + references + own_critic
+    gradient = gradient_flops(config, length, adapters=lora)
+    score = score_flops(config, length)
+    return {
+        "gradients": gradients,
+        "scores": scores,
+        "gradient_flops_per_token": gradient,
+        "flops_per_token": gradients * gradient + scores * score,
+    }
+
+
+def count_programs(
+    shapes: Shapes, packing: Layout, objective: Objective, width: int, mesh: Mesh
+) -> dict[str, int]:
+    """Returns how many programs a run compiles at most for one policy.
+
+    Args:
+      shapes: static shapes of sampling.
+      packing: row lengths of the update.
+      objective: determines reference and critic.
+      width: continuations per prompt.
+      mesh: devices of the run.
+
+    Returns:
+      `sampler`: programs of a batch that starts and of one that continues, per prompt length, batch
+      size and number of equal prompts. `update`: per batch shape a gradient and a score, for the
+      policy and an own critic.
+    """
+    devices = data_parallel_size(mesh)
+    batches = sum(
+        len(shapes.batch_sizes_for(length, devices, copies))
+        for length in shapes.prompt_lengths
+        for copies in shapes.copies_up_to(width)
+    )
+    sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
+    rows = sum(
+        (1 + packing.max_batch_halvings) * (2 if length >= PLAIN_FROM else 1)
+        for length in packing.row_lengths
+    )
+    models = 2 if objective.critic == "own" else 1
+    return {"sampler": batches * max(sizes, 1), "update": rows * 2 * models}
+
+
+def checkpoint_bytes(
+    policies: Mapping[str, PlannedPolicy], objective: Objective, optimizer: Optimizer
+) -> int:
+    """Returns the bytes of one checkpoint on disk, without compression.
+
+    It holds float32 weights, two moments and a reference of each policy, and a critic's weights and
+    moments; of adapters only these, not their base.
+
+    Args:
+      policies: the policies by name.
+      objective: determines reference and critic.
+      optimizer: determines the dtype of the moments.
+    """
+    moments = 4 + jnp.dtype(optimizer.moment_dtype).itemsize
+    models, total = 1 + (objective.critic == "own"), 0
+    for policy in policies.values():
+        trained = policy.parameter_counts()["trained"]
+        reference = jnp.dtype(policy.config.dtype).itemsize * (objective.kl.where != "none")
+        total += trained * ((4 + moments) * models + reference)
+    return total

@@ -1,0 +1,104 @@
+"""A plan as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Row = tuple[str, str]
+UNITS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
+def plan_text(result: Mapping[str, Any]) -> str:
+    """Returns a plan as a table of two columns; `ragrl plan --json` prints all numbers."""
+    rows = [*_memory(result), *_work(result), *_changes(result)]
+    rows += [("not counted", message) for message in result["uncounted"]]
+    width = max(len(name) for name, _ in rows)
+    text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows) + "\n"
+    return text + steps_text(result.get("steps", ()))
+
+
+def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
+    mesh = ", ".join(f"{name} {size}" for name, size in result["mesh"].items())
+    update, sampling = result["update"], result["sampling"]
+    yield "devices", f"{result['devices']} x {result['device']}, mesh {mesh}"
+    yield "state", f"{size_text(result['state_bytes'])} per device"
+    rows, length = update["rows"]
+    yield f"update, {rows} x {length} tokens", size_text(update["bytes"])
+    prompts, length = sampling["prompts"]
+    name = f"sampling, {prompts} x {length} tokens, width {sampling['width']}"
+    yield name, f"{size_text(sampling['bytes'])}, of which weights {_weights(sampling)}"
+    for section, facts in result["other_models"].items():
+        yield section, size_text(facts["weight_bytes"])
+    memory, fits = result["memory_bytes"], result["fits"]
+    limit = f" of {size_text(memory)}" if memory else ""
+    verdict = {True: ", fits", False: ", does not fit", None: ""}[fits]
+    yield "peak", f"{size_text(result['peak_bytes'])}{limit}{verdict}"
+    yield "checkpoint on disk", size_text(result["checkpoint_bytes"])
+
+
+def _weights(sampling: Mapping[str, Any]) -> str:
+    return size_text(sampling["weight_bytes"])
+
+
+def _work(result: Mapping[str, Any]) -> Iterator[Row]:
+    parts = {
+        "gradient": result["update"],
+        "prefill": result["sampling"]["prefill"],
+        "decode step": result["sampling"]["decode_step"],
+    }
+    for name, work in parts.items():
+        yield name, _work_text(work)
+        for kind, facts in work["collectives"].items():
+            yield f"  {kind}", f"{facts['count']}, {size_text(facts['bytes'])}"
+    programs, passes = result["programs"], result["passes"]
+    yield "passes of an update", f"{passes['gradients']} gradients, {passes['scores']} scores"
+    yield "programs at most", f"{programs['sampler']} sampler, {programs['update']} update"
+    if speed := result["speed"]:
+        for name in ("gradient", "prefill", "decode_step"):
+            yield f"least time, {name.replace('_', ' ')}", _time_text(speed[name])
+
+
+def _work_text(work: Mapping[str, Any]) -> str:
+    flops, moved = number_text(work["flops"]), size_text(work["hbm_bytes"])
+    return f"{flops}FLOP, {moved} of device memory, {work['kernels']} kernels"
+
+
+def _time_text(time: Mapping[str, Any]) -> str:
+    rate = number_text(time["tokens_per_s_at_most"])
+    return f"{time_text(time['seconds_at_least'])} ({time['bound']}), at most {rate}tokens/s"
+
+
+def _changes(result: Mapping[str, Any]) -> Iterator[Row]:
+    for name, value in result.get("changes", {}).items():
+        text = str(value).replace(" ", "")
+        yield "set", f'--config.{name}="{text}"' if "(" in text else f"--config.{name}={text}"
+
+
+def steps_text(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the simulated steps (see `simulate`) as a table; empty without any."""
+    if not steps:
+        return ""
+    names = ("devices", "rollout_s", "update_s", "sync_s", "host_s", "step_s", "tokens_per_s")
+    lines = ["  ".join(f"{name:>12}" for name in names)]
+    for step in steps:
+        lines.append("  ".join(f"{step[name]:>12.4g}" for name in names))
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def number_text(value: float) -> str:
+    """Returns a number with three digits and a decimal prefix, such as `1.23 G`."""
+    unit, scale = next((pair for pair in UNITS if abs(value) >= pair[1]), UNITS[-1])
+    return f"{value / scale:.3g} {unit}"
+
+
+def size_text(value: float) -> str:
+    """Returns bytes as text, such as `1.23 GB`."""
+    return f"{number_text(value)}B"
+
+
+def time_text(seconds: float) -> str:
+    """Returns a duration as text, such as `1.23 ms`."""
+    unit, scale = next((pair for pair in SECONDS if seconds >= pair[1]), SECONDS[-1])
+    return f"{seconds / scale:.3g} {unit}"

@@ -1,0 +1,209 @@
+"""Simulated steps, fitted configs and the text of a plan; nothing is compiled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner.objective import Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Layout
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.published import published_config
+from jax_ragrl.plan import PlanConfig
+from jax_ragrl.plan.fit import fit, meshes
+from jax_ragrl.plan.simulate import Workload, parse_workload, simulate
+from jax_ragrl.plan.text import number_text, plan_text, time_text
+
+COLLECTIVES = {"all-gather": {"count": 28, "bytes": 3_000_000_000}}
+WORK = {"flops": 1e15, "hbm_bytes": 10**9, "kernels": 639, "collectives": {}}
+TIME = {"seconds_at_least": 1.0, "bound": "compute", "tokens_per_s_at_most": 1}
+
+
+def planned(**changes: Any) -> dict[str, Any]:
+    """A plan of 8 devices: batches of 8 x 4 prompts of 1,000 tokens, of 8 x 1,024 trained ones."""
+    return {
+        "device": "TPU v5 lite",
+        "devices": 8,
+        "mesh": {"data": 1, "fsdp": 8, "tensor": 1},
+        "state_bytes": 5 * 10**9,
+        "peak_bytes": 9 * 10**9,
+        "memory_bytes": 16 * 2**30,
+        "fits": True,
+        "checkpoint_bytes": 40 * 10**9,
+        "other_models": {},
+        "uncounted": ["judge: no folder"],
+        "update": {"rows": [8, 1024], "bytes": 10**9, **WORK, "collectives": COLLECTIVES},
+        "sampling": {
+            "prompts": [32, 1000],
+            "width": 2,
+            "bytes": 4 * 10**9,
+            "weight_bytes": 2 * 10**9,
+            "prefill": WORK,
+            "decode_step": WORK,
+        },
+        "passes": {
+            "gradients": 1,
+            "scores": 2,
+            "flops_per_token": 6e9,
+            "gradient_flops_per_token": 4e9,
+        },
+        "programs": {"sampler": 12, "update": 4},
+        "speed": {
+            "ceilings": {"flops": 1e15, "bandwidth": 1e12, "link": 1e11, "devices": 8},
+            "gradient": TIME | {"seconds_at_least": 0.1},
+            "prefill": TIME | {"seconds_at_least": 0.4},
+            "decode_step": TIME | {"seconds_at_least": 0.01, "bound": "memory"},
+        },
+        **changes,
+    }
+
+
+WORKLOAD = Workload(questions=64, actions=4, rounds=4, prompt=500, tokens=100)
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    step = simulate(planned(), WORKLOAD, 8)
+    # 64 x 4 / 4 actions a round on 8 groups are 8 rows of a group, a full batch of 4 x 2.
+    prefill = 500 * 8 * 0.4 / (4 * 1000)
+    assert step["rollout_s"] == pytest.approx(4 * (prefill + 100 * 0.01))
+    # 32 actions of 600 tokens per group in batches of 1,024; scores add half of a gradient.
+    assert step["update_s"] == pytest.approx(19 * 0.1 * 1.5)
+    assert step["sync_s"] == pytest.approx(0.02)
+    parts = ("rollout_s", "update_s", "sync_s", "host_s")
+    assert step["step_s"] == pytest.approx(sum(step[name] for name in parts))
+    assert step["tokens_per_s"] == pytest.approx(256 * 100 / step["step_s"])
+
+
+def test_decoding_is_never_faster_than_reading_the_weights():
+    """More devices leave fewer rows to each of them, which read the weights for every token."""
+    many = simulate(planned(), WORKLOAD, 8 * 10**6)
+    floor = 4 * 100 * 2e9 / 1e12  # rounds, tokens, weights over bandwidth
+    assert many["rollout_s"] == pytest.approx(floor, rel=0.01)
+
+
+def test_devices_wait_for_the_language_model_and_the_host():
+    work = Workload(questions=64, actions=4, rounds=4, prompt=500, tokens=100, llm=2, host=0.01)
+    step, plain = simulate(planned(), work, 8), simulate(planned(), WORKLOAD, 8)
+    assert step["step_s"] - plain["step_s"] == pytest.approx(4 * 2 + 256 * 0.01)
+    assert step["waiting"] == pytest.approx((8 + 2.56) / step["step_s"]) and not plain["waiting"]
+
+
+def test_half_of_the_speed_takes_twice_the_time():
+    work = Workload(questions=64, actions=4, rounds=4, prompt=500, tokens=100, efficiency=0.5)
+    half, whole = simulate(planned(), work, 8), simulate(planned(), WORKLOAD, 8)
+    assert half["step_s"] == pytest.approx(2 * whole["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("questions=x", "'questions=x' has no number"),
+        ("banana=1", "no workload number 'banana': use questions"),
+        ("tokens=0", "tokens=0.0 is out of range"),
+        ("llm=-1", "llm=-1.0 is out of range"),
+        ("host=nan", "host=nan is out of range"),
+        ("efficiency=2", "efficiency=2.0 exceeds the data sheet"),
+    ],
+)
+def test_a_wrong_workload_is_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_workload(text)
+
+
+def test_a_workload_is_read_by_name():
+    assert parse_workload("") == Workload()
+    assert parse_workload("tokens=7,llm=.5") == Workload(tokens=7, llm=0.5)
+
+
+def test_devices_that_cannot_be_simulated_are_refused():
+    with pytest.raises(UserError, match="give a multiple of 4"):
+        simulate(planned(mesh={"data": 1, "fsdp": 2, "tensor": 4}), WORKLOAD, 6)
+    with pytest.raises(UserError, match="no data sheet for 'cpu'"):
+        simulate(planned(speed=None, device="cpu"), WORKLOAD, 8)
+
+
+RUN = PlanConfig(Objective(critic="none", advantage="group_normalised"), Optimizer(1e-3),
+                 packing=Layout(row_lengths=(1024,), tokens_per_device=4096))  # fmt: skip
+SMALL = DecoderConfig(512, 256, 1024, 1, 4, 2, 64)
+
+
+@pytest.mark.parametrize("devices", [8, 256, 1024])
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"])
+def test_every_mesh_leaves_wide_columns_and_divides_the_model(name, devices):
+    config = published_config(name)
+    assert meshes(config, devices)
+    for data, fsdp, tensor in meshes(config, devices):
+        assert data * fsdp * tensor == devices
+        assert config.hidden_size % fsdp == 0 and config.hidden_size // fsdp >= 128
+        assert config.num_kv_heads % tensor == 0
+
+
+def memory_of_changes(run: PlanConfig) -> dict[str, Any]:
+    """A plan whose memory falls with recomputation and with smaller batches."""
+    factor = {"none": 16, "dots": 6, "full": 2}[run.remat]
+    return planned(peak_bytes=factor * run.packing.tokens_per_device, memory_bytes=20_000)
+
+
+def test_the_fitted_config_recomputes_the_least_that_fits():
+    result = fit(RUN, SMALL, 8, memory_of_changes)
+    assert result["changes"] == {
+        "mesh": (4, 2, 1),
+        "remat": "none",
+        "packing.tokens_per_device": 1024,
+    }
+
+
+def test_a_config_that_cannot_fit_is_refused():
+    with pytest.raises(UserError, match="no mesh, remat and batch size fit 8 devices"):
+        fit(RUN, SMALL, 8, lambda _: planned(memory_bytes=1))
+    with pytest.raises(UserError, match="memory of 'TPU v5 lite' is unknown"):
+        fit(RUN, SMALL, 8, lambda _: planned(memory_bytes=None))
+
+
+def test_the_text_has_memory_time_and_steps():
+    steps = [simulate(planned(), WORKLOAD, count) for count in (8, 16)]
+    text = plan_text(planned(steps=steps, changes={"mesh": (4, 2, 1), "remat": "dots"}))
+    for line in (
+        "8 x TPU v5 lite, mesh data 1, fsdp 8, tensor 1",
+        "9 GB of 17.2 GB, fits",
+        "1 PFLOP, 1 GB of device memory, 639 kernels",
+        "28, 3 GB",
+        "10 ms (memory), at most 1 tokens/s",
+        '--config.mesh="(4,2,1)"',
+        "--config.remat=dots",
+        "judge: no folder",
+    ):
+        assert line in text
+    assert len(text.partition("rollout_s")[2].splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number_text(1234), "1.23 k"),
+        (number_text(2.5e15), "2.5 P"),
+        (number_text(0.5), "0.5 "),
+        (time_text(0.0123), "12.3 ms"),
+        (time_text(2e-7), "0.2 us"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_unit(text, expected):
+    assert text == expected
+
+
+def test_the_command_simulates_and_prints_text_or_json(monkeypatch, capsys):
+    monkeypatch.setattr("jax_ragrl.runtime.topology.describe_devices", lambda _: [None] * 8)
+    monkeypatch.setattr("jax_ragrl.plan.plan", lambda *_: planned())
+    command = ["plan", f"--config={CONFIGS / 'tiny' / 'c3po.py'}", "--shape=tiny",
+               "--topology=v5e:2x4", "--simulate=8,32", "--workload=questions=64"]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    assert [step["devices"] for step in json.loads(capsys.readouterr().out)["steps"]] == [8, 32]
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("\n") == len(plan_text(planned()).splitlines()) + 4
+    assert main([*command, "--workload=tokens=none"]) == 2
+    assert "write NAME=NUMBER" in capsys.readouterr().err

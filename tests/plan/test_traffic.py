@@ -1,0 +1,126 @@
+"""Traffic that is counted from optimized HLO."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_ragrl.plan.hlo import parse, shape_bytes
+from jax_ragrl.plan.traffic import loop_traffic, program_traffic
+
+MODULE = """\
+HloModule jit_f, is_scheduled=true
+
+%slice_of_weights (param_0: bf16[8,64,32], param_1: s32[]) -> bf16[64,32] {
+  %param_0 = bf16[8,64,32]{2,1,0} parameter(0)
+  %param_1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %dynamic-slice.1 = bf16[1,64,32]{2,1,0} dynamic-slice(%param_0, %param_1, %zero, %zero)
+  ROOT %bitcast.1 = bf16[64,32]{1,0} bitcast(%dynamic-slice.1)
+}
+
+%write_in_place (param_0.1: f32[16,128], param_1.1: f32[16,1], param_2: s32[]) -> f32[16,128] {
+  %param_0.1 = f32[16,128]{1,0} parameter(0)
+  %param_1.1 = f32[16,1]{1,0} parameter(1)
+  %param_2 = s32[] parameter(2)
+  %zero.1 = s32[] constant(0)
+  ROOT %dus = f32[16,128]{1,0} dynamic-update-slice(%param_0.1, %param_1.1, %zero.1, %param_2)
+}
+
+%layer (arg: (s32[], bf16[8,64,32], bf16[64,32])) -> (s32[], bf16[8,64,32], bf16[64,32]) {
+  %arg = (s32[], bf16[8,64,32]{2,1,0}, bf16[64,32]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %w = bf16[8,64,32]{2,1,0} get-tuple-element(%arg), index=1
+  %fusion.1 = bf16[64,32]{1,0} fusion(%w, %i), kind=kLoop, calls=%slice_of_weights
+  %all-reduce.1 = bf16[64,32]{1,0} all-reduce(%fusion.1), replica_groups={{0,1}}, to_apply=%add
+  ROOT %tuple.1 = (s32[], bf16[8,64,32]{2,1,0}, bf16[64,32]{1,0}) tuple(%i, %w, %all-reduce.1)
+}
+
+%token (arg.1: (f32[16,128], f32[16,1], s32[])) -> (f32[16,128], f32[16,1], s32[]) {
+  %arg.1 = (f32[16,128]{1,0}, f32[16,1]{1,0}, s32[]) parameter(0)
+  %cache = f32[16,128]{1,0} get-tuple-element(%arg.1), index=0
+  %new = f32[16,1]{1,0} get-tuple-element(%arg.1), index=1
+  %t = s32[] get-tuple-element(%arg.1), index=2
+  %fusion.2 = f32[16,128]{1,0} fusion(%cache, %new, %t), kind=kLoop, calls=%write_in_place
+  ROOT %tuple.2 = (f32[16,128]{1,0}, f32[16,1]{1,0}, s32[]) tuple(%fusion.2, %new, %t)
+}
+
+ENTRY %main (p: (s32[], bf16[8,64,32], bf16[64,32]), q: (f32[16,128], f32[16,1], s32[])) -> s32[] {
+  %p = (s32[], bf16[8,64,32]{2,1,0}, bf16[64,32]{1,0}) parameter(0)
+  %q = (f32[16,128]{1,0}, f32[16,1]{1,0}, s32[]) parameter(1)
+  %while.1 = (s32[], bf16[8,64,32]{2,1,0}, bf16[64,32]{1,0}) while(%p), condition=%c, body=%layer, \
+backend_config={"known_trip_count":{"n":"8"}}
+  %while.2 = (f32[16,128]{1,0}, f32[16,1]{1,0}, s32[]) while(%q), condition=%c, body=%token
+  ROOT %out = s32[] get-tuple-element(%while.1), index=0
+}
+"""
+SLICE = 64 * 32 * 2  # bytes of the weights of one layer
+
+
+def test_a_loop_counts_as_often_as_it_runs_and_reads_its_slices_alone():
+    traffic = program_traffic(MODULE)
+    layer = 2 * SLICE + 4 + 2 * SLICE  # slice and index read, slice written; the sum both
+    token = 16 * 4 + 16 * 4 + 4  # the new column read and written, and its place
+    assert traffic.hbm_bytes == 8 * layer + token
+    assert traffic.kernels == 8 * 2 + 1
+    assert traffic.unknown_loops == 1
+
+
+def test_collectives_are_counted_by_kind():
+    traffic = program_traffic(MODULE)
+    assert traffic.collectives == {"all-reduce": 8}
+    assert traffic.facts()["collectives"] == {"all-reduce": {"count": 8, "bytes": 8 * SLICE}}
+
+
+def test_the_loop_of_tokens_is_the_one_of_unknown_length():
+    step = loop_traffic(MODULE)
+    assert step is not None and step.hbm_bytes == 2 * 16 * 4 + 4 and step.kernels == 1
+    assert loop_traffic(MODULE.replace("while(%q)", "custom-call(%q)")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(s32[], bf16[4]{0}, /*index=2*/pred[8]{0})", 4 + 8 + 8),
+        ("bf16[8,128]{1,0:T(8,128)(2,1)}", 2048),
+        ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", 0),  # in VMEM
+        ("f8e4m3fn[10]{0}", 10),
+        ("s4[10]{0}", 5),
+        ("token[]", 0),
+    ],
+)
+def test_a_shape_takes_the_bytes_of_its_arrays_in_device_memory(shape, size):
+    assert shape_bytes(shape) == size
+
+
+def test_an_async_collective_counts_once():
+    text = MODULE.replace("all-reduce(%fusion.1)", "all-reduce-start(%fusion.1)").replace(
+        "tuple(%i, %w, %all-reduce.1)", "tuple(%i, %w, %done)"
+    )
+    done = "  %done = bf16[64,32]{1,0} all-reduce-done(%all-reduce.1)\n"
+    text = text.replace("  ROOT %tuple.1", f"{done}  ROOT %tuple.1")
+    assert program_traffic(text).collectives == {"all-reduce": 8}
+
+
+def test_a_fused_sum_and_slice_is_a_reduce_scatter():
+    text = MODULE.replace("%slice_of_weights", "%all-reduce-scatter.3").replace(
+        "bf16[64,32]{1,0} bitcast(", "bf16[64,32]{1,0} all-reduce("
+    )
+    assert program_traffic(text).collectives == {"all-reduce": 8, "reduce-scatter": 8}
+
+
+def test_a_compiled_scan_reads_its_weights_once():
+    layers, width = 6, 64
+
+    def apply(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    x, weights = jnp.zeros((8, width)), jnp.zeros((layers, width, width))
+    text = jax.jit(apply).lower(x, weights).compile().as_text()
+    traffic = program_traffic(text)
+    weight_bytes = 4 * layers * width**2
+    assert parse(text).entry and traffic.unknown_loops == 0
+    # A slice may be copied before its product: read, written, read.
+    assert weight_bytes <= traffic.hbm_bytes < 4 * weight_bytes
