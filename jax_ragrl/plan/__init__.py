@@ -88,8 +88,8 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       config that are not counted, or only approximately. `peak_bytes`: the largest program on top
       of the permanent memory. `fits`: whether the peak is below the memory of a device; None if
       this is unknown. If something is uncounted, `fits` can be False, but not True. `passes`,
-      `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; `speed` is None for devices
-      without a data sheet.
+      `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
+      a data sheet have no `speed`.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
@@ -134,7 +134,7 @@ def _speed(
     sampling: Mapping[str, Any],
     mesh: Mesh,
 ) -> dict[str, Any]:
-    """The sections that tell time, programs and disk."""
+    """The sections about time, programs and disk."""
     largest = max(policies.values(), key=lambda policy: param_count(policy.config))
     length = max(run.packing.row_lengths)
     is_adapter = largest.lora is not None

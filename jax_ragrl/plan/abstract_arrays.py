@@ -85,6 +85,7 @@ def with_attention(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderCon
         jax.ShapeDtypeStruct((1, length, heads, c.head_dim), jnp.dtype(c.dtype))
         for heads in (c.num_heads, c.num_kv_heads)
     )
+    # What is chosen at run time depends on the present device, here on the described one.
     impl = "splash" if device.platform == "tpu" else "xla"
     if is_gpu(device):
         with jax.set_mesh(mesh):
@@ -115,6 +116,7 @@ def compile_program(trace: Any, mesh: Mesh) -> Program:
     # Autotuning runs kernels, which is impossible on described GPUs.
     no_autotuning = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
     options: dict[str, Any] = no_autotuning if is_gpu(mesh.devices.flat[0]) else {}
+    # The first step of a run waits for its compilations, so a plan reports their time.
     start = time.perf_counter()
     program = trace.compile(options)
     facts = {

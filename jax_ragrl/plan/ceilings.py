@@ -1,6 +1,6 @@
 """Data-sheet speeds of devices, and the time that a program takes at least.
 
-The speeds are those of the manufacturers' data sheets, not measurements: dense bfloat16 products,
+The data sheets of the manufacturers hold them; nobody here measured them: dense bfloat16 products,
 device memory, and all links of a device to its neighbors in one direction.
 """
 
@@ -70,6 +70,7 @@ def time_at_least(work: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]
     Returns:
       `seconds_at_least`, and `bound`: compute, memory or network.
     """
+    # Kinds of collectives share the links of a device, so their bytes add.
     network = sum(kind["bytes"] for kind in work["collectives"].values())
     seconds = {
         "compute": work["flops"] / ceilings.flops,

@@ -54,6 +54,7 @@ def candidates(run: Any, config: DecoderConfig, devices: int) -> Iterator[Any]:
     tokens = run.packing.tokens_per_device
     longest = max(run.packing.row_lengths)
     sizes = [n for n in (tokens >> i for i in range(HALVINGS + 1)) if n >= min(longest, tokens)]
+    # The last varies first: smaller batches cost less speed than recomputation or narrow products.
     for mesh, remat, size in itertools.product(meshes(config, devices), REMATS, sizes):
         packing = dataclasses.replace(run.packing, tokens_per_device=size)
         yield dataclasses.replace(run, mesh=mesh, remat=remat, packing=packing)
@@ -72,15 +73,15 @@ def fit(run: Any, config: DecoderConfig, devices: int, plan: Plan) -> dict[str, 
       UserError: no candidate fits, or the memory of the devices is unknown.
     """
     least: int | None = None
-    for changed in candidates(run, config, devices):
-        result = plan(changed)
+    for candidate in candidates(run, config, devices):
+        result = plan(candidate)
         if result["memory_bytes"] is None:
             raise UserError(
                 f"the memory of {result['device']!r} is unknown, so nothing can be fitted: "
                 "name a TPU or GPU with --topology"
             )
         if result["peak_bytes"] < result["memory_bytes"]:
-            return result | {"changes": changes(run, changed)}
+            return result | {"changes": changes(run, candidate)}
         least = min(least or result["peak_bytes"], result["peak_bytes"])
     raise UserError(_nothing_fits(least, devices, config))
 
@@ -96,14 +97,14 @@ def _nothing_fits(least: int | None, devices: int, config: DecoderConfig) -> str
     )
 
 
-def changes(run: Any, changed: Any) -> Mapping[str, Any]:
+def changes(run: Any, candidate: Any) -> Mapping[str, Any]:
     """Returns the keys of the config whose values differ, with the new values."""
     values = {
-        "mesh": (run.mesh, changed.mesh),
-        "remat": (run.remat, changed.remat),
+        "mesh": (run.mesh, candidate.mesh),
+        "remat": (run.remat, candidate.remat),
         "packing.tokens_per_device": (
             run.packing.tokens_per_device,
-            changed.packing.tokens_per_device,
+            candidate.packing.tokens_per_device,
         ),
     }
     return {name: new for name, (old, new) in values.items() if old != new}

@@ -14,7 +14,7 @@ HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 OPERATION = re.compile(r" ([a-z][\w\-]*)\(")
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
-CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+CALLEES = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 # Memory spaces other than 0 (device memory) and 5 (of the host) are on the chip, in a TPU's VMEM.
@@ -29,16 +29,16 @@ class Instruction(NamedTuple):
       shape: the text of its shape, with layouts.
       operation: the opcode, such as `fusion`.
       operands: names of other instructions.
-      called: names of the computations that it executes, without the condition of a loop.
+      callees: names of the computations that it executes, without the condition of a loop.
       number: the number of a parameter; -1 for all others.
-      trips: iterations of a loop; None if they are unknown, or if it is no loop.
+      trips: iterations of a loop; None if they are unknown, and of other instructions.
     """
 
     name: str
     shape: str
     operation: str
     operands: tuple[str, ...]
-    called: tuple[str, ...]
+    callees: tuple[str, ...]
     number: int = -1
     trips: int | None = None
 
@@ -89,13 +89,14 @@ def _instruction(name: str, rest: str) -> Instruction:
     inner, attributes = _split_at_close(arguments)
     is_parameter = operation[1] == "parameter"
     operands = () if is_parameter else tuple(re.findall(r"%([\w.\-]+)", inner))
-    called = CALLED.findall(attributes)
+    callees = CALLEES.findall(attributes)
     for branches in BRANCHES.findall(attributes):
-        called += re.findall(r"[\w.\-]+", branches)
+        callees += re.findall(r"[\w.\-]+", branches)
+    # Other instructions may quote the attributes of a loop in their metadata.
     trips = TRIP_COUNT.search(attributes) if operation[1] == "while" else None
     number = int(inner) if is_parameter else -1
     count = int(trips[1]) if trips else None
-    return Instruction(name, shape, operation[1], operands, tuple(called), number, count)
+    return Instruction(name, shape, operation[1], operands, tuple(callees), number, count)
 
 
 def _split_at_close(text: str) -> tuple[str, str]:
@@ -109,7 +110,7 @@ def _split_at_close(text: str) -> tuple[str, str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Returns the bytes that a shape takes in device memory; arrays on the chip take none."""
+    """Returns the bytes that a shape takes in device memory; arrays on the chip need nothing."""
     return sum(_array_bytes(*array) for array in ARRAY.findall(shape))
 
 

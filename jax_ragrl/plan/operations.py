@@ -14,6 +14,7 @@ from jax_ragrl.models.config import DecoderConfig
 
 def layer_weight_count(c: DecoderConfig) -> int:
     """Returns N, the weights in the matrices of all layers."""
+    # Queries and the output have all heads, keys and values the fewer key-value heads.
     attention = c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)
     return c.num_layers * (attention + 3 * c.hidden_size * c.intermediate_size)
 
@@ -45,6 +46,7 @@ def gradient_flops(c: DecoderConfig, length: int, *, adapters: bool) -> float:
       length: tokens of a row, all of them scored.
       adapters: whether only adapters are trained.
     """
+    # The products of an adapter itself are too small to count.
     backward = 1 if adapters else 2
     attention = layers_flops(c, length / 2) - layers_flops(c, 0)
     passes = 1 + backward + (c.remat == "full")

@@ -25,6 +25,7 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.plan.abstract_arrays import (
+    Program,
     abstract_decoder,
     batch_array,
     bytes_of,
@@ -178,8 +179,13 @@ def _distinct(policies: Mapping[str, PlannedPolicy]) -> list[PlannedPolicy]:
 def _sampling(
     policy: PlannedPolicy, shapes: Shapes, width: int, mesh: Mesh, nucleus: bool
 ) -> dict[str, Any]:
-    options = {"width": width, "rules": SAMPLING_RULES, "lora": policy.lora, "nucleus": nucleus}
-    return count_sampling(shapes, policy.config, mesh, **options)
+    return count_sampling(
+        *(shapes, policy.config, mesh),
+        width=width,
+        rules=SAMPLING_RULES,
+        lora=policy.lora,
+        nucleus=nucleus,
+    )
 
 
 def copy_bytes(policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> int:
@@ -212,9 +218,26 @@ def _update(
     length = max(layout.row_lengths)
     model = policy.training_model(mesh, length)
     count = layout.count(length, data_parallel_size(mesh))
+    program = _gradient_program(model, (count, length), objective, mesh)
+    # The sum of gradients is allocated before the first batch, and each gradient is added in place.
+    total = program.facts["temporary_bytes"] + bytes_of(model.params)
+    flops = gradient_flops(policy.config, length, adapters=policy.lora is not None)
+    return {
+        "rows": [count, length],
+        **program.facts,
+        "bytes": total,
+        "flops": count * length / mesh.size * flops,
+        **program.traffic().facts(),
+    }
+
+
+def _gradient_program(
+    model: Any, shape: tuple[int, int], objective: Objective, mesh: Mesh
+) -> Program:
+    """The compiled gradient of a batch of rows."""
 
     def array_of(dtype: Any) -> jax.ShapeDtypeStruct:
-        return batch_array((count, length), dtype, mesh)
+        return batch_array(shape, dtype, mesh)
 
     ids, number = array_of(jnp.int32), array_of(jnp.float32)
     rows = Rows(ids, ids, ids, ids, ids, array_of(jnp.bool_))
@@ -233,14 +256,4 @@ def _update(
             layout=layout_of(model.params),
             total=model.params,
         )
-    program = compile_program(trace, mesh)
-    # The sum of gradients is allocated before the first batch, and each gradient is added in place.
-    total = program.facts["temporary_bytes"] + bytes_of(model.params)
-    flops = gradient_flops(policy.config, length, adapters=policy.lora is not None)
-    return {
-        "rows": [count, length],
-        **program.facts,
-        "bytes": total,
-        "flops": count * length / mesh.size * flops,
-        **program.traffic().facts(),
-    }
+    return compile_program(trace, mesh)

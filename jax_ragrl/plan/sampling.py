@@ -69,8 +69,10 @@ def count_sampling(
     arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
     facts = _decode_facts(shapes, arguments, mesh, nucleus)
     share = count / mesh.size  # a tensor axis splits the operations of its prompts
+    # The last token attends to a full cache, so no step costs more.
     keys = length + shapes.max_new_tokens
     step = share * width * (layers_flops(config, keys) + head_flops(config))
+    # Only the last position of a prompt is decoded, so the head runs once per prompt.
     prefill = share * (length * layers_flops(config, length / 2) + head_flops(config))
     facts["prefill"] |= {"flops": prefill}
     facts["decode_step"] |= {"flops": step}

@@ -70,7 +70,7 @@ def parse_workload(text: str) -> Workload:
     """Returns the workload of a text such as `questions=48,tokens=110`.
 
     Raises:
-      UserError: a name is unknown or a value is no number in its range.
+      UserError: a name is unknown or a value is not a number in its range.
     """
     names = [field.name for field in dataclasses.fields(Workload)]
     values = {}
@@ -85,11 +85,11 @@ def parse_workload(text: str) -> Workload:
     return Workload(**values)
 
 
-def simulate(planned: Mapping[str, Any], work: Workload, devices: int) -> dict[str, Any]:
+def simulate(plan: Mapping[str, Any], work: Workload, devices: int) -> dict[str, Any]:
     """Returns the seconds of a step on a number of devices.
 
     Args:
-      planned: a plan with `speed` (see `plan`).
+      plan: a plan with `speed` (see `plan`).
       work: the work of a step.
       devices: a multiple of the plan's tensor axis.
 
@@ -98,14 +98,14 @@ def simulate(planned: Mapping[str, Any], work: Workload, devices: int) -> dict[s
       step that the devices wait for language model and host, and `tokens_per_s` new tokens.
 
     Raises:
-      UserError: the devices have no data sheet, or their number is no multiple of the tensor axis.
+      UserError: the devices have no data sheet, or the tensor axis does not divide their number.
     """
-    if planned["speed"] is None:
+    if plan["speed"] is None:
         raise UserError(
-            f"no data sheet for {planned['device']!r}, so a step has no estimate: "
+            f"no data sheet for {plan['device']!r}, so a step has no estimate: "
             "name a TPU or GPU with --topology"
         )
-    tensor = planned["mesh"]["tensor"]
+    tensor = plan["mesh"]["tensor"]
     if devices < 1 or devices % tensor:
         raise UserError(
             f"{devices} devices cannot hold whole groups of {tensor} on the tensor axis: "
@@ -114,9 +114,9 @@ def simulate(planned: Mapping[str, Any], work: Workload, devices: int) -> dict[s
     groups = devices // tensor
     actions = work.questions * work.actions
     parts = {
-        "rollout_s": _rollout(planned, work, actions / groups),
-        "update_s": _update(planned, work, actions / groups),
-        "sync_s": planned["sampling"]["weight_bytes"] / _speed(planned, work, "link"),
+        "rollout_s": _rollout(plan, work, actions / groups),
+        "update_s": _update(plan, work, actions / groups),
+        "sync_s": plan["sampling"]["weight_bytes"] / _speed(plan, work, "link"),
         "host_s": actions * work.host,
     }
     step = sum(parts.values())
@@ -129,38 +129,40 @@ def simulate(planned: Mapping[str, Any], work: Workload, devices: int) -> dict[s
     }
 
 
-def _speed(planned: Mapping[str, Any], work: Workload, name: str) -> float:
-    return float(planned["speed"]["ceilings"][name]) * work.efficiency
+def _speed(plan: Mapping[str, Any], work: Workload, name: str) -> float:
+    return float(plan["speed"]["ceilings"][name]) * work.efficiency
 
 
-def _groups(planned: Mapping[str, Any]) -> int:
+def _groups(plan: Mapping[str, Any]) -> int:
     """The data-parallel groups of the plan."""
-    return int(planned["devices"]) // int(planned["mesh"]["tensor"])
+    return int(plan["devices"]) // int(plan["mesh"]["tensor"])
 
 
-def _rollout(planned: Mapping[str, Any], work: Workload, actions: float) -> float:
+def _rollout(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     """Seconds of all rounds, given the actions of a group."""
-    speed, sampling = planned["speed"], planned["sampling"]
+    speed, sampling = plan["speed"], plan["sampling"]
     prompts, length = sampling["prompts"]
-    planned_prompts = prompts / _groups(planned)
-    prefill = speed["prefill"]["seconds_at_least"] / (planned_prompts * length)
-    largest = planned_prompts * sampling["width"]
+    prompts_per_group = prompts / _groups(plan)
+    prefill = speed["prefill"]["seconds_at_least"] / (prompts_per_group * length)
+    largest = prompts_per_group * sampling["width"]
     rows = actions / work.rounds
+    # More rows than the plan has memory for take turns.
     batches = math.ceil(rows / largest)
     full = speed["decode_step"]["seconds_at_least"]
     weights = min(full, sampling["weight_bytes"] / speed["ceilings"]["bandwidth"])
     step = weights + (full - weights) * min(rows, largest) / largest
     device = work.prompt * rows * prefill + batches * work.tokens * step
+    # Waiting does not depend on the devices, so efficiency does not scale it.
     return work.rounds * (device / work.efficiency + work.llm)
 
 
-def _update(planned: Mapping[str, Any], work: Workload, actions: float) -> float:
+def _update(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     """Seconds of all passes over the batches of a group."""
-    speed, (rows, length) = planned["speed"], planned["update"]["rows"]
+    speed, (rows, length) = plan["speed"], plan["update"]["rows"]
     tokens = actions * (work.distinct or work.prompt + work.tokens)
-    batches = math.ceil(tokens / (rows * length / _groups(planned)))
-    passes = planned["passes"]
-    # A score takes its share of the operations of a gradient.
+    batches = math.ceil(tokens / (rows * length / _groups(plan)))
+    passes = plan["passes"]
+    # A score has no program in the plan: it takes its share of the operations of a gradient.
     equivalent = passes["flops_per_token"] / passes["gradient_flops_per_token"]
     seconds = speed["gradient"]["seconds_at_least"] * equivalent
     return float(batches * seconds / work.efficiency)

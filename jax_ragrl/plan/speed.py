@@ -61,6 +61,7 @@ def update_passes(
       length: tokens of a row.
       lora: whether only an adapter is trained.
     """
+    # A critic of its own repeats the passes of its policy.
     own_critic = objective.critic == "own"
     gradients = optimizer.epochs * (1 + own_critic)
     references = objective.kl.where != "none"
@@ -92,6 +93,7 @@ def count_programs(
       size and number of equal prompts. `update`: per batch shape a gradient and a score, for the
       policy and an own critic.
     """
+    # Batches are cut into equal shards, so the number of devices determines their sizes.
     devices = data_parallel_size(mesh)
     batches = sum(
         len(shapes.batch_sizes_for(length, devices, copies))
@@ -120,10 +122,11 @@ def checkpoint_bytes(
       objective: determines reference and critic.
       optimizer: determines the dtype of the moments.
     """
+    # The second moment stays in float32 whatever the dtype of the first.
     moments = 4 + jnp.dtype(optimizer.moment_dtype).itemsize
     models, total = 1 + (objective.critic == "own"), 0
     for policy in policies.values():
-        trained = policy.parameter_counts()["trained"]
+        weights = policy.parameter_counts()["trained"]
         reference = jnp.dtype(policy.config.dtype).itemsize * (objective.kl.where != "none")
-        total += trained * ((4 + moments) * models + reference)
+        total += weights * ((4 + moments) * models + reference)
     return total

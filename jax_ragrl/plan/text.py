@@ -32,6 +32,7 @@ def _memory(result: Mapping[str, Any]) -> Iterator[Row]:
     for section, facts in result["other_models"].items():
         yield section, size_text(facts["weight_bytes"])
     memory, fits = result["memory_bytes"], result["fits"]
+    # A CPU reports no memory.
     limit = f" of {size_text(memory)}" if memory else ""
     verdict = {True: ", fits", False: ", does not fit", None: ""}[fits]
     yield "peak", f"{size_text(result['peak_bytes'])}{limit}{verdict}"
@@ -55,14 +56,15 @@ def _work(result: Mapping[str, Any]) -> Iterator[Row]:
     programs, passes = result["programs"], result["passes"]
     yield "passes of an update", f"{passes['gradients']} gradients, {passes['scores']} scores"
     yield "programs at most", f"{programs['sampler']} sampler, {programs['update']} update"
+    # Devices without a data sheet, such as a CPU, have no bounds.
     if speed := result["speed"]:
         for name in ("gradient", "prefill", "decode_step"):
             yield f"least time, {name.replace('_', ' ')}", _time_text(speed[name])
 
 
 def _work_text(work: Mapping[str, Any]) -> str:
-    flops, moved = number_text(work["flops"]), size_text(work["hbm_bytes"])
-    return f"{flops}FLOP, {moved} of device memory, {work['kernels']} kernels"
+    flops, traffic = number_text(work["flops"]), size_text(work["hbm_bytes"])
+    return f"{flops}FLOP, {traffic} of device memory, {work['kernels']} kernels"
 
 
 def _time_text(time: Mapping[str, Any]) -> str:
@@ -72,6 +74,7 @@ def _time_text(time: Mapping[str, Any]) -> str:
 
 def _changes(result: Mapping[str, Any]) -> Iterator[Row]:
     for name, value in result.get("changes", {}).items():
+        # Command lines split at spaces.
         text = str(value).replace(" ", "")
         yield "set", f'--config.{name}="{text}"' if "(" in text else f"--config.{name}={text}"
 

@@ -1,6 +1,6 @@
 """Counts what a compiled program moves: memory, collectives and kernels, from its optimized HLO.
 
-The rules are those of XLA's own cost analysis, with two differences: the body of a loop counts as
+XLA's own cost analysis has the same rules, with two differences: here the body of a loop counts as
 often as it runs, and an array in a TPU's VMEM costs nothing.
 """
 
@@ -82,10 +82,10 @@ def loop_traffic(text: str) -> Traffic | None:
 def _unknown_bodies(module: Module, name: str) -> Iterator[str]:
     for x in module.computations[name].instructions.values():
         if x.operation == "while" and x.trips is None:
-            yield from x.called
+            yield from x.callees
         elif x.operation in ("while", "call", "conditional", "async-start"):
-            for called in x.called:
-                yield from _unknown_bodies(module, called)
+            for name in x.callees:
+                yield from _unknown_bodies(module, name)
 
 
 class _Counter:
@@ -114,8 +114,9 @@ class _Counter:
 
     def _nested(self, x: Instruction) -> Traffic:
         total = Traffic(unknown_loops=int(x.operation == "while" and x.trips is None))
-        bodies = [self.computation(name) for name in x.called]
+        bodies = [self.computation(name) for name in x.callees]
         if x.operation == "conditional":
+            # Which branch runs is unknown before the run; the costlier one is the safe guess.
             bodies = [max(bodies, key=lambda traffic: traffic.hbm_bytes)]
         for body in bodies:
             total.add(body, 1 if x.trips is None else x.trips)
@@ -127,12 +128,12 @@ class _Counter:
             return next((kind for kind in COLLECTIVES if x.operation.startswith(kind)), None)
         inside = {
             kind
-            for name in x.called
+            for name in x.callees
             for y in self._computations[name].instructions.values()
             if (kind := self._collective(y))
         }
         # A TPU scatters a sum by a fusion of an all-reduce and a slice.
-        if any(name.startswith("all-reduce-scatter") for name in x.called):
+        if any(name.startswith("all-reduce-scatter") for name in x.callees):
             return "reduce-scatter"
         return next((kind for kind in COLLECTIVES if kind in inside), None)
 
@@ -149,11 +150,12 @@ class _Counter:
         return _operand_bytes(computation, x) + shape_bytes(x.shape)
 
     def _fusion(self, computation: Computation, x: Instruction) -> int:
-        inside = self._computations[x.called[0]]
+        # Arrays between the instructions of a fusion stay in registers: only its ends move bytes.
+        inside = self._computations[x.callees[0]]
         total = self._written(inside, inside.root, shape_bytes(x.shape))
         for number, name in enumerate(x.operands):
             if size := shape_bytes(computation.instructions[name].shape):
-                total += self._read(x.called[0], inside.parameter(number).name, size)
+                total += self._read(x.callees[0], inside.parameter(number).name, size)
         return total
 
     def _read(self, name: str, array: str, size: int) -> int:
@@ -164,8 +166,8 @@ class _Counter:
             if user.operation in SLICES and at == 0:
                 total += shape_bytes(user.shape)
             elif user.operation == "fusion":
-                inner = self._computations[user.called[0]].parameter(at).name
-                total += self._read(user.called[0], inner, size)
+                inner = self._computations[user.callees[0]].parameter(at).name
+                total += self._read(user.callees[0], inner, size)
             elif user.operation in ALIASES:
                 total += self._read(name, user.name, size)
             elif not (user.operation in UPDATES and at == 0) and user.operation != "tuple":
@@ -180,7 +182,7 @@ class _Counter:
         if x.operation in UPDATES:
             return min(size, shape_bytes(_operand(inside, x, UPDATES[x.operation]).shape))
         if x.operation == "fusion":
-            inner = self._computations[x.called[0]]
+            inner = self._computations[x.callees[0]]
             return self._written(inner, inner.root, size)
         if x.operation == "tuple":
             parts = [inside.instructions[name].shape for name in x.operands]
