@@ -114,6 +114,15 @@ def shape_bytes(shape: str) -> int:
     return sum(_array_bytes(*array) for array in ARRAY.findall(shape))
 
 
+def slice_bytes(shape: str) -> int:
+    """Returns the bytes that a `slice-start` reads and writes in device memory.
+
+    Its shape is a tuple of the operand, the slice and a context; the operand is not read in full.
+    """
+    _, (dtype, sizes, layout), *_ = ARRAY.findall(shape)
+    return _array_bytes(dtype, sizes, "") + _array_bytes(dtype, sizes, layout)
+
+
 def _array_bytes(dtype: str, sizes: str, layout: str) -> int:
     if ON_CHIP.search(layout):
         return 0

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from jax_ragrl.plan.hlo import Computation, Instruction, Module, parse, shape_bytes
+from jax_ragrl.plan.hlo import Computation, Instruction, Module, parse, shape_bytes, slice_bytes
 
 # They name, group or alias arrays, and move none.
 FREE = frozenset(
@@ -145,6 +145,8 @@ class _Counter:
             return 2 * shape_bytes(x.shape)
         if x.operation in UPDATES:
             return 2 * shape_bytes(_operand(computation, x, UPDATES[x.operation]).shape)
+        if x.operation == "slice-start":
+            return slice_bytes(x.shape)
         if x.operation.endswith("-start"):  # its shape is a tuple that has the operands too
             return shape_bytes(x.shape)
         return _operand_bytes(computation, x) + shape_bytes(x.shape)
@@ -166,8 +168,12 @@ class _Counter:
             if user.operation in SLICES and at == 0:
                 total += shape_bytes(user.shape)
             elif user.operation == "fusion":
-                inner = self._computations[user.callees[0]].parameter(at).name
+                inside = self._computations[user.callees[0]]
+                inner = inside.parameter(at).name
                 total += self._read(user.callees[0], inner, size)
+                # A fusion may only rename an array, which is then read by the users of the fusion.
+                if _source(inside, inside.root) == inner:
+                    total += self._read(name, user.name, size)
             elif user.operation in ALIASES:
                 total += self._read(name, user.name, size)
             elif not (user.operation in UPDATES and at == 0) and user.operation != "tuple":
@@ -189,6 +195,12 @@ class _Counter:
             pairs = zip(x.operands, map(shape_bytes, parts), strict=True)
             return min(size, sum(self._written(inside, part, n) for part, n in pairs))
         return size
+
+
+def _source(computation: Computation, name: str) -> str:
+    """The array that an instruction renames; its own name if it is not an alias."""
+    x = computation.instructions[name]
+    return _source(computation, x.operands[0]) if x.operation in ALIASES else name
 
 
 def _operand(computation: Computation, x: Instruction, number: int) -> Instruction:

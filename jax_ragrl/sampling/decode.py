@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.split import SplitModel
@@ -34,9 +35,10 @@ from jax_ragrl.types import Tensor
 # Decode steps between checks for early stopping, on a GPU, whose host waits at each check. A CPU
 # and a TPU check after every step.
 CHECK_STRIDE = 16
-# A vocabulary of more than FLAT_SAMPLING_LIMIT tokens is sampled in two levels, first one of
-# SAMPLING_BLOCKS blocks of tokens, then a token of that block.
-FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS = 4096, 128
+# A vocabulary of more than FLAT_SAMPLING_LIMIT tokens is sampled in two levels, first one of up to
+# SAMPLING_BLOCKS blocks of tokens, then a token of that block. A block is a multiple of SUBLANES
+# tokens, the tile of a TPU, which otherwise copies all logits to cut them into blocks.
+FLAT_SAMPLING_LIMIT, SAMPLING_BLOCKS, SUBLANES = 4096, 128, 8
 
 
 class Prompts(NamedTuple):
@@ -88,7 +90,7 @@ class DecodeState(NamedTuple):
       t: int32 scalar, decode steps so far; a row that is done has fewer tokens.
       cache: keys and values of the new tokens; without its `prefix` between programs, because the
         prefix cache never changes and is passed separately.
-      logits_BV: logits of the next token.
+      logits_BV: logits of the next token, divided by the temperature.
       done_B: bool, whether a row has ended.
       ids_BT, logps_BT, count_B, removed_B: as in `Samples`.
       stop_state_B: uint8 state of each row in the stop-string automaton `Grammar.stop_SV`.
@@ -225,7 +227,7 @@ def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
     return DecodeState(
         t=jnp.int32(0),
         cache=init_cache(model.config, batch, slots, prefix),
-        logits_BV=jnp.repeat(logits_BV, width, axis=0),
+        logits_BV=jnp.repeat(scaled(logits_BV, prompts.temperature_B), width, axis=0),
         # Rows of padding are done from the start, so they never delay the end of the loop.
         done_B=prompts.sibling_BW.reshape(-1) < 0,
         ids_BT=jnp.zeros((batch, slots), jnp.int32),
@@ -247,6 +249,7 @@ def _decode_loop(
     stride: int,
 ) -> DecodeState:
     """Decodes until the cache is full, or few enough prompts are live (None: no row is)."""
+    state = state._replace(logits_BV=_rows_minor(state.logits_BV))
     slots, width = state.ids_BT.shape[1], prompts.seed_BW.shape[1]
     # 1. One entry per row: the prompt's parameters, and a key of (seed, sibling).
     rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
@@ -330,13 +333,25 @@ def _decode_step(
     return DecodeState(
         t=s.t + 1,
         cache=cache,
-        logits_BV=model.logits(hidden_BLD[:, 0]),
+        logits_BV=_rows_minor(scaled(model.logits(hidden_BLD[:, 0]), rows.temperature_B)),
         done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
         ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
         count_B=count_B,
         stop_state_B=stop_state_B,
         **_follow_grammar(grammar, rows, s, logits_BV, ids_B, live_B),
+    )
+
+
+def _rows_minor(logits_BV: Array) -> Array:
+    """Stores logits with adjacent rows next to each other on a TPU, as reductions over V need them.
+
+    Otherwise the compiler adds two copies of all logits to every step.
+    """
+    return jax.lax.platform_dependent(
+        logits_BV,
+        tpu=lambda x: with_layout_constraint(x, Layout((1, 0))),
+        default=lambda x: x,
     )
 
 
@@ -375,7 +390,7 @@ def _follow_grammar(
         return {}
     assert s.grammar_state_B is not None and s.removed_B is not None
     state_B = next_states(grammar.automaton, s.grammar_state_B, ids_B)
-    removed_B = removed_mass(s.logits_BV, masked_BV, rows.temperature_B)
+    removed_B = removed_mass(s.logits_BV, masked_BV)
     return {
         "grammar_state_B": jnp.where(live_B, state_B, s.grammar_state_B),
         "removed_B": s.removed_B + jnp.where(live_B, removed_B, 0.0),
@@ -418,13 +433,19 @@ def mask_logits(logits: Array, allowed_mask: Array) -> Array:
     return jnp.where(mask, logits, -jnp.inf)
 
 
+def scaled(logits_BV: Array, temperature_B: Array) -> Array:
+    """Returns the logits divided by the temperature; a temperature of 0 counts as 1."""
+    return logits_BV / jnp.where(temperature_B == 0, 1.0, temperature_B)[:, None]
+
+
 def sample_token(
     logits_BV: Array, t: Array, temperature_B: Array, top_p_B: Array | None, keys_B: Array
 ) -> tuple[Array, Array]:
     """Samples one token per row.
 
     Args:
-      logits_BV: float32 logits, minus infinity at tokens that are not allowed.
+      logits_BV: float32 logits, divided by the temperature; minus infinity at tokens that are not
+        allowed.
       t: int32 scalar, the position that is folded into the keys; the keys are not consumed.
       temperature_B: float32; 0 takes the likeliest token.
       top_p_B: float32 nucleus sizes; None, like 1, filters nothing.
@@ -434,53 +455,92 @@ def sample_token(
       int32 ids, and float32 log-probabilities at the temperature (at 1 if it is 0), before the
       nucleus filter.
     """
-    greedy_B1 = (temperature_B == 0)[:, None]
-    scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
-    nucleus_BV = scaled_BV if top_p_B is None else top_p_filter(scaled_BV, top_p_B)
+    nucleus_BV = logits_BV if top_p_B is None else top_p_filter(logits_BV, top_p_B)
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
-    sample_B = gumbel_sample(nucleus_BV, keys_B)
-    ids_B = jnp.where(greedy_B1[:, 0], _likeliest(scaled_BV), sample_B).astype(jnp.int32)
+    top_B = jnp.max(logits_BV, axis=-1)
+    sample_B, total_B = gumbel_sample(nucleus_BV, top_B, keys_B)
+    if top_p_B is not None:
+        total_B = jnp.sum(jnp.exp(logits_BV - top_B[:, None]), axis=-1)
+    ids_B = jnp.where(temperature_B == 0, _likeliest(logits_BV), sample_B).astype(jnp.int32)
     # `log_softmax` of one token per row, without storing it for all tokens.
-    top_B = jnp.max(scaled_BV, axis=-1)
-    total_B = jnp.sum(jnp.exp(scaled_BV - top_B[:, None]), axis=-1)
-    chosen_B = jnp.take_along_axis(scaled_BV, ids_B[:, None], axis=1)[:, 0]
-    return ids_B, chosen_B - top_B - jnp.log(total_B)
+    chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
+    # All of it before the next logits are computed, which then take the place of these: without
+    # the barrier XLA keeps a copy of the logits, because it might read them later.
+    return jax.lax.optimization_barrier((ids_B, chosen_B - top_B - jnp.log(total_B)))
 
 
 def _likeliest(logits_BV: Array) -> Array:
     """Returns the number of the largest logit of each row, the first one of equal ones."""
-    if jax.default_backend() != "cpu":
-        return jnp.argmax(logits_BV, axis=-1)
-    # XLA for CPUs vectorizes these two reductions, but not `argmax`, which takes four times longer.
+    return jax.lax.platform_dependent(
+        logits_BV, cpu=_first_top, default=lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)
+    )
+
+
+def _first_top(logits_BV: Array) -> Array:
+    """`argmax` by two reductions: XLA for CPUs vectorizes them, but not `argmax`."""
     last = logits_BV.shape[-1] - 1
     is_top_BV = logits_BV == jnp.max(logits_BV, axis=-1, keepdims=True)
     place_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
     return jnp.min(jnp.where(is_top_BV, place_BV, last), axis=-1)
 
 
-def gumbel_sample(logits_BV: Array, keys_B: Array) -> Array:
+def gumbel_sample(logits_BV: Array, top_B: Array, keys_B: Array) -> tuple[Array, Array]:
     """Samples one token per row by the Gumbel-max trick (Maddison et al. 2014).
 
       argmax(logits + g) ~ softmax(logits),   g ~ Gumbel(0, 1)
 
     In a large vocabulary the first sample is a block of tokens, by the sum of their probabilities,
     and the second a token of that block: a row needs `C + N` random numbers instead of `C N`.
+
+    Args:
+      logits_BV: float32; minus infinity excludes a token.
+      top_B: float32, the largest logit of each row.
+      keys_B: one random key per row.
+
+    Returns:
+      int32 ids, and float32 `sum(exp(logits - top))`.
     """
-    rows, vocab = logits_BV.shape
-    blocks = 1 if vocab <= FLAT_SAMPLING_LIMIT else SAMPLING_BLOCKS
-    padded_BV = jnp.pad(logits_BV, ((0, 0), (0, -vocab % blocks)), constant_values=-jnp.inf)
-    logits_BNC = padded_BV.reshape(rows, blocks, -1)
-    size = logits_BNC.shape[2]
+    vocab = logits_BV.shape[1]
+    if vocab <= FLAT_SAMPLING_LIMIT:
+        noise_B = jax.vmap(lambda key: jax.random.gumbel(key, (vocab + 1,)))(keys_B)
+        total_B = jnp.sum(jnp.exp(logits_BV - top_B[:, None]), axis=-1)
+        return jnp.argmax(logits_BV + noise_B[:, :vocab], axis=-1), total_B
+    logits_BNC = _in_blocks(logits_BV)
+    _, blocks, size = logits_BNC.shape
     noise_B = jax.vmap(lambda key: jax.random.gumbel(key, (size + blocks,)))(keys_B)
-    token_BC, block_BN = noise_B[:, :size], noise_B[:, size:]
-    if blocks == 1:
-        return jnp.argmax(logits_BV + token_BC, axis=-1)
-    # 1. The block. Subtracting the row's maximum keeps the exponentials in range.
-    weight_BNC = jnp.exp(logits_BNC - jnp.max(logits_BV, axis=-1)[:, None, None])
-    block_B = jnp.argmax(jnp.log(jnp.sum(weight_BNC, axis=-1)) + block_BN, axis=-1)
+    # 1. The block. Subtracting the row's maximum keeps the exponentials in range. Without the
+    # barrier XLA would compute the total from all logits once more.
+    weight_BN = jnp.sum(jnp.exp(logits_BNC - top_B[:, None, None]), axis=-1)
+    weight_BN = jax.lax.optimization_barrier(weight_BN)
+    block_B = jnp.argmax(jnp.log(weight_BN) + noise_B[:, size:], axis=-1)
     # 2. The token of this block.
-    logits_BC = jnp.take_along_axis(logits_BNC, block_B[:, None, None], axis=1)[:, 0]
-    return block_B * size + jnp.argmax(logits_BC + token_BC, axis=-1)
+    token_B = jnp.argmax(_block(logits_BNC, block_B) + noise_B[:, :size], axis=-1)
+    return block_B * size + token_B, jnp.sum(weight_BN, axis=-1)
+
+
+def _in_blocks(logits_BV: Array) -> Array:
+    """Returns the logits `[B, N, C]` of N blocks of C tokens, as many blocks as divide them."""
+    vocab = logits_BV.shape[1]
+    counts = (n for n in (SAMPLING_BLOCKS >> i for i in range(4)) if vocab % (n * SUBLANES) == 0)
+    if (blocks := next(counts, 0)) == 0:
+        blocks = SAMPLING_BLOCKS
+        missing = -vocab % (blocks * SUBLANES)
+        logits_BV = jnp.pad(logits_BV, ((0, 0), (0, missing)), constant_values=-jnp.inf)
+    return logits_BV.reshape(len(logits_BV), blocks, -1)
+
+
+def _block(logits_BNC: Array, block_B: Array) -> Array:
+    """Returns the logits `[B, C]` of one block per row."""
+
+    def gather(logits_BNC: Array, block_B: Array) -> Array:
+        return jnp.take_along_axis(logits_BNC, block_B[:, None, None], axis=1)[:, 0]
+
+    def mask(logits_BNC: Array, block_B: Array) -> Array:
+        is_block_BN = jnp.arange(logits_BNC.shape[1])[None] == block_B[:, None]
+        return jnp.max(jnp.where(is_block_BN[:, :, None], logits_BNC, -jnp.inf), axis=1)
+
+    # To gather, a TPU would first copy all logits to another layout.
+    return jax.lax.platform_dependent(logits_BNC, block_B, tpu=mask, default=gather)
 
 
 def top_p_filter(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> Array:

@@ -39,19 +39,15 @@ def next_states(automaton: TokenAutomaton, state_B: Array, ids_B: Array) -> Arra
     return automaton.next_SC[state_B, class_B.astype(jnp.int32)].astype(jnp.int32)
 
 
-def removed_mass(logits_BV: Array, masked_BV: Array, temperature_B: Array) -> Array:
+def removed_mass(logits_BV: Array, masked_BV: Array) -> Array:
     """Returns the probability of the tokens that a mask forbids, float32 per row.
 
-      1 - sum of p(v) over the allowed tokens v,   p = softmax(logits / temperature)
+      1 - sum of p(v) over the allowed tokens v,   p = softmax(logits)
 
     Args:
-      logits_BV: float32 logits without the mask.
+      logits_BV: float32 logits without the mask, divided by the temperature.
       masked_BV: the same, minus infinity at forbidden tokens.
-      temperature_B: float32 sampling temperatures; 0 counts as 1.
     """
-    heat_B1 = jnp.where(temperature_B == 0, 1.0, temperature_B)[:, None]
-    all_B, allowed_B = (
-        jax.nn.logsumexp(x_BV / heat_B1, axis=-1) for x_BV in (logits_BV, masked_BV)
-    )
+    all_B, allowed_B = (jax.nn.logsumexp(x_BV, axis=-1) for x_BV in (logits_BV, masked_BV))
     # Rounding may put the difference a little above 0.
     return -jnp.expm1(jnp.minimum(allowed_B - all_B, 0.0))

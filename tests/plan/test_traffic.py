@@ -104,6 +104,28 @@ def test_an_async_collective_counts_once():
     assert program_traffic(text).collectives == {"all-reduce": 8}
 
 
+def test_an_asynchronous_slice_reads_the_slice_alone():
+    """Its shape begins with the whole operand; the copy lies in VMEM, so that it is not written."""
+    start = "((bf16[64,32]{1,0}), bf16[8,32]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%fusion.1)"
+    text = MODULE.replace("bf16[64,32]{1,0} all-reduce(%fusion.1)", start)
+    less = program_traffic(MODULE).hbm_bytes - program_traffic(text).hbm_bytes
+    assert less == 8 * (2 * SLICE - 8 * 32 * 2)
+
+
+def test_an_array_that_an_inner_fusion_renames_is_read():
+    """XLA wraps the renamed weights of a product on a TPU in a fusion of their own."""
+    rename = (
+        "%rename (x: bf16[8,64,32]) -> bf16[8,64,32] {\n"
+        "  %x = bf16[8,64,32]{2,1,0} parameter(0)\n"
+        "  ROOT %b = bf16[8,64,32]{2,1,0} bitcast(%x)\n}\n\n"
+    )
+    inner = "  %renamed = bf16[8,64,32]{2,1,0} fusion(%param_0), kind=kLoop, calls=%rename\n"
+    text = MODULE.replace("dynamic-slice(%param_0,", "dynamic-slice(%renamed,")
+    text = text.replace("  %dynamic-slice.1 =", f"{inner}  %dynamic-slice.1 =")
+    text = text.replace("%slice_of_weights (", f"{rename}%slice_of_weights (", 1)
+    assert program_traffic(text).hbm_bytes == program_traffic(MODULE).hbm_bytes
+
+
 def test_a_fused_sum_and_slice_is_a_reduce_scatter():
     text = MODULE.replace("%slice_of_weights", "%all-reduce-scatter.3").replace(
         "bf16[64,32]{1,0} bitcast(", "bf16[64,32]{1,0} all-reduce("

@@ -6,7 +6,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -148,9 +147,5 @@ def test_removed_mass_is_the_probability_of_the_forbidden_tokens():
     forbidden = np.array([[True, False, True, False], [False] * 4])
     logits = np.log(probs)
     masked = np.where(forbidden, -np.inf, logits).astype(np.float32)
-    args = jax.device_put((logits, masked, np.array([1.0, 0.0], np.float32)))
+    args = jax.device_put((logits, masked))
     np.testing.assert_allclose(jax.jit(removed_mass)(*args), [0.625, 0.0], atol=1e-6)
-    # At temperature 1/2 the probabilities are squared and normalized.
-    squares = probs[0] ** 2 / (probs[0] ** 2).sum()
-    half = jax.jit(removed_mass)(*args[:2], jnp.full(2, 0.5))
-    np.testing.assert_allclose(half[0], squares[forbidden[0]].sum(), atol=1e-6)
