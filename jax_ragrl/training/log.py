@@ -46,7 +46,7 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed", "skipped", "time/compile_s")  # displayed only if not 0
+    ALARMS = ("failed", "skipped", "rate_factor", "time/compile_s")  # displayed only if not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         """Opens the log.
@@ -72,15 +72,16 @@ class Log:
 
     def write(
         self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
-    ) -> None:
-        """Writes one step to all outputs.
+    ) -> dict[str, Any]:
+        """Writes one step to all outputs; returns its row of `metrics.jsonl`.
 
         Args:
           step: the number of completed steps.
           metrics: the metrics of the step, see `run.metric_names`.
           trees: trees for the report (`rollout.trace.trees`); None: no trees for this step.
         """
-        append_row(self._metrics, metrics_row(step, metrics))
+        row = metrics_row(step, metrics)
+        append_row(self._metrics, row)
         if trees is not None:
             append_row(self._trees, {"step": step, "trees": trees})
         # TensorBoard and Weights & Biases accept nan; the JSON row replaces it by null.
@@ -93,6 +94,7 @@ class Log:
         line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
         self._bar.write(f"step {step} {line}")
         self._bar.update(step - self._bar.n)  # none for the evaluation before training, step 0
+        return row
 
     def say(self, text: str) -> None:
         """Prints a line above the progress bar."""
@@ -163,8 +165,9 @@ def format_number(value: float) -> str:
 class NoOpLog:
     """The log of all processes but the first: it writes nothing."""
 
-    def write(self, *_: Any) -> None:
-        """Does nothing."""
+    def write(self, step: int, metrics: dict[str, float], _: Any) -> dict[str, Any]:
+        """Writes nothing; returns the row of the step."""
+        return metrics_row(step, metrics)
 
     def say(self, *_: Any) -> None:
         """Does nothing."""
