@@ -54,11 +54,11 @@ class Guard:
     logp_rewarded: Limit = Limit(1.0)
     valid_frac: Limit = Limit(0.5)
     kl: Limit = Limit(1.0)
-    entropy: Limit = Limit(0.1)
+    entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
     searches: Limit = Limit(0.1)
     grad_norm: Limit = Limit(20.0)
-    sampler_gap: Limit = Limit(0.2)
+    sampler_gap: Limit = Limit(2.0)
 
     @property
     def limits(self) -> dict[str, Limit]:

@@ -125,8 +125,10 @@ EVALUATION = (
     Metric("strategy_frac/<strategy>", "fraction", "dev questions answered with a strategy"),
 )
 GUARD = (
-    Metric("incident/<indicator>", "see [](../howto/guard.md)", "number beyond its threshold"),
-    Metric("rate_factor", "fraction", "what the guard multiplies the learning rate by, below 1"),
+    Metric(
+        "guard/incident/<indicator>", "as the threshold", "number of an incident, at its step only"
+    ),
+    Metric("guard/rate_factor", "fraction", "factor of the learning rate, if the guard lowered it"),
 )
 SPEED = (
     Metric("time/rollout_s", "seconds", "duration of the rollouts"),

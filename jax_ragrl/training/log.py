@@ -46,7 +46,7 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed", "skipped", "rate_factor", "time/compile_s")  # displayed only if not 0
+    ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s")  # displayed only if not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         """Opens the log.

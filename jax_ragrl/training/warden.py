@@ -83,7 +83,10 @@ class Warden:
         limits = self._job.guard.limits.values()
         if not any(limit.action == SKIP for limit in limits):
             return {}
-        return {name: _copied(policy) for name, policy in policies.items()}
+        return {
+            name: policy.with_state(**copy_arrays(_trained(policy)))
+            for name, policy in policies.items()
+        }
 
     def act(
         self, policies: Policies, spare: Policies, row: Mapping[str, Any], forest: Forest
@@ -116,20 +119,21 @@ class Warden:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the guard at the newest step; empty without an incident so far."""
         factor = self._history.rate_factor
-        values = {f"incident/{x.indicator}": x.measured for x in self._incidents}
-        return values | ({"rate_factor": factor} if factor < 1 else {})
+        values = {f"guard/incident/{x.indicator}": x.measured for x in self._incidents}
+        return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
     def _rolled_back(self, policies: Policies) -> Policies:
         step = self._checkpoints.wait()
         if step is None:
             raise UserError(f"{self._incidents[0].message}, without a checkpoint. {self._advice()}")
-        like = {name: abstract(policy.state) for name, policy in policies.items()}
-        # Device memory holds one copy of what an update trains.
-        for policy in policies.values():
-            _delete(policy)
-        states, _ = self._checkpoints.restore(step, like)
+        like = {name: abstract(_trained(policy)) for name, policy in policies.items()}
+        # Device memory holds one copy of what an update trains. The reference stays: its arrays may
+        # belong to a frozen language model too, and a phase may have begun since.
+        for array in jax.tree.leaves([_trained(policy) for policy in policies.values()]):
+            array.delete()
+        states = self._checkpoints.restore_part(step, like)
         warnings.warn(f"the policies are those of step {step} again", stacklevel=3)
-        return {name: policy._replace(state=states[name]) for name, policy in policies.items()}
+        return {name: policy.with_state(**states[name]) for name, policy in policies.items()}
 
     def check_stop(self) -> None:
         """Ends the run if an incident of the step demands it.
@@ -150,13 +154,6 @@ class Warden:
         )
 
 
-def _copied(policy: Policy) -> Policy:
-    """Copies what an update donates: parameters and optimizer states, but no reference."""
-    state = policy.state
-    return policy.with_state(policy=copy_arrays(state.policy), critic=copy_arrays(state.critic))
-
-
-def _delete(policy: Policy) -> None:
-    # The reference stays: its arrays may belong to a frozen language model, too.
-    for array in jax.tree.leaves((policy.state.policy, policy.state.critic)):
-        array.delete()
+def _trained(policy: Policy) -> dict[str, Any]:
+    """Returns what an update donates: parameters and optimizer states, but no reference."""
+    return {"policy": policy.state.policy, "critic": policy.state.critic}

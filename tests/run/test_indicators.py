@@ -17,7 +17,7 @@ from jax_ragrl.run.indicators import (
     Limit,
     may_save,
 )
-from jax_ragrl.run.metric_names import METRICS
+from jax_ragrl.run.metric_names import METRICS, metric_of
 
 # By indicator: a metric, its values in a healthy run, and those after a collapse.
 COLLAPSES = {
@@ -28,7 +28,7 @@ COLLAPSES = {
     "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
     "searches": ("searches_per_rollout", (1.5, 1.0, 2.0, 0.5, 3.0), 0.0),
     "grad_norm": ("grad_norm", (1.0, 0.5, 3.0, 9.0, 2.0), 40.0),
-    "sampler_gap": ("sampler_gap/max", (0.01, 0.02, 0.1, 0.05, 0.0), 0.7),
+    "sampler_gap": ("sampler_gap/max", (0.01, 0.7, 0.1, 0.05, 0.0), 3.0),
 }
 SETTINGS = {"baseline_steps": 3, "patience": 2}
 
@@ -53,6 +53,12 @@ def test_every_indicator_is_a_metric_and_a_key_and_has_a_collapse():
     names = {metric.name for metric in METRICS}
     assert {indicator.metric for indicator in INDICATORS.values()} <= names
     assert INDICATORS.keys() == COLLAPSES.keys() == Guard().limits.keys()
+
+
+@pytest.mark.parametrize("name", INDICATORS)
+def test_the_number_of_an_incident_is_never_read_as_a_metric_of_an_indicator(name: str):
+    metric = metric_of(f"guard/incident/{name}")
+    assert metric is not None and metric.name == "guard/incident/<indicator>"
 
 
 @pytest.mark.parametrize("name", COLLAPSES)

@@ -71,7 +71,7 @@ def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial: Trial):
     file = json.loads((trial.folder / "incidents" / "step-4.json").read_text())
     assert file["incidents"][0]["measured"] == 50 and file["metrics"]["grad_norm"] == 50
     assert len(file["questions"]) == 2 and file["questions"][0]["question"]
-    assert [row.get("incident/grad_norm") for row in trial.rows()] == [None] * 3 + [50, None]
+    assert [row.get("guard/incident/grad_norm") for row in trial.rows()] == [None] * 3 + [50, None]
 
 
 def test_a_skipped_update_is_not_applied(trial: Trial):
@@ -87,7 +87,7 @@ def test_a_lowered_rate_is_used_from_the_next_step_on(trial: Trial):
     whole, half = (optimizer.transform(optimizer.policy_lr * x, updates) for x in (1, 0.5))
     assert [rate is whole for rate in trial.rates] == [True] * 4 + [False]
     assert trial.rates[-1] is half and trial.updates() == {5}
-    assert trial.rows()[-1]["rate_factor"] == 0.5
+    assert trial.rows()[-1]["guard/rate_factor"] == 0.5
 
 
 def test_a_roll_back_returns_to_the_checkpoint_before_and_goes_on(trial: Trial):
