@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.guards import Guard
-from jax_ragrl.run.indicators import INDICATORS, History, Incident, is_beyond, measured
+from jax_ragrl.run.indicators import INDICATORS, History, Incident, is_beyond, number_of
 from jax_ragrl.run.metric_names import with_current_names
 from jax_ragrl.runtime.jsonl import read_rows
 
@@ -20,19 +20,19 @@ METRICS = "metrics.jsonl"
 
 
 def bench_guard(
-    collapsed: Sequence[pathlib.Path],
-    healthy: Sequence[pathlib.Path],
+    collapsed_runs: Sequence[pathlib.Path],
+    healthy_runs: Sequence[pathlib.Path],
     thresholds: Mapping[str, float],
     guard: Guard | None = None,
 ) -> dict[str, Any]:
     """Replays a guard over runs whose end is known.
 
-    Every action is replayed as a warning, because a replay cannot know what a changed training
-    would have logged.
+    Every action is replayed as a warning, because a replay does not have the log of another
+    training.
 
     Args:
-      collapsed: the folders of runs that collapsed.
-      healthy: the folders of runs that did not.
+      collapsed_runs: the folders of runs that collapsed.
+      healthy_runs: the folders of runs that did not.
       thresholds: by indicator, a threshold other than that of the guard.
       guard: the other settings; None: the defaults.
 
@@ -44,7 +44,7 @@ def bench_guard(
       UserError: a run has no metrics, or an indicator is unknown.
     """
     guard = with_thresholds(guard or Guard(), thresholds)
-    groups = {"collapsed": collapsed, "healthy": healthy}
+    groups = {"collapsed": collapsed_runs, "healthy": healthy_runs}
     runs = [
         {"run": folder.name, "outcome": outcome, **replay(guard, rows_of(folder))}
         for outcome, folders in groups.items()
@@ -71,7 +71,7 @@ def with_thresholds(guard: Guard, thresholds: Mapping[str, float]) -> Guard:
       UserError: an indicator is unknown.
     """
     if unknown := sorted(thresholds.keys() - INDICATORS.keys()):
-        raise UserError(f"{unknown[0]} is no indicator: use some of {', '.join(INDICATORS)}")
+        raise UserError(f"indicator {unknown[0]} is unknown: use some of {', '.join(INDICATORS)}")
     limits = {
         name: dataclasses.replace(
             limit, threshold=thresholds.get(name, limit.threshold), action="warn"
@@ -90,6 +90,7 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
     thresholds = dict[str, float]()
     for text in texts:
         name, _, number = text.partition("=")
+        # Two checks would need two messages for one mistake.
         try:
             thresholds[name] = float(number)
         except ValueError:
@@ -127,7 +128,7 @@ def replay(guard: Guard, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         for (name, key), trend in history.trends.items():
             if row.get(key) is not None:
-                number = measured(INDICATORS[name], row[key], trend, guard.baseline_steps)
+                number = number_of(INDICATORS[name], row[key], trend, guard.baseline_steps)
                 # Farther than the extreme so far means beyond it as a threshold.
                 if is_beyond(INDICATORS[name], number, extremes.get(name, _safest(name))):
                     extremes[name] = float(f"{number:.4g}")
@@ -144,6 +145,7 @@ def _safest(name: str) -> float:
 
 def _counts(runs: Sequence[Mapping[str, Any]], outcomes: Sequence[str]) -> dict[str, Any]:
     """The number of runs of each outcome with an incident, of any indicator and of each."""
+    # Counted once per run and indicator: later incidents of a run follow from the first one.
     names = [
         (run["outcome"], name) for run in runs for name in run["first_incident"] | _any_of(run)
     ]

@@ -36,8 +36,8 @@ class Guard:
       bounds: triples (metric, lowest, highest). A metric that a step does not have is not checked.
       patience: the run stops if a metric is outside its bounds, or nan, for this number of
         consecutive steps. An indicator acts after as many steps beyond its threshold.
-      baseline_steps: the first steps of the run or of a phase, whose median is what an indicator
-        compares with. None acts before.
+      baseline_steps: the first steps of the run or of a phase, whose median is the baseline of
+        indicators. None of them acts before.
       logp_rewarded: the fall of a role's `logp_rewarded`, in nats per token.
       valid_frac: the `valid_frac` of a role, as a fraction of its best.
       kl: `kl/mean`, in nats per token.

@@ -93,7 +93,7 @@ class Incident(NamedTuple):
       indicator: the key of the indicator in `guard`.
       metric: the metric.
       value: the value of the metric.
-      measured: the number that was compared.
+      number: the number that was compared.
       threshold: the threshold.
       action: what happens, one of `ACTIONS`.
       message: all of it in words.
@@ -103,18 +103,18 @@ class Incident(NamedTuple):
     indicator: str
     metric: str
     value: float
-    measured: float
+    number: float
     threshold: float
     action: str
     message: str
 
 
 class History(NamedTuple):
-    """What the rows so far say.
+    """The state of the indicators after some rows.
 
     Fields:
       trends: by indicator and metric.
-      rate_factor: what the learning rate of the policies is multiplied by.
+      rate_factor: a factor of the learning rate of the policies.
       roll_backs: their number.
     """
 
@@ -176,7 +176,7 @@ def _values(row: Mapping[str, Any], metric: str) -> Iterator[tuple[str, float]]:
             yield key, float(value)
 
 
-def extended(trend: Trend, value: float, steps: int) -> Trend:
+def with_value(trend: Trend, value: float, steps: int) -> Trend:
     """Returns a trend with a further value.
 
     Args:
@@ -190,7 +190,7 @@ def extended(trend: Trend, value: float, steps: int) -> Trend:
     return trend._replace(first=(*trend.first, value)[:steps], recent=recent, best=best)
 
 
-def measured(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
+def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
     """Returns the number that is compared with a threshold; None during the first steps.
 
     Args:
@@ -207,11 +207,12 @@ def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> b
 
     Args:
       indicator: the indicator.
-      number: as `measured` returns it.
+      number: as `number_of` returns it.
       threshold: the threshold.
     """
     if number is None:
         return False
+    # Strict: a threshold itself is within the bounds, as in `guard.bounds`.
     return number < threshold if indicator.is_low else number > threshold
 
 
@@ -235,19 +236,21 @@ def observe(
     Returns:
       The history with the row, and the incidents of its step.
     """
+    # Copies: a caller may fold several rows from one history.
     trends, incidents = dict(history.trends), list[Incident]()
     for name, limit in limits.items():
         if limit.action == OFF:
             continue
         for key, value in _values(row, INDICATORS[name].metric):
             trend = trends.get((name, key), Trend())
-            number = measured(INDICATORS[name], value, trend, steps)
+            number = number_of(INDICATORS[name], value, trend, steps)
             beyond = is_beyond(INDICATORS[name], number, limit.threshold)
+            # Compared before it is added, so that a value has no part in its own baseline.
             trend = trend._replace(streak=trend.streak + 1 if beyond else 0)
             action = action_of(limit, trend.streak, patience, history.roll_backs)
             if action and number is not None:
                 incidents.append(_incident(row["step"], name, key, value, number, limit, action))
-            trends[name, key] = extended(trend, value, steps)
+            trends[name, key] = with_value(trend, value, steps)
     return _after(history._replace(trends=trends), incidents), tuple(incidents)
 
 
@@ -260,8 +263,10 @@ def action_of(limit: Limit, streak: int, patience: int, roll_backs: int) -> str:
       patience: see `observe`.
       roll_backs: the number of roll backs of the run so far.
     """
+    # A batch is skipped now or never; a policy that keeps such batches is not mended by skipping.
     if limit.action == SKIP and streak:
         return STOP if streak >= patience else SKIP
+    # Once per row of steps: a warning in each of them would hide the first one.
     if streak != patience:
         return ""
     return STOP if limit.action == ROLL_BACK and roll_backs == ROLL_BACKS else limit.action
@@ -281,6 +286,7 @@ def _incident(
 
 def _after(history: History, incidents: list[Incident]) -> History:
     """Counts the actions of a step; one that changes the training starts new streaks."""
+    # A set: two roles that collapse together lower the rate once.
     actions = {incident.action for incident in incidents}
     if not actions & {LOWER_RATE, ROLL_BACK}:
         return history

@@ -31,6 +31,7 @@ def write_incidents(
     """
     if not is_process_zero():
         return
+    # One file per step: an unattended run may have many incidents, of which the first one matters.
     file = workdir / FOLDER / f"step-{incidents[0].step}.json"
     file.parent.mkdir(exist_ok=True)
     batch = list(questions_of(forest))
@@ -67,6 +68,7 @@ def _rollout(leaf: Record, reward: float) -> dict[str, Any]:
 
 
 def _action(record: Record) -> dict[str, Any]:
+    # A leaf has a summary of its own; every other record has an action.
     assert record.role != LEAF and record.action is not None
     logps = record.action.logps
     return {

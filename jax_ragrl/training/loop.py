@@ -101,7 +101,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
                 break
             last = step + 1 == job.run.steps
             policies = enter_phase(job, policies, step, first=step == start)
-            policies = warden.slowed(policies, step)
+            policies = warden.at_rate(policies, step)
             policies, metrics, step_trees = _take_step(
                 job, parts, policies, next(data), step, monitor, warden
             )

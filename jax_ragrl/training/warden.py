@@ -60,7 +60,7 @@ class Warden:
         """Whether the step may become a checkpoint."""
         return may_save(self._job.guard.limits, self._history)
 
-    def slowed(self, policies: Policies, step: int) -> Policies:
+    def at_rate(self, policies: Policies, step: int) -> Policies:
         """Returns the policies with the lowered learning rate, if an incident has lowered it.
 
         Args:
@@ -100,7 +100,7 @@ class Warden:
           forest: the rollouts of the step.
 
         Returns:
-          The policies that go on.
+          The policies for the next step.
         """
         self._observe(row)
         if not self._incidents:
@@ -119,7 +119,7 @@ class Warden:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the guard at the newest step; empty without an incident so far."""
         factor = self._history.rate_factor
-        values = {f"guard/incident/{x.indicator}": x.measured for x in self._incidents}
+        values = {f"guard/incident/{x.indicator}": x.number for x in self._incidents}
         return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
     def _rolled_back(self, policies: Policies) -> Policies:
@@ -127,12 +127,12 @@ class Warden:
         if step is None:
             raise UserError(f"{self._incidents[0].message}, without a checkpoint. {self._advice()}")
         like = {name: abstract(_trained(policy)) for name, policy in policies.items()}
-        # Device memory holds one copy of what an update trains. The reference stays: its arrays may
+        # Device memory holds one copy of the trained state. The reference stays: its arrays may
         # belong to a frozen language model too, and a phase may have begun since.
         for array in jax.tree.leaves([_trained(policy) for policy in policies.values()]):
             array.delete()
         states = self._checkpoints.restore_part(step, like)
-        warnings.warn(f"the policies are those of step {step} again", stacklevel=3)
+        warnings.warn(f"the policies of step {step} are restored", stacklevel=3)
         return {name: policy.with_state(**states[name]) for name, policy in policies.items()}
 
     def check_stop(self) -> None:
@@ -142,6 +142,7 @@ class Warden:
           UserError: an indicator with the action `stop` has an incident, one with `skip` has
             skipped too many updates, or one with `roll_back` has rolled back too often.
         """
+        # After the log has the step, so that its metrics explain the end.
         for incident in self._incidents:
             if incident.action == STOP:
                 raise UserError(f"{incident.message}. {self._advice()}")
@@ -155,5 +156,5 @@ class Warden:
 
 
 def _trained(policy: Policy) -> dict[str, Any]:
-    """Returns what an update donates: parameters and optimizer states, but no reference."""
+    """Returns the parameters and optimizer states, which an update donates."""
     return {"policy": policy.state.policy, "critic": policy.state.critic}

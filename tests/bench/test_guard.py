@@ -63,7 +63,7 @@ def test_a_threshold_needs_a_number_above_zero(text: str):
 
 
 def test_an_unknown_indicator_and_a_folder_without_metrics_are_named(tmp_path: pathlib.Path):
-    with pytest.raises(UserError, match=r"kll is no indicator: use some of logp_rewarded"):
+    with pytest.raises(UserError, match=r"indicator kll is unknown: use some of logp_rewarded"):
         bench_guard([], [], {"kll": 1.0})
     with pytest.raises(UserError, match=r"metrics\.jsonl has no metrics"):
         bench_guard([tmp_path], [], {})

@@ -95,7 +95,7 @@ def test_a_missing_value_and_one_that_is_not_finite_say_nothing(name: str):
     rows = [{key: value} for value in healthy]
     gap = [{}, {key: None}, {key: float("nan")}]
     assert not replay(Guard(**SETTINGS), rows + gap * 2)[1]
-    # They neither end nor lengthen a streak.
+    # Such a step neither ends nor lengthens a streak.
     rows += [{key: collapsed}, *gap, {key: collapsed}]
     assert [x.step for x in replay(Guard(**SETTINGS), rows)[1]] == [len(rows)]
 

@@ -69,7 +69,7 @@ def test_a_warning_changes_nothing_but_leaves_an_incident_file(trial: Trial):
         trial.train("warn", [1, 1, 50, 50, 1])
     assert trial.updates() == {5}
     file = json.loads((trial.folder / "incidents" / "step-4.json").read_text())
-    assert file["incidents"][0]["measured"] == 50 and file["metrics"]["grad_norm"] == 50
+    assert file["incidents"][0]["number"] == 50 and file["metrics"]["grad_norm"] == 50
     assert len(file["questions"]) == 2 and file["questions"][0]["question"]
     assert [row.get("guard/incident/grad_norm") for row in trial.rows()] == [None] * 3 + [50, None]
 
@@ -91,7 +91,7 @@ def test_a_lowered_rate_is_used_from_the_next_step_on(trial: Trial):
 
 
 def test_a_roll_back_returns_to_the_checkpoint_before_and_goes_on(trial: Trial):
-    with pytest.warns(UserWarning, match="the policies are those of step 2 again"):
+    with pytest.warns(UserWarning, match="of step 2 are restored"):
         trial.train("roll_back", [1, 1, 50, 50, 1])
     assert trial.updates() == {3} and trial.rates[-1] is not trial.rates[0]
 
@@ -113,7 +113,7 @@ def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial
     assert Checkpoints(trial.folder).latest() == 2 and len(trial.rows()) == 4
 
 
-@pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies are those")
+@pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
 @pytest.mark.parametrize("action", ["skip", "lower_rate", "roll_back"])
 @pytest.mark.parametrize("interrupted_at", [3, 4, 5])
 def test_an_interrupted_run_ends_as_a_whole_one(
