@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from jax_ragrl.run.metric_names import EVALUATION, ROLLOUT, SERVERS, SPEED, UPDATE, Metric
+from jax_ragrl.run.metric_names import EVALUATION, GUARD, ROLLOUT, SERVERS, SPEED, UPDATE, Metric
 
 GROUPS = {
     "Rollouts": ROLLOUT,
     "Servers": SERVERS,
     "Updates": UPDATE,
     "Evaluation": EVALUATION,
+    "Guard": GUARD,
     "Speed": SPEED,
 }
 

@@ -73,6 +73,8 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
     summary = "a server under load: good clients next to hostile ones, then SIGTERM"
     _add_serve_options(add("serve", measure_serve, summary))
+    summary = "what the training guard sees in the logs of finished runs"
+    _add_guard_options(add("guard", measure_guard, summary))
     summary = "a whole step of --config=FILE: rollout and updates"
     _add_step_options(add("step", measure_step, summary, takes_config=True))
 
@@ -113,6 +115,15 @@ def _add_serve_options(kind: argparse.ArgumentParser) -> None:
     )
     for name, default, text in numbers:
         kind.add_argument(f"--{name}", type=natural, default=default, help=text)
+
+
+def _add_guard_options(kind: argparse.ArgumentParser) -> None:
+    for outcome, text in (("collapsed", "runs that collapsed"), ("healthy", "runs that did not")):
+        kind.add_argument(
+            f"--{outcome}", nargs="+", type=local, default=[], metavar="RUN", help=text
+        )
+    text = "thresholds other than the defaults, such as kl=0.5 entropy=0.2"
+    kind.add_argument("--thresholds", nargs="+", default=[], metavar="INDICATOR=NUMBER", help=text)
 
 
 def _add_step_options(kind: argparse.ArgumentParser) -> None:
@@ -265,6 +276,13 @@ def measure_serve(options: argparse.Namespace) -> dict[str, Any]:
         return bench_serve(work)
     path = "/retrieve" if options.retriever else "/answer"
     return bench_serve(work, Target(options.url, path, os.environ.get("RAGRL_API_KEY", "")))
+
+
+def measure_guard(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.guard import bench_guard, parse_thresholds
+
+    thresholds = parse_thresholds(options.thresholds)
+    return bench_guard(options.collapsed, options.healthy, thresholds)
 
 
 def measure_step(options: argparse.Namespace) -> dict[str, Any]:

@@ -67,10 +67,11 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(
         "steps questions_per_step pipeline_groups save_every eval_every save_trees_every epochs "
         "minibatches batch_size tokens_per_step log_every questions_per_world period "
-        "patience".split(),
+        "patience baseline_steps".split(),
         COUNT,
     ),
     "Run.steps": NATURAL,
+    "Run.patience": NATURAL,
     "WarmStart.steps": NATURAL,
     "WarmStart.save_every": NATURAL,
     **dict.fromkeys(
@@ -109,6 +110,7 @@ RANGES: Mapping[str, Range] = {
     "retries": NATURAL,
     "timeout": POSITIVE,
     "LocalLLMConfig.max_tokens": NATURAL,
+    "threshold": POSITIVE,
     # Both ends of a bound may be open.
     "bounds": Range(others=(-math.inf, math.inf)),
     # Systems.

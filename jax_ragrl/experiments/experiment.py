@@ -244,11 +244,16 @@ def summarize(
         "ended": after_row["ended"],
         "costs": {name: row["costs"] for name, row in all_rows.items()},
         # Without a training step there is no checkpoint: the policy is the given one.
-        "checkpoint": str(workdir / "checkpoints" / str(job.run.steps))
-        if job.run.steps
-        else job.policy,
+        "checkpoint": _newest_checkpoint(job, workdir) if job.run.steps else job.policy,
         "report": str(workdir / "report.html"),
     }
+
+
+def _newest_checkpoint(job: Job, workdir: pathlib.Path) -> str:
+    """The folder of the newest checkpoint; a run with patience may have ended early."""
+    folder = workdir / "checkpoints"
+    steps = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    return str(folder / str(max(steps, default=job.run.steps)))
 
 
 def gain_over_best(

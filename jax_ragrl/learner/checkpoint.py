@@ -162,6 +162,11 @@ class Checkpoints:
             raise self._damage(step, f"{wrong[0]} has other values than were saved")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 
+    def wait(self) -> int | None:
+        """Waits for unfinished writes; returns the newest step, or None if there is none."""
+        self._manager.wait_until_finished()
+        return self.latest()
+
     def close(self) -> None:
         """Waits for unfinished writes and closes the manager."""
         self._manager.wait_until_finished()

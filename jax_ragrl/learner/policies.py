@@ -157,8 +157,21 @@ def with_phase_rate(
       optimizer: schedule, and the peak learning rate of the run.
       updates: by policy, the number of its updates in the whole run.
     """
+    return with_rate(policies, phase.policy_lr or optimizer.policy_lr, optimizer, updates)
+
+
+def with_rate(
+    policies: Policies, peak: float, optimizer: Optimizer, updates: Mapping[str, int]
+) -> dict[str, Policy]:
+    """Sets the peak learning rate of all policies; the optimizer states are kept.
+
+    Args:
+      policies: the policies by name.
+      peak: the peak learning rate.
+      optimizer: schedule and further settings.
+      updates: by policy, the number of its updates in the whole run.
+    """
     # The transformation changes, its state does not: step count and moments continue.
-    peak = phase.policy_lr or optimizer.policy_lr
     out = {}
     for name, policy in policies.items():
         model = policy.spec.policy._replace(optimizer=optimizer.transform(peak, updates[name]))

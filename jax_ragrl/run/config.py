@@ -121,7 +121,7 @@ class Run:
     The last step is always saved and evaluated.
 
     Fields:
-      steps: the number of training steps.
+      steps: the number of training steps; with `patience`, the largest number.
       questions_per_step: the number of questions per step.
       pipeline_groups: the number of groups of questions that are rolled out concurrently. More
         than 1 helps if the devices would wait for a retriever or a language model on other
@@ -130,6 +130,8 @@ class Run:
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step
         0 of the metrics. `quickstart` and `trials` always do it.
+      patience: evaluations without a better score on dev questions after which the run ends; 0:
+        it takes all of its steps.
       dev_questions: the number of dev questions per evaluation.
       test_questions: the number of test questions before and after training (`quickstart`).
       fixed_strategies: whether `quickstart` and `trials` also evaluate each strategy alone, if the
@@ -146,6 +148,7 @@ class Run:
     save_every: int = 5
     eval_every: int = 5
     eval_before_training: bool = False
+    patience: int = 0
     dev_questions: int = 64
     test_questions: int = 300
     fixed_strategies: bool = True

@@ -8,10 +8,12 @@ import math
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.run.indicators import INDICATORS, History, Incident, Limit, observe
 from jax_ragrl.run.metric_names import current_name
 
 ADVICE_TOO_LONG = (
@@ -26,18 +28,48 @@ OUTAGE = 5  # consecutive steps in which every question failed, after a step wit
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """Bounds of metrics, which stop a diverging run.
+    """Bounds of metrics, which stop a diverging run, and leading indicators of a collapse.
 
-    Divergence shows early in `kl/mean`, `entropy`, `valid_frac/<role>` and `frac_reward_zero_std`.
+    Each indicator has a threshold and an action (`run.indicators`). The defaults only warn.
 
     Fields:
       bounds: triples (metric, lowest, highest). A metric that a step does not have is not checked.
       patience: the run stops if a metric is outside its bounds, or nan, for this number of
-        consecutive steps.
+        consecutive steps. An indicator acts after as many steps beyond its threshold.
+      baseline_steps: the first steps of the run or of a phase, whose median is the baseline of
+        indicators. None of them acts before.
+      logp_rewarded: the fall of a role's `logp_rewarded`, in nats per token.
+      valid_frac: the `valid_frac` of a role, as a fraction of its best.
+      kl: `kl/mean`, in nats per token.
+      entropy: the `entropy/old` of a role, as a fraction of the first steps.
+      dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
+      searches: `searches_per_rollout`, as a fraction of the first steps.
+      grad_norm: `grad_norm`, in multiples of the first steps.
+      sampler_gap: `sampler_gap/max`, in nats.
     """
 
     bounds: tuple[tuple[str, float, float], ...] = ()
     patience: int = 3
+    baseline_steps: int = 5
+    logp_rewarded: Limit = Limit(1.0)
+    valid_frac: Limit = Limit(0.5)
+    kl: Limit = Limit(1.0)
+    entropy: Limit = Limit(0.05)
+    dead_groups: Limit = Limit(0.95)
+    searches: Limit = Limit(0.1)
+    grad_norm: Limit = Limit(20.0)
+    sampler_gap: Limit = Limit(2.0)
+
+    @property
+    def limits(self) -> dict[str, Limit]:
+        """The threshold and action of each indicator."""
+        return {name: getattr(self, name) for name in INDICATORS}
+
+    def observe(
+        self, history: History, row: Mapping[str, Any]
+    ) -> tuple[History, tuple[Incident, ...]]:
+        """Folds a row of metrics into a history, see `run.indicators.observe`."""
+        return observe(self.limits, self.patience, self.baseline_steps, history, row)
 
     def __post_init__(self) -> None:
         wrong = [triple for triple in self.bounds if not triple[1] < triple[2]]

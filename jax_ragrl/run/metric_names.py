@@ -73,6 +73,7 @@ ROLLOUT = (
         "fraction",
         "gold passages that the first search of one rollout returned, mean over leaves",
     ),
+    Metric("searches_per_rollout", "calls", "searches on the path to a leaf, mean over leaves"),
     Metric("retrieval_calls", "calls", "searches of the step"),
     Metric("passages", "passages", "passages that the searches of the step returned"),
     Metric("llm_calls", "calls", "calls to the frozen language model, without the judge"),
@@ -123,6 +124,12 @@ EVALUATION = (
     Metric("eval/failed", "questions", "dev questions whose environment failed"),
     Metric("strategy_frac/<strategy>", "fraction", "dev questions answered with a strategy"),
 )
+GUARD = (
+    Metric(
+        "guard/incident/<indicator>", "as the threshold", "number of an incident, at its step only"
+    ),
+    Metric("guard/rate_factor", "fraction", "factor of the learning rate, if the guard lowered it"),
+)
 SPEED = (
     Metric("time/rollout_s", "seconds", "duration of the rollouts"),
     Metric("time/train_s", "seconds", "duration of the update"),
@@ -130,7 +137,7 @@ SPEED = (
     Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
     Metric("mfu", "fraction", "model FLOPs utilization of the update"),
 )
-METRICS = (*ROLLOUT, *SERVERS, *UPDATE, *EVALUATION, *SPEED)
+METRICS = (*ROLLOUT, *SERVERS, *UPDATE, *EVALUATION, *GUARD, *SPEED)
 
 # From names of older runs to the current names, as patterns. The first match counts.
 ALIASES = {

@@ -13,8 +13,10 @@ import tensorboardX
 from tqdm import tqdm
 
 from jax_ragrl.runtime.compile_cache import compile_seconds
-from jax_ragrl.runtime.jsonl import append_row, drop_after_step
-from jax_ragrl.runtime.multihost import is_process_zero
+from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
+from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
+
+METRICS = "metrics.jsonl"
 
 
 class Clock:
@@ -44,7 +46,7 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed", "skipped", "time/compile_s")  # displayed only if not 0
+    ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s")  # displayed only if not 0
 
     def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
         """Opens the log.
@@ -55,7 +57,7 @@ class Log:
           steps: the number of steps of the whole run.
           wandb: a project of Weights & Biases; empty: none.
         """
-        self._metrics, self._trees = workdir / "metrics.jsonl", workdir / "trees.jsonl"
+        self._metrics, self._trees = workdir / METRICS, workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
             # A run that begins also writes step 0 again.
             drop_after_step(file, start or -1)
@@ -70,15 +72,15 @@ class Log:
 
     def write(
         self, step: int, metrics: dict[str, float], trees: list[dict[str, Any]] | None
-    ) -> None:
-        """Writes one step to all outputs.
+    ) -> dict[str, Any]:
+        """Writes one step to all outputs; returns its row of `metrics.jsonl`.
 
         Args:
           step: the number of completed steps.
           metrics: the metrics of the step, see `run.metric_names`.
           trees: trees for the report (`rollout.trace.trees`); None: no trees for this step.
         """
-        row = {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
+        row = metrics_row(step, metrics)
         append_row(self._metrics, row)
         if trees is not None:
             append_row(self._trees, {"step": step, "trees": trees})
@@ -92,6 +94,11 @@ class Log:
         line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
         self._bar.write(f"step {step} {line}")
         self._bar.update(step - self._bar.n)  # none for the evaluation before training, step 0
+        return row
+
+    def say(self, text: str) -> None:
+        """Prints a line above the progress bar."""
+        self._bar.write(text)
 
     def close(self) -> None:
         """Closes the files."""
@@ -99,6 +106,24 @@ class Log:
         self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the row of `metrics.jsonl` of a step.
+
+    Decisions about a run (`early_stop`, `guarding`) read rows, not metrics: a resumed run has the
+    rows of the file only, and has to decide as the run before did.
+
+    Args:
+      step: the number of completed steps.
+      metrics: the metrics of the step.
+    """
+    return {"step": step, **{k: round(float(v), 6) for k, v in sorted(metrics.items())}}
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.jsonl` of a run, equal on all processes; a collective."""
+    return on_process_zero(lambda: list(read_rows(workdir / METRICS)))
 
 
 def open_wandb(project: str, workdir: pathlib.Path) -> Any:
@@ -140,7 +165,11 @@ def format_number(value: float) -> str:
 class NoOpLog:
     """The log of all processes but the first: it writes nothing."""
 
-    def write(self, *_: Any) -> None:
+    def write(self, step: int, metrics: dict[str, float], _: Any) -> dict[str, Any]:
+        """Writes nothing; returns the row of the step."""
+        return metrics_row(step, metrics)
+
+    def say(self, *_: Any) -> None:
         """Does nothing."""
 
     def close(self) -> None:

@@ -49,17 +49,21 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
-from jax_ragrl.training.log import Clock, open_log
+from jax_ragrl.training.early_stop import reason_to_end
+from jax_ragrl.training.log import Clock, metrics_row, open_log, read_metrics
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     expert_fractions,
     server_metrics,
 )
+from jax_ragrl.training.warden import Warden
 from jax_ragrl.types import Question
 
 
 def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     """Trains up to `job.run.steps` updates, resuming from the newest checkpoint in `workdir`.
+
+    With `job.run.patience` the run may end before (`training.early_stop`).
 
     Args:
       job: the run's config.
@@ -71,8 +75,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
 
     Raises:
       UserError: the environment no longer answers, a metric exceeds its bounds (see `run.guards`),
-        the last evaluation has no score, or parameters are no longer finite. Such steps are not
-        saved; when the run is started again, it repeats them.
+        an indicator stops the run (`run.indicators`), the last evaluation has no score, or
+        parameters are no longer finite. Such steps are not saved; when the run is started again,
+        it repeats them.
       Preempted: the process received SIGTERM; the newest step is saved.
     """
     claim_data(parts.retriever, parts.questions, workdir)
@@ -81,43 +86,85 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         start, policies, data = _start_or_resume(job, parts, checkpoints)
         log = open_log(workdir, start, job.run.steps, job.run.wandb_project)
         files.enter_context(contextlib.closing(log))
+        rows = read_metrics(workdir)
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
+        updates = {name: updates_of(job, name) for name in policies}
+        warden = Warden(job, workdir, checkpoints, updates, rows)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
         if start == 0 and job.run.eval_before_training:
-            log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None)
+            rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
-            questions, last = next(data), step + 1 == job.run.steps
-            clock = Clock()
-            # 1. Roll out and assign credit.
+            if reason := reason_to_end(rows, job.run.patience):
+                log.say(reason)
+                break
+            last = step + 1 == job.run.steps
             policies = enter_phase(job, policies, step, first=step == start)
-            roles = job.schedule.roles(step, tuple(job.policy_of))
-            forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
-            monitor.check_rollout(forest)
-            credit_N, weight_N = job.credit(forest, forest.reward_N)
-            turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
-            clock.lap("time/rollout_s")
-            # 2. Update.
-            policies, metrics = learn(job, policies, forest, turns, roles, step)
-            clock.lap("time/train_s")
-            # 3. Metrics and evaluation. Credit is undefined if no leaf is reachable.
-            credit_N = np.where(weight_N > 0, credit_N, np.nan)
-            metrics |= rollout_metrics(job, forest, credit_N, roles) | clock.laps
-            tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
-            metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
+            policies = warden.at_rate(policies, step)
+            policies, metrics, step_trees = _take_step(
+                job, parts, policies, next(data), step, monitor, warden
+            )
             if (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
             metrics |= server_metrics()
-            log.write(step + 1, metrics, _saved_trees(job, parts, forest, credit_N, step))
-            # 4. Stop a diverging run, or save.
+            rows.append(log.write(step + 1, metrics, step_trees))
+            # Stop a diverging run, or save.
+            last = last or bool(reason_to_end(rows, job.run.patience))
+            warden.check_stop()
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
-            if monitor.is_healthy and ((step + 1) % job.run.save_every == 0 or last or stop):
+            is_due = (step + 1) % job.run.save_every == 0 and warden.may_save
+            if monitor.is_healthy and (is_due or last or stop):
                 checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
             if stop and not last:
                 raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
+
+
+def _take_step(
+    job: Job,
+    parts: Components,
+    policies: Policies,
+    questions: Sequence[Question],
+    step: int,
+    monitor: RunMonitor,
+    warden: Warden,
+) -> tuple[Policies, dict[str, float], list[dict[str, Any]] | None]:
+    """Rolls out, updates and describes one step.
+
+    Args:
+      job: the run's config.
+      parts: retriever, language models and tokenizer.
+      policies: the policies before the step; their buffers are donated.
+      questions: the questions of the step.
+      step: the step, from 0.
+      monitor: stops the run if the environment fails.
+      warden: acts on the policies if an indicator is beyond its threshold.
+
+    Returns:
+      The policies after the step, its metrics without an evaluation, and the trees of its log.
+    """
+    clock = Clock()
+    # 1. Roll out and assign credit.
+    roles = job.schedule.roles(step, tuple(job.policy_of))
+    forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
+    monitor.check_rollout(forest)
+    credit_N, weight_N = job.credit(forest, forest.reward_N)
+    turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+    clock.lap("time/rollout_s")
+    # 2. Update.
+    before = warden.spare(policies)
+    policies, metrics = learn(job, policies, forest, turns, roles, step)
+    clock.lap("time/train_s")
+    # 3. Metrics. Credit is undefined if no leaf is reachable.
+    credit_N = np.where(weight_N > 0, credit_N, np.nan)
+    metrics |= rollout_metrics(job, forest, credit_N, roles) | clock.laps
+    tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
+    metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
+    # 4. Act on indicators of a collapse.
+    policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
+    return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
 
 
 def rollout_metrics(

@@ -11,7 +11,7 @@ from jax_ragrl.retrieval.measures import names_of, recall_by_turn
 from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.rollout.searches import search_turns
-from jax_ragrl.rollout.tree import LEAF, Forest, sibling_groups
+from jax_ragrl.rollout.tree import LEAF, SEARCH, Forest, sibling_groups
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.runtime.servers import take_counts
 
@@ -40,6 +40,7 @@ def describe_rollout(
         | role_rewards(forest)
         | retrieval_recall(forest)
         | rollout_recall(forest)
+        | searches_per_rollout(forest)
         | error_counts(forest)
         | step_costs(forest, prices)
         | strategy_rewards(forest)
@@ -263,6 +264,15 @@ def rollout_recall(forest: Forest) -> dict[str, float]:
         return {}
     total, first = np.mean(recalls, axis=0).tolist()
     return {"retrieval/recall_per_rollout": total, "retrieval/recall_first_search": first}
+
+
+def searches_per_rollout(forest: Forest) -> dict[str, float]:
+    """Returns `searches_per_rollout`: the mean number of searches on the path to a leaf."""
+    counts = [
+        sum(call.purpose == SEARCH for call in forest.records[i].calls)
+        for i in np.flatnonzero(forest.leaf_N).tolist()
+    ]
+    return {"searches_per_rollout": float(np.mean(counts))} if counts else {}
 
 
 def server_metrics() -> dict[str, float]:

@@ -17,8 +17,9 @@ CONFIGS = sorted({*FULL, *TINY, *REAL, *PRESETS, "warmup_c3po"})
 # The meaning of a key below 0 and at 0, written here again: the table of ranges is under test.
 NEGATIVE_IS_MEANT = {"mesh", "bounds", "rewriter", "selector", "generator"}
 ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
-    "Run.steps dev_questions test_questions trees_per_save seed known_world_seed first_world_seed "
-    "max_train_per_file known_facts_per_world max_batch_halvings joint_steps importance_weight_cap "
+    "run.patience Run.steps dev_questions test_questions trees_per_save seed known_world_seed "
+    "first_world_seed max_train_per_file known_facts_per_world max_batch_halvings joint_steps "
+    "importance_weight_cap "
     "value_coefficient entropy_coefficient gamma lam role_weights coefficient target "
     "min_coefficient policy_lr value_lr warmup_fraction final_lr_fraction b1 b2 weight_decay "
     "kl_coefficient margin famous_fraction recall k1 b noise confusion retries overlap "

@@ -1,0 +1,310 @@
+"""Leading indicators of a collapse: pure functions of the metrics of a run.
+
+A run collapses if the learning rate is too high, nothing holds the policy near its reference, a
+reward pays for a form without content, or a role stops to act. The reward shows it late. An
+indicator is a metric, compared with a threshold: as it is, with the median of its first steps, or
+with the best median so far. `observe` folds one row of `metrics.jsonl` after the other into a
+`History`, so that a resumed run, which reads the rows again, decides as a whole one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jax_ragrl.config.schema import one_of
+from jax_ragrl.run.metric_names import current_name, metric_of
+
+OFF, WARN, SKIP, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
+    *("off", "warn", "skip", "lower_rate", "roll_back", "stop"),
+)
+RATE_FACTOR = 0.5  # of the policies' learning rate, at each `lower_rate` and `roll_back`
+ROLL_BACKS = 3  # of a run; the next one would only repeat them, and stops the run
+SEARCHES = 0.5  # per rollout at the start, below which a system hardly searches anyway
+# Nats per token at the start, below which a role hardly chose: its entropy may fall further.
+ENTROPY = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The threshold of an indicator, and what happens beyond it.
+
+    Fields:
+      threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit.
+      action: `off`; `warn`; `skip` (the update is not applied); `lower_rate` (of the policies, to
+        half); `roll_back` (to the newest checkpoint, with half the rate); `stop`.
+    """
+
+    threshold: float
+    action: str = WARN
+
+    def __post_init__(self) -> None:
+        one_of("guard: action", self.action, ACTIONS)
+
+
+class Trend(NamedTuple):
+    """One metric of a run so far.
+
+    Fields:
+      first: its first values, at most `baseline_steps`.
+      recent: its newest values, at most as many.
+      best: the highest median of `recent` so far.
+      streak: consecutive steps beyond the threshold.
+    """
+
+    first: tuple[float, ...] = ()
+    recent: tuple[float, ...] = ()
+    best: float = -math.inf
+    streak: int = 0
+
+    @property
+    def baseline(self) -> float:
+        """The median of the first values."""
+        return statistics.median(self.first)
+
+
+class Indicator(NamedTuple):
+    """An indicator of a collapse.
+
+    Fields:
+      metric: the name of the metric, or of a family of metrics, each of which is compared.
+      measure: from the value of a step and the trend to the number that is compared; None: the
+        comparison has no meaning for this run.
+      is_low: whether the number is wrong below its threshold, and not above it.
+      meaning: the number in words, for messages.
+    """
+
+    metric: str
+    measure: Callable[[float, Trend], float | None]
+    is_low: bool
+    meaning: str
+
+
+class Incident(NamedTuple):
+    """An indicator beyond its threshold, for as many steps as its action waits.
+
+    Fields:
+      step: the number of completed steps.
+      indicator: the key of the indicator in `guard`.
+      metric: the metric.
+      value: the value of the metric.
+      number: the number that was compared.
+      threshold: the threshold.
+      action: what happens, one of `ACTIONS`.
+      message: all of it in words.
+    """
+
+    step: int
+    indicator: str
+    metric: str
+    value: float
+    number: float
+    threshold: float
+    action: str
+    message: str
+
+
+class History(NamedTuple):
+    """The state of the indicators after some rows.
+
+    Fields:
+      trends: by indicator and metric.
+      rate_factor: a factor of the learning rate of the policies.
+      roll_backs: their number.
+    """
+
+    trends: Mapping[tuple[str, str], Trend] = MappingProxyType({})
+    rate_factor: float = 1.0
+    roll_backs: int = 0
+
+
+def _itself(value: float, trend: Trend) -> float:
+    del trend
+    return value
+
+
+def _ratio(value: float, trend: Trend, least: float = 0.0) -> float | None:
+    return value / trend.baseline if trend.baseline > least else None
+
+
+def _fall(value: float, trend: Trend) -> float:
+    return trend.baseline - value
+
+
+def _of_best(value: float, trend: Trend) -> float | None:
+    return value / trend.best if trend.best > 0 else None
+
+
+INDICATORS: Mapping[str, Indicator] = {
+    "logp_rewarded": Indicator(
+        "logp_rewarded/<role>", _fall, False, "nats per token below its first steps"
+    ),
+    "valid_frac": Indicator("valid_frac/<role>", _of_best, True, "of its best steps"),
+    "kl": Indicator("kl/mean", _itself, False, "nats per token"),
+    "entropy": Indicator(
+        "entropy/old/<role>", functools.partial(_ratio, least=ENTROPY), True, "of its first steps"
+    ),
+    "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions"),
+    "searches": Indicator(
+        "searches_per_rollout",
+        functools.partial(_ratio, least=SEARCHES),
+        True,
+        "of its first steps",
+    ),
+    "grad_norm": Indicator("grad_norm", _ratio, False, "times its first steps"),
+    "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats"),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def _family(key: str) -> str:
+    """The name of the metric that a key belongs to; empty for keys such as `step`."""
+    metric = metric_of(key)
+    return metric.name if metric else ""
+
+
+def _values(row: Mapping[str, Any], metric: str) -> Iterator[tuple[str, float]]:
+    """Yields the keys and values of a metric; a value that is not finite says nothing."""
+    for name, value in row.items():
+        key = current_name(name)
+        if _family(key) == metric and value is not None and math.isfinite(value):
+            yield key, float(value)
+
+
+def with_value(trend: Trend, value: float, steps: int) -> Trend:
+    """Returns a trend with a further value.
+
+    Args:
+      trend: the values so far.
+      value: the value of a step.
+      steps: the number of first steps that are the baseline, and of those in a median.
+    """
+    recent = (*trend.recent, value)[-steps:]
+    # Fewer values are too noisy: one lucky step would be the best one for ever.
+    best = max(trend.best, statistics.median(recent)) if len(recent) == steps else trend.best
+    return trend._replace(first=(*trend.first, value)[:steps], recent=recent, best=best)
+
+
+def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
+    """Returns the number that is compared with a threshold; None during the first steps.
+
+    Args:
+      indicator: the indicator.
+      value: the value of a step.
+      trend: the values before it.
+      steps: the number of first steps.
+    """
+    return indicator.measure(value, trend) if len(trend.first) == steps else None
+
+
+def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> bool:
+    """Whether the number of an indicator is beyond its threshold.
+
+    Args:
+      indicator: the indicator.
+      number: as `number_of` returns it.
+      threshold: the threshold.
+    """
+    if number is None:
+        return False
+    # Strict: a threshold itself is within the bounds, as in `guard.bounds`.
+    return number < threshold if indicator.is_low else number > threshold
+
+
+def observe(
+    limits: Mapping[str, Limit],
+    patience: int,
+    steps: int,
+    history: History,
+    row: Mapping[str, Any],
+) -> tuple[History, tuple[Incident, ...]]:
+    """Folds a row of metrics into the history of a run.
+
+    Args:
+      limits: by indicator, its threshold and action.
+      patience: steps in a row beyond a threshold that make an incident. `skip` does not wait, and
+        stops the run after this number of skipped steps in a row.
+      steps: the number of first steps, which are compared with and never make an incident.
+      history: the rows before.
+      row: the row of a step in `metrics.jsonl`.
+
+    Returns:
+      The history with the row, and the incidents of its step.
+    """
+    # Copies: a caller may fold several rows from one history.
+    trends, incidents = dict(history.trends), list[Incident]()
+    for name, limit in limits.items():
+        if limit.action == OFF:
+            continue
+        for key, value in _values(row, INDICATORS[name].metric):
+            trend = trends.get((name, key), Trend())
+            number = number_of(INDICATORS[name], value, trend, steps)
+            beyond = is_beyond(INDICATORS[name], number, limit.threshold)
+            # Compared before it is added, so that a value has no part in its own baseline.
+            trend = trend._replace(streak=trend.streak + 1 if beyond else 0)
+            action = action_of(limit, trend.streak, patience, history.roll_backs)
+            if action and number is not None:
+                incidents.append(_incident(row["step"], name, key, value, number, limit, action))
+            trends[name, key] = with_value(trend, value, steps)
+    return _after(history._replace(trends=trends), incidents), tuple(incidents)
+
+
+def action_of(limit: Limit, streak: int, patience: int, roll_backs: int) -> str:
+    """Returns the action after a step; empty: none.
+
+    Args:
+      limit: the threshold and its action.
+      streak: consecutive steps beyond the threshold, this step included.
+      patience: see `observe`.
+      roll_backs: the number of roll backs of the run so far.
+    """
+    # A batch is skipped now or never; a policy that keeps such batches is not mended by skipping.
+    if limit.action == SKIP and streak:
+        return STOP if streak >= patience else SKIP
+    # Once per row of steps: a warning in each of them would hide the first one.
+    if streak != patience:
+        return ""
+    return STOP if limit.action == ROLL_BACK and roll_backs == ROLL_BACKS else limit.action
+
+
+def _incident(
+    step: int, name: str, key: str, value: float, number: float, limit: Limit, action: str
+) -> Incident:
+    """Builds an incident; arguments as in its fields."""
+    side = "below" if INDICATORS[name].is_low else "above"
+    message = (
+        f"guard.{name} at step {step}: {key} is {value:.4g}, which is {number:.3g} "
+        f"{INDICATORS[name].meaning} and {side} {limit.threshold:g}; action: {action}"
+    )
+    return Incident(step, name, key, value, number, limit.threshold, action, message)
+
+
+def _after(history: History, incidents: list[Incident]) -> History:
+    """Counts the actions of a step; one that changes the training starts new streaks."""
+    # A set: two roles that collapse together lower the rate once.
+    actions = {incident.action for incident in incidents}
+    if not actions & {LOWER_RATE, ROLL_BACK}:
+        return history
+    return History(
+        {key: trend._replace(streak=0) for key, trend in history.trends.items()},
+        history.rate_factor * RATE_FACTOR,
+        history.roll_backs + (ROLL_BACK in actions),
+    )
+
+
+def may_save(limits: Mapping[str, Limit], history: History) -> bool:
+    """Whether a step may become a checkpoint, to which a later step could roll back.
+
+    Args:
+      limits: by indicator, its threshold and action.
+      history: the rows so far.
+    """
+    return not any(
+        trend.streak and limits[name].action in (ROLL_BACK, STOP)
+        for (name, _), trend in history.trends.items()
+    )

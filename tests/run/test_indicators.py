@@ -1,0 +1,167 @@
+"""Indicators of a collapse: pure laws of the history of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from jax_ragrl.config.schema import build
+from jax_ragrl.errors import UserError
+from jax_ragrl.run.guards import Guard
+from jax_ragrl.run.indicators import (
+    INDICATORS,
+    ROLL_BACKS,
+    History,
+    Incident,
+    Limit,
+    may_save,
+)
+from jax_ragrl.run.metric_names import METRICS, metric_of
+
+# By indicator: a metric, its values in a healthy run, and those after a collapse.
+COLLAPSES = {
+    "logp_rewarded": ("logp_rewarded/planner", (-0.5, -0.4, -0.9, -0.6, -1.2), -1.8),
+    "valid_frac": ("valid_frac/planner", (0.8, 0.9, 1.0, 0.7, 0.6), 0.3),
+    "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
+    "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
+    "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
+    "searches": ("searches_per_rollout", (1.5, 1.0, 2.0, 0.5, 3.0), 0.0),
+    "grad_norm": ("grad_norm", (1.0, 0.5, 3.0, 9.0, 2.0), 40.0),
+    "sampler_gap": ("sampler_gap/max", (0.01, 0.7, 0.1, 0.05, 0.0), 3.0),
+}
+SETTINGS = {"baseline_steps": 3, "patience": 2}
+
+
+def replay(guard: Guard, rows: Sequence[dict[str, float]]) -> tuple[History, list[Incident]]:
+    """Returns the history of rows, whose steps are counted from 1, and all incidents."""
+    history, incidents = History(), list[Incident]()
+    for step, row in enumerate(rows, start=1):
+        history, found = guard.observe(history, {"step": step, **row})
+        incidents += found
+    return history, incidents
+
+
+def limited(name: str, action: str, **settings: int) -> Guard:
+    """Returns the default threshold of one indicator with another action, and no others."""
+    threshold = getattr(Guard(), name).threshold
+    others = {other: Limit(1.0, "off") for other in INDICATORS if other != name}
+    return Guard(**others, **{name: Limit(threshold, action)}, **(SETTINGS | settings))
+
+
+def test_every_indicator_is_a_metric_and_a_key_and_has_a_collapse():
+    names = {metric.name for metric in METRICS}
+    assert {indicator.metric for indicator in INDICATORS.values()} <= names
+    assert INDICATORS.keys() == COLLAPSES.keys() == Guard().limits.keys()
+
+
+@pytest.mark.parametrize("name", INDICATORS)
+def test_the_number_of_an_incident_is_never_read_as_a_metric_of_an_indicator(name: str):
+    metric = metric_of(f"guard/incident/{name}")
+    assert metric is not None and metric.name == "guard/incident/<indicator>"
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_collapse_is_an_incident_after_patience_steps_and_health_is_none(name: str):
+    key, healthy, collapsed = COLLAPSES[name]
+    rows = [{key: value} for value in healthy]
+    _, incidents = replay(Guard(**SETTINGS), rows)
+    assert not incidents
+    _, incidents = replay(Guard(**SETTINGS), rows + [{key: collapsed}])
+    assert not incidents, "one step may be noise"
+    _, incidents = replay(Guard(**SETTINGS), rows + [{key: collapsed}] * 4)
+    assert [(x.step, x.indicator, x.action) for x in incidents] == [(7, name, "warn")]
+    assert key in incidents[0].message and f"guard.{name}" in incidents[0].message
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_an_interrupted_collapse_is_no_incident(name: str):
+    key, healthy, collapsed = COLLAPSES[name]
+    rows = [*healthy, collapsed, healthy[0], collapsed, healthy[0]]
+    assert not replay(Guard(**SETTINGS), [{key: value} for value in rows])[1]
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_nothing_is_an_incident_during_the_first_steps_or_if_it_is_off(name: str):
+    key, healthy, collapsed = COLLAPSES[name]
+    rows = [{key: value} for value in (*healthy, *[collapsed] * 5)]
+    assert not replay(Guard(baseline_steps=len(rows), patience=1), rows)[1]
+    assert not replay(limited(name, "off"), rows)[1]
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_missing_value_and_one_that_is_not_finite_say_nothing(name: str):
+    key, healthy, collapsed = COLLAPSES[name]
+    rows = [{key: value} for value in healthy]
+    gap = [{}, {key: None}, {key: float("nan")}]
+    assert not replay(Guard(**SETTINGS), rows + gap * 2)[1]
+    # Such a step neither ends nor lengthens a streak.
+    rows += [{key: collapsed}, *gap, {key: collapsed}]
+    assert [x.step for x in replay(Guard(**SETTINGS), rows)[1]] == [len(rows)]
+
+
+def test_each_role_and_policy_has_its_own_history():
+    rows = [{"valid_frac/a": 0.9, "valid_frac/b": 0.4, "plan/kl/mean": 0.1}] * 4
+    rows += [{"valid_frac/a": 0.4, "valid_frac/b": 0.4, "plan/kl/mean": 2.0}] * 2
+    _, incidents = replay(Guard(**SETTINGS), rows)
+    assert [x.metric for x in incidents] == ["valid_frac/a", "plan/kl/mean"]
+
+
+def test_the_norm_of_a_critic_is_not_that_of_the_policy():
+    rows = [{"value/grad_norm": value} for value in (1.0, 1.0, 1.0, 99.0, 99.0)]
+    assert not replay(Guard(**SETTINGS), rows)[1]
+
+
+def test_a_system_that_hardly_searches_or_chooses_has_no_such_baseline():
+    for key, value in (("searches_per_rollout", 0.4), ("entropy/old/filter", 0.01)):
+        assert not replay(Guard(**SETTINGS), [{key: value}] * 4 + [{key: 0.0}] * 4)[1]
+
+
+def test_a_skipped_step_needs_no_patience_and_many_of_them_stop_the_run():
+    rows = [{"grad_norm": value} for value in (1, 1, 1, 99, 1, 99, 99, 99)]
+    _, incidents = replay(limited("grad_norm", "skip", patience=3), rows)
+    assert [(x.step, x.action) for x in incidents] == [
+        (4, "skip"),
+        (6, "skip"),
+        (7, "skip"),
+        (8, "stop"),
+    ]
+
+
+def test_each_lowered_rate_waits_again():
+    rows = [{"kl/mean": value} for value in (0, 0, 0, 2, 2, 2, 2)]
+    history, incidents = replay(limited("kl", "lower_rate"), rows)
+    assert [x.step for x in incidents] == [5, 7] and history.rate_factor == 0.25
+
+
+def test_the_last_roll_back_is_followed_by_a_stop():
+    rows = [{"kl/mean": 0.0}] * 3 + [{"kl/mean": 2.0}] * 2 * (ROLL_BACKS + 1)
+    history, incidents = replay(limited("kl", "roll_back"), rows)
+    assert [x.action for x in incidents] == ["roll_back"] * ROLL_BACKS + ["stop"]
+    assert history.roll_backs == ROLL_BACKS and history.rate_factor == 0.5**ROLL_BACKS
+
+
+@pytest.mark.parametrize("action", ["warn", "lower_rate", "roll_back", "stop"])
+def test_a_step_beyond_a_threshold_is_no_place_to_return_to(action: str):
+    guard = limited("kl", action)
+    beyond, _ = replay(guard, [{"kl/mean": value} for value in (0, 0, 0, 2)])
+    after, _ = replay(guard, [{"kl/mean": value} for value in (0, 0, 0, 2, 0)])
+    assert may_save(guard.limits, beyond) == (action in ("warn", "lower_rate"))
+    assert may_save(guard.limits, after)
+
+
+def test_a_history_read_again_from_its_rows_goes_on_equally():
+    guard = limited("kl", "roll_back")
+    rows = [{"kl/mean": value} for value in (0, 0, 0, 2, 2, 0, 2, 2, 2)]
+    for stop in range(len(rows)):
+        history, _ = replay(guard, rows[:stop])
+        for step, row in enumerate(rows[stop:], start=stop + 1):
+            history, _ = guard.observe(history, {"step": step, **row})
+        assert history == replay(guard, rows)[0]
+
+
+def test_an_unknown_action_and_a_threshold_without_meaning_are_refused():
+    with pytest.raises(UserError, match="'explode': use one of off, warn, skip"):
+        Limit(1.0, "explode")
+    with pytest.raises(UserError, match=r"guard\.kl\.threshold is 0"):
+        build(Guard, {"kl": {"threshold": 0.0}}, "guard")

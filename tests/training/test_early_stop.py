@@ -1,0 +1,74 @@
+"""A run ends when its score on dev questions no longer improves, resumed or not."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.training import loop
+from jax_ragrl.training.early_stop import evaluations_without_gain, reason_to_end
+from tests.training.test_outage import result, roll_out_nothing, small_run
+
+
+def rows(*scores: float | None) -> list[dict[str, float | None]]:
+    return [{"step": i, "eval/accuracy": score} for i, score in enumerate(scores)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "count"),
+    [
+        ((), 0),
+        ((0.5,), 0),
+        ((0.5, 0.4), 1),
+        ((0.5, 0.5), 1),
+        ((0.5, 0.4, 0.6), 0),
+        ((0.5, 0.4, 0.6, 0.1, 0.2), 2),
+        ((None, 0.5, None, 0.4), 1),
+        ((0.5, float("nan")), 0),
+    ],
+)
+def test_only_a_better_score_is_a_gain(scores, count):
+    assert evaluations_without_gain(rows(*scores)) == count
+
+
+def test_steps_without_an_evaluation_do_not_count():
+    between = [{"step": 9, "reward/mean": 0.0}] * 5
+    assert evaluations_without_gain(rows(0.5) + between + rows(0.4)) == 1
+
+
+def test_a_run_without_patience_never_ends_early():
+    falling = rows(0.9, 0.5, 0.4, 0.3)
+    assert reason_to_end(falling, 0) == "" and "early stop" in reason_to_end(falling, 3)
+    assert reason_to_end(falling, 4) == ""
+
+
+@pytest.mark.parametrize("interrupted_at", [None, 2, 4])
+def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int | None
+):
+    job, parts = small_run(
+        tmp_path, steps=9, dev_questions=2, eval_every=1, save_every=2, patience=2
+    )
+    scores, pending = [0.1, 0.5, 0.25, 0.75, 0.5, 0.25, 1.0], [interrupted_at]
+    steps = []
+
+    def roll_out(job, environment, questions, roles, step):
+        if step == pending[0]:
+            pending[0] = None
+            raise KeyboardInterrupt
+        steps.append(step)
+        return roll_out_nothing(job, environment, questions, roles, step)
+
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores[steps[-1]]))
+    if interrupted_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(job, parts, tmp_path)
+    for _ in range(2):
+        loop.train(job, parts, tmp_path)
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert Checkpoints(tmp_path).latest() == 6 and steps[-1] == 5
