@@ -290,7 +290,7 @@ def test_the_command_prints_a_plan(monkeypatch, capsys):
     assert main(["plan", config, "--shape", "tiny", "--topology", "v5e:4x4", "--json"]) == 0
     args = json.loads(capsys.readouterr().out)["args"]
     assert topologies == ["v5e:4x4"] and "num_layers=6" in args
-    assert "width=6, nucleus=True, learners=('policy',)" in args
+    assert "width=6, nucleus=False, learners=('policy',)" in args
 
 
 def test_the_default_architecture_is_that_of_the_policy(monkeypatch, capsys):
