@@ -24,6 +24,8 @@ LOCATION_KEYS = (
     "config.llm.cache",
     "config.judge.cache",
     "config.run.wandb_project",
+    "config.run.mlflow_experiment",
+    "config.run.trackio_project",
 )
 
 

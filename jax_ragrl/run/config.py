@@ -114,6 +114,10 @@ class Data:
     chunk: Chunks | None = None
 
 
+# The packages of experiment trackers, by the key that has the name of a project.
+TRACKERS = {"wandb_project": "wandb", "mlflow_experiment": "mlflow", "trackio_project": "trackio"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """The length of a run, and how often it saves, evaluates and stores trees for the report.
@@ -140,6 +144,8 @@ class Run:
       trees_per_save: the number of questions whose trees are stored.
       baseline_style: the prompt style of the baselines (direct answering and Standard RAG).
       wandb_project: a project of Weights & Biases that also receives the metrics; empty: none.
+      mlflow_experiment: an experiment of MLflow, likewise.
+      trackio_project: a project of Trackio, likewise.
     """
 
     steps: int
@@ -156,14 +162,17 @@ class Run:
     trees_per_save: int = 2
     baseline_style: str = "c3po_tiny"
     wandb_project: str = ""
+    mlflow_experiment: str = ""
+    trackio_project: str = ""
 
     def __post_init__(self) -> None:
         # The import itself would be slow; whether the package exists is enough here.
-        if self.wandb_project and importlib.util.find_spec("wandb") is None:
-            raise UserError(
-                f"run.wandb_project is {self.wandb_project!r}, but Weights & Biases is not "
-                "installed: run 'pip install wandb', or leave the key empty"
-            )
+        for key, package in TRACKERS.items():
+            if getattr(self, key) and importlib.util.find_spec(package) is None:
+                raise UserError(
+                    f"run.{key} is {getattr(self, key)!r}, but {package} is not installed: "
+                    f"run 'pip install {package}', or leave the key empty"
+                )
         # Zero would divide by zero in the loop, or make empty batches.
         counts = ("questions_per_step", "pipeline_groups")
         for name in (*counts, "save_every", "eval_every", "save_trees_every"):
@@ -174,6 +183,11 @@ class Run:
                 )
         if self.steps < 0:
             raise UserError(f"run.steps is {self.steps}: use at least 0")
+
+    @property
+    def projects(self) -> dict[str, str]:
+        """The names of the projects of trackers, by key; an empty name stands for none."""
+        return {key: getattr(self, key) for key in TRACKERS}
 
 
 @dataclasses.dataclass(frozen=True)

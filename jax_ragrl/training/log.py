@@ -1,12 +1,11 @@
-"""Logging of a run: metrics to a file, TensorBoard, Weights & Biases and the terminal."""
+"""Logging of a run: metrics to a file, TensorBoard, trackers and the terminal."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorboardX
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
+from jax_ragrl.training.trackers import Trackers
 
 METRICS = "metrics.jsonl"
 
@@ -48,14 +48,20 @@ class Log:
     )
     ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s")  # displayed only if not 0
 
-    def __init__(self, workdir: pathlib.Path, start: int, steps: int, wandb: str = ""):
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        start: int,
+        steps: int,
+        projects: Mapping[str, str] = MappingProxyType({}),
+    ):
         """Opens the log.
 
         Args:
           workdir: the folder of the run.
           start: the number of completed steps.
           steps: the number of steps of the whole run.
-          wandb: a project of Weights & Biases; empty: none.
+          projects: see `Trackers`.
         """
         self._metrics, self._trees = workdir / METRICS, workdir / "trees.jsonl"
         for file in (self._metrics, self._trees):
@@ -65,7 +71,7 @@ class Log:
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=start + 1 if start else None
         )
-        self._wandb = open_wandb(wandb, workdir) if wandb else None
+        self._trackers = Trackers(projects, workdir)
         self._bar = tqdm(total=steps, initial=start, desc="train", unit="step")
         if start < steps:
             self._bar.write(f"step {start + 1} compiles its programs first: it may take minutes")
@@ -84,11 +90,10 @@ class Log:
         append_row(self._metrics, row)
         if trees is not None:
             append_row(self._trees, {"step": step, "trees": trees})
-        # TensorBoard and Weights & Biases accept nan; the JSON row replaces it by null.
+        # TensorBoard accepts nan; the JSON row replaces it by null.
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(metrics, step=step)
+        self._trackers.log(metrics, step)
         alarms = [key for key in matching_keys(metrics, self.ALARMS) if metrics[key]]
         keys = [*matching_keys(metrics, self.DISPLAY), *alarms]
         line = " ".join(f"{key} {format_number(metrics[key])}" for key in keys)
@@ -104,8 +109,7 @@ class Log:
         """Closes the files."""
         self._bar.close()
         self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        self._trackers.finish()
 
 
 def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -124,22 +128,6 @@ def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.jsonl` of a run, equal on all processes; a collective."""
     return on_process_zero(lambda: list(read_rows(workdir / METRICS)))
-
-
-def open_wandb(project: str, workdir: pathlib.Path) -> Any:
-    """Opens a run of Weights & Biases; a resumed run continues the one of its work folder."""
-    import wandb
-
-    config = workdir / "config.json"
-    return wandb.init(
-        project=project,
-        name=workdir.name,
-        # The id derives from the folder, so that a resumed run finds its first part again.
-        id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
-        resume="allow",
-        dir=workdir,
-        config=json.loads(config.read_text(encoding="utf-8")) if config.exists() else None,
-    )
 
 
 def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
@@ -176,13 +164,15 @@ class NoOpLog:
         """Does nothing."""
 
 
-def open_log(workdir: pathlib.Path, start: int, steps: int, wandb: str) -> Log | NoOpLog:
+def open_log(
+    workdir: pathlib.Path, start: int, steps: int, projects: Mapping[str, str]
+) -> Log | NoOpLog:
     """Opens the log of a run; only the first process writes.
 
     Args:
       workdir: the folder of the run.
       start: the number of completed steps.
       steps: the number of steps of the whole run.
-      wandb: a project of Weights & Biases; empty: none.
+      projects: see `Trackers`.
     """
-    return Log(workdir, start, steps, wandb) if is_process_zero() else NoOpLog()
+    return Log(workdir, start, steps, projects) if is_process_zero() else NoOpLog()

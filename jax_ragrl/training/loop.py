@@ -84,7 +84,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
         start, policies, data = _start_or_resume(job, parts, checkpoints)
-        log = open_log(workdir, start, job.run.steps, job.run.wandb_project)
+        log = open_log(workdir, start, job.run.steps, job.run.projects)
         files.enter_context(contextlib.closing(log))
         rows = read_metrics(workdir)
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import types
 
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.errors import EffectError
 from jax_ragrl.rollout.expand import Branching, ForcedAction
-from jax_ragrl.run.config import Run
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
@@ -248,12 +245,12 @@ def test_a_resumed_log_holds_each_step_once(tmp_path):
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr("jax_ragrl.training.log.is_process_zero", lambda: False)
-    silent = open_log(tmp_path, 0, 1, "")
+    silent = open_log(tmp_path, 0, 1, {})
     silent.write(1, {"reward/mean": 0.5}, None)
     silent.close()
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    open_log(tmp_path, 0, 1, "").close()
+    open_log(tmp_path, 0, 1, {}).close()
     assert list(tmp_path.iterdir()) != []
 
 
@@ -272,35 +269,6 @@ def test_valid_fractions_of_every_policy_are_displayed():
     assert matching_keys(shares, ("valid_frac/",)) == ["a/valid_frac/a", "valid_frac/b"]
     line = " ".join(format_number(x) for x in (0.0625, 99.9, 937.23, -1234.5))
     assert line == "0.062 99.900 937 -1234"
-
-
-def test_weights_and_biases_continues_one_run(tmp_path, monkeypatch):
-    inits, log_of_calls = [], []
-    run = types.SimpleNamespace(
-        log=lambda metrics, step: log_of_calls.append((step, metrics)),
-        finish=lambda: log_of_calls.append("end"),
-    )
-    stand_in = types.ModuleType("wandb")
-    stand_in.init = lambda **arguments: inits.append(arguments) or run
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    (tmp_path / "config.json").write_text('{"seed": 3}')
-    metrics = {"reward/mean": 0.5, "time/rollout_s": 1.0, "time/train_s": 2.0}
-    for start in (0, 1):
-        log = Log(tmp_path, start, 2, "mine")
-        log.write(start + 1, metrics, None)
-        log.close()
-    assert log_of_calls == [(1, metrics), "end", (2, metrics), "end"] and inits[0] == inits[1]
-    assert inits[0]["resume"] == "allow" and inits[0]["project"] == "mine"
-    assert inits[0]["config"] == {"seed": 3}
-    Log(tmp_path, 2, 2).close()
-    assert len(inits) == 2
-
-
-def test_a_missing_weights_and_biases_is_refused_early(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert Run(1).wandb_project == ""
-    with pytest.raises(UserError, match="run.wandb_project is 'mine'.*pip install wandb"):
-        Run(1, wandb_project="mine")
 
 
 def test_rewarded_logps_cover_paths_to_rewarded_leaves():
