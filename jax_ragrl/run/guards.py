@@ -43,7 +43,7 @@ class Guard:
       kl: `kl/mean`, in nats per token.
       entropy: the `entropy/old` of a role, as a fraction of the first steps.
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
-      searches: `searches_per_rollout`, as a fraction of the first steps.
+      searches: `searches_per_rollout`, as a fraction of the highest of the first steps.
       grad_norm: `grad_norm`, in multiples of the first steps.
       sampler_gap: `sampler_gap/max`, in nats.
     """

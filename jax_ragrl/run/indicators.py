@@ -134,6 +134,12 @@ def _ratio(value: float, trend: Trend, least: float = 0.0) -> float | None:
     return value / trend.baseline if trend.baseline > least else None
 
 
+def _of_highest(value: float, trend: Trend, least: float) -> float | None:
+    # Not the median: a rate far too high ends the searches after the first step.
+    highest = max(trend.first)
+    return value / highest if highest > least else None
+
+
 def _fall(value: float, trend: Trend) -> float:
     return trend.baseline - value
 
@@ -154,9 +160,9 @@ INDICATORS: Mapping[str, Indicator] = {
     "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions", False),
     "searches": Indicator(
         "searches_per_rollout",
-        functools.partial(_ratio, least=SEARCHES),
+        functools.partial(_of_highest, least=SEARCHES),
         True,
-        "of its first steps",
+        "of the most in its first steps",
     ),
     "grad_norm": Indicator("grad_norm", _ratio, False, "times its first steps"),
     "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats", False),

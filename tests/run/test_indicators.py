@@ -118,6 +118,11 @@ def test_a_system_that_hardly_searches_or_chooses_has_no_such_baseline():
         assert not replay(Guard(**SETTINGS), [{key: value}] * 4 + [{key: 0.0}] * 4)[1]
 
 
+def test_searches_that_end_after_the_first_step_are_an_incident():
+    rows = [{"searches_per_rollout": value} for value in (1.0, 0.05, 0.05, 0.0, 0.0)]
+    assert [x.step for x in replay(Guard(**SETTINGS), rows)[1]] == [5]
+
+
 def test_a_skipped_step_needs_no_patience_and_many_of_them_stop_the_run():
     rows = [{"grad_norm": value} for value in (1, 1, 1, 99, 1, 99, 99, 99)]
     _, incidents = replay(limited("grad_norm", "skip", patience=3), rows)
