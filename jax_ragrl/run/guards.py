@@ -37,21 +37,21 @@ class Guard:
       patience: the run stops if a metric is outside its bounds, or nan, for this number of
         consecutive steps. An indicator acts after as many steps beyond its threshold.
       baseline_steps: the first steps of the run or of a phase, whose median is the baseline of
-        indicators. None of them acts before.
+        relative indicators, which do not act before.
       logp_rewarded: the fall of a role's `logp_rewarded`, in nats per token.
       valid_frac: the `valid_frac` of a role, as a fraction of its best.
       kl: `kl/mean`, in nats per token.
       entropy: the `entropy/old` of a role, as a fraction of the first steps.
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
-      searches: `searches_per_rollout`, as a fraction of the first steps.
+      searches: `searches_per_rollout`, as a fraction of the highest of the first steps.
       grad_norm: `grad_norm`, in multiples of the first steps.
       sampler_gap: `sampler_gap/max`, in nats.
     """
 
     bounds: tuple[tuple[str, float, float], ...] = ()
     patience: int = 3
-    baseline_steps: int = 5
-    logp_rewarded: Limit = Limit(1.0)
+    baseline_steps: int = 3
+    logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)

@@ -77,12 +77,14 @@ class Indicator(NamedTuple):
         comparison has no meaning for this run.
       is_low: whether the number is wrong below its threshold, and not above it.
       meaning: the number in words, for messages.
+      is_relative: whether the comparison needs the first steps of the run.
     """
 
     metric: str
     measure: Callable[[float, Trend], float | None]
     is_low: bool
     meaning: str
+    is_relative: bool = True
 
 
 class Incident(NamedTuple):
@@ -132,6 +134,12 @@ def _ratio(value: float, trend: Trend, least: float = 0.0) -> float | None:
     return value / trend.baseline if trend.baseline > least else None
 
 
+def _of_highest(value: float, trend: Trend, least: float) -> float | None:
+    # Not the median: a rate far too high ends the searches after the first step.
+    highest = max(trend.first)
+    return value / highest if highest > least else None
+
+
 def _fall(value: float, trend: Trend) -> float:
     return trend.baseline - value
 
@@ -145,19 +153,19 @@ INDICATORS: Mapping[str, Indicator] = {
         "logp_rewarded/<role>", _fall, False, "nats per token below its first steps"
     ),
     "valid_frac": Indicator("valid_frac/<role>", _of_best, True, "of its best steps"),
-    "kl": Indicator("kl/mean", _itself, False, "nats per token"),
+    "kl": Indicator("kl/mean", _itself, False, "nats per token", False),
     "entropy": Indicator(
         "entropy/old/<role>", functools.partial(_ratio, least=ENTROPY), True, "of its first steps"
     ),
-    "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions"),
+    "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions", False),
     "searches": Indicator(
         "searches_per_rollout",
-        functools.partial(_ratio, least=SEARCHES),
+        functools.partial(_of_highest, least=SEARCHES),
         True,
-        "of its first steps",
+        "of the most in its first steps",
     ),
     "grad_norm": Indicator("grad_norm", _ratio, False, "times its first steps"),
-    "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats"),
+    "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats", False),
 }
 
 
@@ -191,7 +199,7 @@ def with_value(trend: Trend, value: float, steps: int) -> Trend:
 
 
 def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> float | None:
-    """Returns the number that is compared with a threshold; None during the first steps.
+    """Returns the number that is compared with a threshold; None if there is none yet.
 
     Args:
       indicator: the indicator.
@@ -199,7 +207,9 @@ def number_of(indicator: Indicator, value: float, trend: Trend, steps: int) -> f
       trend: the values before it.
       steps: the number of first steps.
     """
-    return indicator.measure(value, trend) if len(trend.first) == steps else None
+    # A rate that is far too high ruins a policy within these steps: `kl` must not wait.
+    is_ready = len(trend.first) == steps or not indicator.is_relative
+    return indicator.measure(value, trend) if is_ready else None
 
 
 def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> bool:
@@ -229,7 +239,7 @@ def observe(
       limits: by indicator, its threshold and action.
       patience: steps in a row beyond a threshold that make an incident. `skip` does not wait, and
         stops the run after this number of skipped steps in a row.
-      steps: the number of first steps, which are compared with and never make an incident.
+      steps: the number of first steps, with which relative indicators compare.
       history: the rows before.
       row: the row of a step in `metrics.jsonl`.
 

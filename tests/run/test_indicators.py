@@ -21,7 +21,7 @@ from jax_ragrl.run.metric_names import METRICS, metric_of
 
 # By indicator: a metric, its values in a healthy run, and those after a collapse.
 COLLAPSES = {
-    "logp_rewarded": ("logp_rewarded/planner", (-0.5, -0.4, -0.9, -0.6, -1.2), -1.8),
+    "logp_rewarded": ("logp_rewarded/planner", (-0.5, -0.4, -0.9, -0.6, -1.2), -2.8),
     "valid_frac": ("valid_frac/planner", (0.8, 0.9, 1.0, 0.7, 0.6), 0.3),
     "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
     "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
@@ -82,10 +82,11 @@ def test_an_interrupted_collapse_is_no_incident(name: str):
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_nothing_is_an_incident_during_the_first_steps_or_if_it_is_off(name: str):
+def test_only_an_absolute_indicator_acts_during_the_first_steps_and_none_that_is_off(name: str):
     key, healthy, collapsed = COLLAPSES[name]
     rows = [{key: value} for value in (*healthy, *[collapsed] * 5)]
-    assert not replay(Guard(baseline_steps=len(rows), patience=1), rows)[1]
+    guard = Guard(baseline_steps=len(rows), patience=1)
+    assert bool(replay(guard, rows)[1]) != INDICATORS[name].is_relative
     assert not replay(limited(name, "off"), rows)[1]
 
 
@@ -115,6 +116,11 @@ def test_the_norm_of_a_critic_is_not_that_of_the_policy():
 def test_a_system_that_hardly_searches_or_chooses_has_no_such_baseline():
     for key, value in (("searches_per_rollout", 0.4), ("entropy/old/filter", 0.01)):
         assert not replay(Guard(**SETTINGS), [{key: value}] * 4 + [{key: 0.0}] * 4)[1]
+
+
+def test_searches_that_end_after_the_first_step_are_an_incident():
+    rows = [{"searches_per_rollout": value} for value in (1.0, 0.05, 0.05, 0.0, 0.0)]
+    assert [x.step for x in replay(Guard(**SETTINGS), rows)[1]] == [5]
 
 
 def test_a_skipped_step_needs_no_patience_and_many_of_them_stop_the_run():
