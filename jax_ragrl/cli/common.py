@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 from typing import Any, Protocol
 
+from jax_ragrl.config.shipped import CONFIGS
 from jax_ragrl.errors import UserError, printable
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")
-# Shipped with the repository, next to the package.
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 MODEL_FORMS = "a folder, a .gguf file, OWNER/NAME on the Hugging Face Hub, tiny or smollm2"
 DEFAULT_CONFIG = CONFIGS / "tiny" / "c3po.py"
 REAL_CONFIG = CONFIGS / "smollm2" / "mmoa_rag.py"

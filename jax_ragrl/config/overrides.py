@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from jax_ragrl.config.aliases import aliases_of, current_config, current_key, warn_of
 from jax_ragrl.config.kinds import drop_defaults, drop_unread
+from jax_ragrl.config.shipped import config_path
 from jax_ragrl.errors import UserError
 
 PREFIX = "--config."
@@ -89,12 +90,15 @@ def _read_config(
     if not file:
         raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
     # A colon separates the file from the argument of its `get_config`.
-    path = pathlib.Path(file.partition(":")[0])
+    name, colon, argument = file.partition(":")
+    path = config_path(name)
     if not (path.is_file() and path.suffix == ".py"):
         why = "is not a Python file" if path.is_file() else "does not exist"
         raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
     # Separate flags, because absl's global ones accept the name "config" only once per process.
-    values, argv = flags.FlagValues(), ["ragrl", *arguments]
+    others = [a for a in arguments if not a.startswith("--config=")]
+    file = f"{path}{colon}{argument}"
+    values, argv = flags.FlagValues(), ["ragrl", f"--config={file}", *others]
     try:
         config_flags.DEFINE_config_file(
             "config", file, flag_values=values, lock_config=True, sys_argv=argv

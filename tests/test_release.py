@@ -1,0 +1,66 @@
+"""What a release says of itself: one version everywhere, pinned steps, an image without root."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+import jax_ragrl
+from jax_ragrl.config.overrides import load_config
+
+ROOT = pathlib.Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_citation_has_the_version_of_the_package():
+    version = re.search(r"^version: (\S+)$", text_of("CITATION.cff"), re.MULTILINE)
+    assert version is not None and version[1] == jax_ragrl.__version__
+
+
+def test_the_changelog_knows_the_version():
+    """Before its release a version is the section of unreleased changes."""
+    headings = re.findall(r"^## \[(.+?)\]", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert headings[0] == "Unreleased" or headings[0] == jax_ragrl.__version__
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_every_step_of_others_is_pinned_to_a_commit(file):
+    """A tag can be moved to other code, a commit cannot."""
+    uses = re.findall(r"uses: (\S+)", file.read_text(encoding="utf-8"))
+    assert uses and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step) for step in uses)
+
+
+def test_the_image_does_not_run_as_root():
+    users = re.findall(r"^USER (\S+)$", text_of("launch/Dockerfile"), re.MULTILINE)
+    assert users and users[-1] != "root"
+
+
+def test_the_sbom_is_made_from_a_lock_that_exists():
+    lock = re.search(r"cyclonedx-py requirements (\S+)", text_of(".github/workflows/release.yml"))
+    assert lock is not None and (ROOT / lock[1]).is_file()
+
+
+def test_a_shipped_config_loads_from_any_folder(tmp_path, monkeypatch):
+    """As from a wheel, which has the configs inside of the package."""
+    monkeypatch.chdir(tmp_path)
+    values = load_config(None, ["--config=configs/tiny/c3po.py:changed", "--config.run.steps=3"])
+    assert values["run"]["steps"] == 3 and "outdated_relations" in values["data"]["world"]
+    # A file of the working directory comes first.
+    own = tmp_path / "configs" / "tiny" / "c3po.py"
+    own.parent.mkdir(parents=True)
+    own.write_text(
+        "import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict({'x': 1})\n"
+    )
+    assert load_config(None, ["--config=configs/tiny/c3po.py"]) == {"x": 1}
+
+
+def test_the_wheel_has_the_configs():
+    build = tomllib.loads(text_of("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert build["force-include"] == {"configs": "jax_ragrl/configs"}
