@@ -72,7 +72,7 @@ def with_thresholds(guard: Guard, thresholds: Mapping[str, float]) -> Guard:
     """
     if unknown := sorted(thresholds.keys() - INDICATORS.keys()):
         raise UserError(f"indicator {unknown[0]} is unknown: use some of {', '.join(INDICATORS)}")
-    limits = {
+    limits: dict[str, Any] = {
         name: dataclasses.replace(
             limit, threshold=thresholds.get(name, limit.threshold), action="warn"
         )
