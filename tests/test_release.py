@@ -1,4 +1,4 @@
-"""What a release says of itself: one version everywhere, pinned steps, an image without root."""
+"""Statements of a release: one version everywhere, pinned steps, an image without root."""
 
 from __future__ import annotations
 

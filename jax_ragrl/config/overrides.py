@@ -84,20 +84,9 @@ def _read_config(
     default: pathlib.Path | None, arguments: Sequence[str]
 ) -> ml_collections.ConfigDict:
     """The config of a file, with overrides of keys that the file contains."""
-    paths = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
-    # As with any flag, the last one counts.
-    file = (paths or [str(default or "")])[-1]
-    if not file:
-        raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
-    # A colon separates the file from the argument of its `get_config`.
-    name, colon, argument = file.partition(":")
-    path = config_path(name)
-    if not (path.is_file() and path.suffix == ".py"):
-        why = "is not a Python file" if path.is_file() else "does not exist"
-        raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
-    # Separate flags, because absl's global ones accept the name "config" only once per process.
+    file = _config_file(default, arguments)
     others = [a for a in arguments if not a.startswith("--config=")]
-    file = f"{path}{colon}{argument}"
+    # Separate flags, because absl's global ones accept the name "config" only once per process.
     values, argv = flags.FlagValues(), ["ragrl", f"--config={file}", *others]
     try:
         config_flags.DEFINE_config_file(
@@ -116,6 +105,25 @@ def _read_config(
             "ml_collections"
         )
     return config
+
+
+def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:
+    """The path of the config file, with a colon and an argument of its `get_config` if it has one.
+
+    Raises:
+      UserError: there is no such file.
+    """
+    files = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+    # As with any flag, the last one counts.
+    file = (files or [str(default or "")])[-1]
+    if not file:
+        raise UserError("no config: give --config=FILE, e.g. --config=configs/tiny/c3po.py")
+    name, colon, argument = file.partition(":")
+    path = config_path(name)
+    if not (path.is_file() and path.suffix == ".py"):
+        why = "is not a Python file" if path.is_file() else "does not exist"
+        raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
+    return f"{path}{colon}{argument}"
 
 
 def _keys(text: str) -> list[str]:

@@ -85,7 +85,7 @@ def with_attention(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderCon
         jax.ShapeDtypeStruct((1, length, heads, c.head_dim), jnp.dtype(c.dtype))
         for heads in (c.num_heads, c.num_kv_heads)
     )
-    # What is chosen at run time depends on the present device, here on the described one.
+    # A run chooses by the present device, a plan by the described one.
     impl = "splash" if device.platform == "tpu" else "xla"
     if is_gpu(device):
         with jax.set_mesh(mesh):

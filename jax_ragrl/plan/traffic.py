@@ -1,4 +1,4 @@
-"""Counts what a compiled program moves: memory, collectives and kernels, from its optimized HLO.
+"""Traffic of a compiled program: memory, collectives and kernels, from its optimized HLO.
 
 XLA's own cost analysis has the same rules, with two differences: here the body of a loop counts as
 often as it runs, and an array in a TPU's VMEM costs nothing.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from jax_ragrl.plan.hlo import Computation, Instruction, Module, parse, shape_bytes, slice_bytes
 
-# They name, group or alias arrays, and move none.
+# Operations that name, group or alias arrays, and move none.
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "
     "opt-barrier domain add-dependency".split()

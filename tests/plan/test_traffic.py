@@ -105,7 +105,7 @@ def test_an_async_collective_counts_once():
 
 
 def test_an_asynchronous_slice_reads_the_slice_alone():
-    """Its shape begins with the whole operand; the copy lies in VMEM, so that it is not written."""
+    """The shape begins with the whole operand; the copy lies in VMEM, so that it is not written."""
     start = "((bf16[64,32]{1,0}), bf16[8,32]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%fusion.1)"
     text = MODULE.replace("bf16[64,32]{1,0} all-reduce(%fusion.1)", start)
     less = program_traffic(MODULE).hbm_bytes - program_traffic(text).hbm_bytes
