@@ -16,6 +16,8 @@ OPERATION = re.compile(r" ([a-z][\w\-]*)\(")
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 CALLEES = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+DIRECTION = re.compile(r"\bdirection=(\w+)")
 TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 # Memory spaces other than 0 (device memory) and 5 (of the host) are on the chip, in a TPU's VMEM.
 ON_CHIP = re.compile(r"S\([1-46-9]\)")
@@ -31,7 +33,9 @@ class Instruction(NamedTuple):
       operands: names of other instructions.
       callees: names of the computations that it executes, without the condition of a loop.
       number: the number of a parameter; -1 for all others.
-      trips: iterations of a loop; None if they are unknown, and of other instructions.
+      trips: iterations of a loop, if it says them; None otherwise, see `Module.trips`.
+      condition: name of the computation that ends a loop.
+      literal: the value of a constant, or the direction of a comparison.
     """
 
     name: str
@@ -41,6 +45,8 @@ class Instruction(NamedTuple):
     callees: tuple[str, ...]
     number: int = -1
     trips: int | None = None
+    condition: str = ""
+    literal: str = ""
 
 
 class Computation(NamedTuple):
@@ -63,6 +69,21 @@ class Module(NamedTuple):
 
     computations: dict[str, Computation]
     entry: str
+
+    def trips(self, loop: Instruction) -> int | None:
+        """Returns the iterations of a loop; None if they are unknown.
+
+        A TPU's compiler does not write them down. A scan of JAX counts from 0 by 1 and ends at a
+        constant, `number < constant`.
+        """
+        condition = self.computations.get(loop.condition)
+        if loop.trips is not None or condition is None:
+            return loop.trips
+        test = condition.instructions[condition.root]
+        if (test.operation, test.literal) != ("compare", "LT"):
+            return None
+        limit = condition.instructions[test.operands[1]]
+        return int(limit.literal) if limit.operation == "constant" else None
 
 
 def parse(text: str) -> Module:
@@ -96,7 +117,19 @@ def _instruction(name: str, rest: str) -> Instruction:
     trips = TRIP_COUNT.search(attributes) if operation[1] == "while" else None
     number = int(inner) if is_parameter else -1
     count = int(trips[1]) if trips else None
-    return Instruction(name, shape, operation[1], operands, tuple(callees), number, count)
+    condition = CONDITION.search(attributes) if operation[1] == "while" else None
+    return Instruction(
+        *(name, shape, operation[1], operands, tuple(callees), number, count),
+        condition=condition[1] if condition else "",
+        literal=_literal(operation[1], inner, attributes),
+    )
+
+
+def _literal(operation: str, inner: str, attributes: str) -> str:
+    """The value of a constant, or the direction of a comparison; empty for others."""
+    if operation == "compare" and (direction := DIRECTION.search(attributes)):
+        return direction[1]
+    return inner if operation == "constant" else ""
 
 
 def _split_at_close(text: str) -> tuple[str, str]:

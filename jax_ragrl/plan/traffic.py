@@ -81,7 +81,7 @@ def loop_traffic(text: str) -> Traffic | None:
 
 def _unknown_bodies(module: Module, name: str) -> Iterator[str]:
     for x in module.computations[name].instructions.values():
-        if x.operation == "while" and x.trips is None:
+        if x.operation == "while" and module.trips(x) is None:
             yield from x.callees
         elif x.operation in ("while", "call", "conditional", "async-start"):
             for name in x.callees:
@@ -92,7 +92,7 @@ class _Counter:
     """Counts the computations of a module, each of them once."""
 
     def __init__(self, module: Module) -> None:
-        self._computations = module.computations
+        self._module, self._computations = module, module.computations
         self.computation = functools.cache(self._computation)
 
     def _computation(self, name: str) -> Traffic:
@@ -113,13 +113,14 @@ class _Counter:
         return traffic
 
     def _nested(self, x: Instruction) -> Traffic:
-        total = Traffic(unknown_loops=int(x.operation == "while" and x.trips is None))
+        trips = self._module.trips(x)
+        total = Traffic(unknown_loops=int(x.operation == "while" and trips is None))
         bodies = [self.computation(name) for name in x.callees]
         if x.operation == "conditional":
             # Which branch runs is unknown before the run; the costlier one is the safe guess.
             bodies = [max(bodies, key=lambda traffic: traffic.hbm_bytes)]
         for body in bodies:
-            total.add(body, 1 if x.trips is None else x.trips)
+            total.add(body, 1 if trips is None else trips)
         return total
 
     def _collective(self, x: Instruction) -> str | None:

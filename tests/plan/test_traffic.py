@@ -67,6 +67,23 @@ def test_a_loop_counts_as_often_as_it_runs_and_reads_its_slices_alone():
     assert traffic.unknown_loops == 1
 
 
+@pytest.mark.parametrize(("direction", "known"), [("LT", True), ("GT", False)])
+def test_a_loop_without_a_count_runs_up_to_the_constant_of_its_condition(direction, known):
+    """As the compiler for TPUs writes a scan."""
+    condition = (
+        "%c1 (x: (s32[])) -> pred[] {\n  %x = (s32[]) parameter(0)\n"
+        "  %n = s32[] get-tuple-element(%x), index=0\n  %eight = s32[]{:T(128)} constant(8)\n"
+        f"  ROOT %lt = pred[] compare(%n, %eight), direction={direction}\n}}\n\nENTRY"
+    )
+    text = MODULE.replace("ENTRY", condition).replace("%c, body=%layer", "%c1, body=%layer")
+    text = text.replace(', \\\nbackend_config={"known_trip_count":{"n":"8"}}', "")
+    text = text.replace(', backend_config={"known_trip_count":{"n":"8"}}', "")
+    assert "known_trip_count" not in text
+    traffic = program_traffic(text)
+    assert traffic.unknown_loops == (1 if known else 2)
+    assert (traffic.hbm_bytes == program_traffic(MODULE).hbm_bytes) == known
+
+
 def test_collectives_are_counted_by_kind():
     traffic = program_traffic(MODULE)
     assert traffic.collectives == {"all-reduce": 8}
