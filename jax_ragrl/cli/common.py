@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any, Protocol
 
-from jax_ragrl.config.shipped import CONFIGS
+from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError, printable
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera")

@@ -313,7 +313,8 @@ class OpenAIConfig:
     Fields:
       model: the name of the model on the server.
       base_url: the address of the server; None: OpenAI's.
-      concurrency: requests in flight at once.
+      concurrency: most requests in flight at once. It begins with 32, rises while replies come
+        soon, and falls if the server is overloaded (429, 503, time-outs).
       retries: attempts after a failed request.
       timeout: seconds per try, to the last byte of the reply.
       extra_body: further fields of each request's JSON body; None removes a field.
@@ -323,7 +324,7 @@ class OpenAIConfig:
 
     model: str
     base_url: str | None = None
-    concurrency: int = 32
+    concurrency: int = 256
     retries: int = 5
     timeout: float = 60.0
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)

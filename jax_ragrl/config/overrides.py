@@ -13,7 +13,7 @@ from ml_collections import config_flags
 
 from jax_ragrl.config.aliases import aliases_of, current_config, current_key, warn_of
 from jax_ragrl.config.kinds import drop_defaults, drop_unread
-from jax_ragrl.config.shipped import config_path
+from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.errors import UserError
 
 PREFIX = "--config."

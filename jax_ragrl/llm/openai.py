@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import openai
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.cache import ReplyCache, request_key
 from jax_ragrl.llm.completions import read_completion
+from jax_ragrl.runtime.gate import Gate
 from jax_ragrl.runtime.servers import (
     COUNTS,
     BoundedClient,
@@ -26,6 +28,7 @@ from jax_ragrl.runtime.servers import (
 from jax_ragrl.types import LLMRequest
 
 TRANSIENT = (408, 409, 429)  # besides 5xx, as in OpenAI's client
+OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 PAUSE = 0.5  # seconds before the second try
 
 
@@ -35,7 +38,8 @@ class OpenAILLM:
     Args:
       model: the server's name of the model.
       base_url: e.g. `http://localhost:8000/v1`; None is OpenAI's own service.
-      concurrency: maximum number of requests in flight.
+      concurrency: maximum number of requests in flight; fewer if the server is overloaded, see
+        `runtime.gate.Gate`.
       retries: tries after the first, on time-outs, lost connections, 408, 409, 429, 5xx, and
         replies that are not chat completions; see `runtime.servers.Tries` for the pauses.
       timeout: seconds from the start of a try to the last byte of its reply.
@@ -53,7 +57,7 @@ class OpenAILLM:
         model: str,
         base_url: str | None = None,
         *,
-        concurrency: int = 32,
+        concurrency: int = 256,
         retries: int = 5,
         timeout: float = 60.0,
         extra: Mapping[str, Any] | None = None,
@@ -79,7 +83,7 @@ class OpenAILLM:
             max_retries=0,  # `Tries` also repeats requests whose reply cannot be read
             http_client=BoundedClient(timeout, follow_redirects=True),
         )
-        self._gate, self._extra = asyncio.Semaphore(concurrency), extra or {}
+        self._gate, self._extra = Gate(concurrency, timeout), extra or {}
         self._cache = ReplyCache(cache) if cache is not None else None
 
     def complete(self, requests: Sequence[LLMRequest]) -> Sequence[str | EffectError]:
@@ -104,7 +108,7 @@ class OpenAILLM:
         return outcome
 
     async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
-        async with self._gate:
+        async with self._gate.slot():
             try:
                 return await self._tries.ask(lambda: self._attempt(body))
             except (TryFailed, EffectError, openai.OpenAIError) as error:
@@ -113,7 +117,7 @@ class OpenAILLM:
 
     async def _attempt(self, body: Mapping[str, Any]) -> str:
         """Makes one try; see `Tries.ask` for its errors."""
-        completions = self._client.chat.completions.with_raw_response
+        completions, start = self._client.chat.completions.with_raw_response, time.monotonic()
         try:
             # All options are in the body: the client's own parameters would reject the fields of
             # other servers.
@@ -123,12 +127,17 @@ class OpenAILLM:
             )
         except openai.APIStatusError as error:
             reply, code = error.response, error.status_code
+            if code in OVERLOAD_CODES:
+                self._gate.count_overload(start)
             why = f"status {code}: {excerpt(reply.text)}"
             if code in TRANSIENT or code >= 500:
                 raise TryFailed(why, retry_after(reply.headers)) from error
             raise EffectError(why) from error
         except openai.APIConnectionError as error:
+            # A time-out, or a connection that a full server refuses.
+            self._gate.count_overload(start)
             raise TryFailed(f"{error} ({error.__cause__})") from error
+        self._gate.count_reply(start)
         reply = outcome.http_response
         try:
             return read_completion(reply.content)

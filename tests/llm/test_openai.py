@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -154,6 +155,27 @@ def test_concurrency_and_timeout_come_from_the_config():
         found = load_llm(llm, None, "", Shapes())
         assert found.complete([asked(f"q{i}") for i in range(8)]) == ["x"] * 8
     assert max(most) == 2
+
+
+def test_a_server_that_refuses_more_than_a_few_requests_gets_fewer(monkeypatch):
+    """64 questions to a server with room for four: the limit falls until all are answered."""
+    monkeypatch.setattr("jax_ragrl.llm.openai.PAUSE", 0.01)
+    room, lock = threading.Semaphore(4), threading.Lock()
+    refused = []
+
+    def reply(body) -> Any:
+        if not room.acquire(blocking=False):
+            with lock:
+                refused.append(1)
+            return 429
+        time.sleep(0.02)
+        room.release()
+        return "x"
+
+    with serving(reply) as (address, _):
+        llm = OpenAILLM("m", address, retries=30)
+        assert llm.complete([asked(f"q{i}") for i in range(64)]) == ["x"] * 64
+        assert refused and llm._gate.limit < 32
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0}])
