@@ -61,6 +61,17 @@ def parse_numbers(text: str, kind: type[int] | type[float] = int) -> list[Any]:
                         "0,1") from None  # fmt: skip
 
 
+def parse_ranges(text: str) -> set[int]:
+    """The numbers of a list such as `1,6-9`."""
+    numbers = set[int]()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise UserError(f"{text!r} is not a list of numbers: give one such as 1,6-9")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 

@@ -16,6 +16,7 @@ from jax_ragrl.cli.common import (
     REAL_WARM_START,
     AddCommand,
     parse_numbers,
+    parse_ranges,
     print_json,
 )
 from jax_ragrl.config.arguments import natural
@@ -68,8 +69,22 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument("file", type=local, help=file)
     out = "output folder (default: runs/NAME of the file); finished cells are kept"
     sub.add_argument("--out", type=local, help=out)
+    _add_claim_options(command("reproduce", run_reproduce, "decide claims of the papers"))
     share = "run one share of the cells only, such as 3/8 in task 3 of a Slurm array of 8"
     sub.add_argument("--share", default="1/1", metavar="I/N", help=share)
+
+
+def _add_claim_options(sub: argparse.ArgumentParser) -> None:
+    sub.epilog = (
+        "Experiments train arms of configs/tiny on a generated world and compare them; tests prove "
+        "what follows from formulas. Trainings take minutes each and are kept in --out."
+    )
+    sub.add_argument("--claims", default="", help="numbers of claims, such as 1,6-9 (default: all)")
+    out = pathlib.Path("runs/claims")
+    sub.add_argument("--out", type=local, default=out, help="output folder (resumable)")
+    sub.add_argument("--training-seeds", default="0,1,2", help="comma-separated seeds of training")
+    sub.add_argument("--world-seed", type=int, default=100, help="seed of the generated world")
+    sub.add_argument("--dry-run", action="store_true", help="only count the trainings")
 
 
 def _add_trial_options(sub: argparse.ArgumentParser) -> None:
@@ -211,6 +226,25 @@ def run_experiment(options: argparse.Namespace) -> None:
         print(f"share {options.share} is done: without --share, the same command compares the arms")
     else:
         print(write_comparison(experiment, rows, out))
+
+
+def run_reproduce(options: argparse.Namespace) -> None:
+    from jax_ragrl.experiments import claims as experiments
+    from jax_ragrl.runtime.compile_cache import enable_compile_cache
+
+    claims = experiments.load_claims()
+    if options.claims:
+        numbers = parse_ranges(options.claims)
+        if unknown := sorted(numbers - {claim.number for claim in claims}):
+            raise UserError(f"there is no claim {unknown[0]}: use 1 to {claims[-1].number}")
+        claims = [claim for claim in claims if claim.number in numbers]
+    seeds = parse_numbers(options.training_seeds)
+    count = experiments.count_unfinished(claims, options.out, seeds, options.world_seed)
+    print(f"{len(claims)} claims, {count} trainings to do", flush=True)
+    if options.dry_run:
+        return
+    enable_compile_cache(options.out, also_cpu=True)
+    print(experiments.page(experiments.reproduce(claims, options.out, seeds, options.world_seed)))
 
 
 def _trial_keys(overrides: Sequence[str]) -> set[str]:

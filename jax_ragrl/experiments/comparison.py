@@ -37,7 +37,7 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       UserError: arms were asked different questions.
     """
     comparisons = [
-        _comparison(experiment.baseline, arm, metric, rows)
+        compare_pair(experiment.baseline, arm, metric, rows)
         for metric in experiment.metrics
         for arm in experiment.arms
         if arm != experiment.baseline
@@ -51,7 +51,21 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
     return {"baseline": experiment.baseline, "arms": arms, "comparisons": comparisons}
 
 
-def _comparison(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:
+def compare_pair(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:
+    """Compares two arms on the questions and seeds that both have.
+
+    Args:
+      baseline: the name of the arm that is subtracted.
+      arm: the name of the other arm.
+      metric: a name in the scores of the rows.
+      rows: the rows of all cells.
+
+    Returns:
+      The fields of one of the `comparisons` of `compare`, before the adjustment.
+
+    Raises:
+      UserError: as in `paired_differences`.
+    """
     differences = paired_differences(baseline, arm, metric, rows)
     # Questions whose environment failed in one of the arms cannot be paired.
     finite = [100 * x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]

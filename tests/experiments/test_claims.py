@@ -1,0 +1,172 @@
+"""Claims of the papers: complete, loadable, and decided by pairs of arms and by tests."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_ragrl.cli.common import parse_ranges
+from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
+from jax_ragrl.experiments import claims as module
+from jax_ragrl.experiments.arms import Arm, Cell, cell_values, cells_of
+from jax_ragrl.experiments.claims import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNDECIDED,
+    Claim,
+    arm_key,
+    count_unfinished,
+    decide,
+    experiment_of,
+    load_claims,
+    reproduce,
+    weaker,
+)
+from jax_ragrl.run.config import load_job
+
+ROOT = pathlib.Path(__file__).parents[2]
+CLAIMS = load_claims()
+FIRST, SECOND = Arm("a.py"), Arm("a.py", ("run.steps=0",))
+
+
+def claim(**changes: Any) -> Claim:
+    fields = {"arms": {"new": FIRST, "old": SECOND}, "pairs": (("new", "old"),)}
+    return Claim(1, "New is better.", "section 1", **(fields | changes))
+
+
+def rows_of(first: float, second: float) -> dict[Cell, dict[str, Any]]:
+    """Scores of 100 questions and three seeds around two means."""
+    rng = np.random.default_rng(0)
+    return {
+        Cell(arm_key(arm), seed, 0, 0): {
+            "questions": "same",
+            "scores": {"f1": (mean + 0.01 * rng.standard_normal(100)).tolist()},
+            "totals": {},
+        }
+        for seed in range(3)
+        for arm, mean in ((FIRST, first), (SECOND, second))
+    }
+
+
+def test_every_claim_is_there_once():
+    assert [claim.number for claim in CLAIMS] == list(range(1, 32))
+    assert all(claim.statement.endswith(".") and claim.source for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("number", [c.number for c in CLAIMS if c.arms])
+def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
+    experiment = experiment_of(CLAIMS[number - 1], (0,), 100)
+    for cell in cells_of(experiment):
+        load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
+
+
+def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
+    """They have the same world and the same number of test questions."""
+    for one in (c for c in CLAIMS if c.arms):
+        experiment = experiment_of(one, (0,), 100)
+        data = [cell_values(experiment, cell, tmp_path)["data"] for cell in cells_of(experiment)]
+        assert all(part == data[0] for part in data), one.number
+
+
+@pytest.mark.parametrize("name", sorted({test for c in CLAIMS for test in c.tests}))
+def test_the_tests_of_a_claim_exist(name):
+    file, _, function = name.partition("::")
+    assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(0.6, 0.4, HOLDS), (0.4, 0.6, FAILS), (0.5, 0.5, UNDECIDED)]
+)
+def test_a_claim_is_decided_by_the_difference_of_its_arms(first, second, expected):
+    result = decide(claim(), rows_of(first, second))
+    assert result["verdict"] == expected
+    (pair,) = result["pairs"]
+    assert (pair["higher"], pair["lower"]) == ("new", "old")
+    assert pair["mean"] == pytest.approx(100 * (first - second), abs=0.5)
+
+
+def test_one_reversed_pair_is_enough_to_contradict_a_claim():
+    both = claim(pairs=(("new", "old"), ("old", "new")))
+    assert decide(both, rows_of(0.6, 0.4))["verdict"] == FAILS
+
+
+def test_equal_arms_of_several_claims_are_trained_once(tmp_path):
+    again = claim(
+        arms={"other name": FIRST, "third": Arm("b.py")}, pairs=(("other name", "third"),)
+    )
+    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == 3 * 2
+    cell = tmp_path / "cells" / Cell(arm_key(FIRST), 0, 100, 0).folder / "cell.json"
+    cell.parent.mkdir(parents=True)
+    cell.write_text("{}")
+    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == 3 * 2 - 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "proof", "both"),
+    [
+        (OPEN, HOLDS, HOLDS),
+        (OPEN, FAILS, FAILS),
+        (HOLDS, FAILS, FAILS),
+        (UNDECIDED, HOLDS, UNDECIDED),
+        (HOLDS, OPEN, HOLDS),
+    ],
+)
+def test_experiment_and_tests_decide_together(verdict, proof, both):
+    assert weaker(verdict, proof) == both
+
+
+def test_results_are_written_after_each_claim(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_cells", lambda *_: rows_of(0.6, 0.4))
+    monkeypatch.setattr(module, "prove", lambda tests: FAILS)
+    proven = Claim(2, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
+    unknown = Claim(3, "It is so.", "section 2", missing="no command")
+    results = reproduce([claim(), proven, unknown], tmp_path, (0, 1, 2), 0)
+    assert [row["verdict"] for row in results] == [HOLDS, FAILS, OPEN]
+    assert json.loads((tmp_path / "claims.json").read_text()) == results
+    page = (tmp_path / "claims.md").read_text()
+    assert "new over old" in page and "no command" in page and "`tests/a.py::test_b`" in page
+
+
+def test_a_failing_test_contradicts_a_claim(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "def test_b(): pass\ndef test_c(): assert False\n"
+    )
+    monkeypatch.setattr(module, "CONFIGS", tmp_path / "configs")
+    assert module.prove(["tests/test_a.py::test_b"]) == HOLDS
+    assert module.prove(["tests/test_a.py::test_b", "tests/test_a.py::test_c"]) == FAILS
+    monkeypatch.setattr(module, "CONFIGS", tmp_path / "elsewhere" / "configs")
+    assert module.prove(["tests/test_a.py::test_b"]) == OPEN
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pairs": (("new", "none"),)}, "no arm 'none'"),
+        ({"pairs": ()}, "give pairs of arms, tests, or what is missing"),
+    ],
+)
+def test_a_claim_without_a_way_to_decide_it_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        claim(**changes)
+
+
+def test_numbers_and_ranges():
+    assert parse_ranges("1,6-9") == {1, 6, 7, 8, 9}
+    for wrong in ("", "a", "1-", "-2", "1,,2"):
+        with pytest.raises(UserError, match="is not a list of numbers"):
+            parse_ranges(wrong)
+
+
+def test_a_dry_run_counts_the_trainings(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["reproduce", "--claims=1,6", "--training-seeds=0,1", *out]) == 0
+    assert capsys.readouterr().out == "2 claims, 4 trainings to do\n"
+    assert main(["reproduce", "--claims=40", *out]) == 2
+    assert "there is no claim 40: use 1 to 31" in capsys.readouterr().err
