@@ -141,6 +141,7 @@ def reproduce(
     Returns:
       A row per claim: its fields without arms, `verdict` and `pairs`.
     """
+    out.mkdir(parents=True, exist_ok=True)
     results = []
     for claim in claims:
         row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}

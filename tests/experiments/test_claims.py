@@ -126,10 +126,10 @@ def test_results_are_written_after_each_claim(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "prove", lambda tests: FAILS)
     proven = Claim(2, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
     unknown = Claim(3, "It is so.", "section 2", missing="no command")
-    results = reproduce([claim(), proven, unknown], tmp_path, (0, 1, 2), 0)
+    results = reproduce([claim(), proven, unknown], tmp_path / "new", (0, 1, 2), 0)
     assert [row["verdict"] for row in results] == [HOLDS, FAILS, OPEN]
-    assert json.loads((tmp_path / "claims.json").read_text()) == results
-    page = (tmp_path / "claims.md").read_text()
+    assert json.loads((tmp_path / "new" / "claims.json").read_text()) == results
+    page = (tmp_path / "new" / "claims.md").read_text()
     assert "new over old" in page and "no command" in page and "`tests/a.py::test_b`" in page
 
 
