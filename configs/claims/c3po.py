@@ -70,7 +70,8 @@ CLAIMS = (
     {
         "number": 6,
         "statement": "The Monte Carlo credit of a node is an unbiased estimate of its expected "
-        "reward.",
+        "reward: the mean over children is, equation 5's mean over leaves only on trees of equal "
+        "width.",
         "source": "equation 5",
         "tests": (
             "tests/credit/test_returns.py::"
@@ -78,8 +79,6 @@ CLAIMS = (
             "tests/credit/test_assign.py::"
             "test_the_mean_over_children_counts_samples_costs_and_dead_branches",
         ),
-        "missing": "of the paper's mean over leaves this is not true on trees of unequal width; "
-        "the mean over children is unbiased",
     },
 )
 
