@@ -15,8 +15,7 @@ from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import INDICATORS, History, Incident, is_beyond, number_of
 from jax_ragrl.run.metric_names import with_current_names
 from jax_ragrl.runtime.jsonl import read_rows
-
-METRICS = "metrics.jsonl"
+from jax_ragrl.training.log import METRICS
 
 
 def bench_guard(

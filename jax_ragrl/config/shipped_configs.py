@@ -6,7 +6,7 @@ import pathlib
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PACKAGED = _PACKAGE / "configs"
-# A wheel has the configs in the package, a checkout beside it.
+# A wheel has the configs in the package, a checkout next to it.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGE.parent / "configs"
 
 

@@ -20,9 +20,8 @@ from jax_ragrl.config.schema import build
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Arm, Cell, Experiment, cells_of, run_cells
-from jax_ragrl.experiments.comparison import compare_pair, verdict
+from jax_ragrl.experiments.comparison import compare_pair, decide_pairs
 from jax_ragrl.experiments.seeds import markdown
-from jax_ragrl.experiments.statistics import holm
 from jax_ragrl.runtime.jsonl import write_json
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "across")  # files in configs/claims
@@ -112,13 +111,12 @@ def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, An
       and `lower`, the names of the arms. A claim holds if every pair does, and does not hold if one
       is reversed; both the interval and the test adjusted for all pairs must exclude 0.
     """
-    results = []
-    for higher, lower in claim.pairs:
-        keys = arm_key(claim.arms[lower]), arm_key(claim.arms[higher])
-        results.append(compare_pair(*keys, claim.metric, rows) | {"higher": higher, "lower": lower})
-    for result, p in zip(results, holm([result["p"] for result in results]), strict=True):
-        result["p_adjusted"] = round(p, 5)
-        result["verdict"] = verdict(result)
+    keys = {name: arm_key(arm) for name, arm in claim.arms.items()}
+    results = decide_pairs(
+        compare_pair(keys[lower], keys[higher], claim.metric, rows)
+        | {"higher": higher, "lower": lower}
+        for higher, lower in claim.pairs
+    )
     sides = [result["verdict"] for result in results]
     consensus = HOLDS if set(sides) == {"higher"} else UNDECIDED
     decision = FAILS if "lower" in sides else consensus

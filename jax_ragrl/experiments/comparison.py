@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,19 +36,29 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
     Raises:
       UserError: arms were asked different questions.
     """
-    comparisons = [
+    # All metrics and arms are one family: each is a chance to find a difference.
+    comparisons = decide_pairs(
         compare_pair(experiment.baseline, arm, metric, rows)
         for metric in experiment.metrics
         for arm in experiment.arms
         if arm != experiment.baseline
-    ]
-    # All metrics and arms are one family: each is a chance to find a difference.
+    )
+    arms = {name: _arm_summary(name, experiment.metrics, rows) for name in experiment.arms}
+    return {"baseline": experiment.baseline, "arms": arms, "comparisons": comparisons}
+
+
+def decide_pairs(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns comparisons with `p_adjusted`, for all of them as one family, and `verdict`.
+
+    Args:
+      pairs: see `compare_pair`.
+    """
+    comparisons = list(pairs)
     p_values = holm([comparison["p"] for comparison in comparisons])
     for comparison, p in zip(comparisons, p_values, strict=True):
         comparison["p_adjusted"] = round(p, 5)
         comparison["verdict"] = verdict(comparison)
-    arms = {name: _arm_summary(name, experiment.metrics, rows) for name in experiment.arms}
-    return {"baseline": experiment.baseline, "arms": arms, "comparisons": comparisons}
+    return comparisons
 
 
 def compare_pair(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:

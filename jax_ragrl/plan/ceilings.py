@@ -1,7 +1,7 @@
 """Data-sheet speeds of devices, and the time that a program takes at least.
 
-The data sheets of the manufacturers hold them; nobody here measured them: dense bfloat16 products,
-device memory, and all links of a device to its neighbors in one direction.
+They are the manufacturers' numbers, not measurements: dense bfloat16 products, device memory, and
+all links of a device to its neighbors in one direction.
 """
 
 from __future__ import annotations

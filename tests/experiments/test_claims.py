@@ -63,7 +63,7 @@ def test_every_claim_is_there_once():
 def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
     experiment = experiment_of(CLAIMS[number - 1], (0,), 100)
     for cell in cells_of(experiment):
-        load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
+        assert load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
 
 
 def test_arms_of_a_pair_answer_the_same_questions(tmp_path):

@@ -37,8 +37,8 @@ def replay(guard: Guard, rows: Sequence[dict[str, float]]) -> tuple[History, lis
     """Returns the history of rows, whose steps are counted from 1, and all incidents."""
     history, incidents = History(), list[Incident]()
     for step, row in enumerate(rows, start=1):
-        history, found = guard.observe(history, {"step": step, **row})
-        incidents += found
+        history, step_incidents = guard.observe(history, {"step": step, **row})
+        incidents += step_incidents
     return history, incidents
 
 

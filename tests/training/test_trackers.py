@@ -1,4 +1,4 @@
-"""Experiment trackers beside the log of a run."""
+"""Experiment trackers in addition to the log of a run."""
 
 from __future__ import annotations
 
