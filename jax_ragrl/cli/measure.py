@@ -68,6 +68,8 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     load.add_argument("--shape", default="qwen2.5-0.5b", help="published model")
     _add_train_options(add("train", measure_train, "a training step"))
     _add_sample_options(add("sample", measure_sample, "sampling from prompts"))
+    summary = "wasted work of sampling: a tape of ragged conversations, in batches and in slots"
+    _add_tape_options(add("tape", measure_tape, summary))
     _add_search_options(add("search", measure_search, "the search for the nearest passages"))
     summary = "how well and how fast retrievers find the gold passages of question sets"
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
@@ -112,6 +114,17 @@ def _add_serve_options(kind: argparse.ArgumentParser) -> None:
         ("held", 16, "requests whose body stays incomplete"),
         ("leaving", 4, "clients that leave during their body"),
         ("huge", 2, "clients that send too much"),
+    )
+    for name, default, text in numbers:
+        kind.add_argument(f"--{name}", type=natural, default=default, help=text)
+
+
+def _add_tape_options(kind: argparse.ArgumentParser) -> None:
+    numbers = (
+        ("conversations", 0, "conversations of the tape (default: all)"),
+        ("new", 512, "maximum of new tokens per reply"),
+        ("decode-rows", 32, "rows that are decoded together in slots"),
+        ("kept-contexts", 256, "contexts whose keys and values are kept"),
     )
     for name, default, text in numbers:
         kind.add_argument(f"--{name}", type=natural, default=default, help=text)
@@ -310,6 +323,12 @@ def measure_sample(options: argparse.Namespace) -> dict[str, Any]:
 
     theirs, ours = measure_peer(options.baseline, work), bench_sample(work)
     return ours | {options.baseline: theirs | compare_rollouts(ours, theirs)}
+
+
+def measure_tape(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.tape import TapeWork, bench_tape
+
+    return bench_tape(_from_options(TapeWork, options))
 
 
 def measure_search(options: argparse.Namespace) -> dict[str, Any]:

@@ -150,15 +150,16 @@ def count_rollout(
       nucleus: whether tokens are sampled with a nucleus filter.
 
     Returns:
-      `prompts` ([prompts, length]), `width`, `compile_s`, `weight_bytes` of the copies,
-      `temporary_bytes`, their sum `bytes`, and `prefill` and `decode_step`, see `count_sampling`.
+      `prompts` ([prompts, length]), `width`, `prefill_tokens`, `compile_s`, `weight_bytes` of the
+      copies, `temporary_bytes`, their sum `bytes`, and `prefill` and `decode_step`, see
+      `count_sampling`.
     """
     samplings = {p: _sampling(p, shapes, width, mesh, nucleus) for p in _distinct(policies)}
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
     start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
     weights = copy_bytes(policies, mesh)
     temporary = largest["temporary_bytes"] + start_bytes
-    names = ("prompts", "width", "compile_s", "prefill", "decode_step")
+    names = ("prompts", "width", "prefill_tokens", "compile_s", "prefill", "decode_step")
     return {
         **{name: largest[name] for name in names},
         "weight_bytes": weights,

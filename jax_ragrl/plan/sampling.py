@@ -23,6 +23,7 @@ from jax_ragrl.plan.abstract_arrays import (
     with_shardings,
 )
 from jax_ragrl.plan.operations import head_flops, layers_flops
+from jax_ragrl.plan.slots import count_slots
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import Rules, data_parallel_size
 from jax_ragrl.sampling.decode import Grammar, Prompts, continue_decode, generate, start_decode
@@ -53,9 +54,9 @@ def count_sampling(
       nucleus: whether tokens are sampled with a nucleus filter.
 
     Returns:
-      `prompts` ([prompts, length]), `width`, `temporary_bytes`, `begun_bytes` (a batch that has
-      only started), `compile_s`, and per device the operations and the traffic of the `prefill`
-      and of a `decode_step` with a full cache.
+      `prompts` ([prompts, length]), `width`, `prefill_tokens` (of the program that is counted),
+      `temporary_bytes`, `begun_bytes` (a batch that has only started), `compile_s`, and per device
+      the operations and the traffic of the `prefill` and of a `decode_step` with a full cache.
     """
     new_tokens, devices = width * shapes.max_new_tokens, data_parallel_size(mesh)
     length = max(
@@ -65,6 +66,8 @@ def count_sampling(
     acting = dataclasses.replace(with_attention(config, length, mesh), param_dtype=config.dtype)
     model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
     count = shapes.max_batch_size(length, devices)
+    if shapes.decode_rows:
+        return count_slots(shapes, acting, model, mesh, nucleus=nucleus)
     prompts = _abstract_prompts(count, length, width, mesh)
     arguments = (model, prompts, Grammar(replicated_array((2,), jnp.int32, mesh)))
     facts = _decode_facts(shapes, arguments, mesh, nucleus)
@@ -76,7 +79,8 @@ def count_sampling(
     prefill = share * (length * layers_flops(config, length / 2) + head_flops(config))
     facts["prefill"] |= {"flops": prefill}
     facts["decode_step"] |= {"flops": step}
-    return {"prompts": [count, length], "width": width, **facts}
+    sizes = {"prompts": [count, length], "width": width, "prefill_tokens": count * length}
+    return sizes | facts
 
 
 def _abstract_prompts(count: int, length: int, width: int, mesh: Mesh) -> Prompts:

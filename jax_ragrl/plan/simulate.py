@@ -141,9 +141,9 @@ def _groups(plan: Mapping[str, Any]) -> int:
 def _rollout(plan: Mapping[str, Any], work: Workload, actions: float) -> float:
     """Seconds of all rounds, given the actions of a group."""
     speed, sampling = plan["speed"], plan["sampling"]
-    prompts, length = sampling["prompts"]
-    prompts_per_group = prompts / _groups(plan)
-    prefill = speed["prefill"]["seconds_at_least"] / (prompts_per_group * length)
+    prompts_per_group = sampling["prompts"][0] / _groups(plan)
+    prefill_tokens = sampling["prefill_tokens"] / _groups(plan)
+    prefill = speed["prefill"]["seconds_at_least"] / prefill_tokens
     largest = prompts_per_group * sampling["width"]
     rows = actions / work.rounds
     # More rows than the plan has memory for take turns.

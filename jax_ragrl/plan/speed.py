@@ -16,6 +16,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.ceilings import Ceilings, time_at_least
 from jax_ragrl.plan.operations import gradient_flops, score_flops
 from jax_ragrl.plan.policies import PlannedPolicy
+from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.runtime.sharding import data_parallel_size
 from jax_ragrl.sampling.sampler import Shapes
 
@@ -35,11 +36,11 @@ def least_times(
       `gradient` (of a batch), `prefill` (of a batch) and `decode_step` (of a token of each row),
       each with `seconds_at_least`, `bound` and `tokens_per_s_at_most` of all devices.
     """
-    prompts, length = sampling["prompts"]
+    prompts, _ = sampling["prompts"]
     rows, row_length = update["rows"]
     work = {
         "gradient": (update, rows * row_length),
-        "prefill": (sampling["prefill"], prompts * length),
+        "prefill": (sampling["prefill"], sampling["prefill_tokens"]),
         "decode_step": (sampling["decode_step"], prompts * sampling["width"]),
     }
     times = {}
@@ -101,12 +102,13 @@ def count_programs(
         for copies in shapes.copies_up_to(width)
     )
     sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
+    sampler = count_slot_programs(shapes) if shapes.decode_rows else batches * max(sizes, 1)
     rows = sum(
         (1 + packing.max_batch_halvings) * (2 if length >= PLAIN_FROM else 1)
         for length in packing.row_lengths
     )
     models = 2 if objective.critic == "own" else 1
-    return {"sampler": batches * max(sizes, 1), "update": rows * 2 * models}
+    return {"sampler": sampler, "update": rows * 2 * models}
 
 
 def checkpoint_bytes(

@@ -27,7 +27,7 @@ def pipelined_rollout(
 ) -> Forest:
     """Rolls out `count` groups of questions in concurrent threads; the forest equals that of one.
 
-    The groups share one sampler, one retriever and the language models. Calls to the sampler and to
+    The groups share weights, one retriever and the language models. Calls to the samplers and to
     language models on its devices exclude each other; calls to the retriever exclude each other.
     Each group makes smaller batches than the whole batch would.
 
@@ -53,7 +53,6 @@ def pipelined_rollout(
         return ContextProxy(model, lambda: device) if getattr(model, "on_device", False) else model
 
     exclusive = environment._replace(
-        sampler=ContextProxy(environment.sampler, lambda: device),
         retriever=ContextProxy(retriever, lambda: searches),
         llm=with_lock(environment.llm),
         judge=with_lock(environment.judge),
@@ -61,8 +60,18 @@ def pipelined_rollout(
     with ThreadPoolExecutor(len(shards)) as pool:
         # `map` keeps the order of the groups and raises the first exception of a group.
         groups = [[questions[i] for i in shard] for shard in shards]
-        forests = pool.map(lambda group: roll_out(group, exclusive), groups)
+        # Kept contexts are never shared: groups would find others in every run.
+        samplers = [ContextProxy(_separate(environment.sampler), lambda: device) for _ in shards]
+        forests = pool.map(
+            lambda group, sampler: roll_out(group, exclusive._replace(sampler=sampler)),
+            groups,
+            samplers,
+        )
         return merge_shards(questions, shards, [*forests])
+
+
+def _separate(sampler: Any) -> Any:
+    return sampler.separate() if hasattr(sampler, "separate") else sampler
 
 
 class ContextProxy:

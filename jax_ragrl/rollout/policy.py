@@ -11,7 +11,8 @@ from jax_ragrl.rollout.collect import ActionRequest
 from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
-from jax_ragrl.sampling.sampler import Row, SamplingJob, Shapes, start_jobs
+from jax_ragrl.sampling.counters import SamplingCounters
+from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes
 from jax_ragrl.text.thoughts import CLOSE
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
@@ -32,12 +33,26 @@ class PolicySampler:
       shapes: the static shapes of sampling. No action is longer than `shapes.max_new_tokens`,
         whatever its role allows.
       greedy: whether temperature 0 replaces the temperature of every role.
+      counters: counts the work of sampling.
     """
 
     models: SamplerModels
     tokenizer: ChatTokenizer
     shapes: Shapes = Shapes()
     greedy: bool = False
+    counters: SamplingCounters = dataclasses.field(default_factory=SamplingCounters)
+    # By policy; with slots they keep contexts from round to round.
+    _samplers: dict[str, JobSampler] = dataclasses.field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def separate(self) -> PolicySampler:
+        """Returns an equal sampler that shares no contexts with this one.
+
+        Groups of questions take turns in any order. If they shared contexts, rounding errors would
+        depend on this order, and a resumed run would differ.
+        """
+        return dataclasses.replace(self)
 
     def sample(self, requests: Sequence[ActionRequest]) -> list[list[Action]]:
         """Returns for each request the forced actions in order, then the sampled ones.
@@ -80,7 +95,10 @@ class PolicySampler:
         # Requests that fit no shape get an error instead of stopping the batch.
         fitting = [k for k in keys if len(prompts[k[0]]) + len(prefixes[k]) <= longest]
         jobs = [self._job(requests[i], prompts[i], prefixes[i, f], f) for i, f in fitting]
-        wait = start_jobs(self.models[name], self.tokenizer, jobs, width, self.shapes)
+        if name not in self._samplers:
+            model = self.models[name]
+            self._samplers[name] = JobSampler(model, self.tokenizer, self.shapes, self.counters)
+        wait = self._samplers[name].start(jobs, width)
 
         def finish() -> dict[JobKey, list[Action]]:
             actions = dict.fromkeys(keys, [Action((), (), "", (), TOO_LONG)])

@@ -31,6 +31,7 @@ from jax_ragrl.runtime.sharding import (
     shard_batch,
     to_host,
 )
+from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import (
     CHECK_STRIDE,
     DecodeState,
@@ -71,6 +72,7 @@ class PromptBatch:
       sizes: the batch sizes that it may shrink to, in prompts per device.
       use_top_p, stride: as in `generate`.
       mesh: the mesh of the model; None without one.
+      counters: counts the work.
     """
 
     model: SplitModel
@@ -81,6 +83,7 @@ class PromptBatch:
     use_top_p: bool
     stride: int
     mesh: Mesh | None
+    counters: SamplingCounters = dataclasses.field(default_factory=SamplingCounters)
 
     @property
     def width(self) -> int:
@@ -96,13 +99,14 @@ class PromptBatch:
         """Dispatches the first program; the returned function runs the others and waits for all."""
         count, shards = len(self.prompts.length_B), data_parallel_size(self.mesh)
         options = {"use_top_p": self.use_top_p, "stride": self.stride}
+        self.counters.add_prefill(count, self.prompts.ids_BP.shape[1])
         if self.is_one_program:
             prompts = shard_batch(self.prompts, self.mesh)
             with mesh_context(self.mesh), report_compiling(self._program(count, self.slots[0])):
                 samples = generate(
                     self.model, prompts, self.grammar, max_new_tokens=self.slots[0], **options
                 )
-            return lambda: [(np.arange(count), to_host(samples))]
+            return lambda: [(np.arange(count), self._count_all(to_host(samples)))]
         # Rows of padding come last: dealt out in turn, every device gets its share of them.
         numbers = np.arange(count).reshape(-1, shards).T.ravel()
         prompts = shard_batch(jax.tree.map(lambda x: x[numbers], self.prompts), self.mesh)
@@ -115,13 +119,21 @@ class PromptBatch:
         # them before the end.
         return functools.partial(self._finish, numbers, [(prompts, state, prefix)])
 
+    def _count_all(self, samples: Samples) -> Samples:
+        """Counts the decode steps of one program, as many as its longest row has."""
+        steps = -(-int(samples.count_B.max()) // self.stride) * self.stride
+        self.counters.add_decode(len(samples.count_B), steps)
+        return samples
+
     def _finish(
         self, numbers: np.ndarray, arrays: list[tuple[Prompts, DecodeState, KVCache]]
     ) -> list[PartialSamples]:
-        (prompts, state, prefix), parts = arrays.pop(), list[PartialSamples]()
+        (prompts, state, prefix), parts, last = arrays.pop(), list[PartialSamples](), 0
         while True:
             # 1. Wait for the program, then stop if the cache has its full size or no row is live.
             t, done_B = to_host((state.t, state.done_B))
+            self.counters.add_decode(len(done_B), t - last)
+            last = t
             live_WN = ~done_B.reshape(data_parallel_size(self.mesh), -1, self.width).all(axis=-1)
             if t >= self.slots[-1] or not live_WN.any():
                 return [*parts, (numbers, to_host(state.samples()))]
@@ -199,7 +211,12 @@ def take_prompts(tree: Any, keep_WN: Array, count: int) -> Any:
 def grow_cache(state: DecodeState, slots: int) -> DecodeState:
     """Returns the state with room for `slots` tokens; input arrays are freed one at a time."""
     grow = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
-    return state._replace(**_replace_each(lambda x: _grow(x, slots, x.sharding), grow))
+    return state._replace(**grow_slots(grow, slots))
+
+
+def grow_slots(tree: Any, slots: int) -> Any:
+    """Returns arrays with more slots (axis 1, or 2 of a cache); inputs are freed one at a time."""
+    return _replace_each(lambda x: _grow(x, slots, x.sharding), tree)
 
 
 def _replace_each(change: Callable[[Array], Array], tree: Any) -> Any:

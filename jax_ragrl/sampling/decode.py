@@ -113,6 +113,11 @@ class DecodeState(NamedTuple):
         return Samples(self.ids_BT, self.logps_BT, self.count_B, self.removed_B)
 
 
+# int32 states of rows in an automaton, and the probability that its mask removed so far, float32;
+# None without an automaton.
+GrammarState = tuple[Array | None, Array | None]
+
+
 class Grammar(NamedTuple):
     """Constraints on the output of a batch: which tokens are allowed, and what ends a row.
 
@@ -249,7 +254,7 @@ def _decode_loop(
     stride: int,
 ) -> DecodeState:
     """Decodes until the cache is full, or few enough prompts are live (None: no row is)."""
-    state = state._replace(logits_BV=_rows_minor(state.logits_BV))
+    state = state._replace(logits_BV=rows_minor(state.logits_BV))
     slots, width = state.ids_BT.shape[1], prompts.seed_BW.shape[1]
     # 1. One entry per row: the prompt's parameters, and a key of (seed, sibling).
     rows = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), prompts)
@@ -311,14 +316,37 @@ def _decode_step(
     does not divide the cache size can reach.
     """
     # 1. Sample a token per row among the allowed ones.
-    logits_BV = _mask(grammar, rows, s)
+    logits_BV = mask_forbidden(grammar, s.logits_BV, s.grammar_state_B, rows.limit_B - s.count_B)
     top_p_B = rows.top_p_B if use_top_p else None
     ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
     count_B = s.count_B + live_B.astype(jnp.int32)
     # 2. Find rows that end with this token.
-    is_stop_B, stop_state_B = _check_stops(grammar, ids_B, s.stop_state_B)
-    # 3. Run the model on the new tokens; slot `t` of the cache takes their keys and values.
+    is_stop_B, stop_state_B = check_stops(grammar, ids_B, s.stop_state_B)
+    states = (s.grammar_state_B, s.removed_B)
+    new_states = follow_grammar(grammar, s.logits_BV, logits_BV, ids_B, states)
+    grammar_state_B, removed_B = where_live(live_B, new_states, states)
+    # 3. Run the model on the new tokens.
+    next_logits_BV, cache = _next_logits(model, layers, rows, s, ids_B)
+    # 4. Write the tokens of live rows.
+    return DecodeState(
+        t=s.t + 1,
+        cache=cache,
+        logits_BV=rows_minor(scaled(next_logits_BV, rows.temperature_B)),
+        done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
+        ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
+        logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
+        count_B=count_B,
+        stop_state_B=stop_state_B,
+        grammar_state_B=grammar_state_B,
+        removed_B=removed_B,
+    )
+
+
+def _next_logits(
+    model: Any, layers: Any, rows: Prompts, s: DecodeState, ids_B: Array
+) -> tuple[Array, KVCache]:
+    """Runs the model on a token per row; slot `t` of the cache takes their keys and values."""
     mask_BS, positions_BS = _key_mask(rows, s.t, s.ids_BT.shape[1])
     hidden_BLD, cache = model(
         ids_B[:, None],
@@ -329,21 +357,10 @@ def _decode_step(
         positions_BS,
         layers=layers,
     )
-    # 4. Write the tokens of live rows.
-    return DecodeState(
-        t=s.t + 1,
-        cache=cache,
-        logits_BV=_rows_minor(scaled(model.logits(hidden_BLD[:, 0]), rows.temperature_B)),
-        done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
-        ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
-        logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
-        count_B=count_B,
-        stop_state_B=stop_state_B,
-        **_follow_grammar(grammar, rows, s, logits_BV, ids_B, live_B),
-    )
+    return model.logits(hidden_BLD[:, 0]), cache
 
 
-def _rows_minor(logits_BV: Array) -> Array:
+def rows_minor(logits_BV: Array) -> Array:
     """Stores logits with adjacent rows next to each other on a TPU, as reductions over V need them.
 
     Otherwise the compiler adds two copies of all logits to every step.
@@ -355,49 +372,57 @@ def _rows_minor(logits_BV: Array) -> Array:
     )
 
 
-def _mask(grammar: Grammar, rows: Prompts, s: DecodeState) -> Array:
-    """Returns the logits with minus infinity at tokens that the grammar forbids."""
-    if grammar.automaton is not None:
-        assert s.grammar_state_B is not None, "prompts bring the states of their automaton"
-        budget_B = rows.limit_B - s.count_B
-        return mask_logits(
-            s.logits_BV, allowed_tokens(grammar.automaton, s.grammar_state_B, budget_B)
-        )
-    if grammar.allowed_V is not None:
-        return mask_logits(s.logits_BV, grammar.allowed_V[None])
-    return s.logits_BV
-
-
-def _follow_grammar(
-    grammar: Grammar,
-    rows: Prompts,
-    s: DecodeState,
-    masked_BV: Array,
-    ids_B: Array,
-    live_B: Array,
-) -> dict[str, Array]:
-    """Returns the new fields of the automaton; rows that are done keep theirs.
+def mask_forbidden(
+    grammar: Grammar, logits_BV: Array, grammar_state_B: Array | None, budget_B: Array
+) -> Array:
+    """Returns the logits with minus infinity at tokens that the grammar forbids.
 
     Args:
       grammar: the constraints of all rows.
-      rows: the parameters of each row.
-      s: the state before the tokens.
+      logits_BV: float32 logits.
+      grammar_state_B: int32 states in the automaton of the grammar; None without one.
+      budget_B: int32, the tokens that each row may still have.
+    """
+    if grammar.automaton is not None:
+        assert grammar_state_B is not None, "prompts bring the states of their automaton"
+        return mask_logits(logits_BV, allowed_tokens(grammar.automaton, grammar_state_B, budget_B))
+    if grammar.allowed_V is not None:
+        return mask_logits(logits_BV, grammar.allowed_V[None])
+    return logits_BV
+
+
+def follow_grammar(
+    grammar: Grammar,
+    logits_BV: Array,
+    masked_BV: Array,
+    ids_B: Array,
+    states: GrammarState,
+) -> GrammarState:
+    """Returns the states of the automaton after one token per row; None stays None.
+
+    Args:
+      grammar: the constraints of all rows.
+      logits_BV: the logits without the mask.
       masked_BV: the logits with the mask.
       ids_B: the new tokens.
-      live_B: the rows that were not done before them.
+      states: the states before the tokens.
     """
     if grammar.automaton is None:
-        return {}
-    assert s.grammar_state_B is not None and s.removed_B is not None
-    state_B = next_states(grammar.automaton, s.grammar_state_B, ids_B)
-    removed_B = removed_mass(s.logits_BV, masked_BV)
-    return {
-        "grammar_state_B": jnp.where(live_B, state_B, s.grammar_state_B),
-        "removed_B": s.removed_B + jnp.where(live_B, removed_B, 0.0),
-    }
+        return states
+    state_B, removed_B = states
+    assert state_B is not None and removed_B is not None, "a grammar's rows have states"
+    return (
+        next_states(grammar.automaton, state_B, ids_B),
+        removed_B + removed_mass(logits_BV, masked_BV),
+    )
 
 
-def _check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Array, Array]:
+def where_live(live_B: Array, new: Any, old: Any) -> Any:
+    """Returns the new vectors for live rows and the old ones for the others."""
+    return jax.tree.map(lambda x, y: jnp.where(live_B, x, y), new, old)
+
+
+def check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Array, Array]:
     """Returns which rows end with a new token, and the new states of the stop-string automaton."""
     is_stop_B, stop_SV = (
         jnp.any(ids_B[:, None] == grammar.stop_ids_S[None], axis=1),
@@ -446,7 +471,8 @@ def sample_token(
     Args:
       logits_BV: float32 logits, divided by the temperature; minus infinity at tokens that are not
         allowed.
-      t: int32 scalar, the position that is folded into the keys; the keys are not consumed.
+      t: int32 scalar or one per row, the position that is folded into the keys; the keys are not
+        consumed.
       temperature_B: float32; 0 takes the likeliest token.
       top_p_B: float32 nucleus sizes; None, like 1, filters nothing.
       keys_B: one random key per row.
@@ -456,7 +482,7 @@ def sample_token(
       nucleus filter.
     """
     nucleus_BV = logits_BV if top_p_B is None else top_p_filter(logits_BV, top_p_B)
-    keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
+    keys_B = jax.vmap(jax.random.fold_in, (0, 0 if t.ndim else None))(keys_B, t)
     top_B = jnp.max(logits_BV, axis=-1)
     sample_B, total_B = gumbel_sample(nucleus_BV, top_B, keys_B)
     if top_p_B is not None:

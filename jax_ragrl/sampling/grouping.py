@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from jax_ragrl.sampling.decode import Prompts
+from jax_ragrl.runtime.sharding import replicate
+from jax_ragrl.sampling.decode import Grammar, Prompts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 from jax_ragrl.text.automaton import FREE, UNPAYABLE, TokenAutomaton, follow
+from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # A step with fewer rows is not faster, because it reads all weights: about the operations per
 # second over the bytes per second of a device.
@@ -71,12 +74,12 @@ def batch_jobs(
     chunks: list[Chunk] = []
     for key in sorted(groups):
         limit = max(jobs[i].limit for i in groups[key])
-        draws = _draws_by_prompt(jobs, groups[key])
+        draws = draws_by_prompt(jobs, groups[key])
         chunks += _cheapest(draws, key[0], limit, width, shapes, devices)
     return chunks
 
 
-def _draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
+def draws_by_prompt(jobs: Sequence[SamplingJob], numbers: Sequence[int]) -> list[list[Draw]]:
     """Returns the draws of each distinct prompt of some jobs, in the order of the jobs."""
     prompts: dict[SamplingJob, dict[int, list[int]]] = {}
     for i in numbers:
@@ -95,7 +98,7 @@ def _cheapest(
     devices: int,
 ) -> list[Chunk]:
     """Returns the chunks of least cost; with equal cost, those with fewer copies per prompt."""
-    floor = MIN_DECODE_ROWS.get(jax.default_backend(), MIN_DECODE_ROWS_ACCELERATOR) * devices
+    floor = decode_floor() * devices
     options = []
     for copies in shapes.copies_up_to(max(map(len, prompts))):
         if not (sizes := shapes.batch_sizes_for(length, devices, copies)):
@@ -109,6 +112,11 @@ def _cheapest(
         chunks = _take(parts, [Chunk([], length, size, copies) for size in batches])
         options.append((sum(map(cost, batches)), copies, chunks))
     return min(options)[2]
+
+
+def decode_floor() -> int:
+    """Returns the number of tokens per device below which a program is not faster."""
+    return MIN_DECODE_ROWS.get(jax.default_backend(), MIN_DECODE_ROWS_ACCELERATOR)
 
 
 def _take(parts: Sequence[list[Draw]], chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -173,7 +181,7 @@ def pad_prompts(
         top_p_B=column(lambda j: j.top_p, np.float32),
         limit_B=column(lambda j: j.limit, np.int32),
         grammar_state_B=(
-            None if automaton is None else column(lambda j: _first_state(automaton, j), np.int32)
+            None if automaton is None else column(lambda j: first_state(automaton, j), np.int32)
         ),
     )
 
@@ -189,7 +197,7 @@ def _row_keys(
     return np.repeat(seeds, width, axis=1), siblings.reshape(batch, -1).astype(np.int32)
 
 
-def _first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
+def first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
     """The state after the part of the action that the prompt ends with.
 
     It is `FREE` if that part violates the grammar, or if too few tokens are left to finish it.
@@ -197,3 +205,24 @@ def _first_state(automaton: TokenAutomaton, job: SamplingJob) -> int:
     prefix = job.ids[len(job.ids) - job.prefix_length :]
     state = follow(automaton, prefix, [UNPAYABLE - 1] * len(prefix))[-1]
     return state if automaton.tokens_left(state) <= job.limit else FREE
+
+
+def make_grammar(
+    tokenizer: ChatTokenizer, job: SamplingJob, automaton: TokenAutomaton | None, mesh: Mesh | None
+) -> Grammar:
+    """Returns the grammar of a job on the devices.
+
+    Args:
+      tokenizer: supplies masks and stop ids.
+      job: any job of the batch.
+      automaton: of its action regex, on the host.
+      mesh: the devices.
+    """
+    allowed_V = tokenizer.allowed_tokens(job.allowed_token_regex)
+    stop_SV = tokenizer.stop_transitions(job.stop_strings)
+    return Grammar(
+        stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
+        allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
+        stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
+        automaton=None if automaton is None else replicate(automaton, mesh),
+    )

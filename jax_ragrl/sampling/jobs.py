@@ -80,6 +80,11 @@ class Shapes:
       copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal
         prompts are computed once. Empty: powers of two, which waste few rows but need more
         programs.
+      decode_rows: rows per device that are decoded together in slots, which are refilled as rows
+        end (`sampling/engine.py`). 0: batches of prompts, which are not refilled but read a prompt
+        once for all of its rows.
+      kept_contexts: with `decode_rows`, contexts per device whose keys and values are kept from
+        round to round of a rollout; at least `decode_rows` are.
     """
 
     prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS
@@ -88,6 +93,8 @@ class Shapes:
     max_prompt_tokens: int = 16384
     initial_cache_size: int = 128
     copies: tuple[int, ...] = ()
+    decode_rows: int = 0
+    kept_contexts: int = 0
 
     def __post_init__(self) -> None:
         if self.copies and (self.copies[0] != 1 or sorted({*self.copies}) != [*self.copies]):
@@ -95,6 +102,11 @@ class Shapes:
                 f"shapes.copies is {self.copies}: give ascending numbers from 1, such as (1, 8), "
                 "or leave it empty"
             )
+
+    @property
+    def contexts(self) -> int:
+        """The contexts per device that are kept: a prompt must be kept to get its slots."""
+        return max(self.kept_contexts, self.decode_rows)
 
     def copies_up_to(self, draws: int) -> Iterator[int]:
         """Yields the numbers of rows per prompt, up to the first one that holds `draws` rows."""

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of, replicate
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
-from jax_ragrl.sampling.decode import CHECK_STRIDE, Grammar, Samples
-from jax_ragrl.sampling.grouping import Chunk, batch_jobs, pad_prompts
+from jax_ragrl.sampling.counters import SamplingCounters
+from jax_ragrl.sampling.decode import CHECK_STRIDE, Samples
+from jax_ragrl.sampling.engine import SlotEngine
+from jax_ragrl.sampling.grouping import Chunk, Draw, batch_jobs, make_grammar, pad_prompts
 from jax_ragrl.sampling.jobs import Row as Row
 from jax_ragrl.sampling.jobs import SamplingJob as SamplingJob
 from jax_ragrl.sampling.jobs import Shapes as Shapes
-from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 # For every job, its rows.
 JobSamples = list[list[Row]]
+
+
+class JobSampler:
+    """Samples jobs of one model as its shapes say: in slots that are refilled, or in batches.
+
+    Slots keep the contexts of a call for the next call.
+
+    Args:
+      model, tokenizer, shapes: as in `sample_jobs`.
+      counters: counts the work.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        tokenizer: ChatTokenizer,
+        shapes: Shapes,
+        counters: SamplingCounters | None = None,
+    ) -> None:
+        self._of_model = model, tokenizer
+        self._shapes, self.counters = shapes, counters or SamplingCounters()
+        self._engine: SlotEngine | None = None
+
+    def start(self, jobs: Sequence[SamplingJob], width: int) -> Callable[[], JobSamples]:
+        """Dispatches jobs; the returned function waits for the result of `sample_jobs`.
+
+        Slots do not start before that function is called.
+        """
+        if not self._shapes.decode_rows:
+            return start_jobs(*self._of_model, jobs, width, self._shapes, self.counters)
+        if self._engine is None:
+            self._engine = SlotEngine(*self._of_model, self._shapes, self.counters)
+        return functools.partial(self._engine.sample, jobs, width)
 
 
 def sample_jobs(
@@ -31,6 +63,7 @@ def sample_jobs(
     jobs: Sequence[SamplingJob],
     width: int,
     shapes: Shapes,
+    counters: SamplingCounters | None = None,
 ) -> JobSamples:
     """Samples `width` continuations of every job and waits for them.
 
@@ -43,11 +76,12 @@ def sample_jobs(
       jobs: the prompts; each must fit one of `shapes.prompt_lengths`.
       width: siblings per job.
       shapes: the static shapes to pad to.
+      counters: counts the work.
 
     Returns:
       For every job, in order, its `width` rows.
     """
-    return start_jobs(model, tokenizer, jobs, width, shapes)()
+    return JobSampler(model, tokenizer, shapes, counters).start(jobs, width)()
 
 
 def start_jobs(
@@ -56,17 +90,19 @@ def start_jobs(
     jobs: Sequence[SamplingJob],
     width: int,
     shapes: Shapes,
+    counters: SamplingCounters | None = None,
 ) -> Callable[[], JobSamples]:
-    """Dispatches the jobs to the devices without waiting.
+    """Dispatches the jobs to the devices, in batches, without waiting.
 
     Args:
-      model, tokenizer, jobs, width, shapes: as in `sample_jobs`.
+      model, tokenizer, jobs, width, shapes, counters: as in `sample_jobs`.
 
     Returns:
       A function that waits and returns the result of `sample_jobs`.
     """
+    work = counters or SamplingCounters()
     chunks = batch_jobs(jobs, width, shapes, data_parallel_size(mesh_of(model.params)))
-    batches = (_prompt_batch(model, tokenizer, jobs, chunk, width, shapes) for chunk in chunks)
+    batches = (_prompt_batch(model, tokenizer, jobs, c, width, shapes, work) for c in chunks)
     in_flight: deque[tuple[PromptBatch, Finish]] = deque()
 
     def advance() -> None:
@@ -80,19 +116,25 @@ def start_jobs(
     advance()
 
     def finish() -> JobSamples:
-        results: list[Any] = [None] * len(jobs)
+        results: dict[int, list[Row]] = {}
         for chunk in chunks:
             batch, finish_batch = in_flight.popleft()
             parts = finish_batch()
             if not batch.is_one_program:
                 advance()
             for draws, rows in zip(chunk.prompts, _rows_of(parts, chunk, width), strict=True):
-                for k, draw in enumerate(draws):
-                    for i in draw:
-                        results[i] = rows[k * width : (k + 1) * width]
-        return results
+                # Rows of padding have no tokens.
+                work.tokens += sum(len(row.ids) for row in rows)
+                results |= _by_job(draws, rows, width)
+        return [results[i] for i in range(len(jobs))]
 
     return finish
+
+
+def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:
+    """Returns the rows of each job of a prompt."""
+    parts = [[*rows[k : k + width]] for k in range(0, len(rows), width)]
+    return {i: part for draw, part in zip(draws, parts, strict=False) for i in draw}
 
 
 def _prompt_batch(
@@ -102,6 +144,7 @@ def _prompt_batch(
     chunk: Chunk,
     width: int,
     shapes: Shapes,
+    counters: SamplingCounters,
 ) -> PromptBatch:
     mesh = mesh_of(model.params)
     devices = data_parallel_size(mesh)
@@ -116,34 +159,14 @@ def _prompt_batch(
         prompts=pad_prompts(
             prompts, chunk.length, chunk.size, width=width, copies=chunk.copies, automaton=automaton
         ),
-        grammar=_grammar(tokenizer, firsts[0], automaton, mesh),
+        grammar=make_grammar(tokenizer, firsts[0], automaton, mesh),
         slots=shapes.cache_sizes_for(max(job.limit for job in firsts)),
         sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
         use_top_p=any(job.top_p < 1 for job in firsts),
         # A check for early stopping makes the host wait on a GPU only.
         stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
         mesh=mesh,
-    )
-
-
-def _grammar(
-    tokenizer: ChatTokenizer, job: SamplingJob, automaton: TokenAutomaton | None, mesh: Mesh | None
-) -> Grammar:
-    """Returns the grammar of a job on the devices.
-
-    Args:
-      tokenizer: supplies masks and stop ids.
-      job: any job of the batch.
-      automaton: of its action regex, on the host.
-      mesh: the devices.
-    """
-    allowed_V = tokenizer.allowed_tokens(job.allowed_token_regex)
-    stop_SV = tokenizer.stop_transitions(job.stop_strings)
-    return Grammar(
-        stop_ids_S=replicate(np.array(tokenizer.stop_ids, np.int32), mesh),
-        allowed_V=None if allowed_V is None else replicate(allowed_V, mesh),
-        stop_SV=None if stop_SV is None else replicate(stop_SV, mesh),
-        automaton=None if automaton is None else replicate(automaton, mesh),
+        counters=counters,
     )
 
 

@@ -34,7 +34,7 @@ def test_export_loads_in_transformers_with_no_key_missing_and_equal_logits(name,
     from transformers import AutoModelForCausalLM
 
     decoder = load_decoder(GOLDEN / name)
-    # 20 kB a shard: an index and several files.
+    # 20 kB per shard: an index and several files.
     save_decoder(decoder, tmp_path / "out", max_shard_bytes=20_000 if "tied" in name else 10**9)
     model, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out",

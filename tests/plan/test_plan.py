@@ -32,6 +32,7 @@ from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
 from jax_ragrl.plan.abstract_arrays import with_attention
+from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.other_models import OtherModels, count_other_models
 from jax_ragrl.plan.policies import (
     PlannedPolicy,
@@ -40,6 +41,8 @@ from jax_ragrl.plan.policies import (
     count_updates,
     state_bytes,
 )
+from jax_ragrl.plan.sampling import count_sampling
+from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.retrieval.exact import BLOCK, STREAM
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
@@ -346,6 +349,28 @@ def test_the_batch_with_the_largest_cache_is_counted():
     )
     result = plan(dataclasses.replace(RUN, shapes=shapes), SMALL, jax.devices())
     assert result["sampling"]["prompts"] == [64, 32]
+
+
+def test_slots_are_counted_with_their_contexts():
+    shapes = dataclasses.replace(RUN.shapes, decode_rows=4, kept_contexts=6)
+    batches, slots = (
+        count_sampling(s, SMALL, make_mesh((1, 8, 1), jax.devices())) for s in (RUN.shapes, shapes)
+    )
+    assert slots["prompts"] == [8 * 4, 64]  # 32 prompt tokens and 8 new ones
+    row = (
+        SMALL.num_layers
+        * 2
+        * SMALL.num_kv_heads
+        * SMALL.head_dim
+        * 64
+        * np.dtype(SMALL.dtype).itemsize
+    )
+    assert slots["begun_bytes"] == 6 * row
+    assert 4 * row < slots["temporary_bytes"] < 100 * row
+    assert slots["decode_step"]["flops"] == 4 * (layers_flops(SMALL, 64) + head_flops(SMALL))
+    assert batches.keys() == slots.keys()
+    # Contexts of 64 tokens: 4 slots or 2 or 1 of them; chunks of 16 x 1, 16 x 4 and 64 x 1 tokens.
+    assert count_slot_programs(shapes) == 1 + 3
 
 
 BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"

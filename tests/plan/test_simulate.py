@@ -40,6 +40,7 @@ def planned(**changes: Any) -> dict[str, Any]:
         "update": {"rows": [8, 1024], "bytes": 10**9, **WORK, "collectives": COLLECTIVES},
         "sampling": {
             "prompts": [32, 1000],
+            "prefill_tokens": 32 * 1000,
             "width": 2,
             "bytes": 4 * 10**9,
             "weight_bytes": 2 * 10**9,
@@ -68,7 +69,7 @@ WORKLOAD = Workload(questions=64, actions=4, rounds=4, prompt=500, tokens=100)
 
 def test_a_step_is_the_sum_of_its_parts():
     step = simulate(planned(), WORKLOAD, 8)
-    # 64 x 4 / 4 actions a round on 8 groups are 8 rows of a group, a full batch of 4 x 2.
+    # 64 x 4 / 4 actions per round on 8 groups are 8 rows of a group, a full batch of 4 x 2.
     prefill = 500 * 8 * 0.4 / (4 * 1000)
     assert step["rollout_s"] == pytest.approx(4 * (prefill + 100 * 0.01))
     # 32 actions of 600 tokens per group in batches of 1,024; scores add half of a gradient.

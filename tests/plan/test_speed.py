@@ -93,6 +93,7 @@ def test_tokens_per_second_are_those_of_all_devices():
     work = {"flops": 100.0, "hbm_bytes": 0, "collectives": {}}
     update = {"rows": [8, 16], **work}
     sampling = {"prompts": [4, 32], "width": 2, "prefill": work, "decode_step": work}
+    sampling["prefill_tokens"] = 4 * 32
     times = least_times(update, sampling, 4, Ceilings(100, 1, 1))
     rates = {name: times[name]["tokens_per_s_at_most"] for name in times if name != "ceilings"}
     assert rates == {"gradient": 8 * 16, "prefill": 4 * 32, "decode_step": 4 * 2}

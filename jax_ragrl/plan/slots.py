@@ -1,0 +1,112 @@
+"""Memory and traffic of sampling in slots (`sampling/engine.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.plan.abstract_arrays import (
+    Program,
+    batch_array,
+    bytes_of,
+    compile_program,
+    replicated_array,
+    with_shardings,
+)
+from jax_ragrl.plan.operations import head_flops, layers_flops
+from jax_ragrl.plan.traffic import loop_traffic
+from jax_ragrl.runtime.sharding import data_parallel_size
+from jax_ragrl.sampling.context_cache import CHUNKS, COUNTS, MIN_CAPACITY, capacity_for
+from jax_ragrl.sampling.decode import Grammar
+from jax_ragrl.sampling.engine import slot_counts
+from jax_ragrl.sampling.jobs import Shapes
+from jax_ragrl.sampling.slots import decode_slots, empty_contexts, empty_slots, extend_contexts
+
+
+def count_slots(
+    shapes: Shapes, config: DecoderConfig, model: SplitModel, mesh: Mesh, *, nucleus: bool
+) -> dict[str, Any]:
+    """Counts what `count_sampling` counts, for slots whose contexts have their full size.
+
+    Args:
+      shapes: static shapes of sampling, with `decode_rows`.
+      config: architecture, with the compute dtype.
+      model: the abstract copy of the weights for sampling.
+      mesh: devices of the run.
+      nucleus: whether tokens are sampled with a nucleus filter.
+
+    Returns:
+      `prompts` is [slots, tokens per context]. `begun_bytes` are the kept contexts.
+    """
+    devices = data_parallel_size(mesh)
+    capacity = capacity_for(shapes.prompt_lengths[-1] + shapes.max_new_tokens)
+    # Every device has its slots and contexts.
+    rows = shapes.decode_rows * devices
+    # A prefill runs one chunk of the largest size.
+    length = max((n for n in CHUNKS if n <= shapes.max_prompt_tokens), default=CHUNKS[0])
+    with jax.set_mesh(mesh):
+        contexts = _on_devices(empty_contexts.lower(config, shapes.contexts * devices, capacity))
+        state = _on_devices(
+            empty_slots.lower(config, rows, capacity, shapes.max_new_tokens, is_strict=False)
+        )
+        prefill = _compile_prefill(model, contexts, length, mesh)
+        decode = _compile_decode(model, state, mesh, nucleus)
+    step, facts = loop_traffic(decode.text), (prefill.facts, decode.facts)
+    assert step is not None, "a decode has a loop over tokens"
+    share = devices / mesh.size  # a tensor axis splits the operations of its rows
+    token_flops = layers_flops(config, capacity)
+    row_flops = token_flops + head_flops(config)
+    return {
+        "prompts": [rows, capacity],
+        "width": 1,
+        "prefill_tokens": devices * length,
+        "temporary_bytes": bytes_of(state) + max(f["temporary_bytes"] for f in facts),
+        "begun_bytes": bytes_of(contexts),
+        "compile_s": round(sum(f["compile_s"] for f in facts), 1),
+        "prefill": prefill.traffic().facts() | {"flops": share * length * token_flops},
+        "decode_step": step.facts() | {"flops": share * shapes.decode_rows * row_flops},
+    }
+
+
+def _compile_prefill(model: SplitModel, contexts: Any, length: int, mesh: Mesh) -> Program:
+    """Compiles the prefill of a chunk of a `length` per device."""
+    devices = data_parallel_size(mesh)
+    shapes = ((devices, 1), (devices, length), (devices,))
+    chunk = [batch_array(shape, jnp.int32, mesh) for shape in shapes]
+    return compile_program(extend_contexts.lower(model, contexts, *chunk), mesh)
+
+
+def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) -> Program:
+    """Compiles the decoding of slots without a grammar."""
+    grammar = Grammar(replicated_array((2,), jnp.int32, mesh))
+    limits = [
+        replicated_array(shape, jnp.int32, mesh) for shape in ((data_parallel_size(mesh),), ())
+    ]
+    trace = decode_slots.lower(model, state, grammar, *limits, use_top_p=nucleus)
+    return compile_program(trace, mesh)
+
+
+def count_slot_programs(shapes: Shapes) -> int:
+    """Returns the most programs that decode or prefill: for each size that contexts grow through.
+
+    Args:
+      shapes: static shapes of sampling, with `decode_rows`.
+    """
+    longest = capacity_for(shapes.prompt_lengths[-1] + shapes.max_new_tokens)
+    capacities = (longest // MIN_CAPACITY).bit_length()
+    chunks = sum(
+        1 + sum(1 < n <= shapes.contexts and n * length <= shapes.max_prompt_tokens for n in COUNTS)
+        for length in CHUNKS
+        if length <= shapes.max_prompt_tokens
+    )
+    return capacities * (len(slot_counts(shapes)) + chunks)
+
+
+def _on_devices(trace: Any) -> Any:
+    """The abstract results of a program, with the shardings that it gives them."""
+    return with_shardings(trace.out_info, trace.compile().output_shardings)

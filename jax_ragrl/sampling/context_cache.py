@@ -1,0 +1,172 @@
+"""Contexts on the devices: prompts are computed in chunks, and extended or copied later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jax import Array
+
+from jax_ragrl.models.decoder import KVCache
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.compile_cache import report_compiling
+from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, mesh_of, shard_batch
+from jax_ragrl.sampling.batches import grow_slots
+from jax_ragrl.sampling.contexts import KeptContexts, Reservation
+from jax_ragrl.sampling.counters import SamplingCounters
+from jax_ragrl.sampling.grouping import decode_floor, divide
+from jax_ragrl.sampling.jobs import Shapes
+from jax_ragrl.sampling.slots import copy_contexts, empty_contexts, extend_contexts, store_slots
+
+# Prompts are computed in chunks of these lengths, the largest first, so that little is padding.
+CHUNKS = (16, 64, 256, 1024)
+# Programs that copy contexts, or extend them, take these numbers of contexts per device.
+COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
+MIN_CAPACITY = 64  # tokens per context at first; it doubles
+NOTHING = 2**30  # a number that stands for padding
+
+
+class ContextCache:
+    """The contexts that the devices keep, with their keys and values.
+
+    Args:
+      model: a split decoder.
+      shapes: the static shapes of sampling.
+      counters: counts the work.
+
+    Attributes:
+      by_device: the index of the contexts of each device.
+      capacity: tokens per context.
+      arrays: the keys and values.
+    """
+
+    def __init__(self, model: SplitModel, shapes: Shapes, counters: SamplingCounters) -> None:
+        self._model, self._shapes, self._counters = model, shapes, counters
+        self._mesh = mesh_of(model.params)
+        longest = shapes.prompt_lengths[-1] + shapes.max_new_tokens
+        devices = data_parallel_size(self._mesh)
+        self.by_device = [KeptContexts(shapes.contexts, longest) for _ in range(devices)]
+        self.capacity = MIN_CAPACITY
+        with mesh_context(self._mesh):
+            self.arrays: KVCache = empty_contexts(
+                model.merge().config, shapes.contexts * devices, self.capacity
+            )
+
+    def compute(self, wave: Sequence[Sequence[Reservation]]) -> None:
+        """Computes the reserved contexts: copies common parts, then runs the rest in chunks."""
+        # 1. Copies, all of them before a source may be extended or overwritten.
+        copies = [[r for r in part if r.start and r.source != r.target] for part in wave]
+        if any(copies):
+            count = copy_count(max(map(len, copies)))
+            sources = self.numbers([[r.source for r in part] for part in copies], count)
+            targets = self.numbers([[r.target for r in part] for part in copies], count)
+            with mesh_context(self._mesh):
+                self.arrays = copy_contexts(self.arrays, sources, targets)
+        # 2. The rest, chunk by chunk.
+        for chunk in _chunks(wave, self._shapes):
+            self._extend(*chunk)
+        # 3. From now on prompts may match the new contexts.
+        for device, part in zip(self.by_device, wave, strict=True):
+            device.commit(part)
+
+    def _extend(
+        self, parts: Sequence[Sequence[tuple[Reservation, int]]], count: int, length: int
+    ) -> None:
+        """Runs the next chunk of some contexts, each from its own place on."""
+        ids, start = (
+            np.zeros((len(parts), count, length), np.int32),
+            np.zeros((len(parts), count), np.int32),
+        )
+        # The last chunk of a context is padded on the right.
+        for d, part in enumerate(parts):
+            for i, (reservation, at) in enumerate(part):
+                tokens = reservation.ids[at : at + length]
+                ids[d, i, : len(tokens)], start[d, i] = tokens, at
+        targets = self.numbers([[r.target for r, _ in part] for part in parts], count)
+        arrays = shard_batch((ids.reshape(-1, length), start.reshape(-1)), self._mesh)
+        name = f"prefill {count} x {length} of {self.capacity}"
+        with mesh_context(self._mesh), report_compiling(name):
+            self.arrays = extend_contexts(self._model, self.arrays, targets, *arrays)
+        self._counters.add_prefill(len(parts) * count, length)
+
+    def store(self, cache: KVCache, slots: Sequence[Sequence[tuple[int, np.ndarray]]]) -> None:
+        """Keeps the contexts of some slots.
+
+        Args:
+          cache: the keys and values of all slots.
+          slots: for each device the numbers of slots, with the int32 tokens of their contexts.
+        """
+        # The context of a prompt is extended by its first row; the other rows need room.
+        reservations = [
+            [device.reserve(ids) for _, ids in part]
+            for device, part in zip(self.by_device, slots, strict=True)
+        ]
+        count = copy_count(max(map(len, slots)))
+        sources = self.numbers([[slot for slot, _ in part] for part in slots], count)
+        targets = self.numbers([[r.target for r in part] for part in reservations], count)
+        with mesh_context(self._mesh):
+            self.arrays = store_slots(self.arrays, cache, sources, targets)
+        for device, part in zip(self.by_device, reservations, strict=True):
+            device.commit(part)
+
+    def grow(self, tokens: int) -> None:
+        """Makes room for contexts of a number of tokens."""
+        self.capacity = max(self.capacity, capacity_for(tokens))
+        if self.arrays.k[0].shape[2] < self.capacity:
+            self.arrays = grow_slots(self.arrays, self.capacity)
+
+    def numbers(self, parts: Sequence[Sequence[int]], count: int) -> Array:
+        """Returns numbers on the devices, int32 `[D, count]`."""
+        # Padding is past the end: reading it takes any row, and writing it does nothing.
+        numbers_DN = np.full((len(parts), count), NOTHING, np.int32)
+        for d, part in enumerate(parts):
+            numbers_DN[d, : len(part)] = part
+        return shard_batch(numbers_DN, self._mesh)
+
+
+def capacity_for(tokens: int) -> int:
+    """Returns the static size that contexts of a number of tokens have."""
+    return MIN_CAPACITY * 2 ** max(0, math.ceil(math.log2(tokens / MIN_CAPACITY)))
+
+
+def _chunks(
+    wave: Sequence[Sequence[Reservation]], shapes: Shapes
+) -> Iterator[tuple[list[list[tuple[Reservation, int]]], int, int]]:
+    """Divides the rest of some contexts into chunks, the longest first.
+
+    Yields:
+      For each device contexts with the place of their next token, then the number of contexts per
+      device, padding included, and the length of the chunk.
+    """
+    lengths = [n for n in CHUNKS if n <= shapes.max_prompt_tokens] or [shapes.max_prompt_tokens]
+    # By the number of the context, which no other reservation of its device has.
+    places = [{r.target: (r, r.start) for r in part} for part in wave]
+    while True:
+        rest = [{k: len(r.ids) - at for k, (r, at) in part.items()} for part in places]
+        longest = max((n for part in rest for n in part.values()), default=0)
+        if longest <= 0:
+            return
+        length = max((n for n in lengths if n <= longest), default=lengths[0])
+        least = 1 if length == lengths[0] else length
+        ready = [[k for k, n in part.items() if n >= least] for part in rest]
+        count = _chunk_count(max(map(len, ready)), length, shapes)
+        chunk = [
+            {k: part[k] for k in numbers[:count]}
+            for part, numbers in zip(places, ready, strict=True)
+        ]
+        yield [[*part.values()] for part in chunk], count, length
+        for part, own in zip(places, chunk, strict=True):
+            part |= {k: (r, at + length) for k, (r, at) in own.items()}
+
+
+def _chunk_count(contexts: int, length: int, shapes: Shapes) -> int:
+    """Returns how many contexts the next program takes, padding included."""
+    sizes = [n for n in COUNTS if n == 1 or n * length <= shapes.max_prompt_tokens]
+    # A program reads all weights, which costs as much as some tokens.
+    return divide(contexts, sizes, lambda n: decode_floor() + n * length)[0]
+
+
+def copy_count(contexts: int) -> int:
+    """Returns the static number of contexts of a program that copies them."""
+    return next(n for n in COUNTS if n >= contexts)

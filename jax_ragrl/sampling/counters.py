@@ -1,0 +1,32 @@
+"""Counters of sampling work: how much of it was useful, and how much was padding or repetition."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class SamplingCounters:
+    """Work of a sampler so far, on all devices of a process.
+
+    Fields:
+      tokens: new tokens that belong to an action.
+      row_steps: rows times decode steps; a row that is done, or that is padding, counts as well.
+      prefill_tokens: tokens of prompts that were run, padding included.
+      programs: calls of a compiled program that decodes or prefills.
+    """
+
+    tokens: int = 0
+    row_steps: int = 0
+    prefill_tokens: int = 0
+    programs: int = 0
+
+    def add_prefill(self, rows: int, length: int) -> None:
+        """Counts a program that runs `length` tokens of each of some rows."""
+        self.prefill_tokens += rows * length
+        self.programs += 1
+
+    def add_decode(self, rows: int, steps: int) -> None:
+        """Counts a program that takes `steps` decode steps with some rows."""
+        self.row_steps += rows * int(steps)
+        self.programs += 1

@@ -1,0 +1,364 @@
+"""Jitted decoding in slots: rows of unequal age share a batch, and each has its own context.
+
+Two sets of caches are on the devices:
+  - kept contexts, whose keys and values were computed once and may be extended or copied;
+  - slots, the rows that are being decoded. A slot starts as a copy of a kept context.
+
+Five programs work on them: `copy_contexts`, `extend_contexts` (prefill of a chunk),
+`load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which one is next.
+
+A slot runs the model on its latest token before it samples the next one, so a context of `n` tokens
+has the keys and values of `n - 1` of them. Tokens and keys of random numbers equal those
+of a batch (`sampling/decode.py`), because a token depends on its prompt, key and position alone.
+
+Shapes: D devices with S slots each give B = D S rows; the slot or context numbers of one call are
+`[D, N]`, below S on each device. The number S (or the number of contexts) stands for padding.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.sharding import constrain
+from jax_ragrl.sampling.decode import (
+    Grammar,
+    check_stops,
+    follow_grammar,
+    mask_forbidden,
+    rows_minor,
+    sample_token,
+    scaled,
+    where_live,
+)
+from jax_ragrl.types import Tensor
+
+# The fields of `SlotState` with one number per row that change with a token.
+ROW_VECTORS = ("rows", "done_B", "stop_state_B", "removed_B")
+# The logical axes of keys and values `[B, K, C, F]`.
+CACHE_AXES = ("batch", "kv", None, None)
+
+
+class SlotRows(NamedTuple):
+    """The parameters of rows: what `Prompts` holds, with one row per prompt.
+
+    Fields:
+      last_B: int32, the latest token, whose keys and values are not in the cache yet.
+      length_B: int32 tokens of the prompt.
+      seed_B, sibling_B: the keys of the random numbers, as in `Prompts`.
+      temperature_B, top_p_B, limit_B: as in `Prompts`.
+      grammar_state_B: as in `Prompts`.
+    """
+
+    last_B: Tensor
+    length_B: Tensor
+    seed_B: Tensor
+    sibling_B: Tensor
+    temperature_B: Tensor
+    top_p_B: Tensor
+    limit_B: Tensor
+    grammar_state_B: Tensor = None
+
+
+class SlotState(NamedTuple):
+    """Slots on the devices.
+
+    Fields:
+      cache: keys and values `[B, K, C, F]` per layer, for contexts of up to C tokens.
+      rows: the parameters of each slot; `last_B` and `grammar_state_B` follow the new tokens.
+      done_B: bool, whether a slot's row has ended, or the slot is empty.
+      ids_BT, logps_BT, count_B, removed_B: as in `decode.Samples`.
+      stop_state_B: as in `decode.DecodeState`.
+    """
+
+    cache: KVCache
+    rows: SlotRows
+    done_B: Array
+    ids_BT: Array
+    logps_BT: Array
+    count_B: Array
+    stop_state_B: Array
+    removed_B: Array | None
+
+
+@functools.partial(
+    jax.jit, static_argnames=("config", "rows", "capacity", "max_new_tokens", "is_strict")
+)
+def empty_slots(
+    config: DecoderConfig, rows: int, capacity: int, max_new_tokens: int, *, is_strict: bool
+) -> SlotState:
+    """Returns empty slots.
+
+    Args:
+      config: the sizes of the decoder.
+      rows: slots on all devices.
+      capacity: tokens per context.
+      max_new_tokens: the maximum of new tokens of any row.
+      is_strict: whether the rows follow an automaton.
+    """
+    zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, jnp.float32)
+    nothing = SlotRows(
+        last_B=zeros,
+        length_B=zeros + 1,
+        seed_B=jnp.zeros(rows, jnp.uint32),
+        sibling_B=zeros,
+        temperature_B=ones,
+        top_p_B=ones,
+        limit_B=zeros,
+        grammar_state_B=zeros if is_strict else None,
+    )
+    state = _without_tokens(init_cache(config, rows, capacity), nothing, max_new_tokens)
+    return _fix_layout(state._replace(done_B=jnp.ones(rows, bool)))
+
+
+def _without_tokens(cache: KVCache, rows: SlotRows, max_new_tokens: int) -> SlotState:
+    """Returns slots whose rows have no new tokens yet."""
+    zeros = jnp.zeros_like(rows.last_B)
+    return SlotState(
+        cache=cache,
+        rows=rows,
+        done_B=jnp.zeros(zeros.shape, bool),
+        ids_BT=jnp.zeros((*zeros.shape, max_new_tokens), jnp.int32),
+        logps_BT=jnp.zeros((*zeros.shape, max_new_tokens), jnp.float32),
+        count_B=zeros,
+        stop_state_B=jnp.zeros(zeros.shape, jnp.uint8),
+        removed_B=None if rows.grammar_state_B is None else jnp.zeros(zeros.shape, jnp.float32),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "rows", "capacity"))
+def empty_contexts(config: DecoderConfig, rows: int, capacity: int) -> KVCache:
+    """Returns room for `rows` kept contexts of up to `capacity` tokens, on all devices."""
+    return _fix_cache(init_cache(config, rows, capacity))
+
+
+@functools.partial(jax.jit, donate_argnames=("contexts",))
+def copy_contexts(contexts: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
+    """Copies contexts; all are read before one is written. `contexts` is donated."""
+    return _fix_cache(_put(contexts, target_DN, _rows_at(contexts, source_DN)))
+
+
+@functools.partial(jax.jit, donate_argnames=("contexts",))
+def extend_contexts(
+    model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array, start_B: Array
+) -> KVCache:
+    """Runs a chunk of tokens of some contexts and stores their keys and values.
+
+    Args:
+      model: a split `Decoder`.
+      contexts: the kept contexts; donated.
+      at_DN: int32 numbers of the contexts to extend.
+      ids_BL: int32 tokens of the chunk, B = D N. Padding on the right is stored too, at places that
+        no query reads before another token is stored there.
+      start_B: int32 tokens that each context has before the chunk.
+    """
+    decoder = model.merge()
+    # 1. The contexts so far; padding reads any row and stores nothing.
+    cache = _rows_at(contexts, at_DN)
+    # 2. Each token sees its context and the chunk up to itself.
+    positions_BL = start_B[:, None] + jnp.arange(ids_BL.shape[1])[None]
+    mask_BLC, positions_BC = _visible(cache, positions_BL)
+    _, cache = decoder(ids_BL, positions_BL, mask_BLC, cache, start_B, positions_BC)
+    return _fix_cache(_put(contexts, at_DN, cache))
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def load_slots(
+    state: SlotState, contexts: KVCache, source_DN: Array, target_DN: Array, rows: SlotRows
+) -> SlotState:
+    """Puts new rows in some slots, each with a copy of a kept context.
+
+    Args:
+      state: the slots; donated.
+      contexts: the kept contexts.
+      source_DN: int32 numbers of the contexts.
+      target_DN: int32 numbers of the slots.
+      rows: the parameters of the new rows, `[D N]` each.
+    """
+    # Everything about the old row of a slot is replaced.
+    new = _without_tokens(_rows_at(contexts, source_DN), rows, state.ids_BT.shape[1])
+    return _fix_layout(_put(state, target_DN, new))
+
+
+@functools.partial(jax.jit, donate_argnames=("contexts",))
+def store_slots(contexts: KVCache, cache: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
+    """Keeps the contexts of some slots.
+
+    Args:
+      contexts: the kept contexts; donated.
+      cache: the keys and values of the slots.
+      source_DN: int32 numbers of the slots.
+      target_DN: int32 numbers of the contexts.
+    """
+    return _fix_cache(_put(contexts, target_DN, _rows_at(cache, source_DN)))
+
+
+@jax.jit
+def keep_slots(state: SlotState, number_DN: Array) -> SlotState:
+    """Returns some of the slots of each device, int32 `[D, N]` numbers, in this order."""
+    return _fix_layout(_rows_at(state, number_DN))
+
+
+@functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
+def decode_slots(
+    model: SplitModel,
+    state: SlotState,
+    grammar: Grammar,
+    refill_at_D: Array,
+    shrink_at: Array,
+    *,
+    use_top_p: bool = True,
+    stride: int = 1,
+) -> tuple[SlotState, Array]:
+    """Samples tokens until rows can be replaced, few rows are live, or a context is full.
+
+    Args:
+      model: a split `Decoder`.
+      state: the slots; donated.
+      grammar: the constraints of all rows.
+      refill_at_D: int32: the loop ends when a device has at most this number of live rows; -1 for
+        a device without a waiting row.
+      shrink_at: int32 scalar: the loop ends when no device has more live rows.
+      use_top_p, stride: as in `decode.generate`.
+
+    Returns:
+      The slots, and the number of decode steps, int32 scalar.
+    """
+    decoder = model.merge()
+    # 1. One key per row, as in `decode`.
+    keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
+        state.rows.seed_B, state.rows.sibling_B
+    )
+    # 2. The weights of each layer, cut out of their stack before the loop.
+    layers = decoder.unstacked_layers(fuse=jax.default_backend() == "gpu")
+    step = functools.partial(_step, decoder, layers, grammar, keys_B, use_top_p)
+    capacity = state.cache.k[0].shape[2]
+
+    # 3. Decode `stride` tokens between two checks.
+    def is_worth_continuing(carry: tuple[SlotState, Array]) -> Array:
+        s, _ = carry
+        live_D = jnp.sum(~s.done_B.reshape(len(refill_at_D), -1), axis=-1)
+        is_full = jnp.any(~s.done_B & (_place(s) >= capacity))
+        return jnp.all(live_D > refill_at_D) & jnp.any(live_D > shrink_at) & ~is_full
+
+    def decode_stride(carry: tuple[SlotState, Array]) -> tuple[SlotState, Array]:
+        s, steps = carry
+        return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s), steps + stride
+
+    state, steps = jax.lax.while_loop(is_worth_continuing, decode_stride, (state, jnp.int32(0)))
+    return _fix_layout(state), steps
+
+
+def _place(s: SlotState) -> Array:
+    """Returns the place of each row's latest token in its context, int32 `[B]`."""
+    return s.rows.length_B + s.count_B - 1
+
+
+def _step(
+    model: Any, layers: Any, grammar: Grammar, keys_B: Array, use_top_p: bool, s: SlotState
+) -> SlotState:
+    """Runs the model on the latest token of every row and samples the next one.
+
+    Nothing changes in rows that are done, nor in rows without room, which a stride can reach.
+    """
+    rows = s.rows
+    live_B = ~s.done_B & (_place(s) < s.cache.k[0].shape[2])
+    # 1. Run the model on the latest tokens.
+    logits_BV, cache = _next_logits(model, layers, s, live_B)
+    logits_BV = rows_minor(scaled(logits_BV, rows.temperature_B))
+    # 2. Sample a token per row among the allowed ones.
+    budget_B = rows.limit_B - s.count_B
+    masked_BV = mask_forbidden(grammar, logits_BV, rows.grammar_state_B, budget_B)
+    top_p_B = rows.top_p_B if use_top_p else None
+    ids_B, logps_B = sample_token(masked_BV, s.count_B, rows.temperature_B, top_p_B, keys_B)
+    # 3. What ends a row, and the tokens of live rows.
+    is_stop_B, stop_state_B = check_stops(grammar, ids_B, s.stop_state_B)
+    count_B = s.count_B + live_B.astype(jnp.int32)
+    state_B, removed_B = follow_grammar(
+        grammar, logits_BV, masked_BV, ids_B, (rows.grammar_state_B, s.removed_B)
+    )
+    at_B = jnp.where(live_B, s.count_B, s.ids_BT.shape[1])
+    new = s._replace(
+        cache=cache,
+        rows=rows._replace(last_B=ids_B, grammar_state_B=state_B),
+        done_B=is_stop_B | (count_B >= rows.limit_B),
+        ids_BT=_set_columns(s.ids_BT, at_B, ids_B),
+        logps_BT=_set_columns(s.logps_BT, at_B, logps_B),
+        count_B=count_B,
+        stop_state_B=stop_state_B,
+        removed_B=removed_B,
+    )
+    # 4. Rows that are not live keep their old vectors; their columns were not written.
+    return new._replace(
+        **{name: where_live(live_B, getattr(new, name), getattr(s, name)) for name in ROW_VECTORS}
+    )
+
+
+def _next_logits(model: Any, layers: Any, s: SlotState, live_B: Array) -> tuple[Array, KVCache]:
+    """Runs the model on the latest token of each row; only live rows write keys and values."""
+    place_B1 = jnp.where(live_B, _place(s), 0)[:, None]
+    mask_B1C, positions_BC = _visible(s.cache, place_B1)
+    # A write past the end is dropped.
+    write_B = jnp.where(live_B, place_B1[:, 0], positions_BC.shape[1])
+    hidden_B1D, cache = model(
+        s.rows.last_B[:, None], place_B1, mask_B1C, s.cache, write_B, positions_BC, layers=layers
+    )
+    return model.logits(hidden_B1D[:, 0]), cache
+
+
+def _set_columns(x_BT: Array, at_B: Array, values_B: Array) -> Array:
+    """Writes one value per row at its own column; a column past the end drops the value."""
+    write = jax.vmap(lambda x_T, at, value: x_T.at[at].set(value, mode="drop"))
+    written: Array = write(x_BT, at_B, values_B)
+    return written
+
+
+def _visible(cache: KVCache, place_BL: Array) -> tuple[Array, Array]:
+    """Returns which keys queries at some places attend to, bool `[B, L, C]`, and their positions.
+
+    The positions are int32 `[B, C]`.
+    """
+    key_C = jnp.arange(cache.k[0].shape[2])
+    mask_BLC = key_C[None, None, :] <= place_BL[:, :, None]
+    return mask_BLC, jnp.broadcast_to(key_C[None], (place_BL.shape[0], len(key_C)))
+
+
+def _rows_at(tree: Any, number_DN: Array) -> Any:
+    """Returns some rows of each device, `[D N, ...]`; a number past the end takes the last row."""
+
+    def take(x: Array) -> Array:
+        shards = x.reshape(number_DN.shape[0], -1, *x.shape[1:])
+        rows = jax.vmap(lambda shard, number_N: shard.at[number_N].get(mode="clip"))
+        return rows(shards, number_DN).reshape(-1, *x.shape[1:])
+
+    return jax.tree.map(take, tree)
+
+
+def _put(tree: Any, number_DN: Array, rows: Any) -> Any:
+    """Writes some rows on each device; those with a number past the end are dropped."""
+
+    def put(x: Array, new: Array) -> Array:
+        shards, parts = (
+            y.reshape(number_DN.shape[0], -1, *x.shape[1:]) for y in (x, new.astype(x.dtype))
+        )
+        write = jax.vmap(lambda shard, at_N, part: shard.at[at_N].set(part, mode="drop"))
+        return write(shards, number_DN, parts).reshape(x.shape)
+
+    return jax.tree.map(put, tree, rows)
+
+
+def _fix_cache(cache: KVCache) -> KVCache:
+    return jax.tree.map(lambda x: constrain(x, CACHE_AXES), cache)
+
+
+def _fix_layout(state: SlotState) -> SlotState:
+    """Gives all arrays one sharding whichever program returns them, so each compiles only once."""
+    names = {1: ("batch",), 2: ("batch", None), 4: CACHE_AXES}
+    return jax.tree.map(lambda x: constrain(x, names[x.ndim]), state)

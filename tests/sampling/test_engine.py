@@ -1,0 +1,140 @@
+"""Slots that are refilled sample the tokens of batches, with less work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.bench.tape import POLICY, TapeWork, bench_tape, read_tape, replay, summary
+from jax_ragrl.bench.tape import TOKENIZER as TAPE_TOKENIZER
+from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.sampling import slots
+from jax_ragrl.sampling.engine import SlotEngine
+from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes, sample_jobs
+from jax_ragrl.sampling.weights import for_sampling
+from tests.sampling.test_batches import jobs_of
+from tests.tiny import split_policy, tokenizer
+
+# The first cache holds 64 tokens per context, which rows of 60 new tokens exceed.
+SHAPES = Shapes(
+    prompt_lengths=(16, 160),
+    batch_sizes=(2,),
+    max_new_tokens=64,
+    initial_cache_size=16,
+    decode_rows=4,
+)
+BATCHES = dataclasses.replace(SHAPES, batch_sizes=(4,), initial_cache_size=64, decode_rows=0)
+
+
+def engine(model=None, **shapes: int) -> SlotEngine:
+    shapes = dataclasses.replace(SHAPES, **shapes)
+    return SlotEngine(model or split_policy(), tokenizer(), shapes)
+
+
+def assert_equal_rows(actual: list[list[Row]], expected: list[list[Row]]) -> None:
+    for rows, others in zip(actual, expected, strict=True):
+        assert [row.ids for row in rows] == [row.ids for row in others]
+        for row, other in zip(rows, others, strict=True):
+            np.testing.assert_allclose(row.logps, other.logps, atol=1e-5)
+            assert (row.removed is None) == (other.removed is None)
+            np.testing.assert_allclose(row.removed or 0.0, other.removed or 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "width, options, strict",
+    [
+        (1, {"regex": "[a-z ]+", "stops": ("ab", "never written")}, ""),
+        (3, {"top_p": 0.9}, ""),
+        (1, {}, "[0-9]+, [0-9]+"),
+    ],
+)
+def test_slots_sample_the_tokens_of_batches(width, options, strict):
+    """Eleven prompts in four slots: refilled, shrunk to two at the end, with larger caches."""
+    jobs = jobs_of([60, 3, 18, 7, 5, 25, 4, 4, 12, 60, 9], **options)
+    jobs = [job._replace(action_regex=strict) for job in jobs]
+    expected = sample_jobs(split_policy(), tokenizer(), jobs, width, BATCHES)
+    own = engine()
+    assert_equal_rows(own.sample(jobs, width), expected)
+    assert own.contexts.capacity == (128 if width == 3 else 64)  # one row of 72 tokens
+    assert own.counters.tokens == sum(len(row.ids) for rows in expected for row in rows)
+    # All of the work of rows that are done is at the end, or until two slots are refilled.
+    assert own.counters.tokens <= own.counters.row_steps < 1.5 * own.counters.tokens
+
+
+def test_slots_of_several_devices_sample_the_tokens_of_one():
+    jobs = jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2, 5, 6], top_p=0.9)
+    mesh = make_mesh((1, 4, 1), jax.devices()[:4])
+    decoder = init_sharded(split_policy().merge().config, mesh, nnx.Rngs(0))
+    sharded = for_sampling({"policy": decoder})["policy"]
+    alone = for_sampling({"policy": Decoder(decoder.config, rngs=nnx.Rngs(0))})["policy"]
+    expected = engine(alone).sample(jobs, 2)
+    own = engine(sharded, decode_rows=2)
+    assert_equal_rows(own.sample(jobs, 2), expected)
+    # Every device had work: eight slots, so fewer steps than one device needs at least.
+    assert own.contexts.arrays.k[0].sharding.shard_shape(own.contexts.arrays.k[0].shape)[0] == 2
+    follow = [
+        job._replace(ids=job.ids + rows[0].ids) for job, rows in zip(jobs, expected, strict=True)
+    ]
+    assert_equal_rows(own.sample(follow, 1), engine(alone).sample(follow, 1))
+
+
+def conversation(own: SlotEngine | JobSampler, turns: int) -> list[list[list[Row]]]:
+    """Three conversations whose every turn follows the last reply and an observation."""
+    jobs, rng, rounds = jobs_of([9, 14, 6]), np.random.default_rng(1), []
+    for _ in range(turns):
+        rounds.append(own.sample(jobs, 2) if isinstance(own, SlotEngine) else own.start(jobs, 2)())
+        jobs = [
+            job._replace(ids=job.ids + rows[1].ids + tuple(rng.integers(3, 250, 10).tolist()))
+            for job, rows in zip(jobs, rounds[-1], strict=True)
+        ]
+    return rounds
+
+
+def test_a_conversation_computes_only_what_is_new():
+    batches = JobSampler(split_policy(), tokenizer(), BATCHES)
+    expected = conversation(batches, 4)
+    kept, evicted = engine(kept_contexts=16), engine(decode_rows=2, kept_contexts=2)
+    for own in (kept, evicted):
+        for rows, others in zip(conversation(own, 4), expected, strict=True):
+            assert_equal_rows(rows, others)
+    # One chunk of 16 per conversation and turn; contexts that were overwritten cost more.
+    assert kept.counters.prefill_tokens == 3 * 4 * 16
+    assert 3 * 4 * 16 < evicted.counters.prefill_tokens < batches.counters.prefill_tokens
+
+
+def test_an_engine_repeats_its_work_exactly():
+    """Bit for bit, also the log-probabilities: a resumed run starts with an empty engine."""
+    first, second = (conversation(engine(kept_contexts=6), 3) for _ in range(2))
+    assert first == second
+
+
+def test_other_seeds_compile_nothing():
+    programs = (slots.decode_slots, slots.extend_contexts, slots.load_slots, slots.store_slots)
+    jobs, counts = jobs_of([9, 3, 18, 7, 1, 25]), []
+    for seed in (0, 40):
+        engine().sample([job._replace(seed=job.seed + seed, limit=9) for job in jobs], 1)
+        counts.append([program._cache_size() for program in programs])
+    assert counts[0] == counts[1]
+
+
+def test_a_prompt_that_is_too_long_is_an_error():
+    with pytest.raises(ValueError, match="161 tokens exceeds 160"):
+        engine().sample([SamplingJob((5,) * 161, 0, 1.0, 1.0, 4)], 1)
+
+
+@pytest.mark.slow
+def test_the_tape_in_slots_wastes_little():
+    """The bars: 1.3 row-steps per token and 1.2 prefilled tokens per distinct one."""
+    equal = bench_tape(TapeWork(conversations=6))
+    assert equal["equal_replies"] == 1.0
+    model = for_sampling({"policy": Decoder(POLICY, rngs=nnx.Rngs(0))})["policy"]
+    sampler = JobSampler(model, TAPE_TOKENIZER, TapeWork().shapes())
+    rounds = [*replay(read_tape(), sampler, TapeWork().new)]
+    result = summary(sampler.counters, [job.ids for jobs, _ in rounds for job in jobs])
+    assert result["row_steps_per_token"] < 1.3
+    assert result["prefill_per_distinct_token"] < 1.2
