@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_ragrl.plan.traffic import program_traffic
 from jax_ragrl.runtime.topology import describe_devices
-from jax_ragrl.sampling.decode import _rows_minor, sample_token, scaled
+from jax_ragrl.sampling.decode import rows_minor, sample_token, scaled
 
 ROWS, VOCAB, WIDTH = 256, 151936, 896
 
@@ -28,7 +28,7 @@ def test_a_draw_on_a_tpu_moves_the_logits_four_times(monkeypatch):
 
     def draw(hidden_BD, head_VD, t, temperature_B, keys):
         logits_BV = jnp.einsum("bd,vd->bv", hidden_BD, head_VD, preferred_element_type=jnp.float32)
-        logits_BV = _rows_minor(scaled(logits_BV, temperature_B))
+        logits_BV = rows_minor(scaled(logits_BV, temperature_B))
         return sample_token(logits_BV, t, temperature_B, None, jax.random.wrap_key_data(keys))
 
     arguments = (
