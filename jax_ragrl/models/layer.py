@@ -5,7 +5,7 @@ One forward pass of a layer, in the order of `decoder_layer`:
   1. norm     h = rms_norm(x, attn_norm)                                 `rms_norm`
   2. qkv      q, k, v = h W_q, h W_k, h W_v, plus adapters and biases    `_qkv`
   3. rope     q, k normalized per head (Qwen3), rotated by position      `_qkv`, `apply_rope`
-  4. cache    k, v written at each row's offset, when decoding           `_write_cache`
+  4. cache    k, v written at each row's offset, when decoding           `write_cache`
   5. attend   out = softmax(q k / sqrt(F)) v under the mask              `models/attention.py`
   6. project  x = x + out W_o                                            `linear`
   7. mlp      x = x + (silu(h W_gate) * (h W_up)) W_down, h = rms_norm(x, mlp_norm)    `_mlp`
@@ -90,8 +90,8 @@ def decoder_layer(
     new_kv = k_BLKF, v_BLKF
     if cache is not None and call.write_B is not None:
         new_kv = (
-            _write_cache(cache[0], k_BLKF, call.write_B),
-            _write_cache(cache[1], v_BLKF, call.write_B),
+            write_cache(cache[0], k_BLKF, call.write_B),
+            write_cache(cache[1], v_BLKF, call.write_B),
         )
     # 5. Attend.
     visibility = call.visibility
@@ -230,7 +230,7 @@ def _expand_like(vector: Array, like: Array) -> Array:
     return jnp.expand_dims(vector.astype(like.dtype), tuple(range(like.ndim - vector.ndim)))
 
 
-def _write_cache(cache_BKSF: Array, new_BLKF: Array, write_B: Array) -> Array:
+def write_cache(cache_BKSF: Array, new_BLKF: Array, write_B: Array) -> Array:
     """Writes the new entries of each row from its offset on; entries past the end are dropped."""
     slots_BL1 = (write_B[:, None] + jnp.arange(new_BLKF.shape[1])[None, :])[..., None]
     # Rows are a batch dimension of the scatter, not indices: on a mesh each device then writes its

@@ -104,7 +104,8 @@ def count_slot_programs(shapes: Shapes) -> int:
         for length in CHUNKS
         if length <= shapes.max_prompt_tokens
     )
-    return capacities * (len(slot_counts(shapes)) + chunks)
+    # A first chunk has another program than a later one.
+    return capacities * (len(slot_counts(shapes)) + 2 * chunks)
 
 
 def _on_devices(trace: Any) -> Any:

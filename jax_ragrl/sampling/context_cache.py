@@ -17,7 +17,13 @@ from jax_ragrl.sampling.contexts import KeptContexts, Reservation
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.grouping import decode_floor, divide
 from jax_ragrl.sampling.jobs import Shapes
-from jax_ragrl.sampling.slots import copy_contexts, empty_contexts, extend_contexts, store_slots
+from jax_ragrl.sampling.slots import (
+    copy_contexts,
+    empty_contexts,
+    extend_contexts,
+    start_contexts,
+    store_slots,
+)
 
 # Prompts are computed in chunks of these lengths, the largest first, so that little is padding.
 CHUNKS = (16, 64, 256, 1024)
@@ -84,10 +90,13 @@ class ContextCache:
                 tokens = reservation.ids[at : at + length]
                 ids[d, i, : len(tokens)], start[d, i] = tokens, at
         targets = self.numbers([[r.target for r, _ in part] for part in parts], count)
-        arrays = shard_batch((ids.reshape(-1, length), start.reshape(-1)), self._mesh)
+        ids_BL, start_B = shard_batch((ids.reshape(-1, length), start.reshape(-1)), self._mesh)
+        arguments = (self._model, self.arrays, targets, ids_BL)
         name = f"prefill {count} x {length} of {self.capacity}"
         with mesh_context(self._mesh), report_compiling(name):
-            self.arrays = extend_contexts(self._model, self.arrays, targets, *arrays)
+            self.arrays = (
+                extend_contexts(*arguments, start_B) if start.any() else start_contexts(*arguments)
+            )
         self._counters.add_prefill(len(parts) * count, length)
 
     def store(self, cache: KVCache, slots: Sequence[Sequence[tuple[int, np.ndarray]]]) -> None:
@@ -150,6 +159,12 @@ def _chunks(
         length = max((n for n in lengths if n <= longest), default=lengths[0])
         least = 1 if length == lengths[0] else length
         ready = [[k for k, n in part.items() if n >= least] for part in rest]
+        # First chunks have a faster program.
+        first = [
+            [k for k in numbers if part[k][1] == 0]
+            for part, numbers in zip(places, ready, strict=True)
+        ]
+        ready = first if any(first) else ready
         count = _chunk_count(max(map(len, ready)), length, shapes)
         chunk = [
             {k: part[k] for k in numbers[:count]}

@@ -4,8 +4,8 @@ Two sets of caches are on the devices:
   - kept contexts, whose keys and values were computed once and may be extended or copied;
   - slots, the rows that are being decoded. A slot starts as a copy of a kept context.
 
-Five programs work on them: `copy_contexts`, `extend_contexts` (prefill of a chunk),
-`load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which one is next.
+These programs work on them: `copy_contexts`, `start_contexts` and `extend_contexts` (prefill of a
+chunk), `load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which one is next.
 
 A slot runs the model on its latest token before it samples the next one, so a context of `n` tokens
 has the keys and values of `n - 1` of them. Tokens and keys of random numbers equal those
@@ -26,6 +26,7 @@ from jax import Array
 
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.models.layer import write_cache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.sampling.decode import (
@@ -40,6 +41,9 @@ from jax_ragrl.sampling.decode import (
 )
 from jax_ragrl.types import Tensor
 
+# The most tokens that a program adds to each row before they are appended to its context. A
+# multiple of `CHECK_STRIDE`.
+MAX_STEPS = 64
 # The fields of `SlotState` with one number per row that change with a token.
 ROW_VECTORS = ("rows", "done_B", "stop_state_B", "removed_B")
 # The logical axes of keys and values `[B, K, C, F]`.
@@ -146,17 +150,32 @@ def copy_contexts(contexts: KVCache, source_DN: Array, target_DN: Array) -> KVCa
 
 
 @functools.partial(jax.jit, donate_argnames=("contexts",))
-def extend_contexts(
-    model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array, start_B: Array
-) -> KVCache:
-    """Runs a chunk of tokens of some contexts and stores their keys and values.
+def start_contexts(model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array) -> KVCache:
+    """Runs the first chunk of tokens of some contexts and stores their keys and values.
 
     Args:
       model: a split `Decoder`.
       contexts: the kept contexts; donated.
-      at_DN: int32 numbers of the contexts to extend.
+      at_DN: int32 numbers of the contexts to start.
       ids_BL: int32 tokens of the chunk, B = D N. Padding on the right is stored too, at places that
         no query reads before another token is stored there.
+    """
+    positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1])[None], ids_BL.shape)
+    # Plain causal attention, for which accelerators have kernels that store no scores.
+    _, cache = model.merge()(ids_BL, positions_BL, None, return_cache=True)
+    missing = contexts.k[0].shape[2] - ids_BL.shape[1]
+    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0))), cache)
+    return _fix_cache(_put(contexts, at_DN, cache))
+
+
+@functools.partial(jax.jit, donate_argnames=("contexts",))
+def extend_contexts(
+    model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array, start_B: Array
+) -> KVCache:
+    """Runs a later chunk of tokens of some contexts and stores their keys and values.
+
+    Args:
+      model, contexts, at_DN, ids_BL: as in `start_contexts`.
       start_B: int32 tokens that each context has before the chunk.
     """
     decoder = model.merge()
@@ -217,7 +236,7 @@ def decode_slots(
     use_top_p: bool = True,
     stride: int = 1,
 ) -> tuple[SlotState, Array]:
-    """Samples tokens until rows can be replaced, few rows are live, or a context is full.
+    """Samples tokens until rows can be replaced, few rows are live, or there is no room.
 
     Args:
       model: a split `Decoder`.
@@ -231,29 +250,43 @@ def decode_slots(
     Returns:
       The slots, and the number of decode steps, int32 scalar.
     """
-    decoder = model.merge()
-    # 1. One key per row, as in `decode`.
+    decoder, contexts = model.merge(), state.cache
+    # 1. One key per row, as in `decode`, and the tokens that each context has.
     keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
         state.rows.seed_B, state.rows.sibling_B
     )
+    start_B, capacity = _place(state), contexts.k[0].shape[2]
     # 2. The weights of each layer, cut out of their stack before the loop.
     layers = decoder.unstacked_layers(fuse=jax.default_backend() == "gpu")
-    step = functools.partial(_step, decoder, layers, grammar, keys_B, use_top_p)
-    capacity = state.cache.k[0].shape[2]
+    step = functools.partial(_step, decoder, layers, grammar, keys_B, start_B, use_top_p)
 
     # 3. Decode `stride` tokens between two checks.
     def is_worth_continuing(carry: tuple[SlotState, Array]) -> Array:
-        s, _ = carry
+        s, t = carry
         live_D = jnp.sum(~s.done_B.reshape(len(refill_at_D), -1), axis=-1)
-        is_full = jnp.any(~s.done_B & (_place(s) >= capacity))
-        return jnp.all(live_D > refill_at_D) & jnp.any(live_D > shrink_at) & ~is_full
+        has_room = (t < MAX_STEPS) & ~jnp.any(~s.done_B & (start_B + t >= capacity))
+        return jnp.all(live_D > refill_at_D) & jnp.any(live_D > shrink_at) & has_room
 
     def decode_stride(carry: tuple[SlotState, Array]) -> tuple[SlotState, Array]:
-        s, steps = carry
-        return jax.lax.fori_loop(0, stride, lambda _, s: step(s), s), steps + stride
+        s, t = carry
+        return jax.lax.fori_loop(0, stride, lambda i, s: step(s, t + i), s), t + stride
 
-    state, steps = jax.lax.while_loop(is_worth_continuing, decode_stride, (state, jnp.int32(0)))
-    return _fix_layout(state), steps
+    state = state._replace(
+        cache=init_cache(decoder.config, len(start_B), MAX_STEPS, prefix=contexts)
+    )
+    state, t = jax.lax.while_loop(is_worth_continuing, decode_stride, (state, jnp.int32(0)))
+    # 4. Append the new keys and values. Those of steps after the end of a row are stored too, at
+    # places that no query reads before another token is stored there.
+    return _fix_layout(state._replace(cache=_append(contexts, state.cache, start_B))), t
+
+
+def _append(contexts: KVCache, new: KVCache, start_B: Array) -> KVCache:
+    """Writes the entries of each row from its place on; those past the end are dropped."""
+
+    def append(old: Array, new: Array) -> Array:
+        return write_cache(old, jnp.swapaxes(new, 1, 2), start_B)
+
+    return jax.tree.map(append, contexts, new._replace(prefix=None))
 
 
 def _place(s: SlotState) -> Array:
@@ -262,16 +295,24 @@ def _place(s: SlotState) -> Array:
 
 
 def _step(
-    model: Any, layers: Any, grammar: Grammar, keys_B: Array, use_top_p: bool, s: SlotState
+    model: Any,
+    layers: Any,
+    grammar: Grammar,
+    keys_B: Array,
+    start_B: Array,
+    use_top_p: bool,
+    s: SlotState,
+    t: Array,
 ) -> SlotState:
     """Runs the model on the latest token of every row and samples the next one.
 
     Nothing changes in rows that are done, nor in rows without room, which a stride can reach.
     """
-    rows = s.rows
-    live_B = ~s.done_B & (_place(s) < s.cache.k[0].shape[2])
+    rows, contexts = s.rows, s.cache.prefix
+    assert contexts is not None, "decode_slots puts the contexts there"
+    live_B = ~s.done_B & (start_B + t < contexts.k[0].shape[2])
     # 1. Run the model on the latest tokens.
-    logits_BV, cache = _next_logits(model, layers, s, live_B)
+    logits_BV, cache = _next_logits(model, layers, s, contexts, start_B, t)
     logits_BV = rows_minor(scaled(logits_BV, rows.temperature_B))
     # 2. Sample a token per row among the allowed ones.
     budget_B = rows.limit_B - s.count_B
@@ -301,14 +342,25 @@ def _step(
     )
 
 
-def _next_logits(model: Any, layers: Any, s: SlotState, live_B: Array) -> tuple[Array, KVCache]:
-    """Runs the model on the latest token of each row; only live rows write keys and values."""
-    place_B1 = jnp.where(live_B, _place(s), 0)[:, None]
-    mask_B1C, positions_BC = _visible(s.cache, place_B1)
-    # A write past the end is dropped.
-    write_B = jnp.where(live_B, place_B1[:, 0], positions_BC.shape[1])
+def _next_logits(
+    model: Any, layers: Any, s: SlotState, contexts: KVCache, start_B: Array, t: Array
+) -> tuple[Array, KVCache]:
+    """Runs the model on the latest token of each row; entry `t` takes their keys and values.
+
+    All rows write the same entry, although their contexts have different lengths: a write of each
+    row at its own place of its context would make a TPU copy all contexts.
+    """
+    place_B1 = (start_B + t)[:, None]
+    is_context_B1C, position_BC = _visible(contexts, (start_B - 1)[:, None])
+    new_BT = jnp.zeros_like(place_B1) + jnp.arange(MAX_STEPS)[None]
     hidden_B1D, cache = model(
-        s.rows.last_B[:, None], place_B1, mask_B1C, s.cache, write_B, positions_BC, layers=layers
+        s.rows.last_B[:, None],
+        place_B1,
+        jnp.concatenate([is_context_B1C, (new_BT <= t)[:, None]], axis=-1),
+        s.cache,
+        jnp.full_like(start_B, t),
+        jnp.concatenate([position_BC, start_B[:, None] + new_BT], axis=-1),
+        layers=layers,
     )
     return model.logits(hidden_B1D[:, 0]), cache
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_ragrl.models.config import DecoderConfig
-from jax_ragrl.models.layer import _write_cache, rms_norm
+from jax_ragrl.models.layer import rms_norm, write_cache
 from tests.models import decoding
 
 TINY = DecoderConfig(64, 32, 48, 2, 4, 2, 8)
@@ -42,6 +42,6 @@ def test_zero_embeddings_give_zero_hidden_states():
 def test_each_row_is_written_at_its_own_offset(dtype):
     cache_BKSF = jnp.zeros((2, 1, 4, 1), dtype)
     new_BLKF = jnp.arange(1, 7, dtype=jnp.float32).reshape(2, 3, 1, 1)
-    actual_BKSF = _write_cache(cache_BKSF, new_BLKF, jnp.asarray([0, 2], jnp.int32))
+    actual_BKSF = write_cache(cache_BKSF, new_BLKF, jnp.asarray([0, 2], jnp.int32))
     assert actual_BKSF.dtype == dtype
     assert actual_BKSF[:, 0, :, 0].tolist() == [[1, 2, 3, 0], [0, 0, 4, 5]]
