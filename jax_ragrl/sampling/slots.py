@@ -5,7 +5,7 @@ Two sets of caches are on the devices:
   - slots, the rows that are being decoded. A slot starts as a copy of a kept context.
 
 These programs work on them: `copy_contexts`, `start_contexts` and `extend_contexts` (prefill of a
-chunk), `load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which one is next.
+chunk), `load_slots`, `decode_slots` and `store_slots`. `sampling/engine.py` decides which is next.
 
 A slot runs the model on its latest token before it samples the next one, so a context of `n` tokens
 has the keys and values of `n - 1` of them. Tokens and keys of random numbers equal those
