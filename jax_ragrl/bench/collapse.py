@@ -1,6 +1,6 @@
 """C-3PO in single chains with a reward that may be wrong, for runs that collapse.
 
-    ragrl train --config=configs/experiments/collapse.py:format --workdir=runs/format
+    ragrl train --config=configs/tiny/collapse.py:format --workdir=runs/format
 
 Several rollouts per question are compared with each other. With `answer` the reward is right.
 """

@@ -56,7 +56,7 @@ class Guard:
     baseline_steps: int = 3
     logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
-    update_kl: Limit = Limit(0.05)
+    update_kl: Limit = Limit(0.03)
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)

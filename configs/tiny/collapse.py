@@ -1,10 +1,10 @@
 """Runs of C-3PO that collapse for a known reason, and healthy ones, on two CPU cores.
 
-    ragrl train --config=configs/experiments/collapse.py:rate_30 --config.seed=1 \
+    ragrl train --config=configs/tiny/collapse.py:rate_30 --config.seed=1 \
         --workdir=runs/rate_30-1
 
-The guard's defaults come from such runs, `launch/collapse.sh` makes all of them
-(docs/howto/guard.md). One rollout is a chain of actions, five per question are compared.
+The numbers of the guard's page come from such runs (docs/howto/guard.md). A rollout is one chain of
+actions, five per question are compared.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ STEPS = dict.fromkeys(KINDS, 4) | {"healthy": 6, "slow": 6, "free": 6, "format":
 
 def base_config() -> ConfigDict:
     """Returns the config of C-3PO's trees."""
-    file = pathlib.Path(__file__).parents[1] / "tiny" / "c3po.py"
+    file = pathlib.Path(__file__).with_name("c3po.py")
     spec = importlib.util.spec_from_file_location("c3po", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
