@@ -112,11 +112,11 @@ class TreeView(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What a page adds to the report while it is served.
+    """Additions to the report while it is served.
 
     Fields:
       version: changes when the run has written something.
-      message: what is missing yet; may be empty.
+      message: the reason why the report is empty; may be empty.
       explorer: whether the server has predictions to show.
     """
 
@@ -170,6 +170,7 @@ def render(run: RunData, live: Live | None = None) -> str:
         facts=facts(run.summary, run.config),
         accuracy=accuracy(run.summary),
         gain=gain(run.summary),
+        gain_over_fixed=gain(run.summary, "gain_over_fixed"),
         reward=reward(run),
         strategies=strategies(run),
         outcomes=outcomes(run.summary),
@@ -241,9 +242,12 @@ def _lower_first(title: str) -> str:
     return title[:1].lower() + title[1:]
 
 
-def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The gain in points with its interval; `over` is the system it is compared with, if known."""
-    values = summary.get("gain") or {}
+def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None:
+    """The gain in points with its interval; `over` is the system it is compared with, if known.
+
+    `key` is that of the summary: `gain` or `gain_over_fixed`.
+    """
+    values = summary.get(key) or {}
     numbers = [values.get("mean"), *(values.get("ci95") or ())]
     if len(numbers) != 3 or not all(map(is_number, numbers)):
         return None

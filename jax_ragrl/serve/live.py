@@ -89,7 +89,7 @@ class Pages:
         return _version(files, str(has_predictions(self._run)))
 
     def report(self) -> bytes:
-        """The report; until it can be rendered, a page that says what is missing."""
+        """The report; until it can be rendered, a page with the reason."""
         version = self.version()
         return self._cached("report", version, lambda: self._render(version))
 
