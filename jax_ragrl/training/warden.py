@@ -193,9 +193,9 @@ class Warden:
 
 def _parts(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a row as its step observes it: before its evaluation, and the evaluation."""
-    is_late = lambda key: key.startswith("eval/")  # noqa: E731
-    early = {key: value for key, value in row.items() if not is_late(key)}
-    return early, {key: value for key, value in row.items() if is_late(key) or key == "step"}
+    late = {key: value for key, value in row.items() if key.startswith("eval/")}
+    early = {key: value for key, value in row.items() if key not in late}
+    return early, late | {"step": row["step"]}
 
 
 def _undone(policies: Policies, spare: Policies) -> Policies:
