@@ -1,0 +1,136 @@
+"""The scripts of .ci/: the audit of the lock files, and the checks with other Pythons."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from types import ModuleType
+
+import pytest
+
+from tests.faults import sending, whole
+
+CI = pathlib.Path(__file__).parents[1] / ".ci"
+LOCK = """\
+first==1.0 \\
+    --hash=sha256:0
+second==2.5 ; python_version < '3.12' \\
+    --hash=sha256:1
+"""
+
+
+@pytest.fixture
+def audit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit", CI / "audit.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def lock(tmp_path: pathlib.Path) -> pathlib.Path:
+    file = tmp_path / "some.lock"
+    file.write_text(LOCK)
+    return file
+
+
+def audited(audit: ModuleType, lock: pathlib.Path, body: bytes, status: str = "200 OK") -> int:
+    with sending(lambda number: [whole(body, status)]) as (url, _):
+        audit.DATABASE = url
+        return audit.main([str(lock)])
+
+
+def test_a_vulnerable_package_fails_the_audit_by_name(audit, lock, capsys):
+    results = [{}, {"vulns": [{"id": "CVE-1"}, {"id": "CVE-2"}]}]
+    assert audited(audit, lock, json.dumps({"results": results}).encode()) == 1
+    assert "second==2.5 is vulnerable: CVE-1, CVE-2\n" in capsys.readouterr().out
+
+
+def test_an_accepted_vulnerability_and_none_pass(audit, lock, capsys):
+    results = [{}, {"vulns": [{"id": "CVE-1"}]}]
+    audit.ACCEPTED = {"CVE-1": "does not concern this package"}
+    assert audited(audit, lock, json.dumps({"results": results}).encode()) == 0
+    assert capsys.readouterr().out == "audited 2 packages of 1 lock files: 0 vulnerable\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", "403 Forbidden"),
+        (b"<html>", "200 OK"),
+        (b"[]", "200 OK"),
+        (b'{"results": []}', "200 OK"),
+    ],
+)
+def test_a_database_without_an_answer_is_one_line_and_no_failure(audit, lock, capsys, body, status):
+    assert audited(audit, lock, body, status) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("not audited: 2 packages") and said.count("\n") == 1
+
+
+def test_the_audit_knows_every_package_of_the_locks(audit):
+    """Also those of other platforms, which no environment of this machine has."""
+    pins = dict(audit.packages(sorted(audit.REQUIREMENTS.glob("*.lock"))))
+    assert {"libtpu", "jax-cuda12-plugin", "jaxlib", "torch"} - pins.keys() == {"torch"}
+    assert all(version[0].isdigit() for version in pins.values())
+
+
+def other_python(folder: pathlib.Path, version: str, **more: str) -> subprocess.CompletedProcess:
+    """Runs the script in a copy of the checkout, without pyenv and with stubs alone on the PATH."""
+    (folder / ".ci").mkdir(exist_ok=True)
+    shutil.copy(CI / "other_python", folder / ".ci")
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder), **more}
+    command = ["bash", folder / ".ci" / "other_python", version]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def stub(file: pathlib.Path, *lines: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+    file.chmod(0o755)
+
+
+def test_a_missing_python_is_skipped_with_a_line(tmp_path):
+    """Also one on the PATH that does not run: pyenv has such a file for versions not selected."""
+    stub(tmp_path / "bin" / "python3.99", "exit 127")
+    ran = other_python(tmp_path, "3.99")
+    assert ran.returncode == 0
+    assert ran.stdout == "SKIPPED: Python 3.99 is not installed, so nothing was checked with it\n"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_path, code):
+    python = tmp_path / ".pyenv" / "versions" / "3.99.1" / "bin" / "python"
+    stub(python, "exit 0")
+    log = tmp_path / "log"
+    said = f'echo "$(basename "$0") $RAGRL_VENV $PYTHON $*" >>{log}'
+    stub(tmp_path / "launch" / "install.sh", said)
+    stub(tmp_path / "launch" / "test.sh", said, f"exit {code}")
+    for name in ("python", "ragrl"):
+        stub(tmp_path / ".venv-3.99" / "bin" / name, said)
+    ran = other_python(tmp_path, "3.99")
+    lines = log.read_text().splitlines()
+    assert ran.returncode == code
+    assert [line.split()[0] for line in lines] == "install.sh python ragrl ragrl test.sh".split()
+    assert all(line.split()[1:3] == [".venv-3.99", str(python)] for line in lines)
+    # The second run has the folder of the first one, and is longer.
+    first, second = (set(line.split()) for line in lines[2:4])
+    assert first - second == {"--config.run.steps=1"}
+
+
+def test_the_tests_of_other_pythons_exist():
+    words = (CI / "other_python").read_text().split()
+    files = [word for word in words if word.startswith("tests/")]
+    assert files and all((CI.parent / file).is_file() for file in files)
+
+
+def test_the_environments_of_other_pythons_are_not_committed():
+    command = ["git", "check-ignore", "-q", ".venv-3.12/"]
+    if not (CI.parent / ".git").exists() or shutil.which("git", path=os.environ["PATH"]) is None:
+        pytest.skip("no checkout of git")
+    assert subprocess.run(command, cwd=CI.parent).returncode == 0
