@@ -74,7 +74,7 @@ def test_a_database_without_an_answer_is_one_line_and_no_failure(audit, lock, ca
 
 
 def test_the_audit_knows_every_package_of_the_locks(audit):
-    """Also those of other platforms, which no environment of this machine has."""
+    """Also the packages of other platforms, which no environment of this machine has."""
     pins = dict(audit.packages(sorted(audit.REQUIREMENTS.glob("*.lock"))))
     assert {"libtpu", "jax-cuda12-plugin", "jaxlib", "torch"} - pins.keys() == {"torch"}
     assert all(version[0].isdigit() for version in pins.values())

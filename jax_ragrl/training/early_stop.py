@@ -9,12 +9,29 @@ from typing import Any
 SCORE = "eval/accuracy"
 
 
+class Scores(list[dict[str, Any]]):
+    """The scores of the rows that have one: all that a decision to end reads.
+
+    The rows of a long run hold a hundred numbers per step, which would grow without end.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+        super().__init__()
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Appends the score of a row, if the row has one."""
+        if row.get(SCORE) is not None:
+            super().append({SCORE: row[SCORE]})
+
+
 def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
     """Returns the number of evaluations since the one with the best score.
 
     Args:
-      rows: the rows of `metrics.jsonl`, in order. An evaluation without a score (null or nan) is
-        left out: it says nothing about the policies.
+      rows: the rows of `metrics.jsonl`, or their `Scores`, in order. An evaluation without a score
+        (null or nan) is left out: it says nothing about the policies.
     """
     # An equal score is no gain, so that the best checkpoint is the first one with its score.
     best, count = -math.inf, 0
@@ -31,7 +48,7 @@ def reason_to_end(rows: Iterable[Mapping[str, Any]], patience: int) -> str:
     A function of the log alone, so that a resumed run ends at the same step.
 
     Args:
-      rows: the rows of `metrics.jsonl` so far.
+      rows: the rows of `metrics.jsonl` so far, or their `Scores`.
       patience: evaluations without a better score after which the run ends; 0: it never does.
     """
     if not patience or evaluations_without_gain(rows) < patience:

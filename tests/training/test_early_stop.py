@@ -45,6 +45,17 @@ def test_a_run_without_patience_never_ends_early():
     assert reason_to_end(falling, 4) == ""
 
 
+def test_a_run_holds_the_rows_of_evaluations_alone(tmp_path, monkeypatch):
+    """A row per step would be memory that grows with the length of a run."""
+    job, parts = small_run(tmp_path, steps=6, dev_questions=2, eval_every=3, save_every=9)
+    counts = []
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
+    monkeypatch.setattr(loop, "reason_to_end", lambda rows, _: counts.append(len(rows)) or "")
+    loop.train(job, parts, tmp_path)
+    assert counts[0] == 0 and max(counts) == 1 and len(counts) == 11  # the last step ends anyway
+
+
 @pytest.mark.parametrize("interrupted_at", [None, 2, 4])
 def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int | None
