@@ -48,7 +48,7 @@ VALUES = st.recursive(
 
 
 def examples(count: int) -> settings:
-    """So many examples, in the folder of one test."""
+    """The number of examples, all in the folder of one test."""
     return settings(
         max_examples=EXAMPLES or count,
         deadline=None,

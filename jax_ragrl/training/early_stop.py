@@ -33,7 +33,7 @@ def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
       rows: the rows of `metrics.jsonl`, or their `Scores`, in order. An evaluation without a score
         (null or nan) is left out: it says nothing about the policies.
     """
-    # An equal score is no gain, so that the best checkpoint is the first one with its score.
+    # An equal score is not a gain, so that the best checkpoint is the first one with its score.
     best, count = -math.inf, 0
     for score in (row.get(SCORE) for row in rows):
         if score is not None and math.isfinite(score):

@@ -122,7 +122,7 @@ def read_own_records(path: pathlib.Path | str, shape: str) -> Iterator[Record]:
     """Yields the records of a file, lazily.
 
     Raises:
-      UserError: the shape is none of `SHAPES`, as if the format is given for another kind of file.
+      UserError: the shape is not in `SHAPES`: the format was given for another kind of file.
     """
     if shape not in SHAPES:
         raise UserError(
