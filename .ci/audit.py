@@ -9,18 +9,22 @@ pass on a machine without a network.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import pathlib
 import re
+import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 REQUIREMENTS = pathlib.Path(__file__).resolve().parents[1] / "requirements"
 DATABASE = os.environ.get("RAGRL_AUDIT_URL", "https://api.osv.dev")
-PATIENCE = 20.0  # seconds
+PATIENCE = 20.0  # seconds without a byte
+DEADLINE = 60.0  # seconds for everything, since a slow server sends bytes now and then
 BATCH = 1000  # packages per request, the most that the database takes
 # Vulnerabilities that do not concern this package, with the reason.
 ACCEPTED: dict[str, str] = {}
@@ -42,13 +46,29 @@ def ask(pins: Sequence[Package]) -> dict[Package, list[str]]:
       OSError: the database cannot be reached.
       ValueError: its reply is not one of such a database.
     """
-    found = {}
+    vulnerable = {}
     for first in range(0, len(pins), BATCH):
         part = pins[first : first + BATCH]
         for pin, result in zip(part, results(part), strict=True):
             names = [x["id"] for x in result.get("vulns", []) if x["id"] not in ACCEPTED]
-            found |= {pin: names} if names else {}
-    return found
+            vulnerable |= {pin: names} if names else {}
+    return vulnerable
+
+
+@contextlib.contextmanager
+def deadline() -> Iterator[None]:
+    """Raises `TimeoutError` in the body after `DEADLINE` seconds."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError(f"no complete answer in {DEADLINE:g} s")
+
+    former = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def results(pins: Sequence[Package]) -> list[dict]:
@@ -64,9 +84,10 @@ def results(pins: Sequence[Package]) -> list[dict]:
     )
     with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
         value = json.load(reply)
-    if not isinstance(value, dict) or not isinstance(value.get("results"), list):
+    listed = value.get("results") if isinstance(value, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(x, dict) for x in listed):
         raise ValueError(f"a reply without results from {DATABASE}")
-    return value["results"]
+    return listed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,14 +95,15 @@ def main(arguments: Sequence[str]) -> int:
     locks = [pathlib.Path(x) for x in arguments] or sorted(REQUIREMENTS.glob("*.lock"))
     pins = packages(locks)
     try:
-        found = ask(pins)
-    except (OSError, ValueError) as error:
+        with deadline():
+            vulnerable = ask(pins)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"not audited: {len(pins)} packages, since the database does not answer ({error})")
         return 0
-    for (name, version), names in found.items():
+    for (name, version), names in vulnerable.items():
         print(f"{name}=={version} is vulnerable: {', '.join(names)}")
-    print(f"audited {len(pins)} packages of {len(locks)} lock files: {len(found)} vulnerable")
-    return 1 if found else 0
+    print(f"audited {len(pins)} packages of {len(locks)} lock files: {len(vulnerable)} vulnerable")
+    return 1 if vulnerable else 0
 
 
 if __name__ == "__main__":

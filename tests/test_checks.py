@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 from types import ModuleType
 
 import pytest
@@ -71,6 +72,25 @@ def test_a_database_without_an_answer_is_one_line_and_no_failure(audit, lock, ca
     assert audited(audit, lock, body, status) == 0
     said = capsys.readouterr().out
     assert said.startswith("not audited: 2 packages") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [whole(b'{"results": [{}, {}]}')[:-5]],
+        [b"no HTTP\r\n\r\n"],
+        [whole(b'{"results": [1, null]}')],
+        [whole(b" " * 100)[:-100], *[b" ", 0.1] * 100],
+    ],
+    ids=["cut off", "no HTTP", "no objects", "a byte now and then"],
+)
+def test_a_database_that_answers_badly_is_one_line_before_the_deadline(audit, lock, capsys, pieces):
+    audit.DEADLINE, begin = 1.0, time.monotonic()
+    with sending(lambda number: pieces) as (url, _):
+        audit.DATABASE = url
+        assert audit.main([str(lock)]) == 0
+    assert capsys.readouterr().out.count("not audited: 2 packages") == 1
+    assert time.monotonic() - begin < 5.0
 
 
 def test_the_audit_knows_every_package_of_the_locks(audit):
