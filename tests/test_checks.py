@@ -119,7 +119,7 @@ def test_a_missing_python_is_skipped_with_a_line(tmp_path):
     """Also one on the PATH that does not run: pyenv has such a file for versions not selected."""
     stub(tmp_path / "bin" / "python3.99", "exit 127")
     ran = other_python(tmp_path, "3.99")
-    assert ran.returncode == 0
+    assert ran.returncode == 77
     assert ran.stdout == "SKIPPED: Python 3.99 is not installed, so nothing was checked with it\n"
 
 
@@ -141,6 +141,24 @@ def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_pat
     # The second run has the folder of the first one, and is longer.
     first, second = (set(line.split()) for line in lines[2:4])
     assert first - second == {"--config.run.steps=1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "status"),
+    [
+        (0, "all passed\nchecks: 2 passed, 0 failed\n", 0),
+        (77, "all passed\nSKIPPED: odd\nchecks: 1 passed, 0 failed\n", 0),
+        (1, "failed: odd\nchecks: 1 passed, 1 failed\n", 1),
+    ],
+)
+def test_a_skipped_stage_is_named_in_the_last_lines(tmp_path, code, last, status):
+    """The functions and the end of the real script, with two other stages."""
+    _, _, rest = (CI / "run").read_text().partition("passed=0\n")
+    functions, end = rest.partition("# The reference")[0], rest.partition("docs/_build\n")[2]
+    script = f"set -euo pipefail\npassed=0\n{functions}stage even true\nstage odd exits\n{end}"
+    script = f"exits() {{ return {code}; }}\n{script}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ran.stdout.endswith(last) and ran.returncode == status, (ran.stdout, ran.stderr)
 
 
 def test_the_tests_of_other_pythons_exist():
