@@ -100,12 +100,12 @@ def test_the_audit_knows_every_package_of_the_locks(audit):
     assert all(version[0].isdigit() for version in pins.values())
 
 
-def other_python(folder: pathlib.Path, version: str, **more: str) -> subprocess.CompletedProcess:
+def other_python(folder: pathlib.Path, version: str, *tests: str) -> subprocess.CompletedProcess:
     """Runs the script in a copy of the checkout, without pyenv and with stubs alone on the PATH."""
     (folder / ".ci").mkdir(exist_ok=True)
     shutil.copy(CI / "other_python", folder / ".ci")
-    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder), **more}
-    command = ["bash", folder / ".ci" / "other_python", version]
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder)}
+    command = ["bash", folder / ".ci" / "other_python", version, *tests]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -123,18 +123,25 @@ def test_a_missing_python_is_skipped_with_a_line(tmp_path):
     assert ran.stdout == "SKIPPED: Python 3.99 is not installed, so nothing was checked with it\n"
 
 
+def checked_with(
+    folder: pathlib.Path, code: int, *tests: str
+) -> tuple[subprocess.CompletedProcess, list[str]]:
+    """Runs the script with a Python of pyenv: the process, and the commands with their settings."""
+    stub(folder / ".pyenv" / "versions" / "3.99.1" / "bin" / "python", "exit 0")
+    log = folder / "log"
+    record = f'echo "$(basename "$0") $RAGRL_VENV $PYTHON $*" >>{log}'
+    stub(folder / "launch" / "install.sh", record)
+    stub(folder / "launch" / "test.sh", record, f"exit {code}")
+    for name in ("python", "ragrl"):
+        stub(folder / ".venv-3.99" / "bin" / name, record)
+    ran = other_python(folder, "3.99", *tests)
+    return ran, log.read_text().splitlines()
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_path, code):
+    ran, lines = checked_with(tmp_path, code)
     python = tmp_path / ".pyenv" / "versions" / "3.99.1" / "bin" / "python"
-    stub(python, "exit 0")
-    log = tmp_path / "log"
-    said = f'echo "$(basename "$0") $RAGRL_VENV $PYTHON $*" >>{log}'
-    stub(tmp_path / "launch" / "install.sh", said)
-    stub(tmp_path / "launch" / "test.sh", said, f"exit {code}")
-    for name in ("python", "ragrl"):
-        stub(tmp_path / ".venv-3.99" / "bin" / name, said)
-    ran = other_python(tmp_path, "3.99")
-    lines = log.read_text().splitlines()
     assert ran.returncode == code
     assert [line.split()[0] for line in lines] == "install.sh python ragrl ragrl test.sh".split()
     assert all(line.split()[1:3] == [".venv-3.99", str(python)] for line in lines)
@@ -162,9 +169,19 @@ def test_a_skipped_stage_is_named_in_the_last_lines(tmp_path, code, last, status
 
 
 def test_the_tests_of_other_pythons_exist():
-    words = (CI / "other_python").read_text().split()
-    files = [word for word in words if word.startswith("tests/")]
-    assert files and all((CI.parent / file).is_file() for file in files)
+    words = [(CI / script).read_text().split() for script in ("other_python", "run")]
+    default, given = ([x for x in part if x.startswith("tests/")] for part in words)
+    assert default and set(given) > {"tests/run_notebooks.py"}
+    assert all((CI.parent / file).is_file() for file in default + given)
+
+
+@pytest.mark.parametrize(
+    ("tests", "count"), [((), 11), (("tests/a.py", "tests/b.py"), 2)], ids=["default", "given"]
+)
+def test_the_tests_of_another_python_may_be_given(tmp_path, tests, count):
+    _, lines = checked_with(tmp_path, 0, *tests)
+    files = [word for word in lines[-1].split() if word.startswith("tests/")]
+    assert len(files) == count and set(files) >= set(tests)
 
 
 def test_the_environments_of_other_pythons_are_not_committed():
