@@ -13,13 +13,19 @@ if ! command -v uv >/dev/null; then
 fi
 
 # One file serves every Python and every platform: --universal.
-lock() {
+compile() {
   local name=$1
   shift
   echo "requirements/$name.lock"
-  uv pip compile pyproject.toml --group build --extra gguf --extra serve "$@" \
-    --constraints requirements/constraints.txt --output-file "requirements/$name.lock" \
+  uv pip compile "$@" --output-file "requirements/$name.lock" \
     --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
+}
+
+lock() {
+  local name=$1
+  shift
+  compile "$name" pyproject.toml --group build --extra gguf --extra serve "$@" \
+    --constraints requirements/constraints.txt
 }
 
 # The others contain the versions of cpu.lock: one environment can combine several.
@@ -28,3 +34,6 @@ lock cuda --extra cuda --constraints requirements/cpu.lock
 lock cuda12 --extra cuda12 --constraints requirements/cpu.lock
 lock tpu --extra tpu --constraints requirements/cpu.lock
 lock test --extra test --extra docs --constraints requirements/cpu.lock
+# These do without the package itself.
+compile release --group release "$@"
+compile references --group references --no-deps "$@"

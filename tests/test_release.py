@@ -64,3 +64,42 @@ def test_a_shipped_config_loads_from_any_folder(tmp_path, monkeypatch):
 def test_the_wheel_has_the_configs():
     build = tomllib.loads(text_of("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert build["force-include"] == {"configs": "jax_ragrl/configs"}
+
+
+def installs(text: str) -> list[str]:
+    """The installations by pip in a script, with continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    pip = re.compile(r"""(pip install|"\$\{pip\[@\]\}"|bin/pip" install) (.+)""")
+    hits = (pip.search(line) for line in lines if not line.lstrip().startswith("#"))
+    return [hit[2].strip() for hit in hits if hit is not None]
+
+
+# What cannot have one hash: torch, whose builds for a CPU and a GPU share one version, and the
+# wheel that the workflow has just built, which is installed as users install it.
+UNHASHED = (r"^torch==\d[\d.]*\d$", r"^dist/\*\.whl$")
+
+
+@pytest.mark.parametrize("file", [ROOT / ".ci" / "run", *WORKFLOWS], ids=lambda file: file.name)
+def test_every_installation_is_pinned_by_hash(file):
+    """A version on an index can be replaced, the file of a hash cannot."""
+    commands = installs(file.read_text(encoding="utf-8").replace("--quiet ", ""))
+    for command in commands:
+        if "--disable-pip-version-check" in command:
+            continue  # the definition of the command, without packages
+        hashed = "--require-hashes" in command
+        assert hashed or any(re.match(form, command) for form in UNHASHED), command
+    assert commands or file.name == "docs.yml"
+
+
+@pytest.mark.parametrize("name", ["release", "references", "real", "test"])
+def test_every_package_of_a_lock_has_a_hash(name):
+    packages = re.split(r"^(?=[\w.-]+==)", text_of(f"requirements/{name}.lock"), flags=re.M)[1:]
+    assert packages and all("--hash=sha256:" in package for package in packages)
+
+
+def test_the_checks_use_the_models_that_users_install():
+    pins = [re.findall(r"^\S+==\S+", text_of(f"requirements/{x}.lock"), re.M) for x in NAMES]
+    assert pins[0] and set(pins[0]) <= set(pins[1])
+
+
+NAMES = ("real", "references")

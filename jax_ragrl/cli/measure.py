@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
 from jax_ragrl.config.arguments import CONFIG_HELP, natural, positive
-from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.overrides import PREFIX, load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
 
@@ -77,6 +77,8 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_serve_options(add("serve", measure_serve, summary))
     summary = "what the training guard sees in the logs of finished runs"
     _add_guard_options(add("guard", measure_guard, summary))
+    summary = "whether memory, files and threads stay flat over many steps of --config=FILE"
+    _add_soak_options(add("soak", measure_soak, summary, takes_config=True))
     summary = "a whole step of --config=FILE: rollout and updates"
     _add_step_options(add("step", measure_step, summary, takes_config=True))
 
@@ -137,6 +139,20 @@ def _add_guard_options(kind: argparse.ArgumentParser) -> None:
         )
     text = "thresholds other than the defaults, such as kl=0.5 entropy=0.2"
     kind.add_argument("--thresholds", nargs="+", default=[], metavar="INDICATOR=NUMBER", help=text)
+
+
+def _add_soak_options(kind: argparse.ArgumentParser) -> None:
+    steps = "number of steps, of one question each"
+    kind.add_argument("--steps", type=positive, default=1000, help=steps)
+    kind.add_argument(
+        "--workdir",
+        type=local,
+        default=pathlib.Path("runs/soak"),
+        help="folder of the run; the same command continues an interrupted one",
+    )
+    kind.add_argument(
+        "--plot", type=local, metavar="FILE.svg", help="write the curves to this file"
+    )
 
 
 def _add_step_options(kind: argparse.ArgumentParser) -> None:
@@ -296,6 +312,16 @@ def measure_guard(options: argparse.Namespace) -> dict[str, Any]:
 
     thresholds = parse_thresholds(options.thresholds)
     return bench_guard(options.collapsed, options.healthy, thresholds)
+
+
+def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.soak import bench_soak, small
+
+    file = [text for text in options.config if not text.startswith(PREFIX)]
+    values = small(load_config(None, file), options.steps)
+    # After the small sizes, so that an option can change them.
+    override(values, [text for text in options.config if text.startswith(PREFIX)])
+    return bench_soak(values, options.workdir, options.plot)
 
 
 def measure_step(options: argparse.Namespace) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def compile_seconds() -> float:
     return sum(_durations)
 
 
+def compiled_programs() -> int:
+    """Returns how many programs this process has compiled or loaded from a cache."""
+    return len(_durations)
+
+
 @contextlib.contextmanager
 def report_compiling(program: str) -> Iterator[None]:
     """Writes a line to stderr if the body spends a second or more on compiling.

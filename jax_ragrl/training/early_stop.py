@@ -9,14 +9,31 @@ from typing import Any
 SCORE, STANDARD_ERROR = "eval/accuracy", "eval/standard_error"
 
 
+class Scores(list[dict[str, Any]]):
+    """The scores of the rows that have one, with their errors: all that this module reads.
+
+    The rows of a long run hold a hundred numbers per step, which would grow without end.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+        super().__init__()
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Appends the score of a row, if the row has one."""
+        if row.get(SCORE) is not None:
+            super().append({key: row.get(key) for key in (SCORE, STANDARD_ERROR)})
+
+
 def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
     """Returns the number of evaluations since the one with the best score.
 
     Args:
-      rows: the rows of `metrics.jsonl`, in order. An evaluation without a score (null or nan) is
-        left out: it says nothing about the policies.
+      rows: the rows of `metrics.jsonl`, or their `Scores`, in order. An evaluation without a score
+        (null or nan) is left out: it says nothing about the policies.
     """
-    # An equal score is no gain, so that the best checkpoint is the first one with its score.
+    # An equal score is not a gain, so that the best checkpoint is the first one with its score.
     best, count = -math.inf, 0
     for score in (row.get(SCORE) for row in rows):
         if score is not None and math.isfinite(score):
@@ -32,7 +49,7 @@ def drop(rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, float]) -> dic
     number takes it to be.
 
     Args:
-      rows: the rows of `metrics.jsonl` before.
+      rows: the rows of `metrics.jsonl` before, or their `Scores`.
       metrics: the score and its standard error.
     """
     scored = [row for row in rows if _has_error(row)]
@@ -55,7 +72,7 @@ def reason_to_end(rows: Iterable[Mapping[str, Any]], patience: int) -> str:
     A function of the log alone, so that a resumed run ends at the same step.
 
     Args:
-      rows: the rows of `metrics.jsonl` so far.
+      rows: the rows of `metrics.jsonl` so far, or their `Scores`.
       patience: evaluations without a better score after which the run ends; 0: it never does.
     """
     if not patience or evaluations_without_gain(rows) < patience:

@@ -50,7 +50,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
-from jax_ragrl.training.early_stop import drop, reason_to_end
+from jax_ragrl.training.early_stop import Scores, drop, reason_to_end
 from jax_ragrl.training.log import Clock, metrics_row, open_log, read_metrics
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
@@ -87,10 +87,10 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         start, policies, data = _start_or_resume(job, parts, checkpoints)
         log = open_log(workdir, start, job.run.steps, job.run.projects)
         files.enter_context(contextlib.closing(log))
-        rows = read_metrics(workdir)
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
         updates = {name: updates_of(job, name) for name in policies}
-        warden = Warden(job, workdir, checkpoints, updates, rows)
+        warden = Warden(job, workdir, checkpoints, updates, rows := read_metrics(workdir))
+        rows = Scores(rows)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})

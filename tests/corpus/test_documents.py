@@ -113,3 +113,10 @@ def test_broken_html_has_text_all_the_same():
         warnings.simplefilter("error")
         (section,) = documents.html_sections("<head><body><p>a<div>b</span> c<script>no")
     assert section.text.split() == ["a", "b", "c"]
+
+
+def test_a_file_with_another_suffix_than_documents_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match=r"data\.bin lacks the suffix of a document .*: name another format"
+    ):
+        formats.load_passages(folder(tmp_path) / "data.bin", "documents")

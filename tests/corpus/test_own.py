@@ -127,6 +127,20 @@ def test_an_error_names_the_file_the_record_its_fields_and_the_remedy(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "shape"), [("Some prose.", "documents"), ('{"Data": [1]}', "object")]
+)
+def test_a_format_of_records_for_another_kind_of_file_is_refused(tmp_path, content, shape):
+    path = tmp_path / "file.txt"
+    path.write_text(content)
+    for form, load in (
+        ("own_questions", formats.load_questions),
+        ("own_passages", formats.load_passages),
+    ):
+        with pytest.raises(UserError, match=f"file.txt has no records .it looks like {shape}.*:"):
+            load(path, form)
+
+
 @pytest.mark.parametrize("text", ["question", "question=", "asked=Q", "=Q"])
 def test_names_of_unknown_fields_are_refused(text):
     with pytest.raises(UserError, match="give FIELD=NAME, for the fields question, answer"):

@@ -9,7 +9,14 @@ import pytest
 
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.training import loop
-from jax_ragrl.training.early_stop import drop, evaluations_without_gain, reason_to_end
+from jax_ragrl.training.early_stop import (
+    SCORE,
+    STANDARD_ERROR,
+    Scores,
+    drop,
+    evaluations_without_gain,
+    reason_to_end,
+)
 from tests.training.test_outage import result, roll_out_nothing, small_run
 
 
@@ -68,6 +75,17 @@ def test_a_run_without_patience_never_ends_early():
     assert reason_to_end(falling, 4) == ""
 
 
+def test_a_run_holds_the_rows_of_evaluations_alone(tmp_path, monkeypatch):
+    """A row per step would be memory that grows with the length of a run."""
+    job, parts = small_run(tmp_path, steps=6, dev_questions=2, eval_every=3, save_every=9)
+    counts = []
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
+    monkeypatch.setattr(loop, "reason_to_end", lambda rows, _: counts.append(len(rows)) or "")
+    loop.train(job, parts, tmp_path)
+    assert counts[0] == 0 and max(counts) == 1 and len(counts) == 11  # the last step ends anyway
+
+
 @pytest.mark.parametrize("interrupted_at", [None, 2, 4])
 def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int | None
@@ -95,3 +113,9 @@ def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
         assert Checkpoints(tmp_path).latest() == 6 and steps[-1] == 5
+
+
+def test_scores_that_are_kept_give_the_same_drop():
+    rows = [{"step": 1, "loss": 2.0, SCORE: 0.6, STANDARD_ERROR: 0.05}, {"step": 2, "loss": 1.0}]
+    metrics = {SCORE: 0.3, STANDARD_ERROR: 0.05}
+    assert drop(Scores(rows), metrics) == drop(rows, metrics) != {}

@@ -92,8 +92,16 @@ SUFFIXES = frozenset(READERS)
 
 
 def document_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the documents of a folder and the folders below it, sorted, or a file alone."""
+    """Returns the documents of a folder and the folders below it, sorted, or a file alone.
+
+    Raises:
+      UserError: the file has another suffix than documents.
+    """
     if path.is_file():
+        if path.suffix.lower() not in SUFFIXES:
+            raise UserError(
+                f"{path} lacks the suffix of a document ({', '.join(READERS)}): name another format"
+            )
         return [path]
     files = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     return sorted(file for file in files if file.is_file() and not _is_hidden(file, path))

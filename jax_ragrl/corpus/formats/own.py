@@ -119,7 +119,16 @@ def check_fields(fields: Mapping[str, str]) -> None:
 
 
 def read_own_records(path: pathlib.Path | str, shape: str) -> Iterator[Record]:
-    """Yields the records of a file of one of `SHAPES`, lazily."""
+    """Yields the records of a file, lazily.
+
+    Raises:
+      UserError: the shape is not in `SHAPES`: the format was given for another kind of file.
+    """
+    if shape not in SHAPES:
+        raise UserError(
+            f"{path} has no records (it looks like {shape}): give JSON, JSON lines, CSV, TSV or "
+            f"parquet, or name another format"
+        )
     if shape == "parquet":
         return read_parquet(path)
     return read_records(path) if shape == "records" else read_table(path, DELIMITERS[shape])

@@ -1,0 +1,191 @@
+"""The scripts of .ci/: the audit of the lock files, and the checks with other Pythons."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+from types import ModuleType
+
+import pytest
+
+from tests.faults import sending, whole
+
+CI = pathlib.Path(__file__).parents[1] / ".ci"
+LOCK = """\
+first==1.0 \\
+    --hash=sha256:0
+second==2.5 ; python_version < '3.12' \\
+    --hash=sha256:1
+"""
+
+
+@pytest.fixture
+def audit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit", CI / "audit.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def lock(tmp_path: pathlib.Path) -> pathlib.Path:
+    file = tmp_path / "some.lock"
+    file.write_text(LOCK)
+    return file
+
+
+def audited(audit: ModuleType, lock: pathlib.Path, body: bytes, status: str = "200 OK") -> int:
+    with sending(lambda number: [whole(body, status)]) as (url, _):
+        audit.DATABASE = url
+        return audit.main([str(lock)])
+
+
+def test_a_vulnerable_package_fails_the_audit_by_name(audit, lock, capsys):
+    results = [{}, {"vulns": [{"id": "CVE-1"}, {"id": "CVE-2"}]}]
+    assert audited(audit, lock, json.dumps({"results": results}).encode()) == 1
+    assert "second==2.5 is vulnerable: CVE-1, CVE-2\n" in capsys.readouterr().out
+
+
+def test_an_accepted_vulnerability_and_none_pass(audit, lock, capsys):
+    results = [{}, {"vulns": [{"id": "CVE-1"}]}]
+    audit.ACCEPTED = {"CVE-1": "does not concern this package"}
+    assert audited(audit, lock, json.dumps({"results": results}).encode()) == 0
+    assert capsys.readouterr().out == "audited 2 packages of 1 lock files: 0 vulnerable\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", "403 Forbidden"),
+        (b"<html>", "200 OK"),
+        (b"[]", "200 OK"),
+        (b'{"results": []}', "200 OK"),
+    ],
+)
+def test_a_database_without_an_answer_is_one_line_and_no_failure(audit, lock, capsys, body, status):
+    assert audited(audit, lock, body, status) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("not audited: 2 packages") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [whole(b'{"results": [{}, {}]}')[:-5]],
+        [b"no HTTP\r\n\r\n"],
+        [whole(b'{"results": [1, null]}')],
+        [whole(b" " * 100)[:-100], *[b" ", 0.1] * 100],
+    ],
+    ids=["cut off", "no HTTP", "no objects", "a byte now and then"],
+)
+def test_a_database_that_answers_badly_is_one_line_before_the_deadline(audit, lock, capsys, pieces):
+    audit.DEADLINE, begin = 1.0, time.monotonic()
+    with sending(lambda number: pieces) as (url, _):
+        audit.DATABASE = url
+        assert audit.main([str(lock)]) == 0
+    assert capsys.readouterr().out.count("not audited: 2 packages") == 1
+    assert time.monotonic() - begin < 5.0
+
+
+def test_the_audit_knows_every_package_of_the_locks(audit):
+    """Also the packages of other platforms, which no environment of this machine has."""
+    pins = dict(audit.packages(sorted(audit.REQUIREMENTS.glob("*.lock"))))
+    assert {"libtpu", "jax-cuda12-plugin", "jaxlib", "torch"} - pins.keys() == {"torch"}
+    assert all(version[0].isdigit() for version in pins.values())
+
+
+def other_python(folder: pathlib.Path, version: str, *tests: str) -> subprocess.CompletedProcess:
+    """Runs the script in a copy of the checkout, without pyenv and with stubs alone on the PATH."""
+    (folder / ".ci").mkdir(exist_ok=True)
+    shutil.copy(CI / "other_python", folder / ".ci")
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder)}
+    command = ["bash", folder / ".ci" / "other_python", version, *tests]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def stub(file: pathlib.Path, *lines: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+    file.chmod(0o755)
+
+
+def test_a_missing_python_is_skipped_with_a_line(tmp_path):
+    """Also one on the PATH that does not run: pyenv has such a file for versions not selected."""
+    stub(tmp_path / "bin" / "python3.99", "exit 127")
+    ran = other_python(tmp_path, "3.99")
+    assert ran.returncode == 77
+    assert ran.stdout == "SKIPPED: Python 3.99 is not installed, so nothing was checked with it\n"
+
+
+def checked_with(
+    folder: pathlib.Path, code: int, *tests: str
+) -> tuple[subprocess.CompletedProcess, list[str]]:
+    """Runs the script with a Python of pyenv: the process, and the commands with their settings."""
+    stub(folder / ".pyenv" / "versions" / "3.99.1" / "bin" / "python", "exit 0")
+    log = folder / "log"
+    record = f'echo "$(basename "$0") $RAGRL_VENV $PYTHON $*" >>{log}'
+    stub(folder / "launch" / "install.sh", record)
+    stub(folder / "launch" / "test.sh", record, f"exit {code}")
+    for name in ("python", "ragrl"):
+        stub(folder / ".venv-3.99" / "bin" / name, record)
+    ran = other_python(folder, "3.99", *tests)
+    return ran, log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_path, code):
+    ran, lines = checked_with(tmp_path, code)
+    python = tmp_path / ".pyenv" / "versions" / "3.99.1" / "bin" / "python"
+    assert ran.returncode == code
+    assert [line.split()[0] for line in lines] == "install.sh python ragrl ragrl test.sh".split()
+    assert all(line.split()[1:3] == [".venv-3.99", str(python)] for line in lines)
+    # The second run has the folder of the first one, and is longer.
+    first, second = (set(line.split()) for line in lines[2:4])
+    assert first - second == {"--config.run.steps=1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "status"),
+    [
+        (0, "all passed\nchecks: 2 passed, 0 failed\n", 0),
+        (77, "all passed\nSKIPPED: odd\nchecks: 1 passed, 0 failed\n", 0),
+        (1, "failed: odd\nchecks: 1 passed, 1 failed\n", 1),
+    ],
+)
+def test_a_skipped_stage_is_named_in_the_last_lines(tmp_path, code, last, status):
+    """The functions and the end of the real script, with two other stages."""
+    _, _, rest = (CI / "run").read_text().partition("passed=0\n")
+    functions, end = rest.partition("# The reference")[0], rest.partition("docs/_build\n")[2]
+    script = f"set -euo pipefail\npassed=0\n{functions}stage even true\nstage odd exits\n{end}"
+    script = f"exits() {{ return {code}; }}\n{script}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ran.stdout.endswith(last) and ran.returncode == status, (ran.stdout, ran.stderr)
+
+
+def test_the_tests_of_other_pythons_exist():
+    words = [(CI / script).read_text().split() for script in ("other_python", "run")]
+    default, given = ([x for x in part if x.startswith("tests/")] for part in words)
+    assert default and set(given) > {"tests/run_notebooks.py"}
+    assert all((CI.parent / file).is_file() for file in default + given)
+
+
+@pytest.mark.parametrize(
+    ("tests", "count"), [((), 11), (("tests/a.py", "tests/b.py"), 2)], ids=["default", "given"]
+)
+def test_the_tests_of_another_python_may_be_given(tmp_path, tests, count):
+    _, lines = checked_with(tmp_path, 0, *tests)
+    files = [word for word in lines[-1].split() if word.startswith("tests/")]
+    assert len(files) == count and set(files) >= set(tests)
+
+
+def test_the_environments_of_other_pythons_are_not_committed():
+    command = ["git", "check-ignore", "-q", ".venv-3.12/"]
+    if not (CI.parent / ".git").exists() or shutil.which("git", path=os.environ["PATH"]) is None:
+        pytest.skip("no checkout of git")
+    assert subprocess.run(command, cwd=CI.parent).returncode == 0
