@@ -24,8 +24,11 @@ OFF, WARN, SKIP, UNDO, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
     *("off", "warn", "skip", "undo", "lower_rate", "roll_back", "stop"),
 )
 AT_ONCE = (SKIP, UNDO)  # actions that do not wait for `patience`
-RATE_FACTOR = 0.5  # of the policies' learning rate, at each `undo`, `lower_rate` and `roll_back`
-UNDOS = 8  # in a row, after which the rate is at 1/256; the next one stops the run
+RATE_FACTOR = 0.5  # of the policies' learning rate, at each `lower_rate` and `roll_back`
+# After half of a rate that is far too high, the next update may be below the threshold and still
+# ruin the policy.
+UNDO_FACTOR = 0.25
+UNDOS = 4  # in a row, after which the rate is at 1/256; the next one stops the run
 ROLL_BACKS = 3  # of a run; the next one would only repeat them, and stops the run
 SEARCHES = 0.5  # per rollout at the start, below which a system hardly searches anyway
 # Nats per token at the start, below which a role hardly chose: its entropy may fall further.
@@ -312,7 +315,8 @@ def _after(history: History, incidents: list[Incident]) -> History:
     actions = {incident.action for incident in incidents}
     if not actions & {UNDO, LOWER_RATE, ROLL_BACK}:
         return history
-    history = history._replace(rate_factor=history.rate_factor * RATE_FACTOR)
+    factor = UNDO_FACTOR if UNDO in actions else RATE_FACTOR
+    history = history._replace(rate_factor=history.rate_factor * factor)
     # An undone update leaves the policies as they were, so that the steps in a row go on.
     if not actions & {LOWER_RATE, ROLL_BACK}:
         return history

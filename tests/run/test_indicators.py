@@ -81,7 +81,7 @@ def test_an_update_is_undone_until_the_rate_is_low_enough_and_not_for_ever():
     key, healthy, collapsed = COLLAPSES["update_kl"]
     rows = [{key: value} for value in (*healthy, collapsed, collapsed, healthy[0])]
     history, incidents = replay(limited("update_kl", "undo"), rows)
-    assert [x.action for x in incidents] == ["undo"] * 2 and history.rate_factor == 1 / 4
+    assert [x.action for x in incidents] == ["undo"] * 2 and history.rate_factor == 1 / 16
     assert may_save(limited("update_kl", "undo").limits, history)
     _, incidents = replay(limited("update_kl", "undo"), [{key: collapsed}] * (UNDOS + 1))
     assert [x.action for x in incidents] == ["undo"] * UNDOS + ["stop"]

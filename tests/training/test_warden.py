@@ -82,14 +82,14 @@ def test_a_skipped_update_is_not_applied(trial: Trial):
     assert trial.updates() == {4}
 
 
-def test_an_undone_update_is_not_applied_and_halves_the_rate(trial: Trial):
+def test_an_undone_update_is_not_applied_and_lowers_the_rate(trial: Trial):
     with pytest.warns(UserWarning, match="action: undo"):
         trial.train("undo", [1, 1, 50, 50, 1, 1])
     assert trial.updates() == {4}
     optimizer, updates = trial.job.optimizer, trial.job.run.steps
-    rates = [optimizer.transform(optimizer.policy_lr * x, updates) for x in (1, 0.5, 0.25)]
+    rates = [optimizer.transform(optimizer.policy_lr * x, updates) for x in (1, 0.25, 0.0625)]
     assert trial.rates == [rates[0]] * 3 + [rates[1]] + [rates[2]] * 2
-    assert trial.rows()[-1]["guard/rate_factor"] == 0.25
+    assert trial.rows()[-1]["guard/rate_factor"] == 0.0625
 
 
 def test_updates_are_not_undone_for_ever(trial: Trial):
