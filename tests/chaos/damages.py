@@ -159,6 +159,20 @@ class Result:
         return self.verdict in ("mended", "named")
 
 
+# The commands besides `ragrl train` that read a file, by the start of its path.
+READERS = {
+    "checkpoints": ("ask",),
+    f"largest:{NEWEST}": ("ask",),
+    "best": ("ask best",),
+    "largest:best": ("ask best",),
+    "index": ("ask",),
+    "config": ("ask", "report"),
+    "metrics": ("report",),
+    "trees": ("report",),
+    "predictions": ("report",),
+}
+
+
 def commands(workdir: pathlib.Path) -> dict[str, list[str]]:
     """Returns the commands other than `ragrl train` that read a run."""
     return {
@@ -166,6 +180,11 @@ def commands(workdir: pathlib.Path) -> dict[str, list[str]]:
         "ask best": ["ask", QUESTION, f"--workdir={workdir}@best"],
         "report": ["report", str(workdir)],
     }
+
+
+def readers(path: str) -> list[str]:
+    """Returns the names of all commands that read a file."""
+    return ["train", *(x for start, own in READERS.items() if path.startswith(start) for x in own)]
 
 
 def verdict(outcome: Outcome, is_equal: Callable[[], bool]) -> str:
@@ -208,7 +227,7 @@ def hurt(
     expected, every = _results(whole, train_only=train_only), damages(whole)
     results: list[Result] = []
     for name in every if names is None else names:
-        for command in ("train",) if train_only else ("train", *commands(copy)):
+        for command in readers(every[name].path)[: 1 if train_only else None]:
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
             every[name].apply(copy)

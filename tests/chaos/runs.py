@@ -19,9 +19,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_ragrl.cli.main import main
+from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run.lock import unlock_folder
 from jax_ragrl.runtime.jsonl import read_rows
 from tests.flags import flags
@@ -217,24 +219,14 @@ def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def newest_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of the newest checkpoint by their paths."""
-    import jax
-    import orbax.checkpoint as ocp
-
+    """Returns the arrays of the newest checkpoint by their paths; their checksums are checked."""
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    state = ocp.args.StandardRestore(fallback_sharding=here)
-    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
-        newest = manager.latest_step()
-        restored = manager.restore(newest, args=ocp.args.Composite(state=state))
-    return {name: np.asarray(x) for name, x in restored["state"].items()}
-
-
-@contextlib.contextmanager
-def scratch(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
-    """Yields a folder: the given one, which remains, or a temporary one."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-            yield pathlib.Path(name)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+    with contextlib.closing(Checkpoints(workdir)) as checkpoints:
+        newest = checkpoints.latest()
+        assert newest is not None, workdir
+        meta = checkpoints.meta(newest)
+        like = {
+            path: jax.ShapeDtypeStruct(shape, meta["checksums"][path][0], sharding=here)
+            for path, shape in meta["shapes"].items()
+        }
+        return jax.device_get(checkpoints.restore(newest, like)[0])

@@ -360,6 +360,27 @@ assert "jax" not in sys.modules and "numpy" not in sys.modules, "imported too ea
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+class Closed:
+    """An object whose end raises an error that no caller can catch."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __del__(self) -> None:
+        raise RuntimeError(self._message)
+
+
+def test_echoes_of_a_failed_checkpoint_are_not_reported(monkeypatch):
+    """Threads of TensorStore report to an event loop that the first error has closed."""
+    reports = []
+    monkeypatch.setattr("jax_ragrl.cli.main.DEFAULT_HOOK", reports.append)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    assert main(["trian"]) == 2
+    for message in ("Event loop is closed", "another"):
+        Closed(message)
+    assert [str(event.exc_value) for event in reports] == ["another"]
+
+
 def test_the_package_can_be_executed_as_a_module():
     command = [sys.executable, "-m", "jax_ragrl", "--version"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
