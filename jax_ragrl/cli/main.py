@@ -46,7 +46,14 @@ PACKAGE = pathlib.Path(__file__).parents[1]
 # Saved, because `main` replaces it.
 DEFAULT_FORMAT = warnings.formatwarning
 DEFAULT_HOOK = sys.unraisablehook
-DISK_FULL = ("No space left on device", "Disk quota exceeded")
+FULL = "the disk is full ({}): free some space and run the same command again"
+LIMITED = "a file may not become larger ({}): raise the limit (ulimit -f) and run again"
+# Messages of the operating system, which TensorStore repeats in its own errors.
+DISK_ERRORS = {
+    "No space left on device": FULL,
+    "Disk quota exceeded": FULL,
+    "File too large": LIMITED,
+}
 CLOSED_LOOP = "Event loop is closed"  # the error of asyncio
 CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
 
@@ -107,10 +114,10 @@ def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
 
 
 def _disk_error_message(error: OSError | ValueError) -> str:
-    """The message for a full disk or an unusable file; empty for any other error."""
-    if any(text in str(error) for text in DISK_FULL):
-        reason = " ".join(str(error).split())
-        return f"the disk is full ({reason}): free some space and run the same command again"
+    """The message for a full disk, a limit or an unusable file; empty for any other error."""
+    for text, message in DISK_ERRORS.items():
+        if text in str(error):
+            return message.format(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}: give a path that can be read or written"
     return ""

@@ -147,7 +147,7 @@ def damages(workdir: pathlib.Path) -> dict[str, Damage]:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The end of a command on a damaged run: `mended`, `named`, or what is wrong."""
+    """The end of a command on a damaged run: `mended`, `named`, or the fault."""
 
     damage: str
     command: str
@@ -159,7 +159,7 @@ class Result:
         return self.verdict in ("mended", "named")
 
 
-# The commands besides `ragrl train` that read a file, by the start of its path.
+# The commands other than `ragrl train` that read a file, by the start of its path.
 READERS = {
     "checkpoints": ("ask",),
     f"largest:{NEWEST}": ("ask",),

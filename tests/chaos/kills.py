@@ -25,7 +25,7 @@ class Disturbance:
       signal: the name; SIGSTOP is followed by SIGCONT.
       after: seconds after the start of the processes.
       codes: the exit codes.
-      fault: the reason why this end is none that a user should see; empty if it is.
+      fault: the error in this end; empty if a user may see such an end.
     """
 
     signal: str

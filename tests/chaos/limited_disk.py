@@ -1,7 +1,4 @@
-"""Runs on a disk that becomes full: a small tmpfs, or a limit on the size of files.
-
-`python -m tests.chaos.limited_disk BYTES COMMAND` runs `ragrl COMMAND` with that limit.
-"""
+"""Runs on a disk that becomes full: a small tmpfs, or a limit on the size of files."""
 
 from __future__ import annotations
 
@@ -10,12 +7,10 @@ import dataclasses
 import pathlib
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 
-from tests.chaos.runs import Outcome, Variant, digest, train
+from tests.chaos.runs import Outcome, Variant, call, digest, train_command
 
-MODULE = "tests.chaos.limited_disk"
 TMPFS = {"a checkpoint": 45, "the second checkpoint": 75}  # MiB
 FILES = {"a checkpoint": 1 << 20, "the index": 100_000, "trees": 40_000, "metrics": 3_000}  # bytes
 
@@ -31,7 +26,8 @@ class Full:
 
     @property
     def is_named(self) -> bool:
-        return self.first.codes == (2,) and "full" in "".join(self.first.messages())
+        message = "".join(self.first.messages())
+        return self.first.codes == (2,) and ("full" in message or "ulimit" in message)
 
     @property
     def is_good(self) -> bool:
@@ -59,6 +55,17 @@ def grow(folder: pathlib.Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=1g", str(folder)], check=True)
 
 
+@contextlib.contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Limits the size of the files that this process writes, in bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def on_small_disk(variant: Variant, folder: pathlib.Path, name: str, expected: str) -> Full:
     """Trains on a tmpfs, then again after it has grown.
 
@@ -69,7 +76,7 @@ def on_small_disk(variant: Variant, folder: pathlib.Path, name: str, expected: s
       expected: the digest of an undisturbed run.
     """
     with small_disk(folder, TMPFS[name]) as disk:
-        first = train(variant, disk / "run")
+        first = call(train_command(variant, disk / "run"), disk / "run")
         grow(disk)
         return _continued(variant, disk / "run", f"tmpfs: {name}", first, expected)
 
@@ -83,20 +90,13 @@ def with_small_files(variant: Variant, folder: pathlib.Path, name: str, expected
       name: a key of `FILES`.
       expected: the digest of an undisturbed run.
     """
-    first = train(variant, folder, module=(MODULE, str(FILES[name])))
+    with small_files(FILES[name]):
+        first = call(train_command(variant, folder), folder)
     return _continued(variant, folder, f"file limit: {name}", first, expected)
 
 
 def _continued(
     variant: Variant, workdir: pathlib.Path, name: str, first: Outcome, expected: str
 ) -> Full:
-    last = train(variant, workdir)
+    last = call(train_command(variant, workdir), workdir)
     return Full(name, first, expected, digest(workdir) if last.is_success else last.output[-2000:])
-
-
-if __name__ == "__main__":
-    from jax_ragrl.cli.main import main
-
-    limit = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    sys.exit(main(sys.argv[2:]))

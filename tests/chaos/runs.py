@@ -1,4 +1,4 @@
-"""Small runs of every system as processes, and the digest of what a run has computed."""
+"""Small runs of every system as processes, and the digest of the results of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,9 @@ SMALL: Mapping[str, Any] = {
 TWO = {"mesh": "(2, -1, 1)", "run.questions_per_step": 3}
 RAGRL = ("jax_ragrl.cli.main",)
 DEADLINE = 900  # seconds for any run of this size, on a loaded machine
-TIMES = ("time/", "tokens_per_sec", "mfu")  # names of metrics that no seed determines
+# Starts of the names of metrics that no seed determines: times, and what depends on the servers
+# and on earlier attempts at the step.
+UNSEEDED = ("time/", "tokens_per_sec", "mfu", "server_", "llm_cache_hits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How processes ended: exit codes, all output, and whether they had to be killed."""
+    """How processes ended: exit codes, all output, and whether the deadline ended them."""
 
     codes: tuple[int, ...]
     output: str
@@ -202,20 +204,19 @@ def call(command: Sequence[str], workdir: pathlib.Path) -> Outcome:
 def digest(workdir: pathlib.Path) -> str:
     """Returns a hash of all arrays of the newest checkpoint, and of the metrics and trees.
 
-    Arrays and rows are hashed bit by bit. Times are left out, and so is what a repeated step does
-    not count again, such as replies from the cache.
+    Arrays and rows are hashed bit by bit, without the metrics of `UNSEEDED`.
     """
     state = hashlib.sha256()
     for name, x in sorted(newest_arrays(workdir).items()):
         state.update(f"{name} {x.dtype} {x.shape}".encode() + x.tobytes())
     for file in ("metrics.jsonl", "trees.jsonl"):
         for row in read_rows(workdir / file):
-            state.update(json.dumps(_without_times(row), sort_keys=True).encode())
+            state.update(json.dumps(_seeded(row), sort_keys=True).encode())
     return state.hexdigest()[:16]
 
 
-def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in row.items() if not name.startswith(TIMES)}
+def _seeded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in row.items() if not name.startswith(UNSEEDED)}
 
 
 def newest_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:

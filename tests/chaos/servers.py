@@ -12,6 +12,7 @@ import gzip
 import json
 import pathlib
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from jax_ragrl.run.components import load_data, load_retriever
 from jax_ragrl.run.config import load_job
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.types import LLMRequest, Message
-from tests.chaos.runs import REPO, SMALL, Outcome, Variant, train
+from tests.chaos.runs import REPO, SMALL, Outcome, Variant, call, train, train_command
 from tests.faults import answering, whole
 
 Fault = Callable[[bytes], Iterable[bytes | float]]
@@ -198,6 +199,8 @@ def run_with_faults(
     servers: Servers,
     changes: Mapping[str, Any],
     seconds: float,
+    *,
+    in_process: bool = False,
 ) -> Faulty:
     """Trains on faulty servers.
 
@@ -207,9 +210,17 @@ def run_with_faults(
       servers: the servers.
       changes: config keys.
       seconds: the deadline.
+      in_process: train in this process, which compiles only once, but cannot end a run that hangs.
     """
     with served(servers) as addresses:
-        outcome = train(Variant("on_servers", 1, {**changes, **addresses}), workdir, seconds)
+        variant = Variant("on_servers", 1, {**changes, **addresses})
+        start = time.monotonic()
+        if in_process:
+            outcome = call(train_command(variant, workdir), workdir)
+            is_late = time.monotonic() - start > seconds
+            outcome = dataclasses.replace(outcome, is_late=is_late)
+        else:
+            outcome = train(variant, workdir, seconds)
     rows = list(read_rows(workdir / "metrics.jsonl"))
     rewards = np.array([row["reward/mean"] for row in rows[-max(1, len(rows) // 3) :]], float)
     steps = tuple(sorted(int(x.name) for x in workdir.glob("checkpoints/*") if x.name.isdigit()))

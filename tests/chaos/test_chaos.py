@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.chaos import damages, kills, limited_disk, servers
-from tests.chaos.runs import Outcome, Variant, digest, train
+from tests.chaos.runs import Outcome, Variant, call, digest, train_command
 
 # One damage per kind of file.
 DAMAGES = (
@@ -22,30 +22,38 @@ DAMAGES = (
 )
 SHORT = {"run.steps": 3, "run.eval_every": 3, "run.dev_questions": 0}
 DEADLINE = 300  # seconds for the run that gets no answer
+C3PO = Variant("c3po")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with a finished run in `whole`, made in this process, which compiles only once."""
+    folder = tmp_path_factory.mktemp("c3po")
+    outcome = call(train_command(C3PO, folder / "whole"), folder / "whole")
+    assert outcome.is_success, outcome.output
+    return folder
 
 
 @pytest.mark.slow
 def test_killed_and_paused_runs_end_as_undisturbed_ones(tmp_path: pathlib.Path):
-    for result in kills.torment(Variant("coda"), tmp_path, kills=3, seed=1):
+    for result in kills.torment(Variant("coda"), tmp_path, kills=2, seed=1):
         assert not [d for d in result.disturbances if d.fault], result
         assert result.is_equal, result
 
 
 @pytest.mark.slow
-def test_a_damaged_run_is_mended_or_its_damage_is_named(tmp_path: pathlib.Path):
-    results = damages.hurt(Variant("c3po"), tmp_path, DAMAGES, train_only=True)
+def test_a_damaged_run_is_mended_or_its_damage_is_named(folder: pathlib.Path):
+    results = damages.hurt(C3PO, folder, DAMAGES, train_only=True)
     assert len(results) == len(DAMAGES)
     assert not [result for result in results if not result.is_good]
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_named_and_the_run_continues_as_if_there_had_been_space(
-    tmp_path: pathlib.Path,
+    folder: pathlib.Path, tmp_path: pathlib.Path
 ):
-    variant = Variant("c3po")
-    assert train(variant, tmp_path / "whole").is_success
-    expected = digest(tmp_path / "whole")
-    result = limited_disk.with_small_files(variant, tmp_path / "run", "a checkpoint", expected)
+    expected = digest(folder / "whole")
+    result = limited_disk.with_small_files(C3PO, tmp_path / "run", "a checkpoint", expected)
     assert result.is_named, result.first
     assert result.actual == expected
 
@@ -56,7 +64,7 @@ def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: p
 
     def run(name: str, share: float) -> servers.Faulty:
         own = servers.Servers(tmp_path / "index", share, kinds, seed=0)
-        return servers.run_with_faults(name, tmp_path / name, own, SHORT, DEADLINE)
+        return servers.run_with_faults(name, tmp_path / name, own, SHORT, DEADLINE, in_process=True)
 
     whole, faulty = run("whole", 0.0), run("faulty", 0.3)
     assert whole.outcome.is_success and faulty.outcome.is_success, faulty.outcome

@@ -214,13 +214,15 @@ def test_a_path_without_write_access_is_named(tmp_path, capsys):
     assert str(file) in error_line(capsys, "world", "--out", str(file / "below"))
 
 
-def test_only_a_full_disk_is_a_user_error(monkeypatch, capsys):
+def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsys):
     def fail(options):
         raise error
 
     monkeypatch.setattr(data, "run_world", fail)
     error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
     assert "disk is full" in error_line(capsys, "world", "--out", "w")
+    error = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
+    assert "ulimit -f" in error_line(capsys, "world", "--out", "w")
     for error in (ValueError("bad"), TimeoutError("late")):
         with pytest.raises(type(error)):
             main(["world", "--out", "w"])
