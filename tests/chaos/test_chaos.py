@@ -72,7 +72,8 @@ def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: p
     assert digest(tmp_path / "whole") == digest(tmp_path / "faulty")
     outage = run("outage", 1.0)
     assert outage.outcome.codes == (2,) and not outage.outcome.is_late, outage.outcome
-    assert not outage.outcome.has_traceback and not outage.saved
+    # The first requests succeed, so an early step may be saved; the last one may not.
+    assert not outage.outcome.has_traceback and SHORT["run.steps"] not in outage.saved
 
 
 def test_there_are_enough_kinds_of_faults():
