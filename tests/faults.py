@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 Pieces = Callable[[int], Iterable[bytes | float]]
+Answer = Callable[[int, bytes], Iterable[bytes | float]]
 
 
 def whole(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
@@ -17,21 +18,26 @@ def whole(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-@contextlib.contextmanager
-def sending(pieces: Pieces) -> Iterator[tuple[str, list[float]]]:
+def sending(pieces: Pieces) -> contextlib.AbstractContextManager[tuple[str, list[float]]]:
     """The address of a server, and the times of its requests.
 
     `pieces` maps the number of a request, from 0, to the bytes of its reply; a number pauses.
     """
+    return answering(lambda number, _: pieces(number))
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[tuple[str, list[float]]]:
+    """Like `sending`, for replies that depend on the body of the request, too."""
     times: list[float] = []
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with contextlib.suppress(OSError, ValueError):  # the client may have gone
                 headers = b"".join(iter(self.rfile.readline, b"\r\n")).lower()
-                self.rfile.read(int(headers.partition(b"content-length:")[2].split()[0]))
+                body = self.rfile.read(int(headers.partition(b"content-length:")[2].split()[0]))
                 times.append(time.monotonic())
-                for piece in pieces(len(times) - 1):
+                for piece in answer(len(times) - 1, body):
                     if isinstance(piece, bytes):
                         self.wfile.write(piece)
                         self.wfile.flush()

@@ -7,6 +7,7 @@ commands imports JAX inside the command's function, so that `--help` and a typin
 from __future__ import annotations
 
 import argparse
+import asyncio
 import difflib
 import faulthandler
 import pathlib
@@ -44,7 +45,16 @@ EPILOG = "\n'ragrl COMMAND --help' lists the options of a command."
 PACKAGE = pathlib.Path(__file__).parents[1]
 # Saved, because `main` replaces it.
 DEFAULT_FORMAT = warnings.formatwarning
-DISK_FULL = ("No space left on device", "Disk quota exceeded")
+DEFAULT_HOOK = sys.unraisablehook
+FULL = "the disk is full ({}): free some space and run the same command again"
+LIMITED = "a file may not become larger ({}): raise the limit (ulimit -f) and run again"
+# Messages of the operating system, which TensorStore repeats in its own errors.
+DISK_ERRORS = {
+    "No space left on device": FULL,
+    "Disk quota exceeded": FULL,
+    "File too large": LIMITED,
+}
+CLOSED_LOOP = "Event loop is closed"  # the error of asyncio
 CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
 
 
@@ -54,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 2 after an error of the user; 130 after Ctrl-C; 143 after SIGTERM, if a run has saved.
     """
     warnings.formatwarning = _format_warning
+    sys.unraisablehook = _report_unraisable
     if hasattr(signal, "SIGUSR1") and sys.__stderr__:
         # `kill -USR1 PID` prints the stack of a process that hangs.
         faulthandler.register(signal.SIGUSR1, sys.__stderr__)
@@ -91,11 +102,22 @@ def _format_warning(
     return DEFAULT_FORMAT(message, category, filename, lineno, line)
 
 
+def _report_unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Reports an exception that no caller can catch, except the echoes of a failed checkpoint.
+
+    All arrays of a checkpoint are read or written at once. The first error ends the event loop and
+    becomes the message of the command; the errors of the other arrays follow in other threads.
+    """
+    is_echo = isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == CLOSED_LOOP
+    if not (is_echo or asyncio.iscoroutine(event.object)):
+        DEFAULT_HOOK(event)
+
+
 def _disk_error_message(error: OSError | ValueError) -> str:
-    """The message for a full disk or an unusable file; empty for any other error."""
-    if any(text in str(error) for text in DISK_FULL):
-        reason = " ".join(str(error).split())
-        return f"the disk is full ({reason}): free some space and run the same command again"
+    """The message for a full disk, a limit or an unusable file; empty for any other error."""
+    for text, message in DISK_ERRORS.items():
+        if text in str(error):
+            return message.format(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}: give a path that can be read or written"
     return ""

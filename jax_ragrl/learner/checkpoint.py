@@ -6,6 +6,7 @@ with the step, the state of the question iterator, and the shapes and checksums 
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import warnings
 from collections.abc import Callable
@@ -105,7 +106,10 @@ class Checkpoints:
         )
 
     def _set_aside(self, step: int) -> None:
-        name = f"damaged-{step}"
+        # A step that was saved again may be damaged again.
+        again = (f"damaged-{step}-{number}" for number in itertools.count(2))
+        names = itertools.chain([f"damaged-{step}"], again)
+        name = next(name for name in names if not (self.folder / name).exists())
         (self.folder / str(step)).rename(self.folder / name)
         self._manager.reload()
         warnings.warn(

@@ -12,7 +12,7 @@ import re
 import shutil
 from typing import Any
 
-from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS
+from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, BM25Index, PipelineIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
@@ -21,27 +21,43 @@ FILE = "index.json"
 PASSAGES = "passages"
 VERSION = "folder"  # the key of the subfolder; absent if the files are in the folder itself
 UPDATE = re.compile(r"update-(\d+)")
+# The keys that every index has, and those of an index of vectors, with the types of their values.
+FACTS = {"corpus": str, "kind": str, "count": int}
+VECTOR_FACTS = {"encoder": dict, "dimension": int}
 
 
 def read_description(folder: pathlib.Path | str) -> dict[str, Any]:
     """Reads `index.json` of an index folder.
 
     Raises:
-      UserError: the folder holds no index.
+      UserError: the folder holds no index, or its description is damaged.
     """
     path = pathlib.Path(folder) / FILE
     try:
-        description: dict[str, Any] = loads(path.read_bytes())
-        encoder = description.get("encoder", {})
-        kind = encoder.get("kind")
-    except (OSError, ValueError, AttributeError) as error:
+        description = loads(path.read_bytes())
+    except (OSError, ValueError):
+        description = None
+    if not _is_complete(description):
         raise UserError(
             f"{folder} holds no complete index ({FILE}): run 'ragrl index' first, or delete the "
             "folder if 'ragrl train' made it"
-        ) from error
-    if kind == FORMER_HASHED_WORDS:
+        )
+    encoder: dict[str, Any] = description.get("encoder", {})
+    if encoder.get("kind") == FORMER_HASHED_WORDS:
         encoder["kind"] = HASHED_WORDS
     return description
+
+
+def _is_complete(description: Any) -> bool:
+    """Whether a description has the keys of its kind, with values of their types."""
+    if not isinstance(description, dict):
+        return False
+    has_vectors = description.get("kind") not in (BM25Index.kind, PipelineIndex.kind)
+    facts = FACTS | (VECTOR_FACTS if has_vectors else {})
+    encoder = description.get("encoder", {"kind": ""})
+    return all(isinstance(description.get(name), kind) for name, kind in facts.items()) and (
+        isinstance(encoder, dict) and isinstance(encoder.get("kind"), str)
+    )
 
 
 def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:

@@ -110,9 +110,14 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 
 def _saved_corpora(file: pathlib.Path) -> list[str]:
     try:
-        return list(loads(file.read_bytes()))
-    except (ValueError, TypeError) as error:
+        before = loads(file.read_bytes())
+    except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
+    if not isinstance(before, list) or not all(isinstance(x, str) for x in before):
+        raise UserError(
+            f"{file} is damaged (it holds no list of names): delete it to skip the check"
+        )
+    return before
 
 
 def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:

@@ -214,13 +214,15 @@ def test_a_path_without_write_access_is_named(tmp_path, capsys):
     assert str(file) in error_line(capsys, "world", "--out", str(file / "below"))
 
 
-def test_only_a_full_disk_is_a_user_error(monkeypatch, capsys):
+def test_only_a_full_disk_or_a_limit_on_files_is_a_user_error(monkeypatch, capsys):
     def fail(options):
         raise error
 
     monkeypatch.setattr(data, "run_world", fail)
     error = ValueError("RESOURCE_EXHAUSTED: cannot write /x: No space left on device")
     assert "disk is full" in error_line(capsys, "world", "--out", "w")
+    error = ValueError("Error writing /x [OS error 27: EFBIG File too large]")
+    assert "ulimit -f" in error_line(capsys, "world", "--out", "w")
     for error in (ValueError("bad"), TimeoutError("late")):
         with pytest.raises(type(error)):
             main(["world", "--out", "w"])
@@ -358,6 +360,27 @@ assert main(["trian"]) == 2 and main([]) == 0
 assert "jax" not in sys.modules and "numpy" not in sys.modules, "imported too early"
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+class Closed:
+    """An object whose end raises an error that no caller can catch."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __del__(self) -> None:
+        raise RuntimeError(self._message)
+
+
+def test_echoes_of_a_failed_checkpoint_are_not_reported(monkeypatch):
+    """Threads of TensorStore report to an event loop that the first error has closed."""
+    reports = []
+    monkeypatch.setattr("jax_ragrl.cli.main.DEFAULT_HOOK", reports.append)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    assert main(["trian"]) == 2
+    for message in ("Event loop is closed", "another"):
+        Closed(message)
+    assert [str(event.exc_value) for event in reports] == ["another"]
 
 
 def test_the_package_can_be_executed_as_a_module():

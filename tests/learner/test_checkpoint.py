@@ -99,6 +99,17 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, name):
         assert checkpoints.restore_newest(tree(0))[2]["data"] == "again"
 
 
+def test_a_step_that_is_damaged_again_is_set_aside_again(tmp_path):
+    with contextlib.closing(_save_three(tmp_path)) as checkpoints:
+        for name in ("damaged-3", "damaged-3-2", "damaged-3-3"):
+            _cut(checkpoints.folder / "3")
+            with pytest.warns(UserWarning, match=f"renamed to {name}, "):
+                assert checkpoints.restore_newest(tree(0))[0] == 2
+            assert (checkpoints.folder / name).is_dir()
+            checkpoints.save(3, tree(3), {"data": "again"})
+            checkpoints.wait()
+
+
 def test_other_values_than_were_saved_are_damage(tmp_path, monkeypatch):
     right = checkpoint.checksums
     monkeypatch.setattr(checkpoint, "checksums", lambda x: {k: v ^ 1 for k, v in right(x).items()})

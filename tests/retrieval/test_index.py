@@ -169,6 +169,21 @@ def test_only_a_whole_index_opens(corpus, tmp_path):
         open_index(tmp_path, corpus)
 
 
+@pytest.mark.parametrize("name", ["corpus", "kind", "count", "encoder", "dimension"])
+@pytest.mark.parametrize("value", [None, [1], {}])
+def test_a_description_without_a_fact_is_no_index(corpus, tmp_path, name, value):
+    build(corpus, "exact", tmp_path)
+    file = tmp_path / "index.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, name: value}))
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
+    del whole[name]
+    file.write_text(json.dumps(whole))
+    with pytest.raises(UserError, match="run 'ragrl index' first"):
+        open_index(tmp_path, corpus)
+
+
 def test_lost_vectors_are_named(corpus, tmp_path):
     build(corpus, "exact", tmp_path)
     (tmp_path / "vectors" / "zarr.json").unlink()

@@ -89,6 +89,14 @@ def test_a_run_that_has_results_keeps_its_corpus(tmp_path):
         claim_corpus(first, tmp_path)
 
 
+@pytest.mark.parametrize("text", ["", "[", "3", "[1]", "null", '{"a": 1}'])
+def test_a_damaged_record_of_the_corpus_is_named_with_its_remedy(tmp_path, text):
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(UserError, match=r"corpus.json is damaged .* delete it"):
+        claim_corpus(searcher(Passage("a", "", "x")), tmp_path)
+
+
 def test_gold_that_the_corpus_lacks_is_counted(capsys):
     questions = [Question("q", "?", ("a",), gold=("a", "T", "none")), Question("r", "?", ("a",))]
     pipeline = types.SimpleNamespace(retrievers=[searcher(Passage("a#char=0,5", "T", "x"))])

@@ -1,0 +1,235 @@
+"""A language model and a retriever on local sockets that fail a share of their requests.
+
+Their right replies are functions of the request alone, so that runs with and without faults that
+were tried again end equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import pathlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.config.kinds import VectorIndex
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.llm.reader import WorldReader
+from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.remote import to_document
+from jax_ragrl.run.components import load_data, load_retriever
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.types import LLMRequest, Message
+from tests.chaos.runs import REPO, SMALL, Outcome, Variant, call, train, train_command
+from tests.faults import answering, whole
+
+Fault = Callable[[bytes], Iterable[bytes | float]]
+STALL = 3.0  # seconds; longer than the time-out of the runs
+
+
+def refusing(status: str, *headers: str) -> Fault:
+    return lambda body: [whole(b'{"error": {"message": "no"}}', status, *headers)]
+
+
+def sending_instead(body: bytes, *headers: str) -> Fault:
+    return lambda _: [whole(body, "200 OK", *headers)]
+
+
+def raw(*pieces: bytes | float) -> Fault:
+    return lambda _: pieces
+
+
+def _both(value: Any) -> bytes:
+    """A body with a wrong value for either protocol."""
+    return json.dumps({"choices": value, "result": value}).encode()
+
+
+def _drip(body: bytes) -> Iterable[bytes | float]:
+    for i, byte in enumerate(whole(body)):
+        yield bytes([byte])
+        yield 0.2 if i < STALL / 0.2 else 0.0
+
+
+# A second try succeeds.
+PASSING: Mapping[str, Fault] = {
+    "closes": raw(),
+    "hangs": raw(STALL),
+    "drips": _drip,
+    "hangs in the body": lambda body: [whole(body)[:-5], STALL],
+    "cut status line": raw(b"HTTP/1.1 2"),
+    "no HTTP": raw(b"\x16\x03\x01 SSH-2.0\r\n\r\n"),
+    "unknown status": raw(b"HTTP/1.1 abc what\r\n\r\n"),
+    "cut headers": raw(b"HTTP/1.1 200 OK\r\nContent-Le"),
+    "long header": raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000 + b"\r\n\r\n"),
+    "wrong length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}"),
+    "cut body": lambda body: [whole(body)[: -len(body) // 2]],
+    "half the JSON": lambda body: [whole(body[: len(body) // 2])],
+    "bad chunks": raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}"),
+    "no gzip": sending_instead(b"{}", "Content-Encoding: gzip"),
+    "cut gzip": lambda body: [whole(gzip.compress(body)[:-9], "200 OK", "Content-Encoding: gzip")],
+    "empty": sending_instead(b""),
+    "page": sending_instead(b"<html>Bad gateway</html>", "Content-Type: text/html"),
+    "bad UTF-8": sending_instead(b'{"result": "\xff\xfe"}'),
+    "nested": sending_instead(b"[" * 100_000),
+    "long number": sending_instead(b"1" * 5_000),
+    **{f"status {code}": refusing(f"{code} X") for code in (429, 500, 502, 503, 504, 529)},
+    "retry after 1": refusing("503 X", "Retry-After: 1"),
+    "retry after date": refusing("429 X", "Retry-After: Wed, 21 Oct 2015 07:28:00 GMT"),
+    "retry after soon": refusing("503 X", "Retry-After: soon"),
+    "retry after -3": refusing("429 X", "Retry-After: -3"),
+}
+# Valid JSON of another shape.
+ODD: Mapping[str, Fault] = {
+    "null": sending_instead(b"null"),
+    "a list": sending_instead(b"[]"),
+    "nothing in it": sending_instead(b"{}"),
+    "no choice": sending_instead(_both([])),
+    "null choices": sending_instead(_both(None)),
+    "text choices": sending_instead(_both("x")),
+    "odd content": sending_instead(_both([{"message": {"content": [1]}}])),
+}
+# No second try would help: the question fails.
+LASTING: Mapping[str, Fault] = {
+    f"status {code}": refusing(f"{code} X") for code in (400, 401, 403, 404, 413, 422)
+}
+# Unusual, but right.
+HARMLESS: Mapping[str, Fault] = {
+    "slow": lambda body: [0.3, whole(body)],
+    "other type": lambda body: [whole(body, "200 OK", "Content-Type: text/plain")],
+    "padded": lambda body: [whole(b" " * 1_000_000 + body)],
+    "compressed": lambda body: [whole(gzip.compress(body), "200 OK", "Content-Encoding: gzip")],
+}
+ALL = {**PASSING, **ODD, **LASTING, **HARMLESS}
+
+
+class Servers:
+    """Answers the requests of a run of `on_servers.py`, with faults at random.
+
+    Args:
+      folder: for the index of the retriever.
+      share: of the requests that fail.
+      faults: the kinds of faults.
+      seed: of the faults.
+      after: number of requests of each server before the first fault. A retriever that has never
+        answered and refuses a request counts as a wrong address.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, share: float, faults: Sequence[str], seed: int, after: int = 4
+    ) -> None:
+        job = load_job(load_config(REPO / "configs" / "tiny" / "c3po.py", _OVERRIDES))
+        corpus, _, world = load_data(job.data)
+        assert world is not None and isinstance(job.index, VectorIndex)
+        self._retriever: Retriever = load_retriever(corpus, job.index, folder)
+        self._reader = WorldReader(world)
+        self._share, self._faults, self._seed, self._after = share, faults, seed, after
+        self.counts: dict[str, int] = {}
+
+    def complete(self, number: int, body: bytes) -> Iterable[bytes | float]:
+        prompt = json.loads(body)["messages"][-1]["content"]
+        purpose = "roadmap" if prompt.startswith("plan") else "answer"
+        (text,) = self._reader.complete([LLMRequest(purpose, (Message("user", prompt),))])
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return self._pieces("llm", number, {"choices": [choice]})
+
+    def search(self, number: int, body: bytes) -> Iterable[bytes | float]:
+        request = json.loads(body)
+        hits = self._retriever.search(request["queries"], request["topk"])
+        result = [
+            [
+                {"document": to_document(p), "score": score}
+                for p, score in zip(own.passages, own.scores, strict=True)
+            ]
+            for own in hits
+        ]
+        return self._pieces("search", number, {"result": result})
+
+    def _pieces(self, server: str, number: int, value: Any) -> Iterable[bytes | float]:
+        rng, body = random.Random(f"{self._seed} {server} {number}"), json.dumps(value).encode()
+        if number < self._after or rng.random() >= self._share:
+            return [whole(body)]
+        kind = rng.choice(self._faults)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        return ALL[kind](body)
+
+
+_OVERRIDES = [f"--config.data.world.size={SMALL['data.world.size']}"]
+
+
+@contextlib.contextmanager
+def served(servers: Servers) -> Iterator[dict[str, Any]]:
+    """Yields the config keys of a run that asks these servers."""
+    with answering(servers.complete) as (llm, _), answering(servers.search) as (search, _):
+        yield {"llm.base_url": f"{llm}/v1", "index.url": search}
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """A run with faulty servers.
+
+    Fields:
+      name: of the run.
+      outcome: its end.
+      steps: number of rows of metrics.
+      reward: mean reward of the last third of the steps, and its standard error.
+      failed: questions that failed in all.
+      counts: faults by kind.
+      saved: the steps of its checkpoints.
+    """
+
+    name: str
+    outcome: Outcome
+    steps: int
+    reward: tuple[float, float]
+    failed: int
+    counts: Mapping[str, int]
+    saved: tuple[int, ...]
+
+
+def run_with_faults(
+    name: str,
+    workdir: pathlib.Path,
+    servers: Servers,
+    changes: Mapping[str, Any],
+    seconds: float,
+    *,
+    in_process: bool = False,
+) -> Faulty:
+    """Trains on faulty servers.
+
+    Args:
+      name: of the run.
+      workdir: its folder.
+      servers: the servers.
+      changes: config keys.
+      seconds: the deadline.
+      in_process: train in this process, which compiles only once, but cannot end a run that hangs.
+    """
+    with served(servers) as addresses:
+        variant = Variant("on_servers", 1, {**changes, **addresses})
+        start = time.monotonic()
+        if in_process:
+            outcome = call(train_command(variant, workdir), workdir)
+            is_late = time.monotonic() - start > seconds
+            outcome = dataclasses.replace(outcome, is_late=is_late)
+        else:
+            outcome = train(variant, workdir, seconds)
+    rows = list(read_rows(workdir / "metrics.jsonl"))
+    rewards = np.array([row["reward/mean"] for row in rows[-max(1, len(rows) // 3) :]], float)
+    steps = tuple(sorted(int(x.name) for x in workdir.glob("checkpoints/*") if x.name.isdigit()))
+    return Faulty(
+        name,
+        outcome,
+        len(rows),
+        (float(np.mean(rewards)), float(np.std(rewards) / max(1, len(rewards)) ** 0.5)),
+        int(sum(row["failed"] for row in rows)),
+        dict(sorted(servers.counts.items())),
+        steps,
+    )
