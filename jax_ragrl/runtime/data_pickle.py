@@ -1,4 +1,4 @@
-"""Pickle for messages between the processes of a run, restricted to data.
+"""Pickle for messages between the processes of a run and for checkpoints, restricted to data.
 
 A pickle may name any function of any module, and reading it calls that function
 (docs.python.org/3/library/pickle.html#restricting-globals). Processes exchange forests, whose
@@ -31,7 +31,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Returns the value of bytes from another process.
+    """Returns the value of bytes from another process or a checkpoint.
 
     Raises:
       UserError: the value contains something else than data.

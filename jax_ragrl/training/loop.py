@@ -6,16 +6,18 @@ The call path from here to the loss is listed in `jax_ragrl.learner`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.questions import Batches, question_batches
+from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
@@ -56,6 +58,7 @@ from jax_ragrl.training.rollout_metrics import (
     expert_fractions,
     server_metrics,
 )
+from jax_ragrl.training.rollouts import Rollouts
 from jax_ragrl.training.warden import Warden
 from jax_ragrl.types import Question
 
@@ -83,7 +86,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
-        start, policies, data = _start_or_resume(job, parts, checkpoints)
+        start, policies, entries = _start_or_resume(job, parts, checkpoints)
         log = open_log(workdir, start, job.run.steps, job.run.projects)
         files.enter_context(contextlib.closing(log))
         rows = read_metrics(workdir)
@@ -93,6 +96,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
+        rollouts = files.enter_context(contextlib.closing(make_rollouts(job, parts)))
+        if start:
+            rollouts.restore(entries, start)
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
@@ -103,20 +109,23 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             policies = enter_phase(job, policies, step, first=step == start)
             policies = warden.at_rate(policies, step)
             policies, metrics, step_trees = _take_step(
-                job, parts, policies, next(data), step, monitor, warden
+                job, parts, policies, rollouts, step, monitor, warden
             )
             if (step + 1) % job.run.eval_every == 0 or last:
+                rollouts.wait()  # an evaluation asks the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
             metrics |= server_metrics()
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
             last = last or bool(reason_to_end(rows, job.run.patience))
+            if last:
+                rollouts.discard()
             warden.check_stop()
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
             is_due = (step + 1) % job.run.save_every == 0 and warden.may_save
             if monitor.is_healthy and (is_due or last or stop):
-                checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
+                checkpoints.save(step + 1, trained_state(policies), rollouts.state())
             if stop and not last:
                 raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
@@ -126,7 +135,7 @@ def _take_step(
     job: Job,
     parts: Components,
     policies: Policies,
-    questions: Sequence[Question],
+    rollouts: Rollouts,
     step: int,
     monitor: RunMonitor,
     warden: Warden,
@@ -137,7 +146,7 @@ def _take_step(
       job: the run's config.
       parts: retriever, language models and tokenizer.
       policies: the policies before the step; their buffers are donated.
-      questions: the questions of the step.
+      rollouts: makes the rollouts.
       step: the step, from 0.
       monitor: stops the run if the environment fails.
       warden: acts on the policies if an indicator is beyond its threshold.
@@ -146,9 +155,12 @@ def _take_step(
       The policies after the step, its metrics without an evaluation, and the trees of its log.
     """
     clock = Clock()
-    # 1. Roll out and assign credit.
+    # 1. Roll out and assign credit. Stale rollouts of the next step begin here.
     roles = job.schedule.roles(step, tuple(job.policy_of))
-    forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
+    rollout = rollouts.take(policies, step)
+    clock.lap("time/wait_rollout_s")
+    rollouts.begin(policies, step + 1)
+    forest = rollout.forest
     monitor.check_rollout(forest)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
@@ -159,11 +171,13 @@ def _take_step(
     clock.lap("time/train_s")
     # 3. Metrics. Credit is undefined if no leaf is reachable.
     credit_N = np.where(weight_N > 0, credit_N, np.nan)
-    metrics |= rollout_metrics(job, forest, credit_N, roles) | clock.laps
+    metrics |= rollout_metrics(job, forest, credit_N, roles) | rollout.metrics(clock.laps)
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
+    if warden.has_rolled_back:
+        rollouts.discard()  # they come from the policies that are given up
     return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
 
 
@@ -193,19 +207,17 @@ def _saved_trees(
 
 def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints
-) -> tuple[int, Policies, Batches]:
-    """Returns the steps that are finished, and policies and questions after them."""
+) -> tuple[int, Policies, dict[str, Any]]:
+    """Returns the steps that are finished, the policies after them and entries of `Rollouts`."""
     if checkpoints.latest() is None and job.start_from:
         parts = start_components(job, parts)
     policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
-    data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
-        return 0, policies, data
+        return 0, policies, {}
     # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
     policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}
     start, states, meta = checkpoints.restore_newest(trained_state(policies))
-    data.set_state(meta["data"])
-    return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, data
+    return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, meta
 
 
 def start_components(job: Job, parts: Components) -> Components:
@@ -315,20 +327,54 @@ def trained_state(policies: Policies) -> dict[str, PolicyState]:
     return {name: policy.state for name, policy in policies.items()}
 
 
-def acting_models(policies: Policies) -> dict[str, SplitModel]:
-    """Returns the policies for a sampler until the next update, see `for_sampling`."""
-    return for_sampling({name: trained_decoder(policy) for name, policy in policies.items()})
+def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[str, SplitModel]:
+    """Returns the policies for a sampler, see `for_sampling`.
+
+    Args:
+      policies: the policies.
+      outlive_update: whether the models can be used after the next update too. It donates the
+        trained arrays, so all of them are copied.
+    """
+    decoders = {name: trained_decoder(policy) for name, policy in policies.items()}
+    trained = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])
+    return for_sampling(decoders, donated=trained if outlive_update else ())
 
 
-def acting_environment(job: Job, parts: Components, policies: Policies) -> Environment:
+def acting_environment(
+    job: Job, parts: Components, policies: Policies, outlive_update: bool = False
+) -> Environment:
     """Builds the environment of a rollout of the current policies.
 
     Args:
       job: the run's config.
       parts: retriever, language models and tokenizer.
       policies: the policies.
+      outlive_update: see `acting_models`.
     """
-    return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
+    models = acting_models(policies, outlive_update=outlive_update)
+    return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))
+
+
+def make_rollouts(job: Job, parts: Components) -> Rollouts:
+    """Returns the rollouts of a run from its first step on.
+
+    Args:
+      job: the run's config.
+      parts: the components, without initial policies.
+    """
+
+    def roll_out_step(environment: Environment, questions: Sequence[Question], step: int) -> Forest:
+        roles = job.schedule.roles(step, tuple(job.policy_of))
+        return roll_out(job, environment, questions, roles, step)
+
+    return Rollouts(
+        data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
+        steps=job.run.steps,
+        staleness=job.run.staleness,
+        schedule=job.schedule,
+        act=functools.partial(acting_environment, job, parts),
+        roll_out=roll_out_step,
+    )
 
 
 def roll_out(

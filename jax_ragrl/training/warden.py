@@ -46,6 +46,7 @@ class Warden:
         self._job, self._workdir, self._checkpoints = job, workdir, checkpoints
         self._updates, self._history = updates, History()
         self._incidents = tuple[Incident, ...]()
+        self.has_rolled_back = False  # at the newest step
         for row in rows:
             self._observe(row)
 
@@ -103,6 +104,7 @@ class Warden:
           The policies for the next step.
         """
         self._observe(row)
+        self.has_rolled_back = False
         if not self._incidents:
             return policies
         write_incidents(self._workdir, self._incidents, row, forest)
@@ -111,7 +113,7 @@ class Warden:
         actions = {incident.action for incident in self._incidents}
         # The strongest action includes the weaker ones: older policies had no part in the update.
         if ROLL_BACK in actions and STOP not in actions:
-            policies = self._rolled_back(policies)
+            policies, self.has_rolled_back = self._rolled_back(policies), True
         elif SKIP in actions:
             policies = spare
         return policies
