@@ -86,7 +86,7 @@ def get_config(preset: str = "paper") -> ConfigDict:
         {
             "seed": 0,
             "policy": path(),
-            "mesh": (1, -1, 1),  # data, fsdp, tensor: parameters sharded over all devices
+            "mesh": (-1, -1, 1),  # data, fsdp, tensor: fsdp as the width allows
             "compute_dtype": "bfloat16",
             "remat": "full",  # recompute activations in the backward pass: least memory
             "data": {"files": {"corpus": path(), "train": path(), "dev": path(), "test": path()}},

@@ -1,7 +1,7 @@
 """C-3PO on the synthetic corpus with a tiny policy, on two CPU cores.
 
-    ragrl quickstart                                    (or)
-    ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po
+    ragrl train --config=configs/tiny/c3po.py --workdir=runs/c3po           (or)
+    ragrl quickstart --config=configs/tiny/c3po.py                          (with baselines)
     ragrl quickstart --config=configs/tiny/c3po.py:changed      (facts have changed, see below)
 
 Chen et al. 2025, "C-3PO". From the paper: the tree, Monte Carlo credit, PPO with a separate

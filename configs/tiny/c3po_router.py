@@ -1,6 +1,7 @@
 """C-3PO's router alone, on a synthetic corpus in which each strategy is best for some questions.
 
-    ragrl quickstart --config=configs/tiny/c3po_router.py --workdir=runs/router
+    ragrl quickstart                                          (or)
+    ragrl train --config=configs/tiny/c3po_router.py --workdir=runs/router
 
 Some relations have changed since the passages were written, and the reader knows their current
 facts: a search misleads it. For other questions one search or a plan of searches is best. Only the

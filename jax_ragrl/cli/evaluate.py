@@ -24,6 +24,9 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument("folders", nargs="+", type=local, metavar="FOLDER", help=folders)
     explorer = "file of the explorer (default: explorer.html in the first folder)"
     sub.add_argument("--explorer", type=local, metavar="FILE", help=explorer)
+    live = "serve both pages instead of writing them: they follow the run while it trains"
+    sub.add_argument("--serve", action="store_true", help=live)
+    sub.add_argument("--port", type=natural, default=8001, help="with --serve; 0 = any free port")
     sub = command("evaluate", run_evaluate, "evaluate systems on questions", takes_config=True)
     sub.epilog = (
         "--config.recipe.KEY=VALUE and --config.shapes.KEY=VALUE change the systems of --run."
@@ -134,6 +137,8 @@ def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.explorer import build_explorer, has_predictions
     from jax_ragrl.report.load import METRICS
 
+    if options.serve:
+        return _serve_report(options)
     first = options.folders[0]
     has_rows = len(options.folders) > 1 or options.explorer or has_predictions(first)
     # A table has predictions alone; a run of an earlier version has metrics alone.
@@ -141,6 +146,14 @@ def run_report(options: argparse.Namespace) -> None:
         print(build_report(first))
     if has_rows:
         print(build_explorer(options.folders, options.explorer or first / "explorer.html"))
+
+
+def _serve_report(options: argparse.Namespace) -> None:
+    from jax_ragrl.serve.live import serve_report
+
+    if options.explorer:
+        raise UserError("--explorer names a file, and --serve writes none: leave one of them out")
+    serve_report(options.folders, options.port)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:

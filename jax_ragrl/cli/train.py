@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import (
     CONFIGS,
-    DEFAULT_CONFIG,
     PAPERS,
+    QUICKSTART_CONFIG,
     REAL_CONFIG,
     REAL_WARM_START,
     AddCommand,
@@ -33,7 +33,7 @@ WARM_START_KEYS = ("policy", "mesh", "compute_dtype", "remat", "packing")
 
 
 def add_quickstart(command: AddCommand) -> None:
-    summary = "train C-3PO on the synthetic corpus, evaluate it and write a report"
+    summary = "train C-3PO's router on the synthetic corpus, evaluate it and write a report"
     sub = command("quickstart", run_quickstart, summary, takes_config=True)
     sub.add_argument("--seed", type=int, default=0, help="random seed of the data and of training")
     sub.add_argument(
@@ -115,7 +115,7 @@ def run_quickstart(options: argparse.Namespace) -> None:
     # A folder per seed, so that a second call with another seed does not resume the first run.
     name = "real" if options.real else "quickstart"
     workdir = options.workdir or pathlib.Path("runs") / f"{name}-{options.seed}"
-    values = load_config(REAL_CONFIG if options.real else DEFAULT_CONFIG, options.config)
+    values = load_config(REAL_CONFIG if options.real else QUICKSTART_CONFIG, options.config)
     from jax_ragrl.runtime.multihost import is_process_zero, join
 
     join()  # jax.distributed must start before JAX looks for devices

@@ -38,13 +38,16 @@ from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
 
+# All devices, with an fsdp axis that suits the narrowest policy.
+ALL_DEVICES = (-1, -1, 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
     """The part of a run's config that affects memory; the other fields are named as there.
 
     Fields:
-      mesh: devices along (data, fsdp, tensor); -1 takes the remaining devices.
+      mesh: devices along (data, fsdp, tensor), see `run.config.Job`.
       width: max actions sampled per prompt.
       nucleus: whether a role samples with a `top_p` below 1.
       learners: names of the policies.
@@ -56,7 +59,7 @@ class PlanConfig:
     optimizer: Optimizer
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
-    mesh: tuple[int, ...] = (1, -1, 1)
+    mesh: tuple[int, ...] = ALL_DEVICES
     compute_dtype: str = "bfloat16"
     remat: str = "full"
     attention: str = "auto"
@@ -94,9 +97,10 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       One gradient is counted: policies and critics are updated one after the other, a critic by a
       program like that of its policy.
     """
-    # A run without a mesh uses one device; a plan shards over all devices by default.
-    mesh = make_mesh(run.mesh or (1, -1, 1), devices)
     policies, approximations = policies_of(run, config)
+    # A run without a mesh uses one device; a plan shards over all devices by default.
+    width = min(policy.config.hidden_size for policy in policies.values())
+    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)

@@ -9,12 +9,11 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.config import DecoderConfig
+from jax_ragrl.runtime.sharding import widest_fsdp
 
 Plan = Callable[..., dict[str, Any]]
 # The least recomputation first.
 REMATS = ("none", "dots", "full")
-# A device with fewer columns of a matrix has products too narrow for its matrix units.
-COLUMNS = 128
 HALVINGS = 2  # of the tokens per device
 
 
@@ -33,8 +32,7 @@ def meshes(config: DecoderConfig, devices: int) -> list[tuple[int, int, int]]:
         groups, rest = divmod(devices, tensor)
         if rest or config.intermediate_size % tensor or config.vocab_size % tensor:
             continue
-        limit = max(1, config.hidden_size // COLUMNS)
-        fsdp = max(n for n in _divisors(groups) if n <= limit and config.hidden_size % n == 0)
+        fsdp = widest_fsdp(groups, config.hidden_size)
         shapes.append((groups // fsdp, fsdp, tensor))
     return shapes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.resources
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -109,6 +111,31 @@ class TreeView(NamedTuple):
     reward: float
 
 
+class Live(NamedTuple):
+    """Additions to the report while it is served.
+
+    Fields:
+      version: changes when the run has written something.
+      message: the reason why the report is empty; may be empty.
+      explorer: whether the server has predictions to show.
+    """
+
+    version: str
+    message: str
+    explorer: bool
+
+    @property
+    def script(self) -> Markup:
+        """The script of the page."""
+        file = importlib.resources.files("jax_ragrl.report") / "live.js"
+        return Markup(file.read_text(encoding="utf-8"))
+
+    @property
+    def digest(self) -> str:
+        """The hash of the only script that may run."""
+        return base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode()
+
+
 def build_report(workdir: pathlib.Path) -> pathlib.Path:
     """Writes `workdir/report.html`: one file without scripts or external resources.
 
@@ -130,8 +157,8 @@ def build_report(workdir: pathlib.Path) -> pathlib.Path:
     return target
 
 
-def render(run: RunData) -> str:
-    """Renders the page of a run."""
+def render(run: RunData, live: Live | None = None) -> str:
+    """Renders the page of a run; `live` makes it follow the run."""
     # Autoescape: the page shows texts of models and documents, which may contain HTML.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -143,6 +170,7 @@ def render(run: RunData) -> str:
         facts=facts(run.summary, run.config),
         accuracy=accuracy(run.summary),
         gain=gain(run.summary),
+        gain_over_fixed=gain(run.summary, "gain_over_fixed"),
         reward=reward(run),
         strategies=strategies(run),
         outcomes=outcomes(run.summary),
@@ -152,6 +180,7 @@ def render(run: RunData) -> str:
         costs=costs(run.summary),
         forests=forests(run, scale),
         scale=scale,
+        live=live,
     )
 
 
@@ -213,9 +242,12 @@ def _lower_first(title: str) -> str:
     return title[:1].lower() + title[1:]
 
 
-def gain(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The gain in points with its interval; `over` is the system it is compared with, if known."""
-    values = summary.get("gain") or {}
+def gain(summary: Mapping[str, Any], key: str = "gain") -> dict[str, Any] | None:
+    """The gain in points with its interval; `over` is the system it is compared with, if known.
+
+    `key` is that of the summary: `gain` or `gain_over_fixed`.
+    """
+    values = summary.get(key) or {}
     numbers = [values.get("mean"), *(values.get("ci95") or ())]
     if len(numbers) != 3 or not all(map(is_number, numbers)):
         return None

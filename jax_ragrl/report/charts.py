@@ -14,6 +14,7 @@ from jax_ragrl.report.svg import Frame, area, axes, element, join, path, svg, te
 # Widths of the three card sizes in pixels. A picture of this width is not scaled, so that text has
 # the same size in all cards.
 FULL, WIDE, HALF = 1010, 610, 490
+LETTER = 7.5  # pixels, a wide letter of a label on average
 
 
 class Bar(NamedTuple):
@@ -51,7 +52,9 @@ def smooth_curve(curve: Curve, min_span: int = 5) -> Curve:
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
     """Horizontal bars of percentages with their values."""
-    margin, row, room = 150, 40, WIDE - 150 - 70
+    # Long names, such as those of fixed strategies, push the bars to the right.
+    margin = max([150, *(LETTER * len(bar.label) + 12 for bar in bars)])
+    row, room = 40, WIDE - margin - 70
     parts = []
     for i, bar in enumerate(bars):
         y, length = i * row + 8, max(1.0, room * min(max(bar.value / 100, 0), 1))

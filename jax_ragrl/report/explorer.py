@@ -36,10 +36,14 @@ def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathli
     Raises:
       UserError: a source holds no predictions.
     """
-    files = [pair for source in sources for pair in prediction_files(source, len(sources) > 1)]
-    page = render(merge({label: read_rows(file) for label, file in files}))
-    out.write_text(page, encoding="utf-8", errors="replace")
+    out.write_text(explorer_page(sources), encoding="utf-8", errors="replace")
     return out
+
+
+def explorer_page(sources: Sequence[pathlib.Path]) -> str:
+    """Returns the page of all predictions in some folders or files, see `build_explorer`."""
+    files = [pair for source in sources for pair in prediction_files(source, len(sources) > 1)]
+    return render(merge({label: read_rows(file) for label, file in files}))
 
 
 def has_predictions(folder: pathlib.Path) -> bool:

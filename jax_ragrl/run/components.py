@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -38,9 +38,10 @@ from jax_ragrl.llm.cache import FILE as CACHE_FILE
 from jax_ragrl.llm.executors import WorldExecutors
 from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
-from jax_ragrl.models.by_name import resolve_model
+from jax_ragrl.models.by_name import model_config, resolve_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import load_decoder
+from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.models.int8 import quantize_decoder
 from jax_ragrl.models.lora import add_lora
 from jax_ragrl.models.split import SplitModel
@@ -230,9 +231,26 @@ def mesh_for(job: Job) -> Mesh | None:
     if not job.mesh and jax.process_count() > 1:
         raise UserError(
             f"{jax.process_count()} processes train one policy, but this config has no mesh: set "
-            'one over all devices, such as --config.mesh="(1,-1,1)"'
+            'one over all devices, such as --config.mesh="(-1,-1,1)"'
         )
-    return make_mesh(job.mesh) if job.mesh else None
+    return mesh_of_shape(job.mesh, [job.policy, *dict(job.policies).values()])
+
+
+def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | None:
+    """Returns a mesh; None for an empty shape.
+
+    Args:
+      shape: as in the config of a run.
+      policies: the names of the models on the mesh; read if the shape depends on their width.
+    """
+    if not shape:
+        return None
+    width = 0
+    if shape[:2] == (-1, -1):
+        # The narrowest model, which is the first to have no columns left for another device.
+        folders = [policy_folder(name, weights=False) for name in sorted({*policies} - {""})]
+        width = min((from_hf(model_config(folder)).hidden_size for folder in folders), default=0)
+    return make_mesh(shape, width=width)
 
 
 def load_policies(

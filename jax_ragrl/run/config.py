@@ -229,7 +229,8 @@ class Job:
       remat: the activations that the backward pass computes again (gradient checkpointing).
       attention: an implementation in `models/attention.py`, such as `xla`, which has no kernel.
       mesh: sizes of the axes (data, fsdp, tensor) over all devices; one entry may be -1 for all
-        remaining devices. Empty: the run uses the first device.
+        remaining devices. With (-1, -1, n) fsdp is as large as it may be with 128 columns of the
+        narrowest policy per device, and data takes the rest. Empty: the first device.
       train_forced: whether forced actions are trained, scored under the current policy.
       seed: the seed of data and training.
     """

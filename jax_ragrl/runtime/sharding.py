@@ -22,6 +22,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax_ragrl.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
+# A device with fewer columns of a matrix has products too narrow for its matrix units.
+COLUMNS = 128
 
 MeshAxes = None | str | tuple[str, ...]
 LogicalAxes = tuple[str | None, ...]
@@ -61,18 +63,22 @@ class Rules:
         return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    shape: Sequence[int], devices: Sequence[jax.Device] | None = None, width: int = 0
+) -> Mesh:
     """Returns a mesh with the axes `(data, fsdp, tensor)`.
 
     Args:
-      shape: devices per axis; one entry may be -1, which stands for the remaining devices.
+      shape: devices per axis; one entry may be -1, which stands for the remaining devices. If data
+        and fsdp both are, fsdp is `widest_fsdp` of the remaining devices.
       devices: the devices of the mesh; by default all.
+      width: the hidden size of the narrowest model, if data and fsdp are -1.
 
     Raises:
       UserError: `shape` has not three positive entries whose product is the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = _fill_in(tuple(shape), len(devices))
+    sizes = _fill_in(tuple(shape), len(devices), width)
     if len(sizes) != len(MESH_AXES) or min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise UserError(
             f"mesh {tuple(shape)} over (data, fsdp, tensor) needs {math.prod(sizes)} devices but "
@@ -106,7 +112,25 @@ def _slice_of(device: jax.Device) -> int:
     return getattr(device, "slice_index", None) or 0 if device.platform == "tpu" else 0
 
 
-def _fill_in(shape: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
+def widest_fsdp(devices: int, width: int) -> int:
+    """Returns the size of the largest fsdp axis that suits a model.
+
+    It divides devices and width, and leaves each device at least `COLUMNS` columns of the width.
+    Beyond it products are too narrow for a matrix unit, and XLA sums gradients of whole layers on
+    every device.
+
+    Args:
+      devices: the devices that data and fsdp share.
+      width: the hidden size of the model.
+    """
+    limit = max(1, width // COLUMNS)
+    return max(n for n in range(1, limit + 1) if devices % n == 0 and width % n == 0)
+
+
+def _fill_in(shape: tuple[int, ...], num_devices: int, width: int) -> tuple[int, ...]:
+    if shape[:2] == (-1, -1):
+        fsdp = widest_fsdp(num_devices // max(math.prod(shape[2:]), 1), width)
+        shape = (-1, fsdp, *shape[2:])
     if shape.count(-1) != 1:
         return shape
     other = math.prod(n for n in shape if n != -1)

@@ -261,10 +261,8 @@ def decode_slots(
       The slots, and the number of decode steps, int32 scalar.
     """
     decoder, contexts = model.merge(), state.cache
-    # 1. One key per row, as in `decode`, and the tokens that each context has.
-    keys_B = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
-        state.rows.seed_B, state.rows.sibling_B
-    )
+    # 1. The keys of rows, and the tokens that each context has.
+    keys_B = _row_keys(state.rows)
     start_B, capacity = _place(state), contexts.k[0].shape[2]
     # 2. The weights of each layer, cut out of their stack before the loop.
     layers = decoder.unstacked_layers(fuse=jax.default_backend() == "gpu")
@@ -288,6 +286,16 @@ def decode_slots(
     # 4. Append the new keys and values. Those of steps after the end of a row are stored too, at
     # places that no query reads before another token is stored there.
     return _fix_layout(state._replace(cache=_append(contexts, state.cache, start_B))), t
+
+
+def _row_keys(rows: SlotRows) -> Array:
+    """Returns one key per row, as in `decode`."""
+
+    def key(seed: Array, sibling: Array) -> Array:
+        return jax.random.fold_in(jax.random.key(seed), sibling)
+
+    keys_B: Array = jax.vmap(key)(rows.seed_B, rows.sibling_B)
+    return keys_B
 
 
 def _append(contexts: KVCache, new: KVCache, start_B: Array) -> KVCache:
@@ -318,37 +326,43 @@ def _step(
 
     Nothing changes in rows that are done, nor in rows without room, which a stride can reach.
     """
-    rows, contexts = s.rows, s.cache.prefix
+    contexts = s.cache.prefix
     assert contexts is not None, "decode_slots puts the contexts there"
     live_B = ~s.done_B & (start_B + t < contexts.k[0].shape[2])
     # 1. Run the model on the latest tokens.
     logits_BV, cache = _next_logits(model, layers, s, contexts, start_B, t)
-    logits_BV = rows_minor(scaled(logits_BV, rows.temperature_B))
+    logits_BV = rows_minor(scaled(logits_BV, s.rows.temperature_B))
     # 2. Sample a token per row among the allowed ones.
-    budget_B = rows.limit_B - s.count_B
-    masked_BV = mask_forbidden(grammar, logits_BV, rows.grammar_state_B, budget_B)
-    top_p_B = rows.top_p_B if use_top_p else None
-    ids_B, logps_B = sample_token(masked_BV, s.count_B, rows.temperature_B, top_p_B, keys_B)
-    # 3. What ends a row, and the tokens of live rows.
+    budget_B = s.rows.limit_B - s.count_B
+    masked_BV = mask_forbidden(grammar, logits_BV, s.rows.grammar_state_B, budget_B)
+    top_p_B = s.rows.top_p_B if use_top_p else None
+    ids_B, logps_B = sample_token(masked_BV, s.count_B, s.rows.temperature_B, top_p_B, keys_B)
+    state_B, removed_B = follow_grammar(
+        grammar, logits_BV, masked_BV, ids_B, (s.rows.grammar_state_B, s.removed_B)
+    )
+    # 3. Append the tokens of live rows.
+    rows = s.rows._replace(last_B=ids_B, grammar_state_B=state_B)
+    new = _with_tokens(s, grammar, live_B, ids_B, logps_B)
+    new = new._replace(cache=cache, rows=rows, removed_B=removed_B)
+    # 4. Rows that are not live keep their old vectors; their columns were not written.
+    return new._replace(
+        **{name: where_live(live_B, getattr(new, name), getattr(s, name)) for name in ROW_VECTORS}
+    )
+
+
+def _with_tokens(
+    s: SlotState, grammar: Grammar, live_B: Array, ids_B: Array, logps_B: Array
+) -> SlotState:
+    """Returns slots with another token per live row, and which rows it ends."""
     is_stop_B, stop_state_B = check_stops(grammar, ids_B, s.stop_state_B)
     count_B = s.count_B + live_B.astype(jnp.int32)
-    state_B, removed_B = follow_grammar(
-        grammar, logits_BV, masked_BV, ids_B, (rows.grammar_state_B, s.removed_B)
-    )
     at_B = jnp.where(live_B, s.count_B, s.ids_BT.shape[1])
-    new = s._replace(
-        cache=cache,
-        rows=rows._replace(last_B=ids_B, grammar_state_B=state_B),
-        done_B=is_stop_B | (count_B >= rows.limit_B),
+    return s._replace(
+        done_B=is_stop_B | (count_B >= s.rows.limit_B),
         ids_BT=_set_columns(s.ids_BT, at_B, ids_B),
         logps_BT=_set_columns(s.logps_BT, at_B, logps_B),
         count_B=count_B,
         stop_state_B=stop_state_B,
-        removed_B=removed_B,
-    )
-    # 4. Rows that are not live keep their old vectors; their columns were not written.
-    return new._replace(
-        **{name: where_live(live_B, getattr(new, name), getattr(s, name)) for name in ROW_VECTORS}
     )
 
 

@@ -29,10 +29,9 @@ from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.rollout.context import action_ids, context_ids
 from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
-from jax_ragrl.run.components import load_policy
+from jax_ragrl.run.components import load_policy, mesh_of_shape
 from jax_ragrl.run.config import TINY
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.finetune import batches, save_finetuned, train_supervised
@@ -182,7 +181,7 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     save_config(out / "config.json", dataclasses.asdict(run) | {"demos": len(demos)}, place="--out")
     counts = collections.Counter(demo.role for demo in demos)
     steps = run.steps or -(-run.epochs * len(demos) // run.batch_size)  # rounded up
-    decoder, tokenizer = load_policy(run.policy, make_mesh(run.mesh) if run.mesh else None)
+    decoder, tokenizer = load_policy(run.policy, mesh_of_shape(run.mesh, [run.policy]))
     if run.lora is not None:
         decoder = add_lora(decoder, run.lora, rngs=nnx.Rngs(run.seed))
     policy = _prepare(run, decoder, sorted(counts), steps)

@@ -23,6 +23,7 @@ from jax_ragrl.runtime.sharding import (
     shard_batch,
     to_spec,
     tree_shardings,
+    widest_fsdp,
 )
 
 TINY = DecoderConfig(
@@ -112,6 +113,19 @@ def test_a_mesh_uses_all_devices():
     with pytest.raises(UserError, match=r"needs 6 devices but there are 8"):
         make_mesh((1, 3, 2))
     assert dict(make_mesh((1, -1, 2)).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("devices", "width", "fsdp"),
+    [(256, 896, 4), (256, 1536, 8), (1024, 3584, 16), (8, 3584, 8), (8, 64, 1), (6, 3584, 2)],
+)
+def test_fsdp_leaves_each_device_enough_columns(devices, width, fsdp):
+    assert widest_fsdp(devices, width) == fsdp
+
+
+def test_data_takes_the_devices_that_a_width_leaves():
+    assert make_mesh((-1, -1, 2), width=256).devices.shape == (2, 2, 2)
+    assert make_mesh((-1, -1, 1), width=64).devices.shape == (8, 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.report import build_report
+from jax_ragrl.report import build_report, charts
+from jax_ragrl.report.build import render
 from jax_ragrl.report.charts import smooth
-from jax_ragrl.report.load import by_step, curve
+from jax_ragrl.report.load import RunData, by_step, curve
 from jax_ragrl.report.sketch import Scale, build_tree, credit_scale
 from jax_ragrl.report.svg import Frame, element, ticks
 
@@ -405,3 +406,22 @@ def test_a_tree_shows_passages_and_calls(tmp_path):
     text = read(write_run(tmp_path, trees=[tree(nodes)])).text
     assert "1 passage retrieved" in text and "2 calls to the environment" in text
     assert "q -> T" in text
+
+
+def test_names_of_fixed_strategies_fit_beside_their_bars():
+    name = "Warm start: always No Retrieval"
+    picture = charts.bar_chart([charts.Bar(name, 46.0), charts.Bar("Trained", 57.0, True)])
+    (end,) = re.findall(rf'<text x="([\d.]+)"[^>]*>{name}', picture)
+    assert float(end) >= 7 * len(name)  # seven pixels per letter of 14 pixels height
+    tracks = re.findall(r'<rect[^>]*width="([\d.]+)"[^>]*class="track"', picture)
+    assert len(tracks) == 2 and 200 < float(tracks[0]) <= charts.WIDE - 70 - float(end) - 12
+
+
+def test_the_gain_over_the_best_fixed_strategy_is_shown_beside_the_headline():
+    over = {"over": "trained: always Planning", "mean": 8.5, "ci95": [2.5, 14.5]}
+    summary = {"metric": "F1, percent", "gain": {"over": "direct", "mean": 11.0, "ci95": [4, 17]}}
+    page = render(RunData((), (), summary | {"gain_over_fixed": over}))
+    text = " ".join(page.split())
+    assert "Over trained: always Planning, the best fixed strategy of the same policy" in text
+    assert "<b>+8.5</b> points (+2.5 to +14.5)" in text
+    assert "best fixed strategy" not in render(RunData((), (), summary))
