@@ -32,10 +32,18 @@ from jax_ragrl.learner.gradients import (
     zeros,
 )
 from jax_ragrl.learner.logprobs import Allowed
-from jax_ragrl.learner.packing import Batch, Group, Rows, Turn, group_turns, lay_out
+from jax_ragrl.learner.packing import (
+    Batch,
+    Group,
+    Minibatches,
+    Rows,
+    Turn,
+    group_turns,
+    lay_out,
+)
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.learner.state import Policy, PolicySpec, scalar
-from jax_ragrl.learner.update import warn_all_skipped
+from jax_ragrl.learner.update import move_metrics, score_policy, warn_all_skipped
 from jax_ragrl.losses import dpo_loss
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.tree import Forest, sibling_groups
@@ -100,6 +108,8 @@ def prefer_all(
     pairs: Sequence[Pair],
     beta: float,
     rng: random.Random,
+    *,
+    is_measured: bool = False,
 ) -> tuple[dict[str, Policy], dict[str, float]]:
     """Updates every policy on the pairs of its roles, `epochs * minibatches` times.
 
@@ -109,6 +119,8 @@ def prefer_all(
       pairs: pairs of all roles.
       beta: inverse temperature of the loss.
       rng: splits the pairs into minibatches.
+      is_measured: whether the pairs are scored before and after the update, see
+        `update.move_metrics`.
 
     Returns:
       The policies, and metrics: means over steps of the metrics of `dpo_update`, and the counts
@@ -119,7 +131,11 @@ def prefer_all(
     for name, policy in policies.items():
         own = [pair for pair in pairs if policy_of.get(pair.role) == name]
         fitting = [pair for pair in own if fits(policy.spec, pair)]
+        data = _laid_out(policy.spec, fitting) if is_measured and fitting else None
+        before_AT = None if data is None else score_policy(policy, data)
         result[name], own_metrics = _prefer(policy, fitting, beta, rng)
+        if data is not None and before_AT is not None:
+            own_metrics |= move_metrics(result[name], data, before_AT)
         own_metrics["pairs"] = float(len(fitting))
         own_metrics["dropped_too_long"] = float(len(own) - len(fitting))
         prefix = f"{name}/" if len(policies) > 1 else ""
@@ -190,8 +206,7 @@ def dpo_update(
             "DPO needs a reference, but objective.kl.where is 'none': choose another place"
         )
     # 1. Pack the pairs; both answers of a pair are in one row and share its prompt.
-    devices = data_parallel_size(spec.mesh)
-    batches = lay_out(_groups(spec, pairs), spec.roles, spec.layout, devices, spec.grammars)
+    (batches,) = _laid_out(spec, pairs).parts
     model, train_state = spec.policy, state.policy
     temperature, weight = (scalar(x, spec.mesh) for x in (spec.temperature, 1 / len(pairs)))
     sums: list[dict[str, Array]] = []
@@ -221,6 +236,12 @@ def dpo_update(
     metrics = {name: float(x) for name, x in host.items()}
     check_finite(metrics)
     return policy.with_state(policy=train_state), metrics
+
+
+def _laid_out(spec: PolicySpec, pairs: Sequence[Pair]) -> Minibatches:
+    """Packs pairs into the batches of one minibatch."""
+    groups, devices = _groups(spec, pairs), data_parallel_size(spec.mesh)
+    return Minibatches([lay_out(groups, spec.roles, spec.layout, devices, spec.grammars)])
 
 
 def _groups(spec: PolicySpec, pairs: Sequence[Pair]) -> list[Group]:

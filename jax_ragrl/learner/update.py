@@ -48,7 +48,7 @@ from jax_ragrl.runtime.sharding import (
 
 
 def update(
-    policy: Policy, groups: Sequence[Group], rng: random.Random
+    policy: Policy, groups: Sequence[Group], rng: random.Random, *, is_measured: bool = False
 ) -> tuple[Policy, dict[str, float]]:
     """Scores the groups, computes their targets, and takes `epochs * minibatches` optimizer steps.
 
@@ -57,6 +57,7 @@ def update(
       groups: turns to train, with their credit: the reward that a critic's GAE spreads over the
         tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes.
       rng: splits the groups into minibatches.
+      is_measured: whether the actions are scored once more after the steps, see `move_metrics`.
 
     Returns:
       The policy after the steps, and metrics (see `action_metrics` and `_step_metrics`).
@@ -80,7 +81,8 @@ def update(
                 # Metrics describe the policy that sampled, so only the first pass counts.
                 outputs += [] if epoch else step_outputs
         scores = _fill_logps(scores, outputs, data)
-    metrics = _step_metrics(to_host(sums))
+        moved = move_metrics(policy, data, _sampled_logps(spec, scores)) if is_measured else {}
+    metrics = _step_metrics(to_host(sums)) | moved
     metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
     tokens = sum(group.tokens for group in groups)
     metrics["flops"] = update_flops(policy, tokens - data.skipped_tokens)
@@ -154,6 +156,57 @@ def _fill_logps(
         return scores
     scores = scores._replace(**_by_action(data, outputs, POLICY_FIELDS))
     return _with_behaviour_logps(scores, data)
+
+
+def _sampled_logps(spec: PolicySpec, scores: ActionScores) -> np.ndarray:
+    """The log-probabilities of the actions before the first optimizer step, `[A, T]`."""
+    is_single = spec.optimizer.epochs * spec.optimizer.minibatches == 1
+    # Without a scoring pass, the outputs for later minibatches are those after earlier steps.
+    logp_AT = scores.logp_AT if needs_old_logps(spec) or is_single else scores.behaviour_logp_AT
+    assert logp_AT is not None
+    return np.asarray(logp_AT)
+
+
+def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:
+    """Returns the log-probabilities of all actions under a policy, float32 `[A, T]`."""
+    spec, params = policy.spec, policy.state.policy.params
+    with mesh_context(spec.mesh):
+        return _model_outputs(spec, data, spec.policy, params, {"logp_AT": "logp_RM"})["logp_AT"]
+
+
+def move_metrics(policy: Policy, data: Minibatches, before_AT: np.ndarray) -> dict[str, float]:
+    """Returns how far an update moved a policy on actions, over all of them and by role.
+
+    It takes one forward pass over the actions.
+
+    Args:
+      policy: the policy after the update.
+      data: the actions.
+      before_AT: float32, their log-probabilities under the policy that sampled them.
+    """
+    kl_AT, mask_AT = update_kl(before_AT, score_policy(policy, data)), data.mask()
+    metrics = {"update_kl/mean": float(kl_AT[mask_AT].mean())}
+    for z in np.unique(data.actions.role_A).tolist():
+        own_AT = mask_AT & (data.actions.role_A == z)[:, None]
+        metrics[f"update_kl/{policy.spec.roles[z]}"] = float(kl_AT[own_AT].mean())
+    return metrics
+
+
+def update_kl(before: np.ndarray, after: np.ndarray, clamp: float = 10.0) -> np.ndarray:
+    """Returns how far an update moved the policy on tokens that the policy before it sampled.
+
+      k3 = min(exp(d) - 1 - d, clamp),   d = after - before
+
+    Its mean estimates the divergence of the policy after the update from the one before, without
+    bias up to the clamp. `losses.kl_k3` is the same on devices.
+
+    Args:
+      before, after: float32, the log-probabilities of the tokens, of one shape.
+      clamp: the upper bound of a token, in nats, so that no single token decides.
+    """
+    # Past clamp + 1 on either side the estimate exceeds the clamp, and exp must not overflow.
+    d = np.clip(after - before, -(clamp + 1), clamp + 1)
+    return np.minimum(np.expm1(d) - d, clamp)
 
 
 def _with_behaviour_logps(scores: ActionScores, data: Minibatches) -> ActionScores:

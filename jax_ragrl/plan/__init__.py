@@ -91,8 +91,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       its encoder and local language models. `index_memory`: every local index per host and device,
       and what of it is memory-mapped, see `index_memory`. `uncounted`: messages about parts of the
       config that are not counted, or only approximately. `peak_bytes`: the largest program on top
-      of the permanent memory; with stale rollouts the largest update and the largest rollout. `fits`: whether the peak is below the memory of a device; None if
-      this is unknown. If something is uncounted, `fits` can be False, but not True. `passes`,
+      of the permanent memory; with stale rollouts the largest update and the largest rollout.
+      `fits`: whether the peak is below the memory of a device; None if this is unknown. If
+      something is uncounted, `fits` can be False, but not True. `passes`,
       `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
       a data sheet have no `speed`.
 

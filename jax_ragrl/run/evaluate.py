@@ -96,6 +96,11 @@ class Result:
         """Returns the mean of a metric over the questions that did not fail; nan without any."""
         return _mean(self.scores[metric])
 
+    def standard_error(self, metric: str) -> float:
+        """Returns the standard error of `mean` over questions; nan without two scores."""
+        scores = self.scores[metric][~np.isnan(self.scores[metric])]
+        return float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else np.nan
+
     def check_answered(self) -> None:
         """Raises `UserError` if every question failed, so that there is no score."""
         # A score over no questions would look like a result in a table.

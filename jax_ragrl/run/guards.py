@@ -13,7 +13,7 @@ from typing import Any
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.indicators import INDICATORS, History, Incident, Limit, observe
+from jax_ragrl.run.indicators import AT_ONCE, INDICATORS, History, Incident, Limit, observe
 from jax_ragrl.run.metric_names import current_name
 
 ADVICE_TOO_LONG = (
@@ -40,12 +40,15 @@ class Guard:
         relative indicators, which do not act before.
       logp_rewarded: the fall of a role's `logp_rewarded`, in nats per token.
       valid_frac: the `valid_frac` of a role, as a fraction of its best.
+      update_kl: `update_kl/mean`, how far one update moved a policy, in nats per token. It is
+        measured after the update and before the policy acts. Off, it costs nothing.
       kl: `kl/mean`, in nats per token.
       entropy: the `entropy/old` of a role, as a fraction of the first steps.
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
       searches: `searches_per_rollout`, as a fraction of the highest of the first steps.
       grad_norm: `grad_norm`, in multiples of the first steps.
       sampler_gap: `sampler_gap/max`, in nats.
+      dev_drop: the best dev score so far minus this one, in standard errors of their difference.
     """
 
     bounds: tuple[tuple[str, float, float], ...] = ()
@@ -53,12 +56,14 @@ class Guard:
     baseline_steps: int = 3
     logp_rewarded: Limit = Limit(1.5)
     valid_frac: Limit = Limit(0.5)
+    update_kl: Limit = Limit(0.03)
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
     searches: Limit = Limit(0.1)
     grad_norm: Limit = Limit(20.0)
     sampler_gap: Limit = Limit(2.0)
+    dev_drop: Limit = Limit(2.5)
 
     @property
     def limits(self) -> dict[str, Limit]:
@@ -77,6 +82,11 @@ class Guard:
             raise UserError(
                 f"guard.bounds {wrong} and guard.patience {self.patience}: a bound is (metric, "
                 "lowest, highest), and patience at least 1 step"
+            )
+        if self.dev_drop.action in AT_ONCE:
+            raise UserError(
+                f"guard.dev_drop.action is {self.dev_drop.action!r}, but an evaluation does not "
+                "say which update was wrong: use warn, lower_rate, roll_back or stop"
             )
 
 

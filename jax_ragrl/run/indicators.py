@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 from jax_ragrl.config.schema import one_of
 from jax_ragrl.run.metric_names import current_name, metric_of
 
-OFF, WARN, SKIP, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
-    *("off", "warn", "skip", "lower_rate", "roll_back", "stop"),
+OFF, WARN, SKIP, UNDO, LOWER_RATE, ROLL_BACK, STOP = ACTIONS = (
+    *("off", "warn", "skip", "undo", "lower_rate", "roll_back", "stop"),
 )
-RATE_FACTOR = 0.5  # of the policies' learning rate, at each `lower_rate` and `roll_back`
+AT_ONCE = (SKIP, UNDO)  # actions that do not wait for `patience`
+RATE_FACTOR = 0.5  # of the policies' learning rate, at each `undo`, `lower_rate` and `roll_back`
+UNDOS = 8  # in a row, after which the rate is at 1/256; the next one stops the run
 ROLL_BACKS = 3  # of a run; the next one would only repeat them, and stops the run
 SEARCHES = 0.5  # per rollout at the start, below which a system hardly searches anyway
 # Nats per token at the start, below which a role hardly chose: its entropy may fall further.
@@ -36,8 +38,9 @@ class Limit:
 
     Fields:
       threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit.
-      action: `off`; `warn`; `skip` (the update is not applied); `lower_rate` (of the policies, to
-        half); `roll_back` (to the newest checkpoint, with half the rate); `stop`.
+      action: `off`; `warn`; `skip` (the update is not applied); `undo` (it is not applied, and the
+        rate is halved); `lower_rate` (of the policies, to half); `roll_back` (to the newest
+        checkpoint, with half the rate); `stop`.
     """
 
     threshold: float
@@ -78,6 +81,7 @@ class Indicator(NamedTuple):
       is_low: whether the number is wrong below its threshold, and not above it.
       meaning: the number in words, for messages.
       is_relative: whether the comparison needs the first steps of the run.
+      acts_at_once: whether one step beyond the threshold is an incident, whatever `patience` is.
     """
 
     metric: str
@@ -85,6 +89,7 @@ class Indicator(NamedTuple):
     is_low: bool
     meaning: str
     is_relative: bool = True
+    acts_at_once: bool = False
 
 
 class Incident(NamedTuple):
@@ -153,6 +158,8 @@ INDICATORS: Mapping[str, Indicator] = {
         "logp_rewarded/<role>", _fall, False, "nats per token below its first steps"
     ),
     "valid_frac": Indicator("valid_frac/<role>", _of_best, True, "of its best steps"),
+    # One such update may be the end of a policy, which later updates hardly move.
+    "update_kl": Indicator("update_kl/mean", _itself, False, "nats per token", False, True),
     "kl": Indicator("kl/mean", _itself, False, "nats per token", False),
     "entropy": Indicator(
         "entropy/old/<role>", functools.partial(_ratio, least=ENTROPY), True, "of its first steps"
@@ -166,6 +173,8 @@ INDICATORS: Mapping[str, Indicator] = {
     ),
     "grad_norm": Indicator("grad_norm", _ratio, False, "times its first steps"),
     "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats", False),
+    # The threshold is above the noise of one evaluation, and the next one is many steps away.
+    "dev_drop": Indicator("eval/drop", _itself, False, "standard errors", False, True),
 }
 
 
@@ -237,8 +246,8 @@ def observe(
 
     Args:
       limits: by indicator, its threshold and action.
-      patience: steps in a row beyond a threshold that make an incident. `skip` does not wait, and
-        stops the run after this number of skipped steps in a row.
+      patience: steps in a row beyond a threshold that make an incident. `skip` and `undo` do not
+        wait; `skip` stops the run after this number of skipped steps in a row.
       steps: the number of first steps, with which relative indicators compare.
       history: the rows before.
       row: the row of a step in `metrics.jsonl`.
@@ -257,7 +266,9 @@ def observe(
             beyond = is_beyond(INDICATORS[name], number, limit.threshold)
             # Compared before it is added, so that a value has no part in its own baseline.
             trend = trend._replace(streak=trend.streak + 1 if beyond else 0)
-            action = action_of(limit, trend.streak, patience, history.roll_backs)
+            is_prompt = INDICATORS[name].acts_at_once and limit.action != SKIP
+            waits = 1 if is_prompt else patience
+            action = action_of(limit, trend.streak, waits, history.roll_backs)
             if action and number is not None:
                 incidents.append(_incident(row["step"], name, key, value, number, limit, action))
             trends[name, key] = with_value(trend, value, steps)
@@ -274,8 +285,9 @@ def action_of(limit: Limit, streak: int, patience: int, roll_backs: int) -> str:
       roll_backs: the number of roll backs of the run so far.
     """
     # A batch is skipped now or never; a policy that keeps such batches is not mended by skipping.
-    if limit.action == SKIP and streak:
-        return STOP if streak >= patience else SKIP
+    if limit.action in AT_ONCE and streak:
+        most = patience - 1 if limit.action == SKIP else UNDOS
+        return STOP if streak > most else limit.action
     # Once per row of steps: a warning in each of them would hide the first one.
     if streak != patience:
         return ""
@@ -295,16 +307,17 @@ def _incident(
 
 
 def _after(history: History, incidents: list[Incident]) -> History:
-    """Counts the actions of a step; one that changes the training starts new streaks."""
+    """Counts the actions of a step; one that keeps an update starts new streaks."""
     # A set: two roles that collapse together lower the rate once.
     actions = {incident.action for incident in incidents}
+    if not actions & {UNDO, LOWER_RATE, ROLL_BACK}:
+        return history
+    history = history._replace(rate_factor=history.rate_factor * RATE_FACTOR)
+    # An undone update leaves the policies as they were, so that the steps in a row go on.
     if not actions & {LOWER_RATE, ROLL_BACK}:
         return history
-    return History(
-        {key: trend._replace(streak=0) for key, trend in history.trends.items()},
-        history.rate_factor * RATE_FACTOR,
-        history.roll_backs + (ROLL_BACK in actions),
-    )
+    trends = {key: trend._replace(streak=0) for key, trend in history.trends.items()}
+    return history._replace(trends=trends, roll_backs=history.roll_backs + (ROLL_BACK in actions))
 
 
 def may_save(limits: Mapping[str, Limit], history: History) -> bool:

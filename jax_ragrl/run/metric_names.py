@@ -103,6 +103,8 @@ UPDATE = tuple(
         ("kl/<role>", "nats per token", "divergence from the reference, of one role"),
         ("kl/loss", "nats per token", "KL estimate in the loss"),
         ("kl/coefficient", "reward per nat", "coefficient of the KL divergence"),
+        ("update_kl/mean", "nats per token", "how far the update moved the policy on its actions"),
+        ("update_kl/<role>", "nats per token", "how far the update moved the policy, of one role"),
         ("advantage/mean", "reward", "mean advantage over tokens"),
         ("advantage/<role>", "reward", "mean advantage over tokens, of one role"),
         ("advantage/std", "reward", "standard deviation of advantages over tokens"),
@@ -122,6 +124,12 @@ UPDATE = tuple(
 )
 EVALUATION = (
     Metric("eval/accuracy", "fraction", "headline score on dev questions, greedy"),
+    Metric("eval/standard_error", "fraction", "standard error of `eval/accuracy` over questions"),
+    Metric(
+        "eval/drop",
+        "standard errors",
+        "best earlier `eval/accuracy` minus this one, in standard errors of their difference",
+    ),
     Metric("eval/failed", "questions", "dev questions whose environment failed"),
     Metric("strategy_frac/<strategy>", "fraction", "dev questions answered with a strategy"),
 )

@@ -52,8 +52,9 @@ class _DataUnpickler(pickle.Unpickler):
         if _holds_data(value) or value in _array_builders():
             return value
         raise UserError(
-            f"another process sent {module}.{name}, which is not data: states, actions and replies "
-            "of a system must be dataclasses, named tuples, enums and built-in types"
+            f"a rollout holds {module}.{name}, which is not data: states, actions and replies of "
+            "a system must be dataclasses, named tuples, enums and built-in types, so that other "
+            "processes and resumed runs can read them"
         )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-SCORE = "eval/accuracy"
+SCORE, STANDARD_ERROR = "eval/accuracy", "eval/standard_error"
 
 
 def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
@@ -23,6 +23,30 @@ def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
             count = 0 if score > best else count + 1
             best = max(best, score)
     return count
+
+
+def drop(rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns how far the score is below the best one so far, in standard errors: `eval/drop`.
+
+    Both evaluations have the same questions, so that their difference is less noisy than this
+    number takes it to be.
+
+    Args:
+      rows: the rows of `metrics.jsonl` before.
+      metrics: the score and its standard error.
+    """
+    scored = [row for row in rows if _has_error(row)]
+    if not scored or not _has_error(metrics):
+        return {}
+    best = max(scored, key=lambda row: row[SCORE])
+    error = math.hypot(best[STANDARD_ERROR], metrics[STANDARD_ERROR])
+    # All questions right, or all wrong, in both evaluations: the scores say nothing of their noise.
+    return {"eval/drop": (best[SCORE] - metrics[SCORE]) / error} if error else {}
+
+
+def _has_error(row: Mapping[str, Any]) -> bool:
+    values = row.get(SCORE), row.get(STANDARD_ERROR)
+    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def reason_to_end(rows: Iterable[Mapping[str, Any]], patience: int) -> str:

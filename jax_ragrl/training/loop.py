@@ -44,6 +44,7 @@ from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.guards import RunMonitor
+from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
@@ -51,7 +52,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
-from jax_ragrl.training.early_stop import reason_to_end
+from jax_ragrl.training.early_stop import drop, reason_to_end
 from jax_ragrl.training.log import Clock, metrics_row, open_log, read_metrics
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
@@ -106,14 +107,15 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
                 log.say(reason)
                 break
             last = step + 1 == job.run.steps
-            policies = enter_phase(job, policies, step, first=step == start)
-            policies = warden.at_rate(policies, step)
+            policies = warden.at_rate(enter_phase(job, policies, step, first=step == start), step)
             policies, metrics, step_trees = _take_step(
                 job, parts, policies, rollouts, step, monitor, warden
             )
             if (step + 1) % job.run.eval_every == 0 or last:
                 rollouts.wait()  # an evaluation asks the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
+                policies, metrics = _judge(policies, metrics, rows, step, warden)
+                _follow(rollouts, warden)
             metrics |= server_metrics()
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
@@ -155,6 +157,8 @@ def _take_step(
       The policies after the step, its metrics without an evaluation, and the trees of its log.
     """
     clock = Clock()
+    # Before the rollouts, which hide the transfer: they do not change the policies.
+    before = warden.spare(policies)
     # 1. Roll out and assign credit. Stale rollouts of the next step begin here.
     roles = job.schedule.roles(step, tuple(job.policy_of))
     rollout = rollouts.take(policies, step)
@@ -166,7 +170,6 @@ def _take_step(
     turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
     clock.lap("time/rollout_s")
     # 2. Update.
-    before = warden.spare(policies)
     policies, metrics = learn(job, policies, forest, turns, roles, step)
     clock.lap("time/train_s")
     # 3. Metrics. Credit is undefined if no leaf is reachable.
@@ -176,9 +179,29 @@ def _take_step(
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
+    _follow(rollouts, warden)
+    return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
+
+
+def _judge(
+    policies: Policies,
+    metrics: dict[str, float],
+    rows: Sequence[Mapping[str, Any]],
+    step: int,
+    warden: Warden,
+) -> tuple[Policies, dict[str, float]]:
+    """Compares an evaluation with the best one before; arguments as in `train`."""
+    metrics = metrics | drop(rows, metrics)
+    policies = warden.judge(policies, metrics_row(step + 1, metrics))
+    return policies, metrics | warden.metrics()
+
+
+def _follow(rollouts: Rollouts, warden: Warden) -> None:
+    """Adapts the rollouts in flight to what the guard did to the policies."""
     if warden.has_rolled_back:
         rollouts.discard()  # they come from the policies that are given up
-    return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
+    elif warden.has_undone:
+        rollouts.refresh()  # they come from the policies that are trained again
 
 
 def rollout_metrics(
@@ -436,10 +459,12 @@ def learn(
       The updated policies, and metrics.
     """
     rng = random.Random(f"{job.seed} {step}")
+    is_measured = job.guard.update_kl.action != OFF
     if job.preference is not None:
         pairs = pairs_of(forest, turns, roles, job.preference.margin)
-        return prefer_all(policies, job.policy_of, pairs, job.preference.beta, rng)
-    return update_all(policies, job.policy_of, roles, turns, rng)
+        beta = job.preference.beta
+        return prefer_all(policies, job.policy_of, pairs, beta, rng, is_measured=is_measured)
+    return update_all(policies, job.policy_of, roles, turns, rng, is_measured=is_measured)
 
 
 def dev_metrics(
@@ -474,4 +499,5 @@ def dev_metrics(
     if monitor.is_healthy:
         keep_best(workdir, step, result.mean(metric), policies)
     failures = {"eval/failed": float(result.finish_reasons["failed"])} if result.failures else {}
-    return {"eval/accuracy": result.mean(metric), **fractions, **failures}
+    scores = {"accuracy": result.mean(metric), "standard_error": result.standard_error(metric)}
+    return {f"eval/{key}": value for key, value in scores.items()} | fractions | failures

@@ -67,12 +67,14 @@ class InFlight(NamedTuple):
       data: the state of the questions before those of the step were drawn.
       rollout: the rollouts, perhaps still running.
       waiting: can stop them.
+      staleness: as in `Rollout`; 0 if the update since was undone.
     """
 
     step: int
     data: Any
     rollout: Future[Rollout]
     waiting: WaitingTimes
+    staleness: int = 1
 
 
 @dataclasses.dataclass
@@ -109,11 +111,12 @@ class Rollouts:
         in_flight, self._in_flight = self._in_flight, None
         early_wait, self._early_wait = self._early_wait, 0.0
         if in_flight is not None:
-            return in_flight.rollout.result()._replace(early_wait=early_wait)
+            rollout = in_flight.rollout.result()
+            return rollout._replace(staleness=in_flight.staleness, early_wait=early_wait)
         waiting = WaitingTimes()
         with waiting.call(DEVICE):
             environment = waiting.observe(self.act(policies, False))
-        return self._run(environment, next(self.data), step, 0, waiting)
+        return self._run(environment, next(self.data), step, waiting)
 
     def begin(self, policies: Policies, step: int) -> None:
         """Begins the rollouts of a step in the worker thread, if they may be stale.
@@ -129,7 +132,7 @@ class Rollouts:
         waiting, state = WaitingTimes(), self.data.get_state()
         with waiting.call(DEVICE):
             environment = waiting.observe(self.act(policies, True))
-        work = (environment, next(self.data), step, 1, waiting)
+        work = (environment, next(self.data), step, waiting)
         self._in_flight = InFlight(step, state, self._pool.submit(self._run, *work), waiting)
 
     def _run(
@@ -137,11 +140,10 @@ class Rollouts:
         environment: Environment,
         questions: Sequence[Question],
         step: int,
-        staleness: int,
         waiting: WaitingTimes,
     ) -> Rollout:
         forest = self.roll_out(environment, questions, step)
-        return Rollout(forest, staleness, waiting.seconds())
+        return Rollout(forest, 0, waiting.seconds())
 
     def wait(self) -> None:
         """Waits for the rollouts in flight; an error of theirs is raised by `take`."""
@@ -159,6 +161,15 @@ class Rollouts:
         self.data.set_state(self._in_flight.data)
         self._in_flight = None
 
+    def refresh(self) -> None:
+        """Notes that the rollouts in flight come from the policies that their step will train.
+
+        The update since they were begun was undone. They stay valid, for importance weights come
+        from the log-probabilities of the policies that sampled and of those that are trained.
+        """
+        if self._in_flight is not None:
+            self._in_flight = self._in_flight._replace(staleness=0)
+
     def state(self) -> dict[str, Any]:
         """Returns the entries of a checkpoint from which `restore` continues.
 
@@ -171,7 +182,8 @@ class Rollouts:
         entries = {"data": self._in_flight.data}
         rollout = self._in_flight.rollout
         if rollout.exception() is None and not rollout.result().forest.has_failed:
-            entries["forest"] = zlib.compress(data_pickle.dumps(rollout.result().forest), 1)
+            entries["forest"] = _pack(rollout.result().forest)
+            entries["staleness"] = self._in_flight.staleness
         return entries
 
     def restore(self, entries: Mapping[str, Any], step: int) -> None:
@@ -182,17 +194,37 @@ class Rollouts:
           step: the number of completed steps.
         """
         self.data.set_state(entries["data"])
-        if "forest" not in entries:
+        # A run whose rollouts may no longer be stale makes these again: it might not weigh them.
+        if "forest" not in entries or not self.staleness:
             return
         next(self.data)  # the questions of the forest
-        forest = data_pickle.loads(zlib.decompress(entries["forest"]))
+        forest = _unpack(entries["forest"])
         rollout = Future[Rollout]()
         # Another process made them: this one waited for nothing.
-        rollout.set_result(Rollout(forest, 1, dict.fromkeys(CAUSES, 0.0)))
-        self._in_flight = InFlight(step, entries["data"], rollout, WaitingTimes())
+        rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
+        self._in_flight = InFlight(
+            step, entries["data"], rollout, WaitingTimes(), entries["staleness"]
+        )
 
     def close(self) -> None:
         """Stops the rollouts in flight and ends the worker thread."""
         if self._in_flight is not None:
             self._in_flight.waiting.stop()
         self._pool.shutdown(cancel_futures=True)
+
+
+def _pack(forest: Forest) -> bytes:
+    """Returns the bytes of a forest for a checkpoint.
+
+    Raises:
+      UserError: a state, action or reply of the system is not data. `_unpack` would refuse the
+        forest, and the run could not be resumed.
+    """
+    data = data_pickle.dumps(forest)
+    data_pickle.loads(data)
+    return zlib.compress(data, 1)
+
+
+def _unpack(data: bytes) -> Forest:
+    forest: Forest = data_pickle.loads(zlib.decompress(data))
+    return forest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,18 @@ import jax
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.policies import Policies, with_rate
-from jax_ragrl.learner.state import Policy, copy_arrays
+from jax_ragrl.learner.state import Policy
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.config import Job
-from jax_ragrl.run.indicators import ROLL_BACK, SKIP, STOP, History, Incident, may_save
+from jax_ragrl.run.indicators import (
+    AT_ONCE,
+    ROLL_BACK,
+    STOP,
+    History,
+    Incident,
+    may_save,
+)
+from jax_ragrl.runtime.host_copies import copy_to_devices, copy_to_host
 from jax_ragrl.training.incidents import write_incidents
 
 
@@ -46,15 +54,25 @@ class Warden:
         self._job, self._workdir, self._checkpoints = job, workdir, checkpoints
         self._updates, self._history = updates, History()
         self._incidents = tuple[Incident, ...]()
-        self.has_rolled_back = False  # at the newest step
+        self._forest: Forest | None = None  # the rollouts of the step, for its incident file
+        # What happened to the policies at the newest step.
+        self.has_rolled_back = self.has_undone = False
         for row in rows:
-            self._observe(row)
+            self._begin(row["step"])
+            for part in _parts(row):
+                self._observe(part)
 
-    def _observe(self, row: Mapping[str, Any]) -> None:
+    def _begin(self, step: int) -> None:
+        self._incidents = ()
+        self.has_rolled_back = self.has_undone = False
         # A new phase trains other roles, whose metrics have another level.
-        if self._job.schedule.begins_phase(row["step"] - 1):
+        if self._job.schedule.begins_phase(step - 1):
             self._history = self._history._replace(trends={})
-        self._history, self._incidents = self._job.guard.observe(self._history, row)
+
+    def _observe(self, row: Mapping[str, Any]) -> tuple[Incident, ...]:
+        self._history, incidents = self._job.guard.observe(self._history, row)
+        self._incidents = (*self._incidents, *incidents)
+        return incidents
 
     @property
     def may_save(self) -> bool:
@@ -77,15 +95,16 @@ class Warden:
         return with_rate(policies, peak * factor, job.optimizer, self._updates)
 
     def spare(self, policies: Policies) -> Policies:
-        """Returns copies of the policies before an update, if it may be skipped; empty otherwise.
+        """Returns copies of the policies before an update, if it may be undone; empty otherwise.
 
-        They need as much device memory again as the trained parameters and their optimizer.
+        They are in host memory and need as much of it as the trained parameters and their optimizer
+        states, because the update donates the buffers of these.
         """
         limits = self._job.guard.limits.values()
-        if not any(limit.action == SKIP for limit in limits):
+        if not any(limit.action in AT_ONCE for limit in limits):
             return {}
         return {
-            name: policy.with_state(**copy_arrays(_trained(policy)))
+            name: policy.with_state(**copy_to_host(_trained(policy)))
             for name, policy in policies.items()
         }
 
@@ -96,27 +115,44 @@ class Warden:
 
         Args:
           policies: the policies after the update of the step.
-          spare: the policies before it, see `spare`.
+          spare: the policies before it in host memory, see `spare`.
           row: the row of the step, before its evaluation.
           forest: the rollouts of the step.
 
         Returns:
           The policies for the next step.
         """
-        self._observe(row)
-        self.has_rolled_back = False
-        if not self._incidents:
-            return policies
-        write_incidents(self._workdir, self._incidents, row, forest)
-        for incident in self._incidents:
-            warnings.warn(incident.message, stacklevel=2)
-        actions = {incident.action for incident in self._incidents}
+        self._begin(row["step"])
+        self._forest = forest
+        actions = self._report(self._observe(row), row)
         # The strongest action includes the weaker ones: older policies had no part in the update.
         if ROLL_BACK in actions and STOP not in actions:
-            policies, self.has_rolled_back = self._rolled_back(policies), True
-        elif SKIP in actions:
-            policies = spare
+            policies = self._rolled_back(policies)
+        elif actions & set(AT_ONCE):
+            policies, self.has_undone = _undone(policies, spare), True
         return policies
+
+    def judge(self, policies: Policies, row: Mapping[str, Any]) -> Policies:
+        """Observes the evaluation of a step after `act`, and applies what its incidents demand.
+
+        Args:
+          policies: the policies that were evaluated.
+          row: the row of the step with its evaluation.
+
+        Returns:
+          The policies for the next step.
+        """
+        actions = self._report(self._observe(_parts(row)[1]), row)
+        is_due = ROLL_BACK in actions and STOP not in actions
+        return self._rolled_back(policies) if is_due else policies
+
+    def _report(self, incidents: Sequence[Incident], row: Mapping[str, Any]) -> set[str]:
+        """Warns of incidents, writes their file, and returns their actions."""
+        if incidents and self._forest is not None:
+            write_incidents(self._workdir, self._incidents, row, self._forest)
+        for incident in incidents:
+            warnings.warn(incident.message, stacklevel=3)
+        return {incident.action for incident in incidents}
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the guard at the newest step; empty without an incident so far."""
@@ -125,6 +161,7 @@ class Warden:
         return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
     def _rolled_back(self, policies: Policies) -> Policies:
+        self.has_rolled_back, self.has_undone = True, False
         step = self._checkpoints.wait()
         if step is None:
             raise UserError(f"{self._incidents[0].message}, without a checkpoint. {self._advice()}")
@@ -142,7 +179,8 @@ class Warden:
 
         Raises:
           UserError: an indicator with the action `stop` has an incident, one with `skip` has
-            skipped too many updates, or one with `roll_back` has rolled back too often.
+            skipped too many updates, one with `undo` has undone too many, or one with `roll_back`
+            has rolled back too often.
         """
         # After the log has the step, so that its metrics explain the end.
         for incident in self._incidents:
@@ -155,6 +193,21 @@ class Warden:
             f"example: ragrl train --from {self._workdir}@best --workdir=NEW "
             f"--config.optimizer.policy_lr={self._job.optimizer.policy_lr / 2:g}"
         )
+
+
+def _parts(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a row as its step observes it: before its evaluation, and the evaluation."""
+    is_late = lambda key: key.startswith("eval/")  # noqa: E731
+    early = {key: value for key, value in row.items() if not is_late(key)}
+    return early, {key: value for key, value in row.items() if is_late(key) or key == "step"}
+
+
+def _undone(policies: Policies, spare: Policies) -> Policies:
+    """Returns the policies before an update, from their copies in host memory."""
+    return {
+        name: before.with_state(**copy_to_devices(_trained(before), _trained(policies[name])))
+        for name, before in spare.items()
+    }
 
 
 def _trained(policy: Policy) -> dict[str, Any]:

@@ -56,6 +56,14 @@ def test_intervals_and_tables_leave_out_failed_questions():
     assert "f1" not in rows[ANN.id] and rows[ANN.id]["questions"] == 2
 
 
+def test_the_standard_error_is_that_of_the_questions_that_did_not_fail():
+    scores = {"em": np.array([1.0, np.nan, 1.0, 0.0, 0.0]), "f1": np.array([0.5, np.nan])}
+    result = Result(scores, {}, {}, {}, {}, {}, ())
+    # p (1 - p) / (n - 1) under the root, for answers that are right or wrong.
+    assert result.standard_error("em") == pytest.approx(np.sqrt(0.25 / 3))
+    assert np.isnan(result.standard_error("f1"))
+
+
 def test_a_failed_question_scores_nan():
     tape = Tape(
         {}, replies={"answer": lambda r: DOWN if "Bob" in r.messages[-1].content else "Ulm"}

@@ -12,6 +12,7 @@ from jax_ragrl.run.guards import Guard
 from jax_ragrl.run.indicators import (
     INDICATORS,
     ROLL_BACKS,
+    UNDOS,
     History,
     Incident,
     Limit,
@@ -23,13 +24,18 @@ from jax_ragrl.run.metric_names import METRICS, metric_of
 COLLAPSES = {
     "logp_rewarded": ("logp_rewarded/planner", (-0.5, -0.4, -0.9, -0.6, -1.2), -2.8),
     "valid_frac": ("valid_frac/planner", (0.8, 0.9, 1.0, 0.7, 0.6), 0.3),
+    "update_kl": ("update_kl/mean", (0.0, 0.01, 0.018, 0.002, 0.02), 0.9),
     "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
     "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
     "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
     "searches": ("searches_per_rollout", (1.5, 1.0, 2.0, 0.5, 3.0), 0.0),
     "grad_norm": ("grad_norm", (1.0, 0.5, 3.0, 9.0, 2.0), 40.0),
     "sampler_gap": ("sampler_gap/max", (0.01, 0.7, 0.1, 0.05, 0.0), 3.0),
+    "dev_drop": ("eval/drop", (-2.0, 0.5, -1.0, 1.2, 0.9), 3.1),
 }
+# Indicators that wait for steps in a row, and those that do not.
+PATIENT = [name for name in COLLAPSES if not INDICATORS[name].acts_at_once]
+PROMPT = ["update_kl", "dev_drop"]
 SETTINGS = {"baseline_steps": 3, "patience": 2}
 
 
@@ -61,7 +67,39 @@ def test_the_number_of_an_incident_is_never_read_as_a_metric_of_an_indicator(nam
     assert metric is not None and metric.name == "guard/incident/<indicator>"
 
 
-@pytest.mark.parametrize("name", COLLAPSES)
+@pytest.mark.parametrize("name", PROMPT)
+def test_an_indicator_above_its_noise_waits_for_no_second_step(name: str):
+    key, healthy, collapsed = COLLAPSES[name]
+    rows = [{key: value} for value in (*healthy, collapsed, collapsed, healthy[0], collapsed)]
+    _, incidents = replay(Guard(**SETTINGS), rows)
+    assert [(x.step, x.action) for x in incidents] == [(6, "warn"), (9, "warn")]
+    _, incidents = replay(limited(name, "stop"), rows)
+    assert [(x.step, x.action) for x in incidents] == [(6, "stop"), (9, "stop")]
+
+
+def test_an_update_is_undone_until_the_rate_is_low_enough_and_not_for_ever():
+    key, healthy, collapsed = COLLAPSES["update_kl"]
+    rows = [{key: value} for value in (*healthy, collapsed, collapsed, healthy[0])]
+    history, incidents = replay(limited("update_kl", "undo"), rows)
+    assert [x.action for x in incidents] == ["undo"] * 2 and history.rate_factor == 1 / 4
+    assert may_save(limited("update_kl", "undo").limits, history)
+    _, incidents = replay(limited("update_kl", "undo"), [{key: collapsed}] * (UNDOS + 1))
+    assert [x.action for x in incidents] == ["undo"] * UNDOS + ["stop"]
+
+
+def test_a_skipped_update_has_the_patience_of_skip():
+    key, _, collapsed = COLLAPSES["update_kl"]
+    _, incidents = replay(limited("update_kl", "skip", patience=3), [{key: collapsed}] * 3)
+    assert [x.action for x in incidents] == ["skip", "skip", "stop"]
+
+
+@pytest.mark.parametrize("action", ["skip", "undo"])
+def test_an_evaluation_undoes_no_update(action: str):
+    with pytest.raises(UserError, match=r"guard\.dev_drop\.action is"):
+        Guard(dev_drop=Limit(2.5, action))
+
+
+@pytest.mark.parametrize("name", PATIENT)
 def test_a_collapse_is_an_incident_after_patience_steps_and_health_is_none(name: str):
     key, healthy, collapsed = COLLAPSES[name]
     rows = [{key: value} for value in healthy]
@@ -74,7 +112,7 @@ def test_a_collapse_is_an_incident_after_patience_steps_and_health_is_none(name:
     assert key in incidents[0].message and f"guard.{name}" in incidents[0].message
 
 
-@pytest.mark.parametrize("name", COLLAPSES)
+@pytest.mark.parametrize("name", PATIENT)
 def test_an_interrupted_collapse_is_no_incident(name: str):
     key, healthy, collapsed = COLLAPSES[name]
     rows = [*healthy, collapsed, healthy[0], collapsed, healthy[0]]
@@ -90,7 +128,7 @@ def test_only_an_absolute_indicator_acts_during_the_first_steps_and_none_that_is
     assert not replay(limited(name, "off"), rows)[1]
 
 
-@pytest.mark.parametrize("name", COLLAPSES)
+@pytest.mark.parametrize("name", PATIENT)
 def test_a_missing_value_and_one_that_is_not_finite_say_nothing(name: str):
     key, healthy, collapsed = COLLAPSES[name]
     rows = [{key: value} for value in healthy]

@@ -9,7 +9,7 @@ import pytest
 
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.training import loop
-from jax_ragrl.training.early_stop import evaluations_without_gain, reason_to_end
+from jax_ragrl.training.early_stop import drop, evaluations_without_gain, reason_to_end
 from tests.training.test_outage import result, roll_out_nothing, small_run
 
 
@@ -37,6 +37,29 @@ def test_only_a_better_score_is_a_gain(scores, count):
 def test_steps_without_an_evaluation_do_not_count():
     between = [{"step": 9, "reward/mean": 0.0}] * 5
     assert evaluations_without_gain(rows(0.5) + between + rows(0.4)) == 1
+
+
+def scored(score: float, error: float) -> dict[str, float]:
+    return {"eval/accuracy": score, "eval/standard_error": error}
+
+
+def test_a_drop_is_counted_in_standard_errors_from_the_best_score():
+    before = [scored(0.4, 0.04), {"reward/mean": 0.9}, scored(0.5, 0.03), scored(0.45, 0.04)]
+    assert drop(before, scored(0.3, 0.04))["eval/drop"] == pytest.approx(0.2 / 0.05)
+    assert drop(before, scored(0.6, 0.04))["eval/drop"] == pytest.approx(-0.1 / 0.05)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [{"eval/accuracy": 0.5}],  # a run from before this metric
+        [scored(0.5, float("nan")), {"eval/accuracy": None, "eval/standard_error": None}],
+        [scored(1.0, 0.0)],  # no noise to compare with
+    ],
+)
+def test_without_two_standard_errors_there_is_no_drop(before):
+    assert drop(before, scored(0.0, 0.0)) == {}
 
 
 def test_a_run_without_patience_never_ends_early():

@@ -12,6 +12,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.indicators import UNDOS
 from jax_ragrl.training import loop
 from jax_ragrl.training.incidents import questions_of
 from tests.rollout.tape import ANN, BOB, Tape, play
@@ -25,6 +26,7 @@ class Trial:
     def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
         self.folder, self.rates = folder, list[object]()
         self.interrupted_at: int | None = None
+        self.guard: dict[str, object] = {}  # further limits
         _, self.parts = small_run(folder, steps=1)
         monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
         monkeypatch.setattr(loop, "learn", self.learn)
@@ -42,7 +44,7 @@ class Trial:
     def train(self, action: str, norms: list[float], **run: int) -> None:
         """Trains with an action on the norms of the gradient of the steps."""
         limit = {"threshold": 10.0, "action": action}
-        guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit}
+        guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit} | self.guard
         self.norms = norms
         changes = {"steps": len(norms), "dev_questions": 0, "save_every": 2} | run
         self.job = load_job(small_values(self.folder, **changes) | {"guard": guard})
@@ -80,6 +82,25 @@ def test_a_skipped_update_is_not_applied(trial: Trial):
     assert trial.updates() == {4}
 
 
+def test_an_undone_update_is_not_applied_and_halves_the_rate(trial: Trial):
+    with pytest.warns(UserWarning, match="action: undo"):
+        trial.train("undo", [1, 1, 50, 50, 1, 1])
+    assert trial.updates() == {4}
+    optimizer, updates = trial.job.optimizer, trial.job.run.steps
+    rates = [optimizer.transform(optimizer.policy_lr * x, updates) for x in (1, 0.5, 0.25)]
+    assert trial.rates == [rates[0]] * 3 + [rates[1]] + [rates[2]] * 2
+    assert trial.rows()[-1]["guard/rate_factor"] == 0.25
+
+
+def test_updates_are_not_undone_for_ever(trial: Trial):
+    with (
+        pytest.warns(UserWarning, match="action: stop"),
+        pytest.raises(UserError, match=r"grad_norm is 50.*train --from"),
+    ):
+        trial.train("undo", [1, 1] + [50] * (UNDOS + 2))
+    assert len(trial.rows()) == 2 + UNDOS + 1 and trial.updates() == {2}
+
+
 def test_a_lowered_rate_is_used_from_the_next_step_on(trial: Trial):
     with pytest.warns(UserWarning, match="action: lower_rate"):
         trial.train("lower_rate", [1, 1, 50, 50, 1])
@@ -114,7 +135,7 @@ def test_a_stopped_run_does_not_save_the_steps_beyond_the_threshold(trial: Trial
 
 
 @pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
-@pytest.mark.parametrize("action", ["skip", "lower_rate", "roll_back"])
+@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
 @pytest.mark.parametrize("interrupted_at", [3, 4, 5])
 def test_an_interrupted_run_ends_as_a_whole_one(
     tmp_path: pathlib.Path,
@@ -134,6 +155,38 @@ def test_an_interrupted_run_ends_as_a_whole_one(
         trial.train(action, norms)
         ends.append((trial.updates(), trial.rows(), trial.rates[-1]))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.filterwarnings("ignore:guard", "ignore:the policies of step")
+def test_a_fallen_dev_score_rolls_back_also_in_an_interrupted_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Step 6 has a gradient and a score beyond their thresholds: the rate is halved twice."""
+    scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.85}
+
+    def evaluate(job, parts, policies, monitor, workdir, step):
+        return {"eval/accuracy": scores[step], "eval/standard_error": 0.05}
+
+    ends = []
+    for stop in (None, 5, 6, 7):
+        trial = Trial(tmp_path / str(stop), monkeypatch)
+        monkeypatch.setattr(loop, "dev_metrics", evaluate)
+        trial.guard, trial.interrupted_at = (
+            {"dev_drop": {"threshold": 2.5, "action": "roll_back"}},
+            stop,
+        )
+        norms = [1, 1, 1, 1, 50, 50, 1, 1]
+        if stop is not None:
+            with pytest.raises(KeyboardInterrupt):
+                trial.train("lower_rate", norms, eval_every=2)
+        trial.train("lower_rate", norms, eval_every=2)
+        ends.append((trial.updates(), trial.rows(), trial.rates[-1]))
+    assert ends[0][0] == {6} and ends[0][1][5]["guard/incident/dev_drop"] > 10
+    assert ends[0][1][5]["guard/rate_factor"] == 0.25 == ends[0][1][-1]["guard/rate_factor"]
+    assert all(end == ends[0] for end in ends[1:])
+    file = json.loads((trial.folder / "incidents" / "step-6.json").read_text())
+    assert [x["indicator"] for x in file["incidents"]] == ["grad_norm", "dev_drop"]
+    assert file["questions"], "the batch of the step is kept"
 
 
 def test_an_incident_file_summarizes_each_rollout():

@@ -1,0 +1,46 @@
+"""Copies of arrays in host memory, from which their devices get them back bit by bit.
+
+A copy on the devices would need as much of their memory again. The transfer runs in the background,
+from memory that is pinned for it; devices without such memory copy the arrays in their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PINNED = "pinned_host"
+
+
+def copy_to_host(tree: Any) -> Any:
+    """Returns copies of arrays, which a later donation of the arrays does not touch."""
+    return jax.tree.map(_host_copy, tree)
+
+
+def _host_copy(x: jax.Array) -> jax.Array:
+    device: Any = next(iter(x.sharding.addressable_devices))
+    if PINNED not in (memory.kind for memory in device.addressable_memories()):
+        return jnp.copy(x)
+    # Each process copies its own parts of an array that several processes share.
+    return jax.device_put(x, x.sharding.with_memory_kind(PINNED))
+
+
+def copy_to_devices(copies: Any, arrays: Any) -> Any:
+    """Returns copies as arrays that are placed like others, which are deleted.
+
+    Args:
+      copies: the tree that `copy_to_host` returned.
+      arrays: a tree of arrays of the same shapes on the devices, which need not hold both.
+    """
+    return jax.tree.map(_replace, copies, arrays)
+
+
+def _replace(copied: jax.Array, array: jax.Array) -> jax.Array:
+    sharding, is_committed = array.sharding, array.committed
+    array.delete()
+    # An array that is bound to a device would compile every program that takes it again.
+    return (
+        jax.device_put(copied, sharding) if is_committed else jax.device_put(jax.device_get(copied))
+    )

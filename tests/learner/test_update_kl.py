@@ -1,0 +1,112 @@
+"""How far an update moved the policy: against float64, and without any part in the update."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.learner.dpo import Pair, prefer_all
+from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.state import Policy, copy_arrays
+from jax_ragrl.learner.update import update, update_kl
+from tests.compiled import compilations
+from tests.learner import reference
+from tests.learner.bigram import GRPO, GRPO_ADAM, HEAT, LAYOUT, PPO, PPO_ADAM, named, prepared
+from tests.learner.test_update import turns
+
+FREE = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+
+
+def measured(policy: Policy, samples: list[Turn], *, is_measured: bool = True):
+    groups = group_turns(samples, LAYOUT)
+    return update(policy, groups, random.Random(0), is_measured=is_measured)
+
+
+def logps(policy: Policy, samples: list[Turn]) -> np.ndarray:
+    """Returns the float64 log-probability of each token of the samples."""
+    params = named(policy.state.policy.params)
+    return reference.logps(params, reference.Tokens.of(samples), HEAT)[0]
+
+
+def with_sampler(policy: Policy, samples: list[Turn]) -> list[Turn]:
+    """Returns the samples as a sampler of the policy writes them: with log-probabilities."""
+    own, numbers = logps(policy, samples), reference.Tokens.of(samples).turn
+    return [
+        turn._replace(behaviour_logps=tuple(own[numbers == i].tolist()))
+        for i, turn in enumerate(samples)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "optimizer"),
+    [
+        (PPO, PPO_ADAM),  # scored before the update
+        (GRPO, GRPO_ADAM),
+        (FREE, Optimizer(0.1)),  # scored by its only optimizer step
+        (FREE, Optimizer(0.1, epochs=2, minibatches=2)),  # never scored as a whole: the sampler's
+    ],
+)
+def test_the_move_is_the_divergence_between_both_policies(objective, optimizer):
+    policy = prepared(objective, optimizer)
+    samples = with_sampler(policy, turns())
+    before = logps(policy, samples)
+    policy, metrics = measured(policy, samples)
+    d = logps(policy, samples) - before
+    kl, numbers = np.exp(d) - 1 - d, reference.Tokens.of(samples).turn
+    assert kl.mean() > 0.01 and kl.max() < 10
+    np.testing.assert_allclose(metrics["update_kl/mean"], kl.mean(), rtol=1e-3)
+    for role in ("planner", "executor"):
+        own = np.array([samples[i].role == role for i in numbers])
+        np.testing.assert_allclose(metrics[f"update_kl/{role}"], kl[own].mean(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(0.1), GRPO_ADAM])
+def test_the_measurement_has_no_part_in_the_update(optimizer: Optimizer):
+    results = []
+    for is_measured in (False, True):
+        policy, metrics = measured(prepared(GRPO, optimizer), turns(), is_measured=is_measured)
+        assert any("update_kl" in key for key in metrics) == is_measured
+        results.append((policy.state, {k: x for k, x in metrics.items() if "update_kl" not in k}))
+    (state, metrics), (expected, expected_metrics) = results
+    assert metrics == expected_metrics
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+def test_the_measurement_compiles_no_program_of_its_own(caplog):
+    """The program that scores the reference scores the policy too."""
+    objective = dataclasses.replace(GRPO, entropy_coefficient=0.07)  # no other test's program
+    policy, _ = measured(prepared(objective, Optimizer(0.1)), turns(), is_measured=False)
+    again = policy._replace(state=copy_arrays(policy.state))
+    assert compilations("score", caplog, lambda: measured(again, turns())) == 0
+
+
+def test_the_move_of_preference_pairs_is_measured_too():
+    pairs = [Pair((1, 2), (3, 4), (4, 4, 3), "planner"), Pair((5, 1), (2,), (6, 7), "planner")]
+    samples = [
+        Turn(i, "planner", pair.prompt, ids)
+        for i, pair in enumerate(pairs)
+        for ids in (pair.chosen, pair.rejected)
+    ]
+    policy = prepared(GRPO, Optimizer(0.1, epochs=2, minibatches=2))
+    before = logps(policy, samples)
+    policies, metrics = prefer_all(
+        {"a": policy}, {"planner": "a"}, pairs, 0.5, random.Random(0), is_measured=True
+    )
+    d = logps(policies["a"], samples) - before
+    assert np.abs(d).max() > 0.1
+    np.testing.assert_allclose(metrics["update_kl/mean"], (np.exp(d) - 1 - d).mean(), rtol=1e-3)
+    _, metrics = prefer_all(
+        {"a": policies["a"]}, {}, pairs, 0.5, random.Random(0), is_measured=True
+    )
+    assert "update_kl/mean" not in metrics, "without pairs nothing moves"
+
+
+def test_no_single_token_decides_a_move():
+    before, after = np.float32([-0.1, -99.0, -1.0]), np.float32([-99.0, -0.1, -1.0])
+    np.testing.assert_array_equal(update_kl(before, after), np.float32([10, 10, 0]))
