@@ -212,8 +212,8 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a `PlanConfig`: keys of a run's config, and what its system determines."""
     names = {field.name for field in dataclasses.fields(PlanConfig)}
     plan = {name: value for name, value in values.items() if name in names}
-    if "run" in values:
-        plan["staleness"] = values["run"].get("staleness", 0)
+    if staleness := (values.get("run") or {}).get("staleness"):
+        plan["staleness"] = staleness
     for name in plan.keys() & {"index", "llm", "judge"}:
         plan[name] = _without_none(plan[name])
     return plan | (_system_values(dict(values)) if "system" in values else {})

@@ -194,8 +194,7 @@ class Rollouts:
           step: the number of completed steps.
         """
         self.data.set_state(entries["data"])
-        # A run whose rollouts may no longer be stale makes these again: it might not weigh them.
-        if "forest" not in entries or not self.staleness:
+        if "forest" not in entries:
             return
         next(self.data)  # the questions of the forest
         forest = _unpack(entries["forest"])

@@ -208,12 +208,48 @@ def test_a_roll_back_gives_up_the_rollouts_of_its_policies(trial: Trial):
     assert len(asked) == 1  # about the same questions
 
 
+@pytest.mark.filterwarnings("ignore:guard.grad_norm")
+def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
+    trial.norms = [1, 1, 50, 1, 1]
+    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": {"threshold": 10.0, "action": "undo"}}
+    trial.train(guard=guard)
+    # Step 3 was rolled out once, by the policies before the undone update, which it then trains.
+    (_, initial), *rest = trial.steps_and_weights()
+    assert rest == [(1, initial), (2, 1.0), (3, 2.0), (4, 2.0)]
+    assert trial.rows("staleness") == [0, 1, 1, 0, 1]
+    assert trial.rows("guard/rate_factor")[2:] == [0.5] * 3
+
+
+@pytest.mark.filterwarnings("ignore:guard.dev_drop", "ignore:the policies of step")
+def test_a_fallen_dev_score_gives_up_the_rollouts_in_flight(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
+    scores = itertools.chain([0.5, 0.1], itertools.repeat(0.5))
+    evaluate = lambda *_: {"eval/accuracy": next(scores), "eval/standard_error": 0.05}  # noqa: E731
+    monkeypatch.setattr(loop, "dev_metrics", evaluate)
+    guard = {"dev_drop": {"threshold": 2.0, "action": "roll_back"}}
+    trial.train(guard=guard, steps=6, eval_every=2, save_every=2)
+    assert [pair for pair in trial.steps_and_weights() if pair[0] == 4][-1] == (4, 2.0)
+    assert trial.rows("staleness") == [0, 1, 1, 1, 0, 1]
+
+
+def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(trial: Trial):
+    trial.train(steps=1)
+    forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
+    rollouts = Rollouts(**arguments(trial))
+    rollouts.roll_out = lambda *_: forest._replace(records=(Trial.rows,))
+    rollouts.begin({}, 1)
+    with pytest.raises(UserError, match=r"Trial.rows, which is not data"):
+        rollouts.state()
+
+
 @pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
-@pytest.mark.parametrize("action", ["skip", "lower_rate", "roll_back"])
+@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
 def test_the_guard_acts_in_a_resumed_run_as_in_a_whole_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, action: str
 ):
-    norms = [1, 1, 50, 1, 50, 1, 1] if action == "skip" else [1, 1, 50, 50, 1, 50, 1]
+    at_once = action in ("skip", "undo")
+    norms = [1, 1, 50, 1, 50, 1, 1] if at_once else [1, 1, 50, 50, 1, 50, 1]
     limit = {"threshold": 10.0, "action": action}
     guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit}
     ends = []
