@@ -7,7 +7,8 @@ time of a step on one set of devices, which serve one program after another:
     fresh    device + llm + retriever + host + update
     stale    max(device + llm + retriever + host, device + update)
 
-The first four are the rollout, by what it waits for (`rollout.waiting`); the update has the credit.
+The first four are the rollout by the cause of waiting, see `rollout.waiting`. The update has the
+credit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from jax_ragrl.runtime.compile_cache import compile_seconds
 from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies
 from jax_ragrl.training.rollouts import Rollouts
 
-UNCOUNTED = 2  # first steps: they compile, and the first rollouts of a run are never stale
+FIRST_STEPS = 2  # first steps: they compile, and the first rollouts of a run are never stale
 IMPORTANCE_WEIGHT_CAP = 2.0  # of configs without one; both runs have it, and so the same work
 Facts = dict[str, float]
 
@@ -54,8 +55,8 @@ def bench_overlap(values: Mapping[str, Any], latency: float, steps: int) -> dict
     Raises:
       UserError: no step would be counted.
     """
-    if steps <= UNCOUNTED:
-        raise UserError(f"--steps is {steps}: use more than {UNCOUNTED}, which are not counted")
+    if steps <= FIRST_STEPS:
+        raise UserError(f"--steps is {steps}: use more than {FIRST_STEPS}, which are not counted")
     job = _with_cap(load_job(values))
     with tempfile.TemporaryDirectory() as folder:
         parts = build_components(job, pathlib.Path(folder))
@@ -65,7 +66,7 @@ def bench_overlap(values: Mapping[str, Any], latency: float, steps: int) -> dict
     return {
         "device": jax.devices()[0].device_kind,
         "latency_s": latency,
-        "counted_steps": steps - UNCOUNTED,
+        "counted_steps": steps - FIRST_STEPS,
         "fresh": fresh,
         "stale": stale,
         "speedup": round(fresh["step_s"] / stale["step_s"], 3),
@@ -102,16 +103,16 @@ def measure_run(job: Job, parts: Components) -> list[Facts]:
         for step in range(job.run.steps):
             policies, facts = _measure_step(job, rollouts, policies, step)
             steps.append(facts)
-    return steps[UNCOUNTED:]
+    return steps[FIRST_STEPS:]
 
 
 def _measure_step(
     job: Job, rollouts: Rollouts, policies: Policies, step: int
 ) -> tuple[Policies, Facts]:
     """Takes one step as `training.loop` does."""
-    compiled, start = compile_seconds(), time.perf_counter()
+    compile_start, start = compile_seconds(), time.perf_counter()
     rollout = rollouts.take(policies, step)
-    taken = time.perf_counter()
+    rollout_end = time.perf_counter()
     rollouts.begin(policies, step + 1)
     roles = job.schedule.roles(step, tuple(job.policy_of))
     credit_N, weight_N = job.credit(rollout.forest, rollout.forest.reward_N)
@@ -122,11 +123,11 @@ def _measure_step(
     end = time.perf_counter()
     facts = {
         "step_s": end - start,
-        "wait_rollout_s": taken - start,
-        "update_s": end - taken,
+        "wait_rollout_s": rollout_end - start,
+        "update_s": end - rollout_end,
         "rollout_s": sum(rollout.seconds.values()),
         **{f"rollout/{cause}_s": seconds for cause, seconds in rollout.seconds.items()},
-        "compile_s": compile_seconds() - compiled,
+        "compile_s": compile_seconds() - compile_start,
         "staleness": float(rollout.staleness),
     }
     return policies, facts

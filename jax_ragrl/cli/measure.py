@@ -149,7 +149,7 @@ def _add_step_options(kind: argparse.ArgumentParser) -> None:
 
 
 def _add_overlap_options(kind: argparse.ArgumentParser) -> None:
-    latency = "seconds that the language model sleeps per call, besides its answers"
+    latency = "seconds that the language model sleeps per call before it answers"
     kind.add_argument("--latency", type=float, default=1.0, help=latency)
     _add_number_options(kind, (("steps", 6, "steps per run; the first two are not counted"),))
 

@@ -2,7 +2,7 @@
 
 A checkpoint holds every array of the training state under its path in the tree, and a JSON object
 with the step, the state of the question iterator, and the shapes and checksums of the arrays.
-Values that are bytes, such as rollouts that were begun before their step, are stored beside it.
+Values that are bytes, such as rollouts that were begun before their step, are another item.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Checkpoints:
         Args:
           step: number of finished updates.
           state: a tree of arrays.
-          meta: values for the JSON object; those of type `bytes`, not empty, are stored beside it.
+          meta: values for the JSON object; values of type `bytes`, not empty, are another item.
         """
         contents = {name: x for name, x in meta.items() if isinstance(x, bytes)}
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.

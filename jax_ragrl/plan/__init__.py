@@ -107,21 +107,12 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)
-    sampling = count_rollout(
-        policies,
-        run.shapes,
-        run.width,
-        mesh,
-        nucleus=run.nucleus,
-        outlive_update=bool(run.staleness),
-    )
+    sampling = _sampling(run, policies, mesh)
     others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
     rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
-    # Stale rollouts run during an update, fresh ones before it.
-    together = sum if run.staleness else max
-    peak = state + others.permanent_bytes + together((update["bytes"], rollout))
+    peak = state + others.permanent_bytes + _largest(run, update["bytes"], rollout)
     memory = memory_of(devices[0])
     # An approximation may be too high or too low; an uncounted model can only add to the peak.
     is_certain = not approximations and not (memory and peak < memory and others.uncounted_models)
@@ -141,6 +132,16 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "fits": peak < memory if memory and is_certain else None,
         **_speed(run, policies, update, sampling, mesh),
     }
+
+
+def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:
+    options = {"nucleus": run.nucleus, "outlive_update": bool(run.staleness)}
+    return count_rollout(policies, run.shapes, run.width, mesh, **options)
+
+
+def _largest(run: PlanConfig, update: int, rollout: int) -> int:
+    """The bytes of the programs that run at a time: a stale rollout is made during an update."""
+    return update + rollout if run.staleness else max(update, rollout)
 
 
 def _speed(

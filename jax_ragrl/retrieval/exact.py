@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_ragrl.runtime.dispatch import ordered
+from jax_ragrl.runtime.dispatch import in_order
 
 SCORE_BYTES = 1 << 29  # upper bound of the score matrix of one call
 MIN_QUERIES, MAX_QUERIES = 8, 256
@@ -46,7 +46,7 @@ class Quantized(NamedTuple):
 Vectors = Array | Quantized
 
 
-@ordered
+@in_order
 @functools.partial(jax.jit, static_argnames=("k", "stream"))
 def nearest(
     queries_QD: Array, passages_XD: Vectors, count: Array, k: int, stream: int = STREAM

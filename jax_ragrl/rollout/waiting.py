@@ -1,4 +1,4 @@
-"""Seconds of a rollout by what it waits for: the devices, servers or its own work on the host.
+"""Seconds of a rollout by the cause of waiting: the devices, servers or its own work on the host.
 
 The calls of a rollout overlap: two groups of questions may wait for the language model while a
 third one samples. An instant belongs to the first of these causes that has a call in progress, so
@@ -90,7 +90,7 @@ class WaitingTimes:
 
 
 class _ObservedSampler(ContextProxy):
-    """A sampler whose calls wait for the devices; so do those of its separate copies."""
+    """A sampler whose calls wait for the devices, as do the calls of its separate copies."""
 
     def __init__(self, sampler: Any, waiting: WaitingTimes) -> None:
         super().__init__(sampler, lambda: waiting.call(DEVICE))

@@ -317,8 +317,8 @@ class Job:
         if self.run.staleness and not self.objective.importance_weight_cap:
             raise UserError(
                 "run.staleness is 1, but objective.importance_weight_cap is 0: rollouts of the "
-                "policies before the last update would count as those of the newest. Set the cap, "
-                "for example to 2.0"
+                "policies before the last update would count as rollouts of the newest. "
+                "Set the cap, for example to 2.0"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 A program on several devices may wait in a collective until all of them run it. If two threads start
 two such programs, one device could get them in one order and another device in the other, and each
-would wait for the other forever. So every compiled function that may run on a mesh is `ordered`: a
+would wait for the other forever. So every compiled function that may run on a mesh is `in_order`: a
 thread hands its program to all devices before another thread hands over its own. (The programs
 themselves run later; no thread waits for one here.)
 """
@@ -44,8 +44,8 @@ class OrderedProgram:
         return getattr(self._program, name)
 
 
-def ordered(program: F) -> F:
-    """Orders the calls of a jitted function with those of all other ordered ones."""
+def in_order(program: F) -> F:
+    """Orders the calls of a jitted function with the calls of all other functions `in_order`."""
     return cast(F, OrderedProgram(program))
 
 

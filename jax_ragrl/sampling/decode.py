@@ -27,7 +27,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.dispatch import ordered
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
 from jax_ragrl.text.automaton import TokenAutomaton
@@ -136,7 +136,7 @@ class Grammar(NamedTuple):
     automaton: TokenAutomaton | None = None
 
 
-@ordered
+@in_order
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))
 def generate(
     model: SplitModel,
@@ -166,7 +166,7 @@ def generate(
     return _decode_loop(decoder, prompts, grammar, state, None, use_top_p, stride).samples()
 
 
-@ordered
+@in_order
 @functools.partial(jax.jit, static_argnames=("slots", "use_top_p", "stride"))
 def start_decode(
     model: SplitModel,
@@ -198,7 +198,7 @@ def start_decode(
     return _fix_layout(state, prefix)
 
 
-@ordered
+@in_order
 @functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
 def continue_decode(
     model: SplitModel,

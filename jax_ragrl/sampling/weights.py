@@ -17,14 +17,14 @@ from jax.sharding import Sharding
 from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
-from jax_ragrl.runtime.dispatch import ordered
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import local_part, without_batch_sharding
 
 Form = tuple[jnp.dtype, Sharding]
 
 
 def for_sampling(
-    decoders: Mapping[str, Decoder], donated: Iterable[Array] = ()
+    decoders: Mapping[str, Decoder], donated_arrays: Iterable[Array] = ()
 ) -> dict[str, SplitModel]:
     """Returns split decoders for a rollout, which compute the same as `decoders`.
 
@@ -38,10 +38,10 @@ def for_sampling(
 
     Args:
       decoders: the decoders by name.
-      donated: arrays that are copied in any case, because a program that runs during the rollout
-        takes their buffers.
+      donated_arrays: arrays that are copied in any case, because a program that runs during the
+        rollout takes their buffers.
     """
-    taken = {id(x) for x in donated}
+    copied_ids = {id(x) for x in donated_arrays}
     splits = {name: SplitModel.from_model(decoder) for name, decoder in decoders.items()}
     # By identity, because decoders may share arrays: the arrays to copy, the forms of their copies.
     arrays: dict[int, Array] = {}
@@ -49,7 +49,7 @@ def for_sampling(
     for name, split in splits.items():
         for path, x in jax.tree_util.tree_leaves_with_path(split.params):
             form = _form(path, x, decoders[name].config.dtype)
-            if id(x) in taken or not _has_form(x, form):
+            if id(x) in copied_ids or not _has_form(x, form):
                 arrays[id(x)], forms[id(x)] = x, form
     copies = dict(zip(arrays, _cast_all([*arrays.values()], [*forms.values()]), strict=True))
 
@@ -70,7 +70,7 @@ def _has_form(x: Array, form: Form) -> bool:
 def _cast_all(arrays: list[Array], forms: list[Form]) -> list[Array]:
     """Casts all arrays in one program, which later updates with the same shapes reuse."""
     dtypes, layouts = tuple(dtype for dtype, _ in forms), [layout for _, layout in forms]
-    cast = ordered(jax.jit(_cast, static_argnums=1, out_shardings=layouts))
+    cast = in_order(jax.jit(_cast, static_argnums=1, out_shardings=layouts))
     copies: list[Array] = cast(arrays, dtypes)
     return copies
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import pathlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -53,7 +53,7 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
 from jax_ragrl.training.early_stop import drop, reason_to_end
-from jax_ragrl.training.log import Clock, metrics_row, open_log, read_metrics
+from jax_ragrl.training.log import Clock, Log, NoOpLog, metrics_row, open_log, read_metrics
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     expert_fractions,
@@ -88,18 +88,14 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
         start, policies, entries = _start_or_resume(job, parts, checkpoints)
-        log = open_log(workdir, start, job.run.steps, job.run.projects)
-        files.enter_context(contextlib.closing(log))
+        log = files.enter_context(_open_log(job, workdir, start))
         rows = read_metrics(workdir)
         monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
-        updates = {name: updates_of(job, name) for name in policies}
-        warden = Warden(job, workdir, checkpoints, updates, rows)
+        warden = Warden(job, workdir, checkpoints, _updates_by_policy(job, policies), rows)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
-        rollouts = files.enter_context(contextlib.closing(make_rollouts(job, parts)))
-        if start:
-            rollouts.restore(entries, start)
+        rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
@@ -112,22 +108,19 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
                 job, parts, policies, rollouts, step, monitor, warden
             )
             if (step + 1) % job.run.eval_every == 0 or last:
-                rollouts.wait()  # an evaluation asks the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
                 policies, metrics = _judge(policies, metrics, rows, step, warden)
-                _follow(rollouts, warden)
+                _follow(job, rollouts, step, warden)
             metrics |= server_metrics()
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
             last = last or bool(reason_to_end(rows, job.run.patience))
-            if last:
-                rollouts.discard()
             warden.check_stop()
             monitor.check_metrics(metrics, last=last)
             stop = notice.reached(step + 1)
             is_due = (step + 1) % job.run.save_every == 0 and warden.may_save
             if monitor.is_healthy and (is_due or last or stop):
-                checkpoints.save(step + 1, trained_state(policies), rollouts.state())
+                checkpoints.save(step + 1, trained_state(policies), rollouts.state(is_last=last))
             if stop and not last:
                 raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
@@ -179,7 +172,7 @@ def _take_step(
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
-    _follow(rollouts, warden)
+    _follow(job, rollouts, step, warden)
     return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
 
 
@@ -196,12 +189,14 @@ def _judge(
     return policies, metrics | warden.metrics()
 
 
-def _follow(rollouts: Rollouts, warden: Warden) -> None:
-    """Adapts the rollouts in flight to what the guard did to the policies."""
+def _follow(job: Job, rollouts: Rollouts, step: int, warden: Warden) -> None:
+    """Adapts the rollouts in flight to the policies after a step; arguments as in `_take_step`."""
     if warden.has_rolled_back:
         rollouts.discard()  # they come from the policies that are given up
     elif warden.has_undone:
         rollouts.refresh()  # they come from the policies that are trained again
+    if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
+        rollouts.wait()  # an evaluation asks the same models
 
 
 def rollout_metrics(
@@ -222,7 +217,7 @@ def rollout_metrics(
 def _saved_trees(
     job: Job, parts: Components, forest: Forest, credit_N: np.ndarray, step: int
 ) -> list[dict[str, Any]] | None:
-    """Returns the first trees of a step for the log, or None if the log has none of this step."""
+    """Returns the first trees of a step for the log, or None if its trees are not saved."""
     if step % job.run.save_trees_every != 0 and step + 1 != job.run.steps:
         return None
     return trees(forest, credit_N, job.run.trees_per_save, tokenizer=parts.tokenizer)
@@ -359,8 +354,8 @@ def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[s
         trained arrays, so all of them are copied.
     """
     decoders = {name: trained_decoder(policy) for name, policy in policies.items()}
-    trained = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])
-    return for_sampling(decoders, donated=trained if outlive_update else ())
+    params = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])
+    return for_sampling(decoders, donated_arrays=params if outlive_update else ())
 
 
 def acting_environment(
@@ -398,6 +393,27 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
         act=functools.partial(acting_environment, job, parts),
         roll_out=roll_out_step,
     )
+
+
+def _open_log(
+    job: Job, workdir: pathlib.Path, start: int
+) -> contextlib.AbstractContextManager[Log | NoOpLog]:
+    return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
+
+
+@contextlib.contextmanager
+def _resumed_rollouts(
+    job: Job, parts: Components, entries: Mapping[str, Any], start: int
+) -> Iterator[Rollouts]:
+    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any."""
+    with contextlib.closing(make_rollouts(job, parts)) as rollouts:
+        if start:
+            rollouts.restore(entries, start)
+        yield rollouts
+
+
+def _updates_by_policy(job: Job, policies: Policies) -> dict[str, int]:
+    return {name: updates_of(job, name) for name in policies}
 
 
 def roll_out(

@@ -1,4 +1,4 @@
-"""The rollouts of a run: those of a step before its update, or already during the update before it.
+"""The rollouts of a run, made before the update of their step or during the update before it.
 
     staleness 0    roll out 1 | update 1 | roll out 2 | update 2 | roll out 3 | update 3
     staleness 1    roll out 1 | update 1 | update 2 | update 3
@@ -44,10 +44,10 @@ class Rollout(NamedTuple):
     early_wait: float = 0.0
 
     def metrics(self, laps: Mapping[str, float]) -> dict[str, float]:
-        """Returns the staleness, the seconds of the step and what its rollouts waited for.
+        """Returns the staleness, the seconds of the step and of its rollouts by cause.
 
         Args:
-          laps: seconds of the step by metric; `time/rollout_s` are those of the credit alone.
+          laps: seconds of the step by metric; `time/rollout_s` has the credit alone.
         """
         waits = {f"time/wait_{cause}_s": x for cause, x in self.seconds.items()}
         wait_s = laps["time/wait_rollout_s"] + self.early_wait
@@ -64,7 +64,7 @@ class InFlight(NamedTuple):
 
     Fields:
       step: their step, from 0.
-      data: the state of the questions before those of the step were drawn.
+      data: the state of the questions before the step drew its own.
       rollout: the rollouts, perhaps still running.
       waiting: can stop them.
       staleness: as in `Rollout`; 0 if the update since was undone.
@@ -170,12 +170,14 @@ class Rollouts:
         if self._in_flight is not None:
             self._in_flight = self._in_flight._replace(staleness=0)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, is_last: bool = False) -> dict[str, Any]:
         """Returns the entries of a checkpoint from which `restore` continues.
 
         Waits for the rollouts in flight. If they failed, they are left out: the resumed run makes
-        them again.
+        them again. After the last step they are discarded.
         """
+        if is_last:
+            self.discard()
         if self._in_flight is None:
             return {"data": self.data.get_state()}
         self.wait()
@@ -190,7 +192,7 @@ class Rollouts:
         """Continues with the rollouts of a checkpoint.
 
         Args:
-          entries: the entries that `state` returned; those of older runs have no forest.
+          entries: the entries that `state` returned; older checkpoints have no forest.
           step: the number of completed steps.
         """
         self.data.set_state(entries["data"])

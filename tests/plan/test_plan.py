@@ -230,10 +230,10 @@ def test_the_counted_copies_are_those_of_a_rollout(mesh, compute, lora):
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in copies)
 
     assert copy_bytes(policies, device_mesh) == copied_bytes(for_sampling(decoders))
-    # Stale rollouts also copy what an update donates: all weights, or the adapters.
+    # Stale rollouts also copy the arrays that an update donates: all weights, or the adapters.
     trained = nnx.Param if lora is None else nnx.LoRAParam
     donated = [x for d in decoders.values() for x in jax.tree.leaves(nnx.state(d, trained))]
-    stale = copied_bytes(for_sampling(decoders, donated=donated))
+    stale = copied_bytes(for_sampling(decoders, donated_arrays=donated))
     assert copy_bytes(policies, device_mesh, outlive_update=True) == stale > 0
 
 

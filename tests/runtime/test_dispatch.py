@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_ragrl.runtime import dispatch
-from jax_ragrl.runtime.dispatch import OrderedProgram, ordered
+from jax_ragrl.runtime.dispatch import OrderedProgram, in_order
 
 # The modules whose programs run on a mesh during rollouts and updates.
 MODULES = (
@@ -42,7 +42,7 @@ def test_two_threads_never_start_programs_at_once(
 ):
     monkeypatch.setattr(dispatch, "_has_several_devices", lambda: several)
     inside, meet = Inside(), threading.Barrier(4)
-    programs = [ordered(lambda: inside()) for _ in range(2)]
+    programs = [in_order(lambda: inside()) for _ in range(2)]
 
     def start(number: int) -> None:
         meet.wait(10)
@@ -51,19 +51,19 @@ def test_two_threads_never_start_programs_at_once(
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))
-    # A single device has an order of its own.
+    # A single device runs programs in the order of their start.
     assert inside.most == most if several else inside.most > 1
 
 
 def test_an_ordered_program_is_the_jitted_function():
-    @ordered
+    @in_order
     @jax.jit
     def double(x: jax.Array) -> jax.Array:
         """Doubles."""
         return 2 * x
 
     assert double.__doc__ == "Doubles." and "stablehlo" in double.lower(jnp.ones(2)).as_text()
-    nested = ordered(jax.jit(lambda x: double(x) + 1))  # traces one program within another
+    nested = in_order(jax.jit(lambda x: double(x) + 1))  # traces one program within another
     assert nested(jax.device_put(jnp.ones(2))).tolist() == [3, 3]
 
 

@@ -150,7 +150,7 @@ def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial: Trial, sav
     assert [step for step, *_ in trial.sampled[before:]] == [3, 4]
     assert [step for step, _ in trial.learned] == [0, 1, 2, 3, 4]
     assert trial.rows("staleness") == [0, 1, 1, 1, 1]
-    # Its questions are those of a run that was never interrupted.
+    # A run that was never interrupted has the same questions.
     ids = {step: ids for step, ids, _ in trial.sampled}
     assert all(ids[s] == [q.id for q in f.questions] for s, f in trial.learned)
     assert len({tuple(own) for own in ids.values()}) == 5
