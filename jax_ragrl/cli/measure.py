@@ -7,7 +7,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, parse_numbers, print_json
@@ -75,6 +75,13 @@ def _add_measurements(sub: argparse.ArgumentParser) -> None:
     _add_retrieval_options(add("retrieval", measure_retrieval, summary))
     summary = "a server under load: good clients next to hostile ones, then SIGTERM"
     _add_serve_options(add("serve", measure_serve, summary))
+    _add_run_measurements(add)
+
+
+def _add_run_measurements(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """The measurements of training runs."""
+    summary = "fresh and stale rollouts of --config=FILE with a language model that sleeps"
+    _add_overlap_options(add("overlap", measure_overlap, summary, takes_config=True))
     summary = "what the training guard sees in the logs of finished runs"
     _add_guard_options(add("guard", measure_guard, summary))
     summary = "whether memory, files and threads stay flat over many steps of --config=FILE"
@@ -160,6 +167,12 @@ def _add_step_options(kind: argparse.ArgumentParser) -> None:
     repeats = "number of timed steps, after one that compiles"
     kind.add_argument("--repeats", type=positive, default=2, help=repeats)
     kind.add_argument("--shape", help=f"{MODEL}; its weights are random (default: the policies)")
+
+
+def _add_overlap_options(kind: argparse.ArgumentParser) -> None:
+    latency = "seconds that the language model sleeps per call before it answers"
+    kind.add_argument("--latency", type=float, default=1.0, help=latency)
+    _add_number_options(kind, (("steps", 6, "steps per run; the first two are not counted"),))
 
 
 def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
@@ -337,6 +350,12 @@ def measure_step(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         workdir = options.workdir or pathlib.Path(folder)
         return bench_step(job, workdir, options.repeats, config)
+
+
+def measure_overlap(options: argparse.Namespace) -> dict[str, Any]:
+    from jax_ragrl.bench.overlap import bench_overlap
+
+    return bench_overlap(load_config(None, options.config), options.latency, options.steps)
 
 
 def measure_sample(options: argparse.Namespace) -> dict[str, Any]:

@@ -72,6 +72,7 @@ RANGES: Mapping[str, Range] = {
     ),
     "Run.steps": NATURAL,
     "Run.patience": NATURAL,
+    "staleness": SHARE,
     "WarmStart.steps": NATURAL,
     "WarmStart.save_every": NATURAL,
     **dict.fromkeys(

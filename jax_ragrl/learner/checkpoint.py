@@ -2,6 +2,7 @@
 
 A checkpoint holds every array of the training state under its path in the tree, and a JSON object
 with the step, the state of the question iterator, and the shapes and checksums of the arrays.
+Values that are bytes, such as rollouts that were begun before their step, are another item.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import itertools
 import pathlib
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jax_ragrl.errors import UserError
@@ -21,6 +24,7 @@ from jax_ragrl.runtime.multihost import on_process_zero
 
 T = TypeVar("T")
 
+CONTENTS = "contents"  # the item of values that are bytes
 BEST = "best"  # the folder of the policies with the best score, see `training/best.py`
 
 
@@ -51,21 +55,23 @@ class Checkpoints:
         Args:
           step: number of finished updates.
           state: a tree of arrays.
-          meta: values for the JSON object.
+          meta: values for the JSON object; values of type `bytes`, not empty, are another item.
         """
+        contents = {name: x for name, x in meta.items() if isinstance(x, bytes)}
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
         arrays = by_path(state)
         sums = {path: [str(arrays[path].dtype), n] for path, n in checksums(arrays).items()}
-        meta = {**meta, "step": step, "shapes": shapes_of(state), "checksums": sums}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(arrays), meta=ocp.args.JsonSave(meta)
-            ),
-        )
+        meta = {name: x for name, x in meta.items() if name not in contents}
+        meta |= {"step": step, "shapes": shapes_of(state), "checksums": sums}
+        meta |= {CONTENTS: {name: zlib.crc32(x) for name, x in contents.items()}}
+        items = {"state": ocp.args.PyTreeSave(arrays), "meta": ocp.args.JsonSave(meta)}
+        if contents:
+            data = {name: np.frombuffer(x, np.uint8) for name, x in contents.items()}
+            items[CONTENTS] = ocp.args.PyTreeSave(data)
+        self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the state of a step in the structure of `like`, and the JSON object.
+        """Returns the state of a step in the structure of `like`, and `meta` as it was saved.
 
         Only shapes, dtypes and shardings of `like` are used: `jax.ShapeDtypeStruct` is enough.
         Raises `UserError` if the checkpoint has other array shapes, `DamagedCheckpointError` if it
@@ -73,7 +79,7 @@ class Checkpoints:
         """
         meta = self.meta(step)
         self._check(step, meta["shapes"], shapes_of(like))
-        return self._read(step, like, meta), meta
+        return self._read(step, like, meta), meta | self._contents(step, meta)
 
     def restore_newest(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
         """Restores the newest checkpoint that is not damaged; there must be a checkpoint.
@@ -85,7 +91,7 @@ class Checkpoints:
           like: as in `restore`.
 
         Returns:
-          The step, the state and the JSON object.
+          The step, the state and the values of `meta`.
 
         Raises:
           UserError: every checkpoint is damaged, or the newest other one has other array shapes.
@@ -165,6 +171,18 @@ class Checkpoints:
         if wrong := [path for path, value in sums.items() if value != expected[path]]:
             raise self._damage(step, f"{wrong[0]} has other values than were saved")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
+
+    def _contents(self, step: int, meta: dict[str, Any]) -> dict[str, bytes]:
+        """Returns the values of `meta` that are bytes."""
+        sums = meta.get(CONTENTS)
+        if not sums:  # also checkpoints of earlier versions
+            return {}
+        args = ocp.args.Composite(**{CONTENTS: ocp.args.PyTreeRestore()})
+        arrays = self._reading(step, lambda: self._manager.restore(step, args=args)[CONTENTS])
+        contents = {name: np.asarray(x).tobytes() for name, x in arrays.items()}
+        if wrong := [name for name, crc in sums.items() if zlib.crc32(contents[name]) != crc]:
+            raise self._damage(step, f"{wrong[0]} has other bytes than were saved")
+        return contents
 
     def wait(self) -> int | None:
         """Waits for unfinished writes; returns the newest step, or None if there is none."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import to_host
 
 # Unsigned integers by the size of an element in bytes.
@@ -32,6 +33,7 @@ def checksums(arrays: dict[str, Any]) -> dict[str, int]:
     return {path: int(value) for path, value in zip(arrays, sums, strict=True)}
 
 
+@in_order
 @jax.jit
 def _checksums(arrays: list[Array]) -> list[Array]:
     return [_checksum(x) for x in arrays]

@@ -47,6 +47,7 @@ from jax_ragrl.learner.update import move_metrics, score_policy, warn_all_skippe
 from jax_ragrl.losses import dpo_loss
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.tree import Forest, sibling_groups
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, shard_batch, to_host
 from jax_ragrl.types import Tensor
@@ -282,6 +283,7 @@ def sides_of(batch: Batch) -> Sides:
     return sides
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("beta", "layout"), donate_argnames=("total",))
 def preference_gradient(
     model: SplitModel,

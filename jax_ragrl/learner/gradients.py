@@ -34,6 +34,7 @@ from jax_ragrl.losses import (
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.heads import ActorCritic, Critic
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.dispatch import in_order
 
 
 class TrainState(NamedTuple):
@@ -108,6 +109,7 @@ def _policy(model: Decoder | ActorCritic) -> Decoder:
     return model.policy if isinstance(model, ActorCritic) else model
 
 
+@in_order
 @jax.jit
 def score(
     model: SplitModel, rows: Rows, temperature: Array, allowed_ZV: Allowed | None = None
@@ -135,6 +137,7 @@ class Gradient(NamedTuple):
     outputs: TokenOutputs | None = None
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("objective", "layout"), donate_argnames="total")
 def gradient(
     model: SplitModel,
@@ -246,6 +249,7 @@ def _is_layer(path: Any) -> bool:
 
 # `keep_unused` commits the zeros to the device of the parameters, like the later sums. Otherwise
 # `gradient` would be compiled twice: for an uncommitted first total and for committed later ones.
+@in_order
 @functools.partial(jax.jit, static_argnames="layout", keep_unused=True)
 def zeros(params: Any, layout: tuple[Any, ...] | None = None) -> Any:
     """Returns a gradient of zeros, sharded like the results of `gradient`."""
@@ -336,12 +340,14 @@ def _count(flags_RM: Array, mask_RM: Array) -> Array:
     return jnp.sum(flags_RM & mask_RM, dtype=jnp.float32)
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames="total")
 def add(total: Any, more: Any) -> Any:
     """Adds two trees; the buffers of the first are donated."""
     return jax.tree.map(jnp.add, total, more)
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
 def apply(
     optimizer: optax.GradientTransformation, state: TrainState, grads: Any

@@ -13,6 +13,7 @@ from jax_ragrl.credit.advantages import whiten
 from jax_ragrl.credit.returns import gae_over_turns
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.losses import kl_k1, kl_k2, kl_k3, truncated_importance_weight
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.types import Tensor
 
 KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
@@ -66,6 +67,7 @@ class ActionScores(NamedTuple):
     entropy_AT: Tensor = None
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames="objective")
 def compute_advantages(
     objective: Objective, scores: ActionScores, kl_coefficient: Array

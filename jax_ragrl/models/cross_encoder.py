@@ -28,6 +28,7 @@ from jax_ragrl.models.module_weights import Path, leaf_name, load_module
 from jax_ragrl.models.pooling import ACTIVATIONS, first_pool, mean_pool
 from jax_ragrl.models.sentence_files import max_length, read_json
 from jax_ragrl.models.text_batches import length_batches, pad_rows
+from jax_ragrl.runtime.dispatch import in_order
 
 FORMS = (
     "give the folder of a cross-encoder, or OWNER/NAME of one on the Hugging Face Hub, such as "
@@ -127,6 +128,7 @@ class ScoreModel(nnx.Module):
 HEAD_ACTIVATIONS = bert.ACTIVATIONS | {"tanh": jax.numpy.tanh}
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("graph",))
 def score_tokens(
     graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array, types_BL: Array

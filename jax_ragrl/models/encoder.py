@@ -38,6 +38,7 @@ from jax_ragrl.models.sentence_files import (
     read_settings,
 )
 from jax_ragrl.models.text_batches import length_batches, pad_rows
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import (
     data_parallel_size,
     mesh_context,
@@ -56,6 +57,7 @@ FORMS = (
 )
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("graph",))
 def embed_tokens(graph: nnx.GraphDef, state: nnx.State, ids_BL: Array, mask_BL: Array) -> Array:
     """Embeds padded token ids.

@@ -51,6 +51,7 @@ class PlanConfig:
       width: max actions sampled per prompt.
       nucleus: whether a role samples with a `top_p` below 1.
       learners: names of the policies.
+      staleness: of the section `run`; with 1, rollouts and updates use memory at the same time.
       policy: folder of the policies that `policies` does not contain.
       policies: pairs of a policy's name and its folder or published name.
     """
@@ -66,6 +67,7 @@ class PlanConfig:
     width: int = 1
     nucleus: bool = True
     learners: tuple[str, ...] = ("policy",)
+    staleness: int = 0
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
@@ -89,8 +91,9 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       its encoder and local language models. `index_memory`: every local index per host and device,
       and what of it is memory-mapped, see `index_memory`. `uncounted`: messages about parts of the
       config that are not counted, or only approximately. `peak_bytes`: the largest program on top
-      of the permanent memory. `fits`: whether the peak is below the memory of a device; None if
-      this is unknown. If something is uncounted, `fits` can be False, but not True. `passes`,
+      of the permanent memory; with stale rollouts the largest update and the largest rollout.
+      `fits`: whether the peak is below the memory of a device; None if this is unknown. If
+      something is uncounted, `fits` can be False, but not True. `passes`,
       `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
       a data sheet have no `speed`.
 
@@ -104,12 +107,12 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)
-    sampling = count_rollout(policies, run.shapes, run.width, mesh, nucleus=run.nucleus)
+    sampling = _sampling(run, policies, mesh)
     others = count_other_models(run.index, {"llm": run.llm, "judge": run.judge}, run.shapes, mesh)
     state = state_bytes(policies, run.objective, run.optimizer, mesh)
     # A language model generates while the policies wait, so its memory adds only to their weights.
     rollout = max(sampling["bytes"], sampling["weight_bytes"] + others.generation_bytes)
-    peak = state + others.permanent_bytes + max(update["bytes"], rollout)
+    peak = state + others.permanent_bytes + _largest(run, update["bytes"], rollout)
     memory = memory_of(devices[0])
     # An approximation may be too high or too low; an uncounted model can only add to the peak.
     is_certain = not approximations and not (memory and peak < memory and others.uncounted_models)
@@ -129,6 +132,16 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "fits": peak < memory if memory and is_certain else None,
         **_speed(run, policies, update, sampling, mesh),
     }
+
+
+def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:
+    options = {"nucleus": run.nucleus, "outlive_update": bool(run.staleness)}
+    return count_rollout(policies, run.shapes, run.width, mesh, **options)
+
+
+def _largest(run: PlanConfig, update: int, rollout: int) -> int:
+    """The bytes of the programs that run at a time: a stale rollout is made during an update."""
+    return update + rollout if run.staleness else max(update, rollout)
 
 
 def _speed(
@@ -200,6 +213,8 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a `PlanConfig`: keys of a run's config, and what its system determines."""
     names = {field.name for field in dataclasses.fields(PlanConfig)}
     plan = {name: value for name, value in values.items() if name in names}
+    if staleness := (values.get("run") or {}).get("staleness"):
+        plan["staleness"] = staleness
     for name in plan.keys() & {"index", "llm", "judge"}:
         plan[name] = _without_none(plan[name])
     return plan | (_system_values(dict(values)) if "system" in values else {})

@@ -136,6 +136,7 @@ def count_rollout(
     mesh: Mesh,
     *,
     nucleus: bool = True,
+    outlive_update: bool = False,
 ) -> dict[str, Any]:
     """The batch of prompts with the largest memory, while other policies have started batches.
 
@@ -148,6 +149,7 @@ def count_rollout(
       width: continuations per prompt.
       mesh: devices of the run.
       nucleus: whether tokens are sampled with a nucleus filter.
+      outlive_update: whether an update runs meanwhile: then all trained arrays are copied.
 
     Returns:
       `prompts` ([prompts, length]), `width`, `prefill_tokens`, `compile_s`, `weight_bytes` of the
@@ -157,7 +159,7 @@ def count_rollout(
     samplings = {p: _sampling(p, shapes, width, mesh, nucleus) for p in _distinct(policies)}
     largest = max(samplings.values(), key=lambda facts: facts["temporary_bytes"])
     start_bytes = sum(samplings[_unnamed(policy)]["begun_bytes"] for policy in policies.values())
-    weights = copy_bytes(policies, mesh)
+    weights = copy_bytes(policies, mesh, outlive_update=outlive_update)
     temporary = largest["temporary_bytes"] + start_bytes
     names = ("prompts", "width", "prefill_tokens", "compile_s", "prefill", "decode_step")
     return {
@@ -189,25 +191,36 @@ def _sampling(
     )
 
 
-def copy_bytes(policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> int:
-    """Bytes per device of the weights that a rollout copies."""
+def copy_bytes(
+    policies: Mapping[str, PlannedPolicy], mesh: Mesh, *, outlive_update: bool = False
+) -> int:
+    """Bytes per device of the weights that a rollout copies.
+
+    Args:
+      policies: the policies by name.
+      mesh: devices of the run.
+      outlive_update: whether all trained arrays are copied.
+    """
     total, bases = 0, dict[Any, int]()
     for policy in policies.values():
         original, copy = policy.training_model(mesh), policy.sampling_model(mesh)
         dtype = policy.config.dtype
-        total += _copy_bytes(original.params, copy.params, dtype)
+        total += _copy_bytes(original.params, copy.params, dtype, always=outlive_update)
         bases[policy.name, policy.config] = _copy_bytes(original.frozen, copy.frozen, dtype)
     return total + sum(bases.values())
 
 
-def _copy_bytes(original: Any, copy: Any, compute: str) -> int:
-    """Bytes of the arrays whose dtype or sharding differs between storage and rollout."""
+def _copy_bytes(original: Any, copy: Any, compute: str, *, always: bool = False) -> int:
+    """Bytes of the arrays whose dtype or sharding differs between storage and rollout.
+
+    With `always` all arrays count.
+    """
 
     def size(path: Any, x: Any, y: Any) -> int:
         shard, copy_shard = x.sharding.shard_shape(x.shape), y.sharding.shard_shape(y.shape)
         dtype = compute_dtype_of(path, x, compute)
         is_shared = (x.dtype, shard) == (dtype, copy_shard)
-        return 0 if is_shared else math.prod(copy_shard) * dtype.itemsize
+        return 0 if is_shared and not always else math.prod(copy_shard) * dtype.itemsize
 
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, original, copy)))
 

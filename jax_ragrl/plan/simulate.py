@@ -13,7 +13,8 @@ P and N are the prompt and new tokens of an action, U its distinct tokens in the
 seconds that a round waits for the frozen language model, h the seconds of the host per action. The
 plan gives t_p (r_p rows), t_w (weights alone), c (prefill of a token), and g (all passes over a
 batch), at the speeds of the data sheet times an `efficiency`. Assumptions: all actions have N
-tokens, rounds have equal sizes, nothing overlaps, and the traffic of a batch does not depend on D.
+tokens, rounds have equal sizes, nothing overlaps (`run.staleness` 0), and the traffic of a batch
+does not depend on D.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def update_passes(
       length: tokens of a row.
       lora: whether only an adapter is trained.
     """
-    # A critic of its own repeats the passes of its policy.
+    # A separate critic repeats the passes of its policy.
     own_critic = objective.critic == "own"
     gradients = optimizer.epochs * (1 + own_critic)
     references = objective.kl.where != "none"

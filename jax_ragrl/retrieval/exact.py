@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_ragrl.runtime.dispatch import in_order
+
 SCORE_BYTES = 1 << 29  # upper bound of the score matrix of one call
 MIN_QUERIES, MAX_QUERIES = 8, 256
 # Scores are rounded to multiples of 2^-20 before they are compared: the last bits of a product
@@ -44,6 +46,7 @@ class Quantized(NamedTuple):
 Vectors = Array | Quantized
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("k", "stream"))
 def nearest(
     queries_QD: Array, passages_XD: Vectors, count: Array, k: int, stream: int = STREAM

@@ -61,7 +61,7 @@ def pipelined_rollout(
         # `map` keeps the order of the groups and raises the first exception of a group.
         groups = [[questions[i] for i in shard] for shard in shards]
         # Kept contexts are never shared: groups would find others in every run.
-        samplers = [ContextProxy(_separate(environment.sampler), lambda: device) for _ in shards]
+        samplers = [ContextProxy(separate(environment.sampler), lambda: device) for _ in shards]
         forests = pool.map(
             lambda group, sampler: roll_out(group, exclusive._replace(sampler=sampler)),
             groups,
@@ -70,7 +70,8 @@ def pipelined_rollout(
         return merge_shards(questions, shards, [*forests])
 
 
-def _separate(sampler: Any) -> Any:
+def separate(sampler: Any) -> Any:
+    """Returns a sampler that shares no contexts with this one; itself if it keeps none."""
     return sampler.separate() if hasattr(sampler, "separate") else sampler
 
 

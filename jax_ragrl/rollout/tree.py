@@ -150,6 +150,11 @@ class Forest(NamedTuple):
     failed_questions: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed for every question."""
+        return len(self.failed_questions) == len(self.questions)
+
     def nodes_of(self, question: int) -> np.ndarray:
         """Returns the node numbers of one question, ascending."""
         return np.flatnonzero(self.question_N == question)

@@ -223,6 +223,11 @@ def reply_cache(folder: pathlib.Path) -> pathlib.Path:
 
 def mesh_for(job: Job) -> Mesh | None:
     """Returns the mesh of a run; None: the first device. A run on several hosts needs a mesh."""
+    if job.run.staleness and jax.process_count() > 1:
+        raise UserError(
+            f"run.staleness is 1, but {jax.process_count()} processes train one policy, and their "
+            "rollouts and updates would exchange messages in different orders: set it to 0"
+        )
     if not job.mesh and jax.process_count() > 1:
         raise UserError(
             f"{jax.process_count()} processes train one policy, but this config has no mesh: set "

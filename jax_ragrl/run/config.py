@@ -130,6 +130,10 @@ class Run:
       pipeline_groups: the number of groups of questions that are rolled out concurrently. More
         than 1 helps if the devices would wait for a retriever or a language model on other
         machines; see `rollout.pipelining`.
+      staleness: with 1, the rollouts of a step are made during the update of the step before, by
+        policies that are one update older than those it trains; needs
+        `objective.importance_weight_cap`, unless the update is DPO. With 0, an update waits for
+        rollouts of the newest policies.
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step
@@ -151,6 +155,7 @@ class Run:
     steps: int
     questions_per_step: int = 16
     pipeline_groups: int = 1
+    staleness: int = 0
     save_every: int = 5
     eval_every: int = 5
     eval_before_training: bool = False
@@ -286,6 +291,7 @@ class Job:
         self.objective.weights_of(roles)
         if self.preference is None:
             self._check_credit()
+            self._check_staleness()
 
     def _check_credit(self) -> None:
         """Raises `UserError` if the recipe has no credit for the objective, or compares nothing."""
@@ -305,6 +311,15 @@ class Job:
         # A group rule compares siblings, or else rollouts: there must be several of one of them.
         if rule in GROUP_ADVANTAGES and recipe.width < 2:
             check_group_size("rollouts", recipe.rollouts)
+
+    def _check_staleness(self) -> None:
+        """Raises `UserError` if rollouts of an older policy would count as the policy's own."""
+        if self.run.staleness and not self.objective.importance_weight_cap:
+            raise UserError(
+                "run.staleness is 1, but objective.importance_weight_cap is 0: rollouts of the "
+                "policies before the last update would count as rollouts of the newest. "
+                "Set the cap, for example to 2.0"
+            )
 
     @property
     def policy_of(self) -> dict[str, str]:

@@ -128,10 +128,10 @@ class RunMonitor:
             address may be wrong).
         """
         # A few failures are normal, for example of questions that a server rejects.
-        all_failed = len(forest.failed_questions) == len(forest.questions)
-        self._failed_steps = self._failed_steps + 1 if all_failed else 0
-        self._has_answered = self._has_answered or not all_failed
-        self._failure = forest.failures[-1] if all_failed else ""
+        has_failed = forest.has_failed
+        self._failed_steps = self._failed_steps + 1 if has_failed else 0
+        self._has_answered = self._has_answered or not has_failed
+        self._failure = forest.failures[-1] if has_failed else ""
         # Before the first answer, waiting is useless: the settings are probably wrong.
         if self._failed_steps == (OUTAGE if self._has_answered else 1):
             steps = f"{OUTAGE} steps in a row" if self._has_answered else "the first step"

@@ -62,6 +62,7 @@ ROLLOUT = (
         "tokens of all actions of the step, trained or not: the budget to match between runs",
     ),
     Metric("failed", "questions", "questions whose environment failed"),
+    Metric("staleness", "updates", "updates between the policies that sampled and those trained"),
     Metric("retrieval/recall", "fraction", "gold passages that some rollout's search returned"),
     Metric(
         "retrieval/recall_per_rollout",
@@ -139,8 +140,14 @@ GUARD = (
     Metric("guard/rate_factor", "fraction", "factor of the learning rate, if the guard lowered it"),
 )
 SPEED = (
-    Metric("time/rollout_s", "seconds", "duration of the rollouts"),
+    Metric("time/rollout_s", "seconds", "duration of the rollouts, with their credit"),
     Metric("time/train_s", "seconds", "duration of the update"),
+    Metric("time/step_s", "seconds", "duration of the step, without its evaluation"),
+    Metric("time/wait_rollout_s", "seconds", "time that the step waited for its rollouts"),
+    Metric("time/wait_device_s", "seconds", "time that the rollouts waited for the devices"),
+    Metric("time/wait_llm_s", "seconds", "time that they waited for a language model or judge"),
+    Metric("time/wait_retriever_s", "seconds", "time that they waited for the retriever alone"),
+    Metric("time/wait_host_s", "seconds", "time in which they waited for no call"),
     Metric("time/compile_s", "seconds", "compilation time within the other times"),
     Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
     Metric("mfu", "fraction", "model FLOPs utilization of the update"),

@@ -1,4 +1,4 @@
-"""Pickle for messages between the processes of a run, restricted to data.
+"""Pickle for messages between the processes of a run and for checkpoints, restricted to data.
 
 A pickle may name any function of any module, and reading it calls that function
 (docs.python.org/3/library/pickle.html#restricting-globals). Processes exchange forests, whose
@@ -31,7 +31,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Returns the value of bytes from another process.
+    """Returns the value of bytes from another process or a checkpoint.
 
     Raises:
       UserError: the value contains something else than data.
@@ -52,8 +52,9 @@ class _DataUnpickler(pickle.Unpickler):
         if _holds_data(value) or value in _array_builders():
             return value
         raise UserError(
-            f"another process sent {module}.{name}, which is not data: states, actions and replies "
-            "of a system must be dataclasses, named tuples, enums and built-in types"
+            f"a rollout holds {module}.{name}, which is not data: states, actions and replies of "
+            "a system must be dataclasses, named tuples, enums and built-in types, so that other "
+            "processes and resumed runs can read them"
         )
 
 

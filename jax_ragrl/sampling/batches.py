@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax_ragrl.models.decoder import KVCache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_cache import report_compiling
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import (
     data_parallel_size,
     mesh_context,
@@ -230,6 +231,7 @@ def _replace_each(change: Callable[[Array], Array], tree: Any) -> Any:
     return jax.tree.map(replace, tree)
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("count", "layout"))
 def _take(x: Array, keep_WN: Array, count: int, layout: Sharding) -> Array:
     shards = x.reshape(keep_WN.shape[0], count, -1, *x.shape[1:])
@@ -237,6 +239,7 @@ def _take(x: Array, keep_WN: Array, count: int, layout: Sharding) -> Array:
     return _constrain(rows.reshape(-1, *x.shape[1:]), layout)
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("slots", "layout"))
 def _grow(x: Array, slots: int, layout: Sharding) -> Array:
     axis = x.ndim // 2  # [rows, slots], or a cache [rows, heads, slots, width]

@@ -27,6 +27,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
 from jax_ragrl.text.automaton import TokenAutomaton
@@ -135,6 +136,7 @@ class Grammar(NamedTuple):
     automaton: TokenAutomaton | None = None
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "use_top_p", "stride"))
 def generate(
     model: SplitModel,
@@ -164,6 +166,7 @@ def generate(
     return _decode_loop(decoder, prompts, grammar, state, None, use_top_p, stride).samples()
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("slots", "use_top_p", "stride"))
 def start_decode(
     model: SplitModel,
@@ -195,6 +198,7 @@ def start_decode(
     return _fix_layout(state, prefix)
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
 def continue_decode(
     model: SplitModel,

@@ -28,6 +28,7 @@ from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.layer import write_cache
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain
 from jax_ragrl.sampling.decode import (
     Grammar,
@@ -92,6 +93,7 @@ class SlotState(NamedTuple):
     removed_B: Array | None
 
 
+@in_order
 @functools.partial(
     jax.jit, static_argnames=("config", "rows", "capacity", "max_new_tokens", "is_strict")
 )
@@ -137,18 +139,21 @@ def _without_tokens(cache: KVCache, rows: SlotRows, max_new_tokens: int) -> Slot
     )
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("config", "rows", "capacity"))
 def empty_contexts(config: DecoderConfig, rows: int, capacity: int) -> KVCache:
     """Returns room for `rows` kept contexts of up to `capacity` tokens, on all devices."""
     return _fix_cache(init_cache(config, rows, capacity))
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames=("contexts",))
 def copy_contexts(contexts: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
     """Copies contexts; all are read before one is written. `contexts` is donated."""
     return _fix_cache(_put(contexts, target_DN, _rows_at(contexts, source_DN)))
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames=("contexts",))
 def start_contexts(model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array) -> KVCache:
     """Runs the first chunk of tokens of some contexts and stores their keys and values.
@@ -168,6 +173,7 @@ def start_contexts(model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: A
     return _fix_cache(_put(contexts, at_DN, cache))
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames=("contexts",))
 def extend_contexts(
     model: SplitModel, contexts: KVCache, at_DN: Array, ids_BL: Array, start_B: Array
@@ -188,6 +194,7 @@ def extend_contexts(
     return _fix_cache(_put(contexts, at_DN, cache))
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames=("state",))
 def load_slots(
     state: SlotState, contexts: KVCache, source_DN: Array, target_DN: Array, rows: SlotRows
@@ -206,6 +213,7 @@ def load_slots(
     return _fix_layout(_put(state, target_DN, new))
 
 
+@in_order
 @functools.partial(jax.jit, donate_argnames=("contexts",))
 def store_slots(contexts: KVCache, cache: KVCache, source_DN: Array, target_DN: Array) -> KVCache:
     """Keeps the contexts of some slots.
@@ -219,12 +227,14 @@ def store_slots(contexts: KVCache, cache: KVCache, source_DN: Array, target_DN: 
     return _fix_cache(_put(contexts, target_DN, _rows_at(cache, source_DN)))
 
 
+@in_order
 @jax.jit
 def keep_slots(state: SlotState, number_DN: Array) -> SlotState:
     """Returns some of the slots of each device, int32 `[D, N]` numbers, in this order."""
     return _fix_layout(_rows_at(state, number_DN))
 
 
+@in_order
 @functools.partial(jax.jit, static_argnames=("use_top_p", "stride"), donate_argnames=("state",))
 def decode_slots(
     model: SplitModel,

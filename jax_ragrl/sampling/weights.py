@@ -6,7 +6,7 @@ per token, so without this copy they would be cast and gathered for every token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,12 +17,15 @@ from jax.sharding import Sharding
 from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import local_part, without_batch_sharding
 
 Form = tuple[jnp.dtype, Sharding]
 
 
-def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, SplitModel]:
+def for_sampling(
+    decoders: Mapping[str, Decoder], donated_arrays: Iterable[Array] = ()
+) -> dict[str, SplitModel]:
     """Returns split decoders for a rollout, which compute the same as `decoders`.
 
     Weights are in the compute dtype and split over the tensor axis alone: without a tensor axis
@@ -32,7 +35,13 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, SplitModel]:
     An array that already has this form is not copied, and an array that several decoders share (a
     base below their adapters) is copied once. On several hosts this is a collective call; each
     process gets the model on its own devices and then samples independently.
+
+    Args:
+      decoders: the decoders by name.
+      donated_arrays: arrays that are copied in any case, because a program that runs during the
+        rollout takes their buffers.
     """
+    copied_ids = {id(x) for x in donated_arrays}
     splits = {name: SplitModel.from_model(decoder) for name, decoder in decoders.items()}
     # By identity, because decoders may share arrays: the arrays to copy, the forms of their copies.
     arrays: dict[int, Array] = {}
@@ -40,7 +49,7 @@ def for_sampling(decoders: Mapping[str, Decoder]) -> dict[str, SplitModel]:
     for name, split in splits.items():
         for path, x in jax.tree_util.tree_leaves_with_path(split.params):
             form = _form(path, x, decoders[name].config.dtype)
-            if not _has_form(x, form):
+            if id(x) in copied_ids or not _has_form(x, form):
                 arrays[id(x)], forms[id(x)] = x, form
     copies = dict(zip(arrays, _cast_all([*arrays.values()], [*forms.values()]), strict=True))
 
@@ -61,7 +70,9 @@ def _has_form(x: Array, form: Form) -> bool:
 def _cast_all(arrays: list[Array], forms: list[Form]) -> list[Array]:
     """Casts all arrays in one program, which later updates with the same shapes reuse."""
     dtypes, layouts = tuple(dtype for dtype, _ in forms), [layout for _, layout in forms]
-    return jax.jit(_cast, static_argnums=1, out_shardings=layouts)(arrays, dtypes)
+    cast = in_order(jax.jit(_cast, static_argnums=1, out_shardings=layouts))
+    copies: list[Array] = cast(arrays, dtypes)
+    return copies
 
 
 def _cast(arrays: list[Array], dtypes: tuple[jnp.dtype, ...]) -> list[Array]:

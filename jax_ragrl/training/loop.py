@@ -6,16 +6,18 @@ The call path from here to the loss is listed in `jax_ragrl.learner`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_ragrl.config.snapshot import load_saved_config
-from jax_ragrl.corpus.questions import Batches, question_batches
+from jax_ragrl.corpus.questions import question_batches
 from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
@@ -51,12 +53,13 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
 from jax_ragrl.training.early_stop import Scores, drop, reason_to_end
-from jax_ragrl.training.log import Clock, metrics_row, open_log, read_metrics
+from jax_ragrl.training.log import Clock, Log, NoOpLog, metrics_row, open_log, read_metrics
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     expert_fractions,
     server_metrics,
 )
+from jax_ragrl.training.rollouts import Rollouts
 from jax_ragrl.training.warden import Warden
 from jax_ragrl.types import Question
 
@@ -84,16 +87,15 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
-        start, policies, data = _start_or_resume(job, parts, checkpoints)
-        log = open_log(workdir, start, job.run.steps, job.run.projects)
-        files.enter_context(contextlib.closing(log))
-        monitor = RunMonitor(job.guard, workdir, job.run.eval_every)
-        updates = {name: updates_of(job, name) for name in policies}
-        warden = Warden(job, workdir, checkpoints, updates, rows := read_metrics(workdir))
-        rows = Scores(rows)
+        start, policies, entries = _start_or_resume(job, parts, checkpoints)
+        log = files.enter_context(_open_log(job, workdir, start))
+        rows = read_metrics(workdir)
+        warden = Warden(job, workdir, checkpoints, _updates_by_policy(job, policies), rows)
+        rows, monitor = Scores(rows), RunMonitor(job.guard, workdir, job.run.eval_every)
         notice = files.enter_context(stop_notice())
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
+        rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
@@ -103,11 +105,12 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             last = step + 1 == job.run.steps
             policies = warden.at_rate(enter_phase(job, policies, step, first=step == start), step)
             policies, metrics, step_trees = _take_step(
-                job, parts, policies, next(data), step, monitor, warden
+                job, parts, policies, rollouts, step, monitor, warden
             )
             if (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
                 policies, metrics = _judge(policies, metrics, rows, step, warden)
+                _follow(job, rollouts, step, warden)
             metrics |= server_metrics()
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
@@ -117,7 +120,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             stop = notice.reached(step + 1)
             is_due = (step + 1) % job.run.save_every == 0 and warden.may_save
             if monitor.is_healthy and (is_due or last or stop):
-                checkpoints.save(step + 1, trained_state(policies), {"data": data.get_state()})
+                checkpoints.save(step + 1, trained_state(policies), rollouts.state(is_last=last))
             if stop and not last:
                 raise Preempted(f"stopped after step {step + 1}: the same command continues")
         return policies
@@ -127,7 +130,7 @@ def _take_step(
     job: Job,
     parts: Components,
     policies: Policies,
-    questions: Sequence[Question],
+    rollouts: Rollouts,
     step: int,
     monitor: RunMonitor,
     warden: Warden,
@@ -138,7 +141,7 @@ def _take_step(
       job: the run's config.
       parts: retriever, language models and tokenizer.
       policies: the policies before the step; their buffers are donated.
-      questions: the questions of the step.
+      rollouts: makes the rollouts.
       step: the step, from 0.
       monitor: stops the run if the environment fails.
       warden: acts on the policies if an indicator is beyond its threshold.
@@ -149,9 +152,12 @@ def _take_step(
     clock = Clock()
     # Before the rollouts, which hide the transfer: they do not change the policies.
     before = warden.spare(policies)
-    # 1. Roll out and assign credit.
+    # 1. Roll out and assign credit. Stale rollouts of the next step begin here.
     roles = job.schedule.roles(step, tuple(job.policy_of))
-    forest = roll_out(job, acting_environment(job, parts, policies), questions, roles, step)
+    rollout = rollouts.take(policies, step)
+    clock.lap("time/wait_rollout_s")
+    rollouts.begin(policies, step + 1)
+    forest = rollout.forest
     monitor.check_rollout(forest)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
     turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
@@ -161,11 +167,12 @@ def _take_step(
     clock.lap("time/train_s")
     # 3. Metrics. Credit is undefined if no leaf is reachable.
     credit_N = np.where(weight_N > 0, credit_N, np.nan)
-    metrics |= rollout_metrics(job, forest, credit_N, roles) | clock.laps
+    metrics |= rollout_metrics(job, forest, credit_N, roles) | rollout.metrics(clock.laps)
     tokens = sum(len(turn.context()) for turn in turns if turn.role in roles)
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
+    _follow(job, rollouts, step, warden)
     return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
 
 
@@ -180,6 +187,16 @@ def _judge(
     metrics = metrics | drop(rows, metrics)
     policies = warden.judge(policies, metrics_row(step + 1, metrics))
     return policies, metrics | warden.metrics()
+
+
+def _follow(job: Job, rollouts: Rollouts, step: int, warden: Warden) -> None:
+    """Adapts the rollouts in flight to the policies after a step; arguments as in `_take_step`."""
+    if warden.has_rolled_back:
+        rollouts.discard()  # they come from the policies that are given up
+    elif warden.has_undone:
+        rollouts.refresh()  # they come from the policies that are trained again
+    if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
+        rollouts.wait()  # an evaluation asks the same models
 
 
 def rollout_metrics(
@@ -200,7 +217,7 @@ def rollout_metrics(
 def _saved_trees(
     job: Job, parts: Components, forest: Forest, credit_N: np.ndarray, step: int
 ) -> list[dict[str, Any]] | None:
-    """Returns the first trees of a step for the log, or None if the log has none of this step."""
+    """Returns the first trees of a step for the log, or None if its trees are not saved."""
     if step % job.run.save_trees_every != 0 and step + 1 != job.run.steps:
         return None
     return trees(forest, credit_N, job.run.trees_per_save, tokenizer=parts.tokenizer)
@@ -208,19 +225,17 @@ def _saved_trees(
 
 def _start_or_resume(
     job: Job, parts: Components, checkpoints: Checkpoints
-) -> tuple[int, Policies, Batches]:
-    """Returns the steps that are finished, and policies and questions after them."""
+) -> tuple[int, Policies, dict[str, Any]]:
+    """Returns the steps that are finished, the policies after them and entries of `Rollouts`."""
     if checkpoints.latest() is None and job.start_from:
         parts = start_components(job, parts)
     policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
-    data = question_batches(parts.questions["train"], job.run.questions_per_step, job.seed)
     if checkpoints.latest() is None:
-        return 0, policies, data
+        return 0, policies, {}
     # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
     policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}
     start, states, meta = checkpoints.restore_newest(trained_state(policies))
-    data.set_state(meta["data"])
-    return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, data
+    return start, {name: Policy(spec, states[name]) for name, (spec, _) in policies.items()}, meta
 
 
 def start_components(job: Job, parts: Components) -> Components:
@@ -330,20 +345,75 @@ def trained_state(policies: Policies) -> dict[str, PolicyState]:
     return {name: policy.state for name, policy in policies.items()}
 
 
-def acting_models(policies: Policies) -> dict[str, SplitModel]:
-    """Returns the policies for a sampler until the next update, see `for_sampling`."""
-    return for_sampling({name: trained_decoder(policy) for name, policy in policies.items()})
+def acting_models(policies: Policies, *, outlive_update: bool = False) -> dict[str, SplitModel]:
+    """Returns the policies for a sampler, see `for_sampling`.
+
+    Args:
+      policies: the policies.
+      outlive_update: whether the models can be used after the next update too. It donates the
+        trained arrays, so all of them are copied.
+    """
+    decoders = {name: trained_decoder(policy) for name, policy in policies.items()}
+    params = jax.tree.leaves([policy.state.policy.params for policy in policies.values()])
+    return for_sampling(decoders, donated_arrays=params if outlive_update else ())
 
 
-def acting_environment(job: Job, parts: Components, policies: Policies) -> Environment:
+def acting_environment(
+    job: Job, parts: Components, policies: Policies, outlive_update: bool = False
+) -> Environment:
     """Builds the environment of a rollout of the current policies.
 
     Args:
       job: the run's config.
       parts: retriever, language models and tokenizer.
       policies: the policies.
+      outlive_update: see `acting_models`.
     """
-    return parts.environment(PolicySampler(acting_models(policies), parts.tokenizer, job.shapes))
+    models = acting_models(policies, outlive_update=outlive_update)
+    return parts.environment(PolicySampler(models, parts.tokenizer, job.shapes))
+
+
+def make_rollouts(job: Job, parts: Components) -> Rollouts:
+    """Returns the rollouts of a run from its first step on.
+
+    Args:
+      job: the run's config.
+      parts: the components, without initial policies.
+    """
+
+    def roll_out_step(environment: Environment, questions: Sequence[Question], step: int) -> Forest:
+        roles = job.schedule.roles(step, tuple(job.policy_of))
+        return roll_out(job, environment, questions, roles, step)
+
+    return Rollouts(
+        data=question_batches(parts.questions["train"], job.run.questions_per_step, job.seed),
+        steps=job.run.steps,
+        staleness=job.run.staleness,
+        schedule=job.schedule,
+        act=functools.partial(acting_environment, job, parts),
+        roll_out=roll_out_step,
+    )
+
+
+def _open_log(
+    job: Job, workdir: pathlib.Path, start: int
+) -> contextlib.AbstractContextManager[Log | NoOpLog]:
+    return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
+
+
+@contextlib.contextmanager
+def _resumed_rollouts(
+    job: Job, parts: Components, entries: Mapping[str, Any], start: int
+) -> Iterator[Rollouts]:
+    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any."""
+    with contextlib.closing(make_rollouts(job, parts)) as rollouts:
+        if start:
+            rollouts.restore(entries, start)
+        yield rollouts
+
+
+def _updates_by_policy(job: Job, policies: Policies) -> dict[str, int]:
+    return {name: updates_of(job, name) for name in policies}
 
 
 def roll_out(

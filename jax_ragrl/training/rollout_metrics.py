@@ -252,8 +252,8 @@ def rollout_recall(forest: Forest) -> dict[str, float]:
     """Returns the recall of gold passages of single rollouts, the mean over leaves.
 
     `retrieval/recall_per_rollout` counts all passages that a rollout has seen, and
-    `retrieval/recall_first_search` those of its first search (or concurrent searches): 0 without
-    a search. Only questions that name their gold passages count.
+    `retrieval/recall_first_search` the passages of its first search (or concurrent searches): 0
+    without a search. Only questions that name their gold passages count.
     """
     recalls = []
     for i in np.flatnonzero(forest.leaf_N).tolist():

@@ -55,6 +55,8 @@ class Warden:
         self._updates, self._history = updates, History()
         self._incidents = tuple[Incident, ...]()
         self._forest: Forest | None = None  # the rollouts of the step, for its incident file
+        # What happened to the policies at the newest step.
+        self.has_rolled_back = self.has_undone = False
         for row in rows:
             self._begin(row["step"])
             for part in _parts(row):
@@ -62,6 +64,7 @@ class Warden:
 
     def _begin(self, step: int) -> None:
         self._incidents = ()
+        self.has_rolled_back = self.has_undone = False
         # A new phase trains other roles, whose metrics have another level.
         if self._job.schedule.begins_phase(step - 1):
             self._history = self._history._replace(trends={})
@@ -126,7 +129,7 @@ class Warden:
         if ROLL_BACK in actions and STOP not in actions:
             policies = self._rolled_back(policies)
         elif actions & set(AT_ONCE):
-            policies = _undone(policies, spare)
+            policies, self.has_undone = _undone(policies, spare), True
         return policies
 
     def judge(self, policies: Policies, row: Mapping[str, Any]) -> Policies:
@@ -158,6 +161,7 @@ class Warden:
         return values | ({"guard/rate_factor": factor} if factor < 1 else {})
 
     def _rolled_back(self, policies: Policies) -> Policies:
+        self.has_rolled_back, self.has_undone = True, False
         step = self._checkpoints.wait()
         if step is None:
             raise UserError(f"{self._incidents[0].message}, without a checkpoint. {self._advice()}")

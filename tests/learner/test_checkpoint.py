@@ -55,6 +55,22 @@ def test_a_part_restores_its_own_paths_only(tmp_path):
             checkpoints.restore(1, {"b": tree(0, 3)})
 
 
+def test_bytes_are_restored_exactly_and_checked(tmp_path):
+    data = bytes(range(256)) * 500
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, tree(1), {"data": "a", "forest": b"old"})
+        checkpoints.save(2, tree(2), {"data": "b", "forest": data})
+        checkpoints.wait()
+        assert "forest" not in checkpoints.meta(2)  # the JSON object stays small
+        _, meta = checkpoints.restore(2, tree(0))
+        assert (meta["data"], meta["forest"]) == ("b", data)
+        file = _largest_data_file(checkpoints.folder / "2" / "contents")
+        file.write_bytes(file.read_bytes()[:-100] + bytes(100))
+        with pytest.warns(UserWarning, match="checkpoint 2 .* damaged-2"):
+            step, _, meta = checkpoints.restore_newest(tree(0))
+        assert (step, meta["forest"]) == (1, b"old")
+
+
 def _save_three(folder) -> Checkpoints:
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         for step in (1, 2, 3):

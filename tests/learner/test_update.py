@@ -347,6 +347,24 @@ def test_importance_weights_are_capped():
     assert fresh["sampler_gap/max"] == 0 and stale["sampler_gap/max"] > 40
 
 
+def test_a_stale_token_counts_by_the_ratio_of_its_probabilities():
+    """By hand: the sampler gave four tokens 4, 1, 1/1.6 and 1/8 times the probability of now."""
+    ratios, ids = [0.25, 1.0, 1.6, 8.0], (3, 7, 7, 1)
+    objective = dataclasses.replace(GRPO, importance_weight_cap=2.0)
+    policy = prepared(objective, Optimizer(0.1))
+    chain = reference.Tokens(np.array([5, *ids[:-1]]), np.array(ids), np.zeros(4, int), None)
+    now, _ = reference.logps(named(policy.state.policy.params), chain, HEAT)
+    then = tuple((now - np.log(ratios)).tolist())
+    turn = Turn(0, "planner", (4, 5), ids, credit=1.0, behaviour_logps=then)
+    data = minibatches(policy, [turn])
+    targets, _ = update_module.compute_targets(
+        policy, data, update_module.score_actions(policy, data)
+    )
+    weight_AT = data.by_action([t.weight for part in targets for t in part])
+    # Without importance each of the four tokens weighs a quarter; 8 is cut to the cap.
+    np.testing.assert_allclose(weight_AT[0, :4], np.array([0.25, 1, 1.6, 2]) / 4, rtol=1e-5)
+
+
 # --- Targets ---
 
 MASK = np.array([[True, True, False], [True, False, False]])

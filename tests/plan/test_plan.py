@@ -223,11 +223,18 @@ def test_the_counted_copies_are_those_of_a_rollout(mesh, compute, lora):
     originals = {
         id(x) for decoder in decoders.values() for x in jax.tree.leaves(nnx.state(decoder))
     }
-    acting = jax.tree.leaves(for_sampling(decoders))
-    distinct = {id(x): x for x in acting}
-    copies = [x for x in distinct.values() if id(x) not in originals]
-    size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in copies)
-    assert copy_bytes(policies, device_mesh) == size
+
+    def copied_bytes(acting):
+        distinct = {id(x): x for x in jax.tree.leaves(acting)}
+        copies = [x for x in distinct.values() if id(x) not in originals]
+        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in copies)
+
+    assert copy_bytes(policies, device_mesh) == copied_bytes(for_sampling(decoders))
+    # Stale rollouts also copy the arrays that an update donates: all weights, or the adapters.
+    trained = nnx.Param if lora is None else nnx.LoRAParam
+    donated = [x for d in decoders.values() for x in jax.tree.leaves(nnx.state(d, trained))]
+    stale = copied_bytes(for_sampling(decoders, donated_arrays=donated))
+    assert copy_bytes(policies, device_mesh, outlive_update=True) == stale > 0
 
 
 def test_a_base_that_is_named_twice_is_counted_once():
@@ -283,6 +290,7 @@ def test_width_and_policies_come_from_the_recipe():
     ]
     assert all(x.keys() == {"mesh", "policy", "width", "nucleus", "learners"} for x in result)
     assert plan_values({"run": {}, "remat": "dots"}) == {"remat": "dots"}
+    assert plan_values({"run": {"staleness": 1}}) == {"staleness": 1}
 
 
 def test_the_command_prints_a_plan(monkeypatch, capsys):
@@ -463,3 +471,6 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
     monkeypatch.setattr("jax_ragrl.plan.count_other_models", lambda *_: OtherModels(sections, []))
     result = plan(RUN, SMALL, jax.devices())
     assert result["peak_bytes"] - result["state_bytes"] == 100 + 10 + 20 + 1000 + (3 + 5)
+    # Stale rollouts run during the update.
+    stale = plan(dataclasses.replace(RUN, staleness=1), SMALL, jax.devices())
+    assert stale["peak_bytes"] == result["peak_bytes"] + 2

@@ -117,3 +117,17 @@ def test_the_weights_of_all_updates_are_cast_by_one_program(caplog):
     new_weights = Decoder.from_params(decoder.config, copies)
     second = compilations("_cast", caplog, lambda: for_sampling({"policy": new_weights}))
     assert first == 1 and second == 0
+
+
+def test_arrays_that_an_update_donates_are_copied():
+    """Staleness 1 samples while the update reuses these buffers."""
+    decoder = decoder_in("float32")
+    own = jax.tree.leaves(SplitModel.from_model(decoder).params)
+
+    def buffers(*donated: jax.Array) -> set[int]:
+        (model,) = for_sampling({"policy": decoder}, donated).values()
+        return {x.unsafe_buffer_pointer() for x in jax.tree.leaves(model.params)}
+
+    pointers = {x.unsafe_buffer_pointer() for x in own}
+    assert buffers() == pointers and not buffers(*own) & pointers
+    assert buffers(own[0]) & pointers == {x.unsafe_buffer_pointer() for x in own[1:]}

@@ -19,8 +19,10 @@ from tests.tiny import policy, tokenizer
 REPO = pathlib.Path(__file__).parents[2]
 
 
-def command(workdir: pathlib.Path, folder: pathlib.Path) -> list[str]:
+def command(workdir: pathlib.Path, folder: pathlib.Path, staleness: int = 0) -> list[str]:
     small = {
+        "run.staleness": staleness,
+        "objective.importance_weight_cap": 2.0 * staleness,
         "policy": folder,
         "data.world.size": 40,
         "run.steps": 4,
@@ -53,9 +55,9 @@ def wait_for(file: pathlib.Path, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def run_until_killed(workdir: pathlib.Path, folder: pathlib.Path, checkpoint: int) -> None:
+def run_until_killed(workdir: pathlib.Path, own_command: list[str], checkpoint: int) -> None:
     """Starts a run and sends SIGKILL shortly after the checkpoint of a step appears."""
-    process = subprocess.Popen(command(workdir, folder), cwd=REPO, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(own_command, cwd=REPO, stderr=subprocess.DEVNULL)
     wait_for(workdir / "checkpoints" / str(checkpoint), process)
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGKILL)
@@ -87,14 +89,15 @@ def test_sigterm_saves_the_step_and_a_second_process_is_refused(tmp_path: pathli
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_ends_bit_identical(tmp_path: pathlib.Path):
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_killed_and_resumed_run_ends_bit_identical(tmp_path: pathlib.Path, staleness: int):
     tokenizer().save(tmp_path / "tokenizer")
     folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
     full, broken = tmp_path / "full", tmp_path / "broken"
-    subprocess.run(command(full, folder), cwd=REPO, check=True)
+    subprocess.run(command(full, folder, staleness), cwd=REPO, check=True)
     for checkpoint in (1, 3):
-        run_until_killed(broken, folder, checkpoint)
-    subprocess.run(command(broken, folder), cwd=REPO, check=True)
+        run_until_killed(broken, command(broken, folder, staleness), checkpoint)
+    subprocess.run(command(broken, folder, staleness), cwd=REPO, check=True)
     one, other = final_arrays(full), final_arrays(broken)
     assert one.keys() == other.keys() and len(one) > 10
     for name in one:

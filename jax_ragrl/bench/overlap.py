@@ -1,0 +1,155 @@
+"""Measures how far stale rollouts hide the language model: seconds of a step, measured and least.
+
+The same config trains with fresh rollouts (`run.staleness` 0) and then with stale ones (1), and its
+language model sleeps per call. The seconds of the fresh steps give the critical path, the least
+time of a step on one set of devices, which serve one program after another:
+
+    fresh    device + llm + retriever + host + update
+    stale    max(device + llm + retriever + host, device + update)
+
+The first four are the rollout by the cause of waiting, see `rollout.waiting`. The update has the
+credit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner.packing import turns_of
+from jax_ragrl.learner.policies import Policies
+from jax_ragrl.rollout.pipelining import ContextProxy
+from jax_ragrl.rollout.waiting import DEVICE
+from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies
+from jax_ragrl.training.rollouts import Rollouts
+
+FIRST_STEPS = 2  # first steps: they compile, and the first rollouts of a run are never stale
+IMPORTANCE_WEIGHT_CAP = 2.0  # of configs without one; both runs have it, and so the same work
+Facts = dict[str, float]
+
+
+def bench_overlap(values: Mapping[str, Any], latency: float, steps: int) -> dict[str, Any]:
+    """Trains a config with fresh and with stale rollouts.
+
+    Args:
+      values: the values of the config.
+      latency: seconds that the language model sleeps per call.
+      steps: steps per run; the first two are not counted.
+
+    Returns:
+      For `fresh` and `stale` rollouts the medians over steps of the seconds of a step and its
+      parts, the critical path, and `step_s` over it (`ratio`); and `speedup`, fresh over stale.
+
+    Raises:
+      UserError: no step would be counted.
+    """
+    if steps <= FIRST_STEPS:
+        raise UserError(f"--steps is {steps}: use more than {FIRST_STEPS}, which are not counted")
+    job = _with_cap(load_job(values))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build_components(job, pathlib.Path(folder))
+        parts = parts._replace(llm=ContextProxy(parts.llm, lambda: _sleeping(latency)))
+        runs = [medians(measure_run(_with_staleness(job, n, steps), parts)) for n in (0, 1)]
+    fresh, stale = (run | _compare(run, runs[0], n) for n, run in enumerate(runs))
+    return {
+        "device": jax.devices()[0].device_kind,
+        "latency_s": latency,
+        "counted_steps": steps - FIRST_STEPS,
+        "fresh": fresh,
+        "stale": stale,
+        "speedup": round(fresh["step_s"] / stale["step_s"], 3),
+    }
+
+
+def _with_cap(job: Job) -> Job:
+    cap = job.objective.importance_weight_cap or IMPORTANCE_WEIGHT_CAP
+    objective = dataclasses.replace(job.objective, importance_weight_cap=cap)
+    return dataclasses.replace(job, objective=objective)
+
+
+def _with_staleness(job: Job, staleness: int, steps: int) -> Job:
+    run = dataclasses.replace(job.run, staleness=staleness, steps=steps)
+    return dataclasses.replace(job, run=run)
+
+
+@contextlib.contextmanager
+def _sleeping(seconds: float) -> Iterator[None]:
+    time.sleep(seconds)
+    yield
+
+
+def measure_run(job: Job, parts: Components) -> list[Facts]:
+    """Measures the counted steps of a run, without logging, checkpoints and evaluation.
+
+    Args:
+      job: the job, with its staleness.
+      parts: the components with the initial policies.
+    """
+    policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
+    steps = []
+    with contextlib.closing(make_rollouts(job, parts)) as rollouts:
+        for step in range(job.run.steps):
+            policies, facts = _measure_step(job, rollouts, policies, step)
+            steps.append(facts)
+    return steps[FIRST_STEPS:]
+
+
+def _measure_step(
+    job: Job, rollouts: Rollouts, policies: Policies, step: int
+) -> tuple[Policies, Facts]:
+    """Takes one step as `training.loop` does."""
+    compile_start, start = compile_seconds(), time.perf_counter()
+    rollout = rollouts.take(policies, step)
+    rollout_end = time.perf_counter()
+    rollouts.begin(policies, step + 1)
+    roles = job.schedule.roles(step, tuple(job.policy_of))
+    credit_N, weight_N = job.credit(rollout.forest, rollout.forest.reward_N)
+    turns = turns_of(rollout.forest, credit_N, weight_N, include_forced=job.train_forced)
+    policies, _ = learn(job, policies, rollout.forest, turns, roles, step)
+    # Updates are dispatched asynchronously: the step ends when the parameters are computed.
+    jax.block_until_ready([policy.state.policy.params for policy in policies.values()])
+    end = time.perf_counter()
+    facts = {
+        "step_s": end - start,
+        "wait_rollout_s": rollout_end - start,
+        "update_s": end - rollout_end,
+        "rollout_s": sum(rollout.seconds.values()),
+        **{f"rollout/{cause}_s": seconds for cause, seconds in rollout.seconds.items()},
+        "compile_s": compile_seconds() - compile_start,
+        "staleness": float(rollout.staleness),
+    }
+    return policies, facts
+
+
+def medians(steps: Sequence[Facts]) -> Facts:
+    """Returns the median over steps of each number."""
+    return {name: round(statistics.median(x[name] for x in steps), 4) for name in steps[0]}
+
+
+def critical_path(fresh: Facts, staleness: int) -> float:
+    """Returns the least seconds of a step, see the module.
+
+    Args:
+      fresh: the seconds of steps with fresh rollouts.
+      staleness: 0 or 1.
+    """
+    if not staleness:
+        return fresh["rollout_s"] + fresh["update_s"]
+    return max(fresh["rollout_s"], fresh[f"rollout/{DEVICE}_s"] + fresh["update_s"])
+
+
+def _compare(run: Facts, fresh: Facts, staleness: int) -> Facts:
+    path = critical_path(fresh, staleness)
+    return {"critical_path_s": round(path, 4), "ratio": round(run["step_s"] / path, 3)}

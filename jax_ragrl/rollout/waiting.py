@@ -1,0 +1,101 @@
+"""Seconds of a rollout by the cause of waiting: the devices, servers or its own work on the host.
+
+The calls of a rollout overlap: two groups of questions may wait for the language model while a
+third one samples. An instant belongs to the first of these causes that has a call in progress, so
+the seconds of all causes add up to the duration of the rollout:
+
+    device      the sampler, or a model or a search on its devices
+    llm         a language model or a judge on other machines, or without devices
+    retriever   a search
+    host        none of them: the code of the system, texts, parsing
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.pipelining import ContextProxy, separate
+
+DEVICE, LLM, RETRIEVER, HOST = CAUSES = ("device", "llm", "retriever", "host")
+
+
+class RolloutStoppedError(Exception):
+    """A rollout whose result nobody needs was stopped."""
+
+
+class WaitingTimes:
+    """Measures the causes of one rollout from now on, and can stop it."""
+
+    def __init__(self) -> None:
+        self._lock, self._last = threading.Lock(), time.perf_counter()
+        self._calls = collections.Counter[str]()
+        self._seconds = dict.fromkeys(CAUSES, 0.0)
+        self._is_stopped = False
+
+    def observe(self, environment: Environment) -> Environment:
+        """Returns an environment that makes the same calls and measures them."""
+        judge = environment.judge
+        return environment._replace(
+            sampler=_ObservedSampler(environment.sampler, self),
+            retriever=self._proxy(environment.retriever, RETRIEVER),
+            llm=self._proxy(environment.llm, LLM),
+            judge=None if judge is None else self._proxy(judge, LLM),
+        )
+
+    def _proxy(self, model: Any, cause: str) -> Any:
+        own = DEVICE if getattr(model, "on_device", False) else cause
+        return ContextProxy(model, lambda: self.call(own))
+
+    @contextlib.contextmanager
+    def call(self, cause: str) -> Iterator[None]:
+        """Measures a call.
+
+        Raises:
+          RolloutStoppedError: the rollout was stopped before the call.
+        """
+        if self._is_stopped:
+            raise RolloutStoppedError
+        self._change(cause, 1)
+        try:
+            yield
+        finally:
+            self._change(cause, -1)
+
+    def _change(self, cause: str, difference: int) -> None:
+        with self._lock:
+            self._add_time()
+            self._calls[cause] += difference
+
+    def _add_time(self) -> None:
+        now = time.perf_counter()
+        current = next((cause for cause in CAUSES if self._calls[cause]), HOST)
+        self._seconds[current] += now - self._last
+        self._last = now
+
+    def stop(self) -> None:
+        """Lets the rollout end at its next call."""
+        self._is_stopped = True
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of each cause until now."""
+        with self._lock:
+            self._add_time()
+            return dict(self._seconds)
+
+
+class _ObservedSampler(ContextProxy):
+    """A sampler whose calls wait for the devices, as do the calls of its separate copies."""
+
+    def __init__(self, sampler: Any, waiting: WaitingTimes) -> None:
+        super().__init__(sampler, lambda: waiting.call(DEVICE))
+        self._waiting = waiting
+
+    def separate(self) -> _ObservedSampler:
+        """Returns a sampler that shares no contexts with this one."""
+        return _ObservedSampler(separate(self._target), self._waiting)

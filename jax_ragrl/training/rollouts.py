@@ -1,0 +1,231 @@
+"""The rollouts of a run, made before the update of their step or during the update before it.
+
+    staleness 0    roll out 1 | update 1 | roll out 2 | update 2 | roll out 3 | update 3
+    staleness 1    roll out 1 | update 1 | update 2 | update 3
+                              | roll out 2 | roll out 3 | roll out 4          (one worker thread)
+
+With staleness 1 the policies that sample are one update older than the policies that are trained on
+the samples; importance weights correct for that. A checkpoint holds the forest in flight, so that a
+resumed run trains on the same samples. (Its language model might answer differently the second
+time.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+from jax_ragrl.corpus.questions import Batches
+from jax_ragrl.learner.policies import Policies, Schedule
+from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.tree import Forest
+from jax_ragrl.rollout.waiting import CAUSES, DEVICE, WaitingTimes
+from jax_ragrl.runtime import data_pickle
+from jax_ragrl.types import Question
+
+
+class Rollout(NamedTuple):
+    """The rollouts of a step.
+
+    Fields:
+      forest: the rollouts with their rewards.
+      staleness: the number of updates since the policies sampled it.
+      seconds: its duration by cause, see `rollout.waiting`.
+      early_wait: the seconds that the run waited for it before the step: to evaluate or to save.
+    """
+
+    forest: Forest
+    staleness: int
+    seconds: Mapping[str, float]
+    early_wait: float = 0.0
+
+    def metrics(self, laps: Mapping[str, float]) -> dict[str, float]:
+        """Returns the staleness, the seconds of the step and of its rollouts by cause.
+
+        Args:
+          laps: seconds of the step by metric; `time/rollout_s` has the credit alone.
+        """
+        waits = {f"time/wait_{cause}_s": x for cause, x in self.seconds.items()}
+        wait_s = laps["time/wait_rollout_s"] + self.early_wait
+        times = {
+            "time/wait_rollout_s": wait_s,
+            "time/step_s": wait_s + laps["time/rollout_s"] + laps["time/train_s"],
+            "time/rollout_s": laps["time/rollout_s"] + sum(self.seconds.values()),
+        }
+        return {"staleness": float(self.staleness), **waits, **laps, **times}
+
+
+class InFlight(NamedTuple):
+    """Rollouts that were begun before their step.
+
+    Fields:
+      step: their step, from 0.
+      data: the state of the questions before the step drew its own.
+      rollout: the rollouts, perhaps still running.
+      waiting: can stop them.
+      staleness: as in `Rollout`; 0 if the update since was undone.
+    """
+
+    step: int
+    data: Any
+    rollout: Future[Rollout]
+    waiting: WaitingTimes
+    staleness: int = 1
+
+
+@dataclasses.dataclass
+class Rollouts:
+    """Makes the rollouts of the steps of a run, in order.
+
+    Fields:
+      data: the questions.
+      steps, staleness, schedule: of the run's config.
+      act: from policies, and whether they must outlive the next update, to an environment in which
+        they act.
+      roll_out: from an environment, the questions of a step and its number to a forest.
+    """
+
+    data: Batches
+    steps: int
+    staleness: int
+    schedule: Schedule
+    act: Callable[[Policies, bool], Environment]
+    roll_out: Callable[[Environment, Sequence[Question], int], Forest]
+    _in_flight: InFlight | None = None
+    _early_wait: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "rollout")
+
+    def take(self, policies: Policies, step: int) -> Rollout:
+        """Returns the rollouts of a step, which are in flight or begin now.
+
+        Args:
+          policies: the policies before the step.
+          step: the step, from 0.
+        """
+        in_flight, self._in_flight = self._in_flight, None
+        early_wait, self._early_wait = self._early_wait, 0.0
+        if in_flight is not None:
+            rollout = in_flight.rollout.result()
+            return rollout._replace(staleness=in_flight.staleness, early_wait=early_wait)
+        waiting = WaitingTimes()
+        with waiting.call(DEVICE):
+            environment = waiting.observe(self.act(policies, False))
+        return self._run(environment, next(self.data), step, waiting)
+
+    def begin(self, policies: Policies, step: int) -> None:
+        """Begins the rollouts of a step in the worker thread, if they may be stale.
+
+        Args:
+          policies: the policies before the step before, which an update may then donate.
+          step: the step, from 0.
+        """
+        # The first rollouts of a phase have its roles and come from the policies that it begins
+        # with, which are its references.
+        if not self.staleness or step >= self.steps or self.schedule.begins_phase(step):
+            return
+        waiting, state = WaitingTimes(), self.data.get_state()
+        with waiting.call(DEVICE):
+            environment = waiting.observe(self.act(policies, True))
+        work = (environment, next(self.data), step, waiting)
+        self._in_flight = InFlight(step, state, self._pool.submit(self._run, *work), waiting)
+
+    def _run(
+        self,
+        environment: Environment,
+        questions: Sequence[Question],
+        step: int,
+        waiting: WaitingTimes,
+    ) -> Rollout:
+        forest = self.roll_out(environment, questions, step)
+        return Rollout(forest, 0, waiting.seconds())
+
+    def wait(self) -> None:
+        """Waits for the rollouts in flight; an error of theirs is raised by `take`."""
+        if self._in_flight is not None:
+            start = time.perf_counter()
+            wait([self._in_flight.rollout])
+            self._early_wait += time.perf_counter() - start
+
+    def discard(self) -> None:
+        """Stops the rollouts in flight; `take` makes them again, with the policies of its step."""
+        if self._in_flight is None:
+            return
+        self._in_flight.waiting.stop()
+        wait([self._in_flight.rollout])
+        self.data.set_state(self._in_flight.data)
+        self._in_flight = None
+
+    def refresh(self) -> None:
+        """Notes that the rollouts in flight come from the policies that their step will train.
+
+        The update since they were begun was undone. They stay valid, for importance weights come
+        from the log-probabilities of the policies that sampled and of those that are trained.
+        """
+        if self._in_flight is not None:
+            self._in_flight = self._in_flight._replace(staleness=0)
+
+    def state(self, *, is_last: bool = False) -> dict[str, Any]:
+        """Returns the entries of a checkpoint from which `restore` continues.
+
+        Waits for the rollouts in flight. If they failed, they are left out: the resumed run makes
+        them again. After the last step they are discarded.
+        """
+        if is_last:
+            self.discard()
+        if self._in_flight is None:
+            return {"data": self.data.get_state()}
+        self.wait()
+        entries = {"data": self._in_flight.data}
+        rollout = self._in_flight.rollout
+        if rollout.exception() is None and not rollout.result().forest.has_failed:
+            entries["forest"] = _pack(rollout.result().forest)
+            entries["staleness"] = self._in_flight.staleness
+        return entries
+
+    def restore(self, entries: Mapping[str, Any], step: int) -> None:
+        """Continues with the rollouts of a checkpoint.
+
+        Args:
+          entries: the entries that `state` returned; older checkpoints have no forest.
+          step: the number of completed steps.
+        """
+        self.data.set_state(entries["data"])
+        if "forest" not in entries:
+            return
+        next(self.data)  # the questions of the forest
+        forest = _unpack(entries["forest"])
+        rollout = Future[Rollout]()
+        # Another process made them: this one waited for nothing.
+        rollout.set_result(Rollout(forest, 0, dict.fromkeys(CAUSES, 0.0)))
+        self._in_flight = InFlight(
+            step, entries["data"], rollout, WaitingTimes(), entries["staleness"]
+        )
+
+    def close(self) -> None:
+        """Stops the rollouts in flight and ends the worker thread."""
+        if self._in_flight is not None:
+            self._in_flight.waiting.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _pack(forest: Forest) -> bytes:
+    """Returns the bytes of a forest for a checkpoint.
+
+    Raises:
+      UserError: a state, action or reply of the system is not data. `_unpack` would refuse the
+        forest, and the run could not be resumed.
+    """
+    data = data_pickle.dumps(forest)
+    data_pickle.loads(data)
+    return zlib.compress(data, 1)
+
+
+def _unpack(data: bytes) -> Forest:
+    forest: Forest = data_pickle.loads(zlib.decompress(data))
+    return forest

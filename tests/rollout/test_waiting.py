@@ -1,0 +1,99 @@
+"""Every instant of a rollout has one cause, and the causes add up to its duration."""
+
+from __future__ import annotations
+
+import pytest
+
+from jax_ragrl.rollout import waiting as module
+from jax_ragrl.rollout.collect import collect
+from jax_ragrl.rollout.expand import single_chain
+from jax_ragrl.rollout.pipelining import pipelined_rollout
+from jax_ragrl.rollout.waiting import DEVICE, LLM, RETRIEVER, RolloutStoppedError, WaitingTimes
+from tests.rollout.tape import ANN, BOB, Tape, system
+
+
+class Clock:
+    """A clock that moves only if told."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_overlapping_calls_count_once_by_the_first_cause(clock: Clock):
+    waiting = WaitingTimes()
+    clock.now = 1  # no call: host
+    with waiting.call(LLM):
+        clock.now = 3  # the language model alone
+        with waiting.call(RETRIEVER):
+            clock.now = 6  # both: the language model
+            with waiting.call(DEVICE):
+                clock.now = 10  # all three: the devices
+            with waiting.call(LLM):
+                clock.now = 15  # twice the same
+    with waiting.call(RETRIEVER):
+        clock.now = 21
+    clock.now = 22
+    assert waiting.seconds() == {"device": 4, "llm": 10, "retriever": 6, "host": 2}
+
+
+class TimedTape(Tape):
+    """An environment whose calls take whole seconds."""
+
+    clock: Clock
+
+    def sample(self, requests):
+        self.clock.now += 1
+        return super().sample(requests)
+
+    def complete(self, requests):
+        self.clock.now += 10
+        return super().complete(requests)
+
+    def separate(self):
+        return self
+
+
+def test_a_rollout_is_measured_with_and_without_groups(clock: Clock):
+    for groups in (1, 2):
+        tape = TimedTape(lambda role, *_: "[No Retrieval]")
+        tape.clock = clock
+        waiting = WaitingTimes()
+        environment = waiting.observe(tape.environment())
+        pipelined_rollout(
+            (ANN, BOB),
+            environment,
+            groups,
+            lambda own, env: collect(system(), single_chain, own, env),
+        )
+        seconds = waiting.seconds()
+        # A call per round and group: the route, the answer, the end; the model answers once.
+        assert seconds["llm"] + seconds["device"] > 0 and seconds["host"] == 0
+        assert sum(seconds.values()) == clock.now
+        clock.now = 0.0
+
+
+def test_models_on_the_devices_are_waits_for_the_devices(clock: Clock):
+    tape = Tape(lambda *_: "[No Retrieval]")
+    tape.on_device = True
+    waiting = WaitingTimes()
+    environment = waiting.observe(tape.environment())
+    tape.complete = lambda requests: setattr(clock, "now", clock.now + 1) or []
+    assert environment.llm.complete([]) == [] and environment.llm.on_device
+    assert waiting.seconds() == {"device": 1, "llm": 0, "retriever": 0, "host": 0}
+
+
+def test_a_stopped_rollout_ends_at_its_next_call():
+    waiting = WaitingTimes()
+    tape = Tape(lambda *_: waiting.stop() or "[No Retrieval]")
+    with pytest.raises(RolloutStoppedError):
+        collect(system(), single_chain, [ANN], waiting.observe(tape.environment()))
+    assert tape.log == [("router",)]

@@ -1,0 +1,361 @@
+"""Stale rollouts: made during the update before, saved in flight, and given up if they must be."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pathlib
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_ragrl.cli.main import CONFIGS, load_config
+from jax_ragrl.errors import Preempted, UserError
+from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.models.hf import save_decoder
+from jax_ragrl.rollout.tree import Forest, build_forest
+from jax_ragrl.run import components
+from jax_ragrl.run.config import load_job
+from jax_ragrl.training import loop
+from jax_ragrl.training import rollouts as rollouts_module
+from jax_ragrl.training.rollouts import Rollout, Rollouts
+from jax_ragrl.types import Question
+from tests.rollout.tape import ANN, BOB, PAPER, Tape, improvise, play
+from tests.tiny import policy, tokenizer
+from tests.training.test_best import moved
+
+pytestmark = pytest.mark.filterwarnings("ignore:guard.dead_groups")
+PHASES = [{"steps": 2, "roles": ["router"]}, {"steps": 9, "roles": ["filter", "decision"]}]
+
+
+class Trial:
+    """Runs whose parameters all equal the number of the steps taken, with recorded rollouts.
+
+    Fields:
+      sampled: per rollout, its step, the ids of its questions and the parameters that sampled.
+      learned: per update, its step and the forest.
+      threads: per step, the name of the thread that rolled out.
+      interrupted_at: a step whose update is interrupted once.
+      fails_at: steps whose rollouts find no server.
+      norms: the norms of the gradient of the steps.
+    """
+
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.norms = folder, [1.0] * 9
+        self.sampled = list[tuple[int, list[str], float]]()
+        self.learned = list[tuple[int, Forest]]()
+        self.threads = dict[int, str]()
+        self.interrupted_at: int | None = None
+        self.fails_at = set[int]()
+        self.replies = itertools.count()  # a language model that never answers the same
+        self.has_learned = [threading.Event() for _ in range(12)]
+        tokenizer().save(folder / "tokenizer")
+        save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+        monkeypatch.setattr(loop, "roll_out", self.roll_out)
+        monkeypatch.setattr(loop, "learn", self.learn)
+
+    def roll_out(self, job, environment, questions: Sequence[Question], roles, step) -> Forest:
+        self.threads[step] = threading.current_thread().name
+        if self.threads[step].startswith("rollout"):
+            # The update of the step before comes first and takes all buffers that it can.
+            assert self.has_learned[step - 1].wait(60)
+        weight = first(environment.sampler.models["policy"].params)
+        self.sampled.append((step, [question.id for question in questions], weight))
+        if step in self.fails_at:
+            return build_forest(questions, [], dict.fromkeys(range(len(questions)), "no route"))
+        replies = dict.fromkeys(("answer_direct", "answer"), f"reply {next(self.replies)}")
+        return play(Tape(improvise, replies=replies), *questions, expander=PAPER, seed=step)
+
+    def learn(self, job, policies, forest, turns, roles, step):
+        if step == self.interrupted_at:
+            self.interrupted_at = None
+            self.has_learned[step].set()
+            raise KeyboardInterrupt
+        self.learned.append((step, forest))
+        (own,) = policies.values()
+        trained = jax.tree.leaves(own.state.policy.params)
+        after = moved(policies, first(trained) if step else 0)
+        for leaf in trained:
+            leaf.delete()  # as a program to which they are donated
+        self.has_learned[step].set()
+        return after, {"grad_norm": self.norms[step]}
+
+    def train(self, staleness: int = 1, guard: dict[str, Any] | None = None, **run: Any) -> None:
+        for event in self.has_learned:
+            event.clear()
+        settings = {"policy": self.folder / "policy", "data.world.size": 40}
+        settings |= {"objective.importance_weight_cap": 2.0, "index.kind": "exact"}
+        changes = {"steps": 5, "dev_questions": 0, "save_every": 1, "questions_per_step": 2}
+        changes |= {"staleness": staleness} | {k: v for k, v in run.items() if k != "phases"}
+        settings |= {f"run.{name}": value for name, value in changes.items()}
+        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
+        values = load_config(CONFIGS / "tiny" / "c3po.py", overrides)
+        values |= {"guard": guard} if guard else {}
+        values |= {"schedule": {"phases": run["phases"]}} if "phases" in run else {}
+        self.job = load_job(values)
+        loop.train(self.job, components.build_components(self.job, self.folder), self.folder)
+
+    def rows(self, name: str) -> list[float | None]:
+        """Returns a metric of all steps."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line).get(name) for line in lines]
+
+    def steps_and_weights(self) -> list[tuple[int, float]]:
+        return [(step, weight) for step, _, weight in self.sampled]
+
+
+def first(params: Any) -> float:
+    return float(jax.device_get(jax.tree.leaves(params)[0]).flat[0])
+
+
+@pytest.fixture
+def trial(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    return Trial(tmp_path, monkeypatch)
+
+
+def test_stale_rollouts_come_from_the_policies_before_the_last_update(trial: Trial):
+    trial.train(steps=4)
+    (_, initial), *rest = trial.steps_and_weights()
+    assert rest == [(1, initial), (2, 1.0), (3, 2.0)]
+    assert trial.rows("staleness") == [0, 1, 1, 1]
+    own, *others = (trial.threads[step] for step in range(4))
+    assert own == "MainThread" and set(others) == {"rollout_0"}
+
+
+def test_fresh_rollouts_come_from_the_newest_policies(trial: Trial):
+    trial.train(staleness=0, steps=4)
+    assert trial.steps_and_weights()[1:] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert trial.rows("staleness") == [0] * 4 and set(trial.threads.values()) == {"MainThread"}
+    checkpoints = Checkpoints(trial.folder)
+    assert checkpoints.meta(3)["contents"] == checkpoints.meta(4)["contents"] == {}
+
+
+@pytest.mark.parametrize("save_every", [1, 2])
+def test_a_resumed_run_trains_on_the_forest_that_was_in_flight(trial: Trial, save_every: int):
+    """The language model answers differently each time: a second rollout would differ."""
+    trial.interrupted_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        trial.train(save_every=save_every)
+    assert Checkpoints(trial.folder).latest() == 2
+    before = len(trial.sampled)
+    assert before in (3, 4)  # step 3 had begun, or was stopped before its first call
+    trial.train(save_every=save_every)
+    assert [step for step, *_ in trial.sampled[before:]] == [3, 4]
+    assert [step for step, _ in trial.learned] == [0, 1, 2, 3, 4]
+    assert trial.rows("staleness") == [0, 1, 1, 1, 1]
+    # A run that was never interrupted has the same questions.
+    ids = {step: ids for step, ids, _ in trial.sampled}
+    assert all(ids[s] == [q.id for q in f.questions] for s, f in trial.learned)
+    assert len({tuple(own) for own in ids.values()}) == 5
+
+
+def test_a_forest_from_a_checkpoint_has_equal_credit(trial: Trial):
+    trial.train(steps=1)
+    forest = play(Tape(improvise), *[ANN, BOB] * 3, expander=PAPER, seed=3)
+    assert len(forest.records) > 60 and len(np.unique(forest.reward_N)) == 2
+    one, other = (Rollouts(**arguments(trial)) for _ in range(2))
+    one.roll_out = lambda *_: forest
+    one.begin({}, 1)
+    other.restore(one.state(), 1)
+    restored = other.take({}, 1)
+    assert restored.staleness == 1 and restored.forest is not forest
+    for mine, theirs in zip(
+        trial.job.credit(restored.forest, restored.forest.reward_N),
+        trial.job.credit(forest, forest.reward_N),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+    assert restored.forest.records == forest.records
+    # The next questions are those after the forest's.
+    assert next(one.data) == next(other.data)
+
+
+def arguments(trial: Trial) -> dict[str, Any]:
+    return {
+        "data": loop.question_batches([ANN, BOB] * 3, 1, 0),
+        "steps": 9,
+        "staleness": 1,
+        "schedule": trial.job.schedule,
+        "act": lambda *_: Tape(improvise).environment(),
+        "roll_out": lambda *_: pytest.fail("rolls out"),
+    }
+
+
+def test_a_phase_begins_with_rollouts_of_its_own_policies(trial: Trial):
+    trial.train(steps=5, phases=PHASES)
+    (_, initial), *rest = trial.steps_and_weights()
+    assert rest == [(1, initial), (2, 2.0), (3, 2.0), (4, 3.0)]
+    assert trial.rows("staleness") == [0, 1, 0, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
+def test_a_roll_back_gives_up_the_rollouts_of_its_policies(trial: Trial):
+    trial.norms = [1, 1, 50, 50, 1, 1]
+    limit = {"threshold": 10.0, "action": "roll_back"}
+    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit}
+    trial.train(guard=guard, steps=6, save_every=2)
+    # Step 4 is rolled out again, by the policies of step 2 (which the guard restored).
+    assert [pair for pair in trial.steps_and_weights() if pair[0] == 4][-1] == (4, 2.0)
+    assert trial.rows("staleness") == [0, 1, 1, 1, 0, 1]
+    asked = {tuple(ids) for step, ids, _ in trial.sampled if step == 4}
+    assert len(asked) == 1  # about the same questions
+
+
+@pytest.mark.filterwarnings("ignore:guard.grad_norm")
+def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
+    trial.norms = [1, 1, 50, 1, 1]
+    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": {"threshold": 10.0, "action": "undo"}}
+    trial.train(guard=guard)
+    # Step 3 was rolled out once, by the policies before the undone update, which it then trains.
+    (_, initial), *rest = trial.steps_and_weights()
+    assert rest == [(1, initial), (2, 1.0), (3, 2.0), (4, 2.0)]
+    assert trial.rows("staleness") == [0, 1, 1, 0, 1]
+    assert trial.rows("guard/rate_factor")[2:] == [0.5] * 3
+
+
+@pytest.mark.filterwarnings("ignore:guard.dev_drop", "ignore:the policies of step")
+def test_a_fallen_dev_score_gives_up_the_rollouts_in_flight(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
+    scores = itertools.chain([0.5, 0.1], itertools.repeat(0.5))
+    evaluate = lambda *_: {"eval/accuracy": next(scores), "eval/standard_error": 0.05}  # noqa: E731
+    monkeypatch.setattr(loop, "dev_metrics", evaluate)
+    guard = {"dev_drop": {"threshold": 2.0, "action": "roll_back"}}
+    trial.train(guard=guard, steps=6, eval_every=2, save_every=2)
+    assert [pair for pair in trial.steps_and_weights() if pair[0] == 4][-1] == (4, 2.0)
+    assert trial.rows("staleness") == [0, 1, 1, 1, 0, 1]
+
+
+def test_rollouts_that_a_resumed_run_could_not_read_are_refused_when_they_are_saved(trial: Trial):
+    trial.train(steps=1)
+    forest = play(Tape(improvise), ANN, expander=PAPER, seed=3)
+    rollouts = Rollouts(**arguments(trial))
+    rollouts.roll_out = lambda *_: forest._replace(records=(Trial.rows,))
+    rollouts.begin({}, 1)
+    with pytest.raises(UserError, match=r"Trial.rows, which is not data"):
+        rollouts.state()
+
+
+@pytest.mark.filterwarnings("ignore:guard.grad_norm", "ignore:the policies of step")
+@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
+def test_the_guard_acts_in_a_resumed_run_as_in_a_whole_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, action: str
+):
+    at_once = action in ("skip", "undo")
+    norms = [1, 1, 50, 1, 50, 1, 1] if at_once else [1, 1, 50, 50, 1, 50, 1]
+    limit = {"threshold": 10.0, "action": action}
+    guard = {"baseline_steps": 2, "patience": 2, "grad_norm": limit}
+    ends = []
+    for stop in (None, 3, 5):
+        trial = Trial(tmp_path / str(stop), monkeypatch)
+        trial.norms, trial.interrupted_at = norms, stop
+        if stop is not None:
+            with pytest.raises(KeyboardInterrupt):
+                trial.train(guard=guard, steps=7, save_every=2)
+        trial.train(guard=guard, steps=7, save_every=2)
+        weights = {step: weight for step, _, weight in trial.sampled}
+        ends.append((weights, trial.rows("staleness"), trial.rows("guard/rate_factor")))
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_an_outage_in_flight_is_not_saved(trial: Trial):
+    trial.fails_at = {2, 3, 4, 5, 6}
+    with pytest.raises(UserError, match=r"5 steps in a row .* no route"):
+        trial.train(steps=8)
+    assert Checkpoints(trial.folder).latest() == 2
+    trial.sampled, trial.fails_at = [], set()
+    trial.train(steps=8)
+    # Step 2 is rolled out again, by the policies of the checkpoint.
+    assert trial.steps_and_weights()[:2] == [(2, 2.0), (3, 2.0)]
+    assert trial.rows("staleness") == [0, 1, 0, 1, 1, 1, 1, 1] and trial.rows("failed") == [0] * 8
+
+
+def test_an_error_in_flight_comes_after_the_step_is_saved(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
+    roll_out = trial.roll_out
+
+    def fail(job, environment, questions, roles, step):
+        if step == 2:
+            raise UserError("no such model")
+        return roll_out(job, environment, questions, roles, step)
+
+    monkeypatch.setattr(loop, "roll_out", fail)
+    with pytest.raises(UserError, match="no such model"):
+        trial.train()
+    assert Checkpoints(trial.folder).latest() == 2 and trial.rows("staleness") == [0, 1]
+
+
+def test_a_stopped_run_saves_its_rollouts_in_flight(trial: Trial, monkeypatch: pytest.MonkeyPatch):
+    notice = loop.stop_notice
+
+    class Stop:
+        reached = staticmethod(lambda step: step == 2)
+
+    monkeypatch.setattr(loop, "stop_notice", lambda: contextlib.nullcontext(Stop()))
+    with pytest.raises(Preempted, match="stopped after step 2"):
+        trial.train(save_every=99)
+    monkeypatch.setattr(loop, "stop_notice", notice)
+    trial.train(save_every=99)
+    assert [step for step, *_ in trial.sampled] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_ends_early_makes_no_further_rollouts(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loop, "dev_metrics", lambda *_: {"eval/accuracy": 0.5})
+    trial.train(steps=9, patience=2, eval_every=1)
+    assert [step for step, _ in trial.learned] == [0, 1, 2]
+    assert Checkpoints(trial.folder).meta(3)["contents"] == {}
+
+
+def test_the_times_of_a_step_count_each_second_once():
+    causes = {"device": 2.0, "llm": 3.0, "retriever": 0.5, "host": 0.25}
+    laps = {"time/wait_rollout_s": 1.0, "time/rollout_s": 0.5, "time/train_s": 7.0}
+    metrics = Rollout(play(Tape(improvise)), 1, causes, early_wait=4.0).metrics(laps)
+    assert metrics == {
+        "staleness": 1.0,
+        **{f"time/wait_{cause}_s": seconds for cause, seconds in causes.items()},
+        "time/wait_rollout_s": 5.0,  # in the step, and before it for an evaluation or a save
+        "time/rollout_s": 6.25,  # the causes and the credit
+        "time/train_s": 7.0,
+        "time/step_s": 12.5,  # waiting, credit and update
+    }
+
+
+def test_waiting_before_a_step_counts_for_its_rollouts(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+):
+    trial.train(steps=1)
+    rollouts = Rollouts(**arguments(trial) | {"roll_out": lambda *_: play(Tape(improvise))})
+    rollouts.begin({}, 1)
+    ticks = itertools.count(0, 10)
+    monkeypatch.setattr(rollouts_module, "time", SimpleNamespace(perf_counter=ticks.__next__))
+    rollouts.wait()
+    rollouts.wait()
+    assert rollouts.take({}, 1).early_wait == 20
+    rollouts.begin({}, 2)
+    assert rollouts.take({}, 2).early_wait == 0
+
+
+def test_stale_rollouts_need_importance_weights():
+    config = CONFIGS / "tiny" / "c3po.py"
+    with pytest.raises(UserError, match=r"staleness is 1, but .*importance_weight_cap is 0"):
+        load_job(load_config(config, ["--config.run.staleness=1"]))
+    with pytest.raises(UserError, match=r"run.staleness is 2: use .* at most 1"):
+        load_job(load_config(config, ["--config.run.staleness=2"]))
+
+
+def test_stale_rollouts_are_refused_on_several_hosts(monkeypatch: pytest.MonkeyPatch):
+    settings = ["--config.run.staleness=1", "--config.objective.importance_weight_cap=2.0"]
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", settings))
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(UserError, match=r"staleness is 1, but 4 processes .*: set it to 0"):
+        components.mesh_for(job)
