@@ -53,6 +53,13 @@ for mean in 200 0; do
     measure "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
   done
 done
+# The same in slots that are refilled. Conversations of six turns, in batches and in slots.
+measure sample-200-refilled sample --shape qwen2.5-0.5b --mean 200 --decode-rows 256
+for rows in 0 64; do
+  measure "chains-$rows" sample --shape qwen2.5-0.5b --prompts 64 --siblings 1 --prompt 512 --new 128 \
+    --turns 6 --observation 384 --decode-rows "$rows"
+done
+measure tape tape
 # A complete step of C-3PO, rollout and updates, with a policy and a critic of 1.5B: all questions at
 # once, and in two pipelined groups.
 for cohorts in 1 2; do
@@ -60,6 +67,9 @@ for cohorts in 1 2; do
     --config.compute_dtype=bfloat16 --config.remat=full --config.run.questions_per_step=32 \
     --config.run.pipeline_groups="$cohorts" --config.packing.tokens_per_device=8192
 done
+
+# Rollouts during the update before, with a language model that sleeps for a second per call.
+measure overlap overlap --config=configs/tiny/c3po.py --latency 1 --steps 6
 
 # The ten nearest of two million vectors, for a batch of 256 queries.
 for dtype in bfloat16 float32; do

@@ -76,30 +76,59 @@ def transformers_sample(work: SampleWork) -> dict[str, Any]:
     """Measures `generate` of a Transformers model with the work of `bench.sample`.
 
     Siblings are `num_return_sequences`; all rows of a batch have the new tokens of its longest
-    prompt, and those beyond the limit of a prompt are not counted. Raises `UserError` if torch is
-    missing.
+    prompt, and those beyond the limit of a prompt are not counted. With several turns and one
+    sibling, `kept_cache` has the same with the keys and values of a conversation passed on from
+    turn to turn. Raises `UserError` if torch is missing.
     """
     torch, device = _torch()
     config = published_config(work.shape)
     model = _transformers_model(config, "none").to(device, getattr(torch, work.dtype)).eval()
-    jobs = work.jobs(config.vocab_size)
-    batches = [jobs[i : i + work.batch] for i in range(0, len(jobs), work.batch)]
 
-    def rollout() -> None:
-        for batch in batches:
-            longest = max(job.limit for job in batch)
-            model.generate(
-                torch.tensor([job.ids for job in batch]).to(device),
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                num_return_sequences=work.siblings,
-                pad_token_id=0,
-            )
+    def measure(keep_cache: bool) -> dict[str, Any]:
+        def rollout() -> None:
+            for start in range(0, work.prompts, work.batch):
+                _generate_turns(torch, model, work, start, keep_cache)
 
-    timing = time_step(_synchronized(torch, device, rollout), work.repeats)
-    return sampling_speed(timing, sum(work.limits()) * work.siblings)
+        timing = time_step(_synchronized(torch, device, rollout), work.repeats)
+        return sampling_speed(timing, work.tokens)
+
+    result = measure(keep_cache=False)
+    if work.turns > 1 and work.siblings == 1:
+        result |= {"kept_cache": measure(keep_cache=True)}
+    return result
+
+
+def _generate_turns(torch: Any, model: Any, work: SampleWork, start: int, keep_cache: bool) -> None:
+    """Generates all turns of a batch of prompts.
+
+    Args:
+      torch: the module.
+      model: a Transformers model.
+      work: the work.
+      start: the first prompt of the batch.
+      keep_cache: whether each turn gets the keys and values of the turn before.
+    """
+    from transformers import DynamicCache
+
+    batch = slice(start, start + work.batch)
+    jobs = work.jobs(model.config.vocab_size)[batch]
+    longest = max(job.limit for job in jobs)
+    ids = torch.tensor([job.ids for job in jobs]).to(model.device)
+    cache = {"past_key_values": DynamicCache()} if keep_cache else {}
+    for observations in [*work.observations(model.config.vocab_size), None]:
+        rows = model.generate(
+            ids,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            num_return_sequences=work.siblings,
+            pad_token_id=0,
+            **cache,
+        )
+        if observations is not None:
+            more = torch.tensor(observations[batch]).to(model.device)
+            ids = torch.cat([rows[:: work.siblings], more], dim=1)
 
 
 def _torch() -> tuple[Any, str]:
@@ -299,11 +328,18 @@ def compare_steps(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any
 
 
 def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Returns their seconds and CPU seconds over ours, for the same rollout."""
-    return {
+    """Returns their seconds and CPU seconds over ours, for the same rollout.
+
+    `kept_cache` has their rollout with a cache per conversation, and its ratios, if measured.
+    """
+    ratios = {
         "times_faster": _ratio(ours, theirs, ("rollout_s",)),
         "times_faster_cpu": _ratio(ours, theirs, ("rollout_cpu_s",)),
     }
+    if "kept_cache" in theirs:
+        kept = theirs["kept_cache"]
+        ratios |= {"kept_cache": kept | compare_rollouts(ours, kept)}
+    return ratios
 
 
 def _ratio(ours: dict[str, Any], theirs: dict[str, Any], keys: tuple[str, ...]) -> float | None:

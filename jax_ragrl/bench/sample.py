@@ -1,13 +1,17 @@
-"""Measures sampling: continuations of prompts, of equal or unequal lengths.
+"""Measures sampling: continuations of prompts, of equal or unequal lengths, in one or more turns.
 
 Ids and weights are random, which does not change the cost. Only its limit ends a row, so the number
 of tokens is known in advance. The result is the fastest of the repeated rollouts.
+
+With several turns a prompt is a conversation: the first continuation and an observation are
+appended to it, and the next turn begins. In slots (`decode_rows`) its keys and values are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +19,11 @@ import numpy as np
 from flax import nnx
 
 from jax_ragrl.bench.train import Timing, peak_bytes, time_step
+from jax_ragrl.errors import UserError
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.published import published_config
-from jax_ragrl.sampling.sampler import SamplingJob, Shapes, sample_jobs
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.sampling.sampler import JobSampler, Row, SamplingJob, Shapes
 from jax_ragrl.sampling.weights import for_sampling
 
 # A tokenizer without stop tokens and without forbidden tokens.
@@ -40,6 +46,9 @@ class SampleWork:
       batch: prompts sampled together.
       slots: initial cache size in new tokens. With `new` or more, the cache never grows and the
         batch never shrinks.
+      turns: turns per conversation; each has `new` tokens, so that `mean` is 0 if there are more.
+      observation: tokens between two turns.
+      decode_rows: rows that are decoded together in slots, which keep contexts; 0: batches.
       dtype: dtype of weights and computation.
       repeats: number of timed rollouts.
     """
@@ -52,8 +61,35 @@ class SampleWork:
     mean: int = 0
     batch: int = 64
     slots: int = 128
+    turns: int = 1
+    observation: int = 256
+    decode_rows: int = 0
     dtype: str = "bfloat16"
     repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if self.mean and self.turns > 1:
+            raise UserError(
+                f"--mean {self.mean} with --turns {self.turns}: turns have equal lengths; leave "
+                "one of both out"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """The new tokens of a rollout."""
+        return sum(self.limits()) * self.siblings * self.turns
+
+    def lengths(self) -> list[int]:
+        """The tokens of a prompt at each turn."""
+        return [self.prompt + turn * (self.new + self.observation) for turn in range(self.turns)]
+
+    def observations(self, vocabulary: int) -> list[list[list[int]]]:
+        """Random observations by the turn that they follow, one per prompt."""
+        shape = (self.turns - 1, self.prompts, self.observation)
+        ids: list[list[list[int]]] = (
+            np.random.default_rng(2).integers(0, vocabulary, shape).tolist()
+        )
+        return ids
 
     def limits(self) -> list[int]:
         """The number of new tokens per prompt."""
@@ -78,13 +114,14 @@ class SampleWork:
         sizes = [self.batch]
         while sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // 4))
-        tokens = self.batch * self.prompt
+        lengths = self.lengths()
         return Shapes(
-            prompt_lengths=(self.prompt,),
+            prompt_lengths=tuple(lengths),
             batch_sizes=tuple(sorted(sizes)),
             max_new_tokens=self.new,
-            max_prompt_tokens=tokens,
+            max_prompt_tokens=self.batch * lengths[-1],
             initial_cache_size=self.slots,
+            decode_rows=self.decode_rows,
         )
 
 
@@ -94,19 +131,35 @@ def bench_sample(work: SampleWork) -> dict[str, Any]:
     # Weights in the dtype of computation, as in a sampler: another dtype would need a copy.
     config = dataclasses.replace(config, dtype=work.dtype, param_dtype=work.dtype)
     model = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
-    jobs, shapes = work.jobs(config.vocab_size), work.shapes()
-    rollout = time_step(
-        lambda: sample_jobs(model, PLAIN_TOKENIZER, jobs, work.siblings, shapes) and (),
-        work.repeats,
-    )
-    tokens = sum(work.limits()) * work.siblings
+    rollout = time_step(lambda: roll_out(work, model, config.vocab_size) and (), work.repeats)
     return {
         "device": jax.devices()[0].device_kind,
         **dataclasses.asdict(work),
-        **sampling_speed(rollout, tokens),
+        **sampling_speed(rollout, work.tokens),
         "first_s": round(rollout.first, 2),
         "peak_bytes": peak_bytes(),
     }
+
+
+def roll_out(work: SampleWork, model: SplitModel, vocabulary: int) -> list[SamplingJob]:
+    """Samples all turns and returns the conversations at the last one.
+
+    Args:
+      work: the work.
+      model: a split decoder.
+      vocabulary: the number of its tokens.
+    """
+    # A new sampler: no contexts are kept from rollout to rollout.
+    sampler, jobs = JobSampler(model, PLAIN_TOKENIZER, work.shapes()), work.jobs(vocabulary)
+    for observations in work.observations(vocabulary):
+        rows = sampler.start(jobs, work.siblings)()
+        jobs = [_next_turn(*turn) for turn in zip(jobs, rows, observations, strict=True)]
+    sampler.start(jobs, work.siblings)()
+    return jobs
+
+
+def _next_turn(job: SamplingJob, rows: Sequence[Row], observation: Sequence[int]) -> SamplingJob:
+    return job._replace(ids=(*job.ids, *rows[0].ids, *observation), seed=job.seed + 1)
 
 
 def sampling_speed(rollout: Timing, tokens: int) -> dict[str, Any]:

@@ -215,6 +215,9 @@ def _add_sample_options(kind: argparse.ArgumentParser) -> None:
         ("mean", 0, "mean new tokens per continuation, exponentially distributed; 0 = all --new"),
         ("batch", 64, "prompts sampled together"),
         ("slots", 128, "initial cache size in new tokens; with --new or more it never grows"),
+        ("turns", 1, "turns per conversation"),
+        ("observation", 256, "tokens between two turns"),
+        ("decode-rows", 0, "rows that are decoded together in slots; 0 = batches"),
         ("repeats", 3, "number of timed rollouts, after one that compiles"),
     )
     _add_model_options(kind, numbers)

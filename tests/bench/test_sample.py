@@ -4,10 +4,15 @@ import dataclasses
 import json
 
 import pytest
+from flax import nnx
 
 from jax_ragrl.bench.peers import compare_rollouts, transformers_sample
-from jax_ragrl.bench.sample import SampleWork
+from jax_ragrl.bench.sample import SampleWork, roll_out
 from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.published import published_config
+from jax_ragrl.sampling.weights import for_sampling
 
 UNEQUAL = SampleWork("tiny", prompts=3, siblings=2, prompt=16, new=20, mean=5, batch=2)
 
@@ -35,3 +40,37 @@ def test_the_command_counts_new_tokens(capsys):
     assert main(args) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tokens"] == 2 * sum(UNEQUAL.limits()) and result["tokens_per_s"] > 0
+
+
+TURNS = dataclasses.replace(UNEQUAL, mean=0, new=8, turns=3, observation=5, dtype="float32")
+
+
+@pytest.mark.slow
+def test_a_conversation_grows_by_a_reply_and_an_observation_per_turn():
+    assert TURNS.lengths() == [16, 29, 42] and TURNS.tokens == 3 * 2 * 8 * 3
+    decoder = Decoder(published_config("tiny"), rngs=nnx.Rngs(0))
+    model = for_sampling({"policy": decoder})["policy"]
+    vocabulary = decoder.config.vocab_size
+    in_batches, in_slots = (
+        roll_out(dataclasses.replace(TURNS, decode_rows=n), model, vocabulary) for n in (0, 4)
+    )
+    assert [len(job.ids) for job in in_batches] == [42] * 3
+    assert in_batches == in_slots
+    assert in_batches[0].ids[:16] == TURNS.jobs(vocabulary)[0].ids
+    assert [*in_batches[1].ids[24:29]] == TURNS.observations(vocabulary)[0][1]
+
+
+def test_turns_of_unequal_length_are_refused():
+    with pytest.raises(UserError, match="--mean 5 with --turns 2"):
+        dataclasses.replace(UNEQUAL, turns=2)
+
+
+@pytest.mark.slow
+def test_transformers_samples_the_same_turns_with_and_without_a_cache():
+    pytest.importorskip("torch")
+    work = dataclasses.replace(TURNS, siblings=1, repeats=1)
+    speed = transformers_sample(work)
+    assert speed["tokens"] == speed["kept_cache"]["tokens"] == work.tokens
+    ours = {"rollout_s": 1.0, "rollout_cpu_s": 1.0}
+    ratios = compare_rollouts(ours, speed)["kept_cache"]
+    assert ratios["times_faster_cpu"] == round(speed["kept_cache"]["rollout_cpu_s"], 3)
