@@ -387,7 +387,14 @@ BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 @pytest.fixture
 def model_folders(tmp_path):
     """A folder with the description of an index, and one with the config of a decoder."""
-    description = {"count": 2 * 65536 + 1, "dimension": 64, "dtype": "bfloat16"}
+    description = {
+        "corpus": "3f2a",
+        "kind": "exact",
+        "encoder": {"kind": "bert"},
+        "count": 2 * 65536 + 1,
+        "dimension": 64,
+        "dtype": "bfloat16",
+    }
     for name, file, values in (
         ("index", "index.json", description),
         ("llm", "config.json", to_hf(SMALL, "float32")),

@@ -70,7 +70,9 @@ def test_only_trained_actions_are_in_a_pair(monkeypatch):
     forest, turns, _ = forest_of(GENERATOR, {SELECTOR: ["D0"], GENERATOR: answers})
     job = load_job(load_config(CONFIG, []))
     turns = [t for t in turns if forest.records[t.node].action.text != "**Rom**"]
-    monkeypatch.setattr(loop, "prefer_all", lambda policies, policy_of, pairs, *_: (pairs, {}))
+    monkeypatch.setattr(
+        loop, "prefer_all", lambda policies, policy_of, pairs, *_, **__: (pairs, {})
+    )
     pairs, _ = loop.learn(job, {}, forest, turns, (GENERATOR,), 0)
     assert texts_of(forest, pairs) == [("**Ulm**", "**in Ulm**", GENERATOR)]
 

@@ -217,7 +217,7 @@ def test_an_undone_update_leaves_the_rollouts_in_flight_fresh(trial: Trial):
     (_, initial), *rest = trial.steps_and_weights()
     assert rest == [(1, initial), (2, 1.0), (3, 2.0), (4, 2.0)]
     assert trial.rows("staleness") == [0, 1, 1, 0, 1]
-    assert trial.rows("guard/rate_factor")[2:] == [0.5] * 3
+    assert trial.rows("guard/rate_factor")[2:] == [0.25] * 3
 
 
 @pytest.mark.filterwarnings("ignore:guard.dev_drop", "ignore:the policies of step")
