@@ -1,13 +1,15 @@
 """Checkpoints of a run (Orbax), written after updates; a resumed run continues bit-exactly.
 
 A checkpoint holds every array of the training state under its path in the tree, and a JSON object
-with the step, the state of the question iterator, and the shapes and checksums of the arrays.
+with the step, the state of the question iterator, the shapes and checksums of the arrays, and a
+checksum of itself.
 Values that are bytes, such as rollouts that were begun before their step, are another item.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 import warnings
 import zlib
@@ -25,6 +27,7 @@ from jax_ragrl.runtime.multihost import on_process_zero
 T = TypeVar("T")
 
 CONTENTS = "contents"  # the item of values that are bytes
+META_SUM = "meta_checksum"  # the checksum of the other entries of the JSON object
 BEST = "best"  # the folder of the policies with the best score, see `training/best.py`
 
 
@@ -64,6 +67,7 @@ class Checkpoints:
         meta = {name: x for name, x in meta.items() if name not in contents}
         meta |= {"step": step, "shapes": shapes_of(state), "checksums": sums}
         meta |= {CONTENTS: {name: zlib.crc32(x) for name, x in contents.items()}}
+        meta[META_SUM] = _json_checksum(meta)
         items = {"state": ocp.args.PyTreeSave(arrays), "meta": ocp.args.JsonSave(meta)}
         if contents:
             data = {name: np.frombuffer(x, np.uint8) for name, x in contents.items()}
@@ -136,6 +140,13 @@ class Checkpoints:
         meta = self._reading(step, lambda: self._manager.restore(step, args=item)["meta"])
         if not isinstance(meta, dict) or not isinstance(meta.get("shapes"), dict):
             raise self._damage(step, "its metadata is incomplete")
+        # One flipped bit could rename an array, or change the step or the place in the questions.
+        # Checkpoints of earlier versions have no checksum of the metadata.
+        if meta.pop(META_SUM, None) not in (None, _json_checksum(meta)):
+            raise self._damage(step, "its metadata has other values than were saved")
+        shapes, sums = meta["shapes"], meta.get("checksums", meta["shapes"])
+        if not isinstance(sums, dict) or sums.keys() != shapes.keys():
+            raise self._damage(step, "its shapes and its checksums name other arrays")
         return meta
 
     def _reading(self, step: int, read: Callable[[], T]) -> T:
@@ -203,6 +214,13 @@ class Checkpoints:
                     f"{saved_shapes.get(path)}, but this config needs {shapes.get(path)}: use the "
                     "config of that run, or another --workdir"
                 )
+
+
+def _json_checksum(values: dict[str, Any]) -> int:
+    """Returns a checksum of a JSON object that is the same before and after it is saved."""
+    # JSON makes lists of tuples and texts of numbers that are keys.
+    saved = json.loads(json.dumps(values))
+    return zlib.crc32(json.dumps(saved, sort_keys=True).encode())
 
 
 def by_path(tree: Any) -> dict[str, Any]:

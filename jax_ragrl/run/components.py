@@ -62,7 +62,7 @@ from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.policy import check_grammars
-from jax_ragrl.run.config import REPLY, Data, Job
+from jax_ragrl.run.config import REPLY, Data, Job, check_staleness
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.run.world_folder import make_world
 from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
@@ -223,11 +223,7 @@ def reply_cache(folder: pathlib.Path) -> pathlib.Path:
 
 def mesh_for(job: Job) -> Mesh | None:
     """Returns the mesh of a run; None: the first device. A run on several hosts needs a mesh."""
-    if job.run.staleness and jax.process_count() > 1:
-        raise UserError(
-            f"run.staleness is 1, but {jax.process_count()} processes train one policy, and their "
-            "rollouts and updates would exchange messages in different orders: set it to 0"
-        )
+    check_staleness(job.run.staleness, jax.process_count())
     if not job.mesh and jax.process_count() > 1:
         raise UserError(
             f"{jax.process_count()} processes train one policy, but this config has no mesh: set "

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from jax_ragrl.cli.main import main
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.run.lock import unlock_folder
 from jax_ragrl.runtime.jsonl import read_rows
@@ -204,10 +205,15 @@ def call(command: Sequence[str], workdir: pathlib.Path) -> Outcome:
 def digest(workdir: pathlib.Path) -> str:
     """Returns a hash of all arrays of the newest checkpoint, and of the metrics and trees.
 
-    Arrays and rows are hashed bit by bit, without the metrics of `UNSEEDED`.
+    Arrays and rows are hashed bit by bit, without the metrics of `UNSEEDED`. A run whose newest
+    checkpoint cannot be read has no hash, and equals no other run.
     """
     state = hashlib.sha256()
-    for name, x in sorted(newest_arrays(workdir).items()):
+    try:
+        arrays = newest_arrays(workdir)
+    except UserError as error:
+        return f"unreadable: {error}"
+    for name, x in sorted(arrays.items()):
         state.update(f"{name} {x.dtype} {x.shape}".encode() + x.tobytes())
     for file in ("metrics.jsonl", "trees.jsonl"):
         for row in read_rows(workdir / file):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import time
 
+import jax
+import numpy as np
 import pytest
 
+from jax_ragrl.learner.checkpoint import Checkpoints
 from tests.chaos import damages, kills, limited_disk, servers
 from tests.chaos.runs import Outcome, Variant, call, digest, train_command
 
@@ -78,6 +82,18 @@ def test_faults_that_pass_change_nothing_and_an_outage_stops_the_run(tmp_path: p
 
 def test_there_are_enough_kinds_of_faults():
     assert len(servers.ALL) >= 40
+
+
+def test_a_run_whose_checkpoint_has_a_renamed_array_equals_no_other(tmp_path: pathlib.Path):
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(4, jax.device_put({"weight": np.ones(2, np.float32)}), {})
+    for name in ("metrics.jsonl", "trees.jsonl"):
+        (tmp_path / name).touch()
+    before = digest(tmp_path)
+    file = tmp_path / "checkpoints" / "4" / "meta" / "metadata"
+    file.write_text(file.read_text().replace('"weight": [2]', '"waight": [2]'))
+    after = digest(tmp_path)
+    assert not before.startswith("unreadable") and after.startswith("unreadable")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from typing import NamedTuple
 
@@ -92,8 +93,38 @@ def _write_metadata(folder, text):
         file.write_text(text)
 
 
+def _replace_in_metadata(old, new):
+    def replace(folder):
+        file = folder / "meta" / "metadata"
+        text = file.read_text()
+        assert old in text
+        # The first place only, as if a bit had flipped.
+        file.write_text(text.replace(old, new, 1))
+
+    return replace
+
+
+def _of_an_earlier_version(change):
+    """Changes the metadata of a checkpoint that has no checksum of them."""
+
+    def replace(folder):
+        file = folder / "meta" / "metadata"
+        meta = json.loads(file.read_text())
+        del meta["meta_checksum"]
+        file.write_text(json.dumps(meta))
+        change(folder)
+
+    return replace
+
+
 DAMAGE = {
     "cut": _cut,
+    "a name in the shapes": _replace_in_metadata('"second": [', '"secoog": ['),
+    "a name in old shapes": _of_an_earlier_version(
+        _replace_in_metadata('"second": [2', '"secoog": [2')
+    ),
+    "the place in the questions": _replace_in_metadata('"at 3"', '"at 2"'),
+    "the step": _replace_in_metadata('"step": 3', '"step": 2'),
     "metadata empty": lambda x: _write_metadata(x, ""),
     "metadata a list": lambda x: _write_metadata(x, "[]"),
     "state missing": lambda x: shutil.rmtree(x / "state"),
@@ -113,6 +144,17 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, name):
         checkpoints.save(3, tree(3), {"data": "again"})
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         assert checkpoints.restore_newest(tree(0))[2]["data"] == "again"
+
+
+def test_metadata_of_any_json_values_and_of_earlier_versions_are_restored(tmp_path):
+    values = {"nan": np.nan, "pair": (1, 2.5), "by number": {10: "é", 9: None}}
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, tree(1), values)
+        checkpoints.wait()
+        meta = checkpoints.restore(1, tree(0))[1]
+        assert meta["by number"] == {"10": "é", "9": None} and meta["pair"] == [1, 2.5]
+        _of_an_earlier_version(lambda folder: None)(checkpoints.folder / "1")
+        assert checkpoints.restore(1, tree(0))[1].keys() == meta.keys()
 
 
 def test_a_step_that_is_damaged_again_is_set_aside_again(tmp_path):
