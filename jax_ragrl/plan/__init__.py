@@ -33,7 +33,7 @@ from jax_ragrl.plan.index_memory import index_memory
 from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
 from jax_ragrl.plan.speed import checkpoint_bytes, count_programs, least_times, update_passes
-from jax_ragrl.run.config import load_recipe
+from jax_ragrl.run.config import check_staleness, load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
@@ -104,6 +104,8 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
     # A run without a mesh uses one device; a plan shards over all devices by default.
     width = min(policy.config.hidden_size for policy in policies.values())
     mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
+    # Before minutes of compiling: these devices would refuse the run.
+    check_staleness(run.staleness, len({device.process_index for device in mesh.devices.flat}))
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)
