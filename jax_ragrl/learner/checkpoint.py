@@ -219,8 +219,8 @@ class Checkpoints:
 def _json_checksum(values: dict[str, Any]) -> int:
     """Returns a checksum of a JSON object that is the same before and after it is saved."""
     # JSON makes lists of tuples and texts of numbers that are keys.
-    saved = json.loads(json.dumps(values))
-    return zlib.crc32(json.dumps(saved, sort_keys=True).encode())
+    file_values = json.loads(json.dumps(values))
+    return zlib.crc32(json.dumps(file_values, sort_keys=True).encode())
 
 
 def by_path(tree: Any) -> dict[str, Any]:

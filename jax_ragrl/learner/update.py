@@ -20,7 +20,6 @@ from jax_ragrl.learner.gradients import (
     apply,
     check_finite,
     gradient,
-    score,
     zeros,
 )
 from jax_ragrl.learner.minibatches import split_minibatches
@@ -31,8 +30,15 @@ from jax_ragrl.learner.packing import (
     Batch,
     Group,
     Minibatches,
-    Rows,
     conversations,
+)
+from jax_ragrl.learner.scoring import (
+    NOT_SCORED,
+    POLICY_FIELDS,
+    by_action,
+    model_outputs,
+    old_outputs,
+    shape_of,
 )
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
@@ -91,10 +97,6 @@ def update(
     return _adapt_kl(policy, metrics, len(scores.mask_AT)), metrics
 
 
-# Fields of `ActionScores` and the fields of a policy's `TokenOutputs` that they come from.
-POLICY_FIELDS = {"logp_AT": "logp_RM", "entropy_AT": "entropy_RM"}
-
-
 def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
     """Scores all actions with the models before the update; NumPy arrays.
 
@@ -103,10 +105,9 @@ def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
     spec, state = policy
     o = spec.objective
     scores = ActionScores(data.mask(), data.actions.credit_A, gae_paths(data.actions, o.gae_span))
-    run = functools.partial(_model_outputs, spec, data)
+    run = functools.partial(model_outputs, spec, data)
     if needs_old_logps(spec):
-        fields = POLICY_FIELDS | ({"value_AT": "value_RM"} if o.critic == "shared" else {})
-        scores = scores._replace(**run(spec.policy, state.policy.params, fields))
+        scores = scores._replace(**old_outputs(policy, data))
         scores = _with_behaviour_logps(scores, data)
     if o.kl.where != "none":
         fields = {"ref_logp_AT": "logp_RM"}
@@ -115,34 +116,6 @@ def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
         fields = {"value_AT": "value_RM"}
         scores = scores._replace(**run(spec.critic, state.critic.params, fields))
     return scores
-
-
-def _model_outputs(
-    spec: PolicySpec,
-    data: Minibatches,
-    model: ModelSpec,
-    params: Any,
-    fields: Mapping[str, str],
-) -> dict[str, np.ndarray]:
-    """Runs a model over all batches; `fields` maps new names to fields of `TokenOutputs`."""
-    # An array, not a Python number: another temperature uses the same program.
-    temperature = scalar(spec.temperature, spec.mesh)
-    device_rows = shard_batch([batch.rows for batch in data.batches], spec.mesh)
-    split = model.with_params(params)
-    outputs = []
-    for rows in device_rows:
-        with report_compiling(f"scoring {_shape(rows)}"):
-            outputs.append(score(split, rows, temperature, spec.allowed_ZV))
-    return _by_action(data, outputs, fields)
-
-
-def _by_action(
-    data: Minibatches, outputs: Sequence[TokenOutputs], fields: Mapping[str, str]
-) -> dict[str, np.ndarray]:
-    return {
-        name: data.by_action(to_host([getattr(output, field) for output in outputs]))
-        for name, field in fields.items()
-    }
 
 
 def _fill_logps(
@@ -154,7 +127,7 @@ def _fill_logps(
     """
     if scores.logp_AT is not None:
         return scores
-    scores = scores._replace(**_by_action(data, outputs, POLICY_FIELDS))
+    scores = scores._replace(**by_action(data, outputs, POLICY_FIELDS))
     return _with_behaviour_logps(scores, data)
 
 
@@ -171,7 +144,7 @@ def score_policy(policy: Policy, data: Minibatches) -> np.ndarray:
     """Returns the log-probabilities of all actions under a policy, float32 `[A, T]`."""
     spec, params = policy.spec, policy.state.policy.params
     with mesh_context(spec.mesh):
-        return _model_outputs(spec, data, spec.policy, params, {"logp_AT": "logp_RM"})["logp_AT"]
+        return model_outputs(spec, data, spec.policy, params, {"logp_AT": "logp_RM"})["logp_AT"]
 
 
 def move_metrics(policy: Policy, data: Minibatches, before_AT: np.ndarray) -> dict[str, float]:
@@ -346,7 +319,7 @@ def accumulate_and_step(
     # All batches are placed in one call: several hosts then compare checksums only once.
     pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
     for rows, target in shard_batch(pairs, spec.mesh):
-        with report_compiling(f"update {_shape(rows)}"):
+        with report_compiling(f"update {shape_of(rows)}"):
             grads, batch_sums, batch_outputs = gradient(
                 model.with_params(state.params),
                 rows,
@@ -362,11 +335,6 @@ def accumulate_and_step(
         outputs += [] if batch_outputs is None else [batch_outputs]
     state, metrics = apply(model.optimizer, state, grads)
     return state, functools.reduce(add, sums) | metrics, outputs
-
-
-def _shape(rows: Rows) -> str:
-    """Describes the shape of a batch: rows x tokens."""
-    return " x ".join(map(str, rows.ids_RL.shape))
 
 
 def _step_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -415,23 +383,26 @@ def action_metrics(
     if scores.logp_AT is not None and scores.ref_logp_AT is not None:
         means["kl"] = scores.logp_AT - scores.ref_logp_AT
     metrics = {"response_length/mean": float(actions.size_A.mean())}
-    for name, x_AT in means.items():
-        if x_AT is not None:
-            metrics[f"{name}/mean"] = float(x_AT[mask_AT].mean())
+    metrics |= {f"{name}/mean": mean for name, mean in _means(means, mask_AT).items()}
     metrics["advantage/std"] = float(advantage_AT[mask_AT].std())
     for z in np.unique(actions.role_A).tolist():
         own_AT = mask_AT & (actions.role_A == z)[:, None]
         metrics[f"response_length/{roles[z]}"] = float(own_AT.sum() / (actions.role_A == z).sum())
-        metrics |= {
-            f"{name}/{roles[z]}": float(x_AT[own_AT].mean())
-            for name, x_AT in means.items()
-            if x_AT is not None
-        }
+        metrics |= {f"{name}/{roles[z]}": mean for name, mean in _means(means, own_AT).items()}
         metrics[f"advantage/std/{roles[z]}"] = float(advantage_AT[own_AT].std())
     if scores.logp_AT is not None:
         gap_AT = np.abs(scores.logp_AT - scores.behaviour_logp_AT)
         metrics["sampler_gap/max"] = float(gap_AT[mask_AT].max())
     return metrics
+
+
+def _means(outputs: Mapping[str, Any], mask_AT: np.ndarray) -> dict[str, float]:
+    """The means of outputs over some tokens; of entropies, over those that were scored."""
+    of_mask = {name: x_AT[mask_AT] for name, x_AT in outputs.items() if x_AT is not None}
+    if "entropy/old" in of_mask:
+        entropy = of_mask["entropy/old"]
+        of_mask["entropy/old"] = entropy[entropy != NOT_SCORED]
+    return {name: float(x.mean()) for name, x in of_mask.items() if x.size}
 
 
 def _adapt_kl(policy: Policy, metrics: dict[str, float], actions: int) -> Policy:

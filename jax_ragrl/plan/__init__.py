@@ -101,11 +101,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       program like that of its policy.
     """
     policies, approximations = policies_of(run, config)
-    # A run without a mesh uses one device; a plan shards over all devices by default.
-    width = min(policy.config.hidden_size for policy in policies.values())
-    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
-    # Before minutes of compiling: these devices would refuse the run.
-    check_staleness(run.staleness, len({device.process_index for device in mesh.devices.flat}))
+    mesh = _mesh(run, policies, devices)
     if run.preference is not None:
         approximations.append("preference: an update by pairs, counted as one by the objective")
     update = count_updates(policies, run.objective, run.packing, mesh)
@@ -134,6 +130,15 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
         "fits": peak < memory if memory and is_certain else None,
         **_speed(run, policies, update, sampling, mesh),
     }
+
+
+def _mesh(run: PlanConfig, policies: Mapping[str, PlannedPolicy], devices: Sequence[Any]) -> Mesh:
+    """The mesh of a run, checked as that of the run, before minutes of compiling."""
+    # A run without a mesh uses one device; a plan shards over all devices by default.
+    width = min(policy.config.hidden_size for policy in policies.values())
+    mesh = make_mesh(run.mesh or ALL_DEVICES, devices, width)
+    check_staleness(run.staleness, len({device.process_index for device in mesh.devices.flat}))
+    return mesh
 
 
 def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import PLAIN_FROM, Layout
+from jax_ragrl.learner.scoring import sampler_may_serve
 from jax_ragrl.learner.update import scores_before_update
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.plan.ceilings import Ceilings, time_at_least
@@ -66,7 +67,9 @@ def update_passes(
     own_critic = objective.critic == "own"
     gradients = optimizer.epochs * (1 + own_critic)
     references = objective.kl.where != "none"
-    scores = int(scores_before_update(objective, optimizer)) + references + own_critic
+    # With the sampler's log-probabilities only forced tokens are scored: a share, not a pass.
+    old = scores_before_update(objective, optimizer) and not sampler_may_serve(objective)
+    scores = int(old) + references + own_critic
     gradient = gradient_flops(config, length, adapters=lora)
     score = score_flops(config, length)
     return {

@@ -20,7 +20,7 @@ ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
     "run.patience Run.steps dev_questions test_questions trees_per_save seed known_world_seed "
     "decode_rows kept_contexts first_world_seed staleness "
     "max_train_per_file known_facts_per_world max_batch_halvings joint_steps "
-    "importance_weight_cap "
+    "importance_weight_cap sampler_logp_gap "
     "value_coefficient entropy_coefficient gamma lam role_weights coefficient target "
     "min_coefficient policy_lr value_lr warmup_fraction final_lr_fraction b1 b2 weight_decay "
     "kl_coefficient margin famous_fraction recall k1 b noise confusion retries overlap "

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.learner import scoring
 from jax_ragrl.learner import update as update_module
 from jax_ragrl.learner.checkpoint import Checkpoints, by_path
 from jax_ragrl.learner.gradients import score
@@ -210,6 +211,72 @@ def test_action_metrics_come_from_the_first_epoch():
     assert one["kl/mean"] == two["kl/mean"] and one["kl/loss"] < two["kl/loss"]
 
 
+def scored_by_sampler(policy: Policy, samples: list[Turn], shift: float = 0.0) -> list[Turn]:
+    """The turns with log-probabilities of `policy` plus a `shift`, as a sampler would report."""
+    data = minibatches(policy, samples)
+    logp_AT = update_module.score_actions(policy, data).logp_AT
+    logps = dict(zip(data.actions.node_A.tolist(), logp_AT.tolist(), strict=True))
+    return [
+        t._replace(behaviour_logps=tuple(x + shift for x in logps[t.node][: len(t.ids)]))
+        for t in samples
+    ]
+
+
+def update_with_passes(policy: Policy, samples: list[Turn], monkeypatch):
+    """Updates on batches of one row; returns parameters, metrics and the number of passes."""
+    count = []
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "score", lambda *x: count.append(1) or score(*x))
+        policy, metrics = run(with_layout(policy, Layout((16,), 16)), samples, Layout((16,), 16))
+    return named(policy.state.policy.params), metrics, len(count)
+
+
+@pytest.mark.parametrize("forced", [(), (4,)], ids=["all sampled", "one forced"])
+def test_log_probabilities_of_the_sampler_save_the_scoring_pass(forced, monkeypatch):
+    """The step is equal up to rounding; forced tokens and one batch are still scored."""
+    objective = dataclasses.replace(GRPO, kl=KL("none"))
+    optimizer = Optimizer(0.1, epochs=2, minibatches=2)
+    samples = scored_by_sampler(prepared(objective, optimizer), turns(), shift=1e-6)
+    samples = [t._replace(behaviour_logps=()) if t.node in forced else t for t in samples]
+    serving = dataclasses.replace(objective, sampler_logp_gap=0.01)
+    expected, expected_metrics, whole = update_with_passes(
+        prepared(objective, optimizer), samples, monkeypatch
+    )
+    params, metrics, passes = update_with_passes(prepared(serving, optimizer), samples, monkeypatch)
+    assert whole >= 3 and passes == 1
+    for name in ("loss/policy", "clip_frac", "grad_norm", "entropy"):
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], atol=1e-5, err_msg=name)
+    for name, x in params.items():
+        np.testing.assert_allclose(x, expected[name], atol=1e-5, err_msg=name)
+    assert 0 < metrics["sampler_gap/max"] < 1e-5 and np.isfinite(metrics["entropy/old/mean"])
+
+
+def test_a_sampler_that_disagrees_is_not_believed(monkeypatch, capsys):
+    objective = dataclasses.replace(GRPO, kl=KL("none"))
+    optimizer = Optimizer(0.1, minibatches=2)
+    samples = scored_by_sampler(prepared(objective, optimizer), turns(), shift=0.02)
+    results = []
+    for gap in (0.0, 0.01):
+        chosen = dataclasses.replace(objective, sampler_logp_gap=gap)
+        results.append(update_with_passes(prepared(chosen, optimizer), samples, monkeypatch))
+    (expected, expected_metrics, whole), (params, metrics, passes) = results
+    assert passes == whole > 1 and metrics == expected_metrics
+    for name, x in params.items():
+        np.testing.assert_array_equal(x, expected[name])
+    assert "differ by 0.02 nats, above objective.sampler_logp_gap=0.01" in capsys.readouterr().err
+
+
+def test_scores_that_are_not_finite_are_a_gap(monkeypatch):
+    """A gap of NaN is not below the limit, so that a broken policy is scored as without it."""
+    objective = dataclasses.replace(GRPO, kl=KL("none"), sampler_logp_gap=0.01)
+    policy = with_layout(prepared(objective, Optimizer(0.1, epochs=2)), Layout((16,), 16))
+    data = minibatches(policy, scored_by_sampler(policy, turns()))
+    assert len(data.batches) > 1
+    nan = lambda *x: jax.tree.map(lambda y: jax.numpy.full_like(y, np.nan), score(*x))  # noqa: E731
+    monkeypatch.setattr(scoring, "score", nan)
+    assert np.isnan(scoring.old_outputs(policy, data)["logp_AT"][data.mask()]).all()
+
+
 def test_minibatches_are_disjoint_and_each_is_a_step():
     policy = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=1, minibatches=2))
     policy, _ = run(policy)
@@ -321,7 +388,8 @@ def test_hosts_compare_checksums_once_per_pass(monkeypatch):
     calls = []
     shard_batch = update_module.shard_batch
     counted = lambda *args: calls.append(None) or shard_batch(*args)  # noqa: E731
-    monkeypatch.setattr(update_module, "shard_batch", counted)
+    for module in (update_module, scoring):
+        monkeypatch.setattr(module, "shard_batch", counted)
     policy = prepared(GRPO, GRPO_ADAM)
     for tokens in (64, 16):
         fresh = policy.with_state(policy=copy_arrays(policy.state.policy))
