@@ -115,7 +115,11 @@ UPDATE = tuple(
         ("response_length/<role>", "tokens", "mean length of trained actions, of one role"),
         ("grad_norm", "norm", "norm of the policy's gradient before clipping"),
         ("value/grad_norm", "norm", "norm of the critic's gradient before clipping"),
-        ("sampler_gap/max", "nats", "largest log-probability gap between sampler and learner"),
+        (
+            "sampler_gap/max",
+            "nats",
+            "largest gap of sampler and learner on scored tokens",
+        ),
         ("dropped_too_long", "turns", "turns or pairs left out because they exceed a row"),
         ("skipped", "steps", "optimizer steps skipped because the gradient was not finite"),
         ("flops", "operations", "floating-point operations of the update"),
@@ -149,6 +153,8 @@ SPEED = (
     Metric("time/wait_retriever_s", "seconds", "time that they waited for the retriever alone"),
     Metric("time/wait_host_s", "seconds", "time in which they waited for no call"),
     Metric("time/compile_s", "seconds", "compilation time within the other times"),
+    Metric("compile/programs", "programs", "compiled or loaded from a cache since the step before"),
+    Metric("compile/unexpected", "programs", "those after the first steps and evaluation"),
     Metric("tokens_per_sec", "tokens per second", "trained tokens per second of the update"),
     Metric("mfu", "fraction", "model FLOPs utilization of the update"),
 )

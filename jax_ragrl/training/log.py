@@ -11,12 +11,13 @@ from typing import Any
 import tensorboardX
 from tqdm import tqdm
 
-from jax_ragrl.runtime.compile_cache import compile_seconds
+from jax_ragrl.runtime.compile_cache import compile_seconds, compiled_programs
 from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
 from jax_ragrl.training.trackers import Trackers
 
 METRICS = "metrics.jsonl"
+FIRST_STEPS = 5  # of a process: the programs of most of its shapes compile within them
 
 
 class Clock:
@@ -33,6 +34,30 @@ class Clock:
         self.laps["time/compile_s"] = round(compile_seconds() - self._compiled, 1)
 
 
+class ProgramCounter:
+    """Counts the programs that a process compiles or loads from a cache, by the steps of a run.
+
+    A program is unexpected if it compiles after `FIRST_STEPS` steps of the process and after a
+    first evaluation, which has its own programs. Such a step takes longer than the others: a prompt
+    or a row had a length that no step before it had, or something compiles again and again.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._steps, self._is_evaluated = compiled_programs(), 0, False
+
+    def metrics(self, *, has_evaluation: bool) -> dict[str, float]:
+        """Returns the programs since the last call, and those that are unexpected.
+
+        Args:
+          has_evaluation: whether an evaluation is part of the step.
+        """
+        before, self._count, self._steps = self._count, compiled_programs(), self._steps + 1
+        is_first = self._steps <= FIRST_STEPS or (has_evaluation and not self._is_evaluated)
+        self._is_evaluated |= has_evaluation
+        programs = float(self._count - before)
+        return {"compile/programs": programs, "compile/unexpected": 0.0 if is_first else programs}
+
+
 class Log:
     """Writes the metrics of each step: a line, a JSON row, TensorBoard, Weights & Biases if named.
 
@@ -46,7 +71,8 @@ class Log:
         *("retrieval/recall", "tokens_per_sec", "mfu", "eval/accuracy"),
         *("time/rollout_s", "time/train_s"),
     )
-    ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s")  # displayed only if not 0
+    # Displayed only if not 0.
+    ALARMS = ("failed", "skipped", "guard/rate_factor", "time/compile_s", "compile/unexpected")
 
     def __init__(
         self,

@@ -53,7 +53,15 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
 from jax_ragrl.training.early_stop import Scores, drop, reason_to_end
-from jax_ragrl.training.log import Clock, Log, NoOpLog, metrics_row, open_log, read_metrics
+from jax_ragrl.training.log import (
+    Clock,
+    Log,
+    NoOpLog,
+    ProgramCounter,
+    metrics_row,
+    open_log,
+    read_metrics,
+)
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     expert_fractions,
@@ -92,7 +100,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         rows = read_metrics(workdir)
         warden = Warden(job, workdir, checkpoints, _updates_by_policy(job, policies), rows)
         rows, monitor = Scores(rows), RunMonitor(job.guard, workdir, job.run.eval_every)
-        notice = files.enter_context(stop_notice())
+        notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
         rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
@@ -107,11 +115,11 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             policies, metrics, step_trees = _take_step(
                 job, parts, policies, rollouts, step, monitor, warden
             )
-            if (step + 1) % job.run.eval_every == 0 or last:
+            if is_evaluated := (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
                 policies, metrics = _judge(policies, metrics, rows, step, warden)
                 _follow(job, rollouts, step, warden)
-            metrics |= server_metrics()
+            metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated)
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
             last = last or bool(reason_to_end(rows, job.run.patience))

@@ -12,7 +12,11 @@ from jax_ragrl.runtime.jsonl import read_rows
 def metric_rows(workdir: pathlib.Path) -> list[dict[str, float]]:
     """Returns the metrics of each step, without wall times."""
     return [
-        {name: x for name, x in row.items() if not name.startswith(("time/", "tokens_per_sec"))}
+        {
+            name: x
+            for name, x in row.items()
+            if not name.startswith(("time/", "compile/", "tokens_per_sec"))
+        }
         for row in read_rows(workdir / "metrics.jsonl")
     ]
 

@@ -14,7 +14,14 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
-from jax_ragrl.training.log import Clock, Log, format_number, matching_keys, open_log
+from jax_ragrl.training.log import (
+    Clock,
+    Log,
+    ProgramCounter,
+    format_number,
+    matching_keys,
+    open_log,
+)
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     error_counts,
@@ -262,6 +269,17 @@ def test_a_clock_measures_compilation_time(monkeypatch):
     assert clock.laps["time/compile_s"] == 1.0
     clock.lap("time/train_s")
     assert clock.laps["time/compile_s"] == 2.5 and clock.laps["time/train_s"] >= 0
+
+
+def test_programs_are_unexpected_after_the_first_steps_and_the_first_evaluation(monkeypatch):
+    # Compiled so far: at the start, after each of five steps, and after five more.
+    counts = iter([100, 130, 130, 130, 130, 131, 133, 140, 141, 141, 145])
+    monkeypatch.setattr("jax_ragrl.training.log.compiled_programs", lambda: next(counts))
+    programs = ProgramCounter()
+    # The first evaluation ends step 7, the second one step 10.
+    rows = [programs.metrics(has_evaluation=step in (7, 10)) for step in range(1, 11)]
+    assert [row["compile/programs"] for row in rows] == [30, 0, 0, 0, 1, 2, 7, 1, 0, 4]
+    assert [row["compile/unexpected"] for row in rows] == [0, 0, 0, 0, 0, 2, 0, 1, 0, 4]
 
 
 def test_valid_fractions_of_every_policy_are_displayed():

@@ -58,7 +58,10 @@ class Trial:
         """Returns the logged metrics without durations."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "compile/"))}
+            for row in rows
+        ]
 
 
 @pytest.fixture
