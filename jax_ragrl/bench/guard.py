@@ -12,7 +12,14 @@ from typing import Any
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.run.guards import Guard
-from jax_ragrl.run.indicators import INDICATORS, History, Incident, is_beyond, number_of
+from jax_ragrl.run.indicators import (
+    INDICATORS,
+    History,
+    Incident,
+    applies,
+    is_beyond,
+    number_of,
+)
 from jax_ragrl.run.metric_names import with_current_names
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.training.log import METRICS
@@ -126,7 +133,7 @@ def replay(guard: Guard, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     extremes = dict[str, float]()
     for row in rows:
         for (name, key), trend in history.trends.items():
-            if row.get(key) is not None:
+            if row.get(key) is not None and applies(INDICATORS[name], row):
                 number = number_of(INDICATORS[name], row[key], trend, guard.baseline_steps)
                 # Farther than the extreme so far means beyond it as a threshold.
                 if is_beyond(INDICATORS[name], number, extremes.get(name, _safest(name))):

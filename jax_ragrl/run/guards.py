@@ -47,7 +47,7 @@ class Guard:
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
       searches: `searches_per_rollout`, as a fraction of the highest of the first steps.
       grad_norm: `grad_norm`, in multiples of the first steps.
-      sampler_gap: `sampler_gap/max`, in nats.
+      sampler_gap: `sampler_gap/max` of fresh rollouts, in nats.
       dev_drop: the best dev score so far minus this one, in standard errors of their difference.
     """
 

@@ -85,6 +85,7 @@ class Indicator(NamedTuple):
       meaning: the number in words, for messages.
       is_relative: whether the comparison needs the first steps of the run.
       acts_at_once: whether one step beyond the threshold is an incident, whatever `patience` is.
+      needs_fresh: whether steps with stale rollouts are left out.
     """
 
     metric: str
@@ -93,6 +94,7 @@ class Indicator(NamedTuple):
     meaning: str
     is_relative: bool = True
     acts_at_once: bool = False
+    needs_fresh: bool = False
 
 
 class Incident(NamedTuple):
@@ -175,7 +177,8 @@ INDICATORS: Mapping[str, Indicator] = {
         "of the most in its first steps",
     ),
     "grad_norm": Indicator("grad_norm", _ratio, False, "times its first steps"),
-    "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats", False),
+    # A stale gap includes the update in between, which may move one token of a batch by nats.
+    "sampler_gap": Indicator("sampler_gap/max", _itself, False, "nats", False, needs_fresh=True),
     # The threshold is above the noise of one evaluation, and the next one is many steps away.
     "dev_drop": Indicator("eval/drop", _itself, False, "standard errors", False, True),
 }
@@ -238,6 +241,11 @@ def is_beyond(indicator: Indicator, number: float | None, threshold: float) -> b
     return number < threshold if indicator.is_low else number > threshold
 
 
+def applies(indicator: Indicator, row: Mapping[str, Any]) -> bool:
+    """Whether an indicator looks at the row of a step, which may have stale rollouts."""
+    return not (indicator.needs_fresh and row.get("staleness"))
+
+
 def observe(
     limits: Mapping[str, Limit],
     patience: int,
@@ -261,7 +269,7 @@ def observe(
     # Copies: a caller may fold several rows from one history.
     trends, incidents = dict(history.trends), list[Incident]()
     for name, limit in limits.items():
-        if limit.action == OFF:
+        if limit.action == OFF or not applies(INDICATORS[name], row):
             continue
         for key, value in _values(row, INDICATORS[name].metric):
             trend = trends.get((name, key), Trend())

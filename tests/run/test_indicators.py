@@ -77,6 +77,15 @@ def test_an_indicator_above_its_noise_waits_for_no_second_step(name: str):
     assert [(x.step, x.action) for x in incidents] == [(6, "stop"), (9, "stop")]
 
 
+def test_a_gap_of_stale_rollouts_is_no_incident():
+    """It includes the update in between; in fresh rollouts the sampler alone explains it."""
+    rows = [{"sampler_gap/max": 3.0, "kl/mean": 1.5}] * 6
+    stale = [{**row, "staleness": float(step > 0)} for step, row in enumerate(rows)]
+    guard = Guard(**SETTINGS)
+    assert {x.indicator for x in replay(guard, rows)[1]} == {"sampler_gap", "kl"}
+    assert {x.indicator for x in replay(guard, stale)[1]} == {"kl"}
+
+
 def test_an_update_is_undone_until_the_rate_is_low_enough_and_not_for_ever():
     key, healthy, collapsed = COLLAPSES["update_kl"]
     rows = [{key: value} for value in (*healthy, collapsed, collapsed, healthy[0])]
