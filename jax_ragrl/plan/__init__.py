@@ -32,7 +32,13 @@ from jax_ragrl.plan.ceilings import ceilings_of
 from jax_ragrl.plan.index_memory import index_memory
 from jax_ragrl.plan.other_models import config_by_name, count_other_models, host_mesh
 from jax_ragrl.plan.policies import PlannedPolicy, count_rollout, count_updates, state_bytes
-from jax_ragrl.plan.speed import checkpoint_bytes, count_programs, least_times, update_passes
+from jax_ragrl.plan.speed import (
+    checkpoint_bytes,
+    compile_seconds,
+    count_programs,
+    least_times,
+    update_passes,
+)
 from jax_ragrl.run.config import check_staleness, load_recipe
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
@@ -94,7 +100,7 @@ def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict
       of the permanent memory; with stale rollouts the largest update and the largest rollout.
       `fits`: whether the peak is below the memory of a device; None if this is unknown. If
       something is uncounted, `fits` can be False, but not True. `passes`,
-      `programs`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
+      `programs`, `compile_s`, `checkpoint_bytes` and `speed`: see `plan/speed.py`; devices without
       a data sheet have no `speed`.
 
       One gradient is counted: policies and critics are updated one after the other, a critic by a
@@ -163,9 +169,11 @@ def _speed(
     length = max(run.packing.row_lengths)
     is_adapter = largest.lora is not None
     ceilings = ceilings_of(mesh.devices.flat[0])
+    programs = count_programs(run.shapes, run.packing, run.objective, run.width, mesh)
     return {
         "passes": update_passes(largest.config, run.objective, run.optimizer, length, is_adapter),
-        "programs": count_programs(run.shapes, run.packing, run.objective, run.width, mesh),
+        "programs": programs,
+        "compile_s": compile_seconds(programs, update, sampling, run.shapes),
         "checkpoint_bytes": checkpoint_bytes(policies, run.objective, run.optimizer),
         "speed": least_times(update, sampling, mesh.size, ceilings) if ceilings else None,
     }

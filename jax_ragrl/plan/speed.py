@@ -114,6 +114,31 @@ def count_programs(
     return {"sampler": sampler, "update": rows * 2 * models}
 
 
+def compile_seconds(
+    programs: Mapping[str, int],
+    update: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    shapes: Shapes,
+) -> float:
+    """Returns the seconds of compiling all programs of a run one by one, as this machine did.
+
+    As if each took as long as the largest one of its kind, which the plan has compiled; a score
+    takes less than the gradient that stands for it.
+
+    Args:
+      programs: see `count_programs`.
+      update: the gradient of a batch of rows, see `count_updates`.
+      sampling: a batch of prompts, see `count_rollout`.
+      shapes: static shapes of sampling.
+    """
+    # A batch whose cache grows has a program that starts and one that continues; slots have a
+    # prefill and a decode. The plan has compiled both.
+    sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
+    parts = 2 if shapes.decode_rows or sizes > 1 else 1
+    each = {"sampler": sampling["compile_s"] / parts, "update": update["compile_s"]}
+    return round(sum(programs[kind] * seconds for kind, seconds in each.items()), 1)
+
+
 def checkpoint_bytes(
     policies: Mapping[str, PlannedPolicy], objective: Objective, optimizer: Optimizer
 ) -> int:

@@ -56,6 +56,7 @@ def _work(result: Mapping[str, Any]) -> Iterator[Row]:
     programs, passes = result["programs"], result["passes"]
     yield "passes of an update", f"{passes['gradients']} gradients, {passes['scores']} scores"
     yield "programs at most", f"{programs['sampler']} sampler, {programs['update']} update"
+    yield "compiling all of them here", f"about {time_text(result['compile_s'])}, one by one"
     # Devices without a data sheet, such as a CPU, have no bounds.
     if speed := result["speed"]:
         for name in ("gradient", "prefill", "decode_step"):

@@ -54,6 +54,7 @@ def planned(**changes: Any) -> dict[str, Any]:
             "gradient_flops_per_token": 4e9,
         },
         "programs": {"sampler": 12, "update": 4},
+        "compile_s": 230.0,
         "speed": {
             "ceilings": {"flops": 1e15, "bandwidth": 1e12, "link": 1e11, "devices": 8},
             "gradient": TIME | {"seconds_at_least": 0.1},
@@ -175,6 +176,7 @@ def test_the_text_has_memory_time_and_steps():
         "1 PFLOP, 1 GB of device memory, 639 kernels",
         "28, 3 GB",
         "10 ms (memory), at most 1 tokens/s",
+        "about 230 s, one by one",
         '--config.mesh="(4,2,1)"',
         "--config.remat=dots",
         "judge: no folder",

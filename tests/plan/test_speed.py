@@ -26,7 +26,13 @@ from jax_ragrl.plan.operations import (
     score_flops,
 )
 from jax_ragrl.plan.policies import PlannedPolicy
-from jax_ragrl.plan.speed import checkpoint_bytes, count_programs, least_times, update_passes
+from jax_ragrl.plan.speed import (
+    checkpoint_bytes,
+    compile_seconds,
+    count_programs,
+    least_times,
+    update_passes,
+)
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import GPUS, TPU_MEMORY
 from jax_ragrl.sampling.sampler import Shapes
@@ -107,6 +113,22 @@ def test_the_passes_of_an_update_follow_the_objective():
     assert (more["gradients"], more["scores"]) == (4, 3)
     score = score_flops(ONE_LAYER, 64)
     assert more["flops_per_token"] == 4 * one["flops_per_token"] + 3 * score
+
+
+def test_programs_compile_one_by_one_as_the_largest_of_their_kind_did():
+    programs, update, sampling = (
+        {"sampler": 10, "update": 4},
+        {"compile_s": 3.0},
+        {"compile_s": 8.0},
+    )
+    whole = Shapes(max_new_tokens=64, initial_cache_size=128)
+    assert compile_seconds(programs, update, sampling, whole) == 10 * 8 + 4 * 3
+    # The plan has compiled two programs of a batch whose cache grows, and of slots.
+    for shapes in (
+        dataclasses.replace(whole, max_new_tokens=256),
+        dataclasses.replace(whole, decode_rows=4),
+    ):
+        assert compile_seconds(programs, update, sampling, shapes) == 10 * 4 + 4 * 3
 
 
 def test_every_shape_and_cache_size_is_a_program():
