@@ -218,6 +218,9 @@ def _values_before_imitation(
         values = load_config(pathlib.Path(arm.config), overrides)
     except UserError as error:
         raise UserError(f"arm {cell.arm}: {error}") from error
+    if arm.answer_with:
+        # It trains nothing here, and may name roles that the system of the answers lacks.
+        values.pop("schedule", None)
     values["seed"] = cell.training
     # Files are the same for all seeds of a world.
     if values["data"].get("world"):
