@@ -2,6 +2,15 @@
 
 from ml_collections import ConfigDict
 
+
+def arm(*overrides: str) -> dict:
+    return {
+        "config": "configs/tiny/mao_arag.py",
+        "overrides": overrides,
+        "warm_up": "configs/tiny/warmup_mao_arag.py",
+    }
+
+
 CLAIMS = (
     {
         "number": 30,
@@ -15,7 +24,17 @@ CLAIMS = (
         "statement": "Where the KL penalty is, how losses are averaged and whether advantages are "
         "whitened matters.",
         "source": "none of the papers",
-        "missing": "no direction is claimed: compare them with 'ragrl experiment'",
+        "arms": {
+            "MAO-ARAG": arm(),
+            "KL in the loss": arm("objective.kl.where=loss", "objective.kl.estimator=k3"),
+            "mean per role": arm("objective.aggregation=role_sum"),
+            "not whitened": arm("objective.advantage=gae"),
+        },
+        # Arms that are equal within the margin contradict the claim.
+        "pairs": tuple(
+            {"first": name, "second": "MAO-ARAG", "kind": "differs", "margin": 2.0}
+            for name in ("KL in the loss", "mean per role", "not whitened")
+        ),
     },
 )
 

@@ -7,6 +7,18 @@ from ml_collections import ConfigDict
 
 C3PO = "configs/tiny/c3po.py"
 TREE = {"config": C3PO}
+UNTRAINED = {"config": C3PO, "overrides": ("run.steps=0",)}
+# The reader knows facts that have changed since: each strategy is the best one for some questions.
+ROUTER = {"config": "configs/tiny/c3po_router.py"}
+STRATEGIES = ("No Retrieval", "Retrieval", "Planning")
+# What the policy was not trained with: a reader that is often distracted, and a search for words.
+READER = ("llm.noise=0.3", "llm.confusion=0.6", "llm.max_documents=3")
+RETRIEVER = ("index.kind=bm25",)
+
+
+def knowing(fraction: float) -> dict:
+    """An arm whose reader knows a fraction of the facts."""
+    return {"config": C3PO, "overrides": (f"data.world.famous_fraction={fraction}",)}
 
 
 CLAIMS = (
@@ -39,33 +51,69 @@ CLAIMS = (
         "source": "section 5",
         "arms": {
             "trained": TREE,
-            "untrained": {"config": C3PO, "overrides": ("run.steps=0",)},
+            "supervised": UNTRAINED | {"sft": "configs/tiny/sft_c3po.py"},
+            "untrained": UNTRAINED,
         },
-        "pairs": (("trained", "untrained"),),
+        "pairs": (("trained", "supervised"), ("supervised", "untrained")),
         "metric": "cover_em",
-        "missing": "supervised training: an arm cannot begin with 'ragrl demos' and 'ragrl sft'",
     },
     {
         "number": 3,
         "statement": "The trained router is as good as the best fixed strategy, and cheaper.",
         "source": "section 6",
-        "missing": "fixed strategies are no arms: 'ragrl quickstart' evaluates each of them "
-        "with the same policy (gain_over_fixed)",
+        "arms": {
+            "router": ROUTER,
+            **{f"always {name}": ROUTER | {"strategy": name} for name in STRATEGIES},
+        },
+        "pairs": (
+            *(
+                {
+                    "first": "router",
+                    "second": f"always {name}",
+                    "kind": "not lower",
+                    "margin": 2.0,
+                }
+                for name in STRATEGIES
+            ),
+            {"first": "always Planning", "second": "router", "metric": "retrieval_calls"},
+        ),
+        "metric": "cover_em",
     },
     {
         "number": 4,
         "statement": "A proxy that was trained with one reader and retriever improves others.",
         "source": "section 5",
-        "missing": "an arm answers with the reader and retriever of its training: use "
-        "'ragrl evaluate --run RUN --llm LLM --index INDEX'",
+        "arms": {
+            f"{policy}, {other}": arm | {"answer_with": changes}
+            for policy, arm in (("trained", TREE), ("untrained", UNTRAINED))
+            for other, changes in (("other reader", READER), ("other retriever", RETRIEVER))
+        },
+        "pairs": tuple(
+            (f"trained, {other}", f"untrained, {other}")
+            for other in ("other reader", "other retriever")
+        ),
+        "metric": "cover_em",
+        "missing": "the other reader follows the same rules, and is distracted more often",
     },
     {
         "number": 5,
         "statement": "Training moves the strategies towards planning, and a reader that knows "
         "more towards direct answers.",
         "source": "section 6",
-        "missing": "strategies are metrics of a run (strategy_frac), not scores of questions: "
-        "compare runs with data.world.famous_fraction of 0.1 and 0.9",
+        "arms": {
+            "trained": TREE,
+            "untrained": UNTRAINED,
+            "reader knows 90 %": knowing(0.9),
+            "reader knows 10 %": knowing(0.1),
+        },
+        "pairs": (
+            {"first": "trained", "second": "untrained", "metric": "strategy=Planning"},
+            {
+                "first": "reader knows 90 %",
+                "second": "reader knows 10 %",
+                "metric": "strategy=No Retrieval",
+            },
+        ),
     },
     {
         "number": 6,

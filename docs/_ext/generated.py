@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import api
+import claim_table
 import commands
 import config_keys
 import docstrings
@@ -29,6 +30,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "subcommands": commands.table,
     "metrics": metrics.markdown,
     "results": results.markdown,
+    "claims": claim_table.markdown,
     "public": api.public,
     "api": api.markdown,
     "departures": docstrings.departures,

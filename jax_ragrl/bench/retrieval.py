@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 
 import tqdm
 
-from jax_ragrl import __version__
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -30,6 +28,7 @@ from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
 from jax_ragrl.run.retrievers import retriever_from
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
+from jax_ragrl.runtime.revision import revision
 from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
@@ -306,16 +305,6 @@ def device_name() -> str:
     if first.platform == "cpu":
         return f"{os.cpu_count()} CPU cores"
     return f"{jax.device_count()} {first.device_kind}"
-
-
-def revision() -> str:
-    """Returns the commit of this checkout, or the version of an installed package."""
-    folder = pathlib.Path(__file__).parent
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return __version__
 
 
 def markdown(values: Mapping[str, Any]) -> str:

@@ -210,7 +210,7 @@ def run_trials(options: argparse.Namespace) -> None:
 
 
 def run_experiment(options: argparse.Namespace) -> None:
-    from jax_ragrl.experiments.arms import cells_of, load_experiment, run_cells, share_of
+    from jax_ragrl.experiments.arms import load_experiment, run_cells, share_of
     from jax_ragrl.experiments.comparison import write_comparison
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
@@ -219,7 +219,7 @@ def run_experiment(options: argparse.Namespace) -> None:
     number, _, count = options.share.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise UserError(f"--share is {options.share!r}: give two numbers, such as 3/8")
-    cells = share_of(cells_of(experiment), int(number), int(count))
+    cells = share_of(experiment, int(number), int(count))
     enable_compile_cache(out, also_cpu=True)
     rows = run_cells(experiment, cells, out)
     if int(count) > 1:
@@ -239,8 +239,9 @@ def run_reproduce(options: argparse.Namespace) -> None:
             raise UserError(f"there is no claim {unknown[0]}: use 1 to {claims[-1].number}")
         claims = [claim for claim in claims if claim.number in numbers]
     seeds = parse_numbers(options.training_seeds)
-    count = experiments.count_unfinished(claims, options.out, seeds, options.world_seed)
-    print(f"{len(claims)} claims, {count} trainings to do", flush=True)
+    counts = experiments.count_unfinished(claims, options.out, seeds, options.world_seed)
+    work = "{} trainings and {} further evaluations".format(*counts)
+    print(f"{len(claims)} claims, {work} to do", flush=True)
     if options.dry_run:
         return
     enable_compile_cache(options.out, also_cpu=True)

@@ -52,8 +52,9 @@ from jax_ragrl.run.config import SERVER, Job, load_job, parse_index, parse_llm
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.run.inference import trained_policies
+from jax_ragrl.run.mistakes import count_mistakes
 from jax_ragrl.run.pipeline import LoadLLM
-from jax_ragrl.run.predictions import write_predictions
+from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.run.world_folder import READER, load_reader
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
@@ -421,8 +422,12 @@ def select_systems(settings: TableSettings) -> tuple[str, ...]:
 
 
 def table_row(result: Result, questions: Sequence[Question]) -> dict[str, Any]:
-    """A summary with 95 % intervals, and the scores per hop count and question kind if known."""
+    """A summary with 95 % intervals, and the scores per hop count and question kind if known.
+
+    `mistakes` counts the kinds of mistakes, see `run.mistakes`.
+    """
     summary = result.summary()
+    summary["mistakes"] = count_mistakes(prediction_rows(questions, result))
     summary["ci95"] = intervals(result)
     if any(question.hops for question in questions):
         summary["hops"] = table(result, questions, lambda question: question.hops)

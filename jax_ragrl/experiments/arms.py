@@ -2,11 +2,13 @@
 
 An arm is a config with overrides. A cell is an arm with one seed each of training, world and warm
 start. It is trained and evaluated in its own folder, so that an interrupted experiment resumes.
+Arms that differ only in how they answer share the training.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
@@ -16,20 +18,20 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
-from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments.experiment import result_row
-from jax_ragrl.run.components import build_components
-from jax_ragrl.run.config import Job, load_job
-from jax_ragrl.run.inference import evaluate_models
-from jax_ragrl.run.predictions import write_predictions
-from jax_ragrl.run.workdir import claim_workdir
-from jax_ragrl.runtime.jsonl import read_rows, write_json
-from jax_ragrl.training.loop import acting_models, train
-from jax_ragrl.warmstart.warmup import load_warmup, warm_up
-
-# Sums over the steps of a training, the x axes on which arms may be matched.
-TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s")
+from jax_ragrl.experiments.measures import with_facts
+from jax_ragrl.experiments.stages import (
+    IMITATION,
+    LABELS,
+    POLICY,
+    answer_again,
+    ensure_imitation,
+    ensure_warm_up,
+    fixed_strategy,
+    train_and_evaluate,
+)
+from jax_ragrl.run.config import load_job
+from jax_ragrl.runtime.jsonl import write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +43,42 @@ class Arm:
       overrides: changes of the config, such as `recipe.tree.width=1`.
       warm_up: the path of a config of `ragrl warmup`, whose policy the arm starts from; empty: the
         policy of the config.
+      sft: the path of a config of `ragrl sft`: before its reinforcement learning, the policy
+        imitates demonstrations on training questions; empty: none.
+      demos: the author of the demonstrations: `policy`, the policy itself (its correct rollouts),
+        or `labels`, rules that read gold passages and answers.
+      answer_with: changes of the config for the test questions alone: the arm shares the training
+        of the arm without them.
+      strategy: a strategy that the trained system takes for every test question, such as
+        `Planning`; empty: the system selects it.
     """
 
     config: str
     overrides: tuple[str, ...] = ()
     warm_up: str = ""
+    sft: str = ""
+    demos: str = POLICY
+    answer_with: tuple[str, ...] = ()
+    strategy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.demos not in (POLICY, LABELS):
+            raise UserError(f"demos is {self.demos!r}: use {POLICY} or {LABELS}")
+
+    @property
+    def origin(self) -> Arm:
+        """The arm with the same training that answers as it was trained."""
+        return dataclasses.replace(self, answer_with=(), strategy="")
+
+
+def arm_key(arm: Arm) -> str:
+    """Returns a name for the content of an arm, so that equal arms share their cells."""
+    # Later fields count if they are set, so that the cells of earlier versions keep their names.
+    first, later = dataclasses.astuple(arm)[:3], dataclasses.fields(arm)[3:]
+    extras = {f.name: x for f in later if (x := getattr(arm, f.name)) != f.default}
+    content = json.dumps((*first, extras) if extras else first)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return f"{pathlib.Path(arm.config).stem}-{digest[:8]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +152,21 @@ def cells_of(experiment: Experiment) -> list[Cell]:
     return [Cell(arm, *seed) for seed in seeds for arm in experiment.arms]
 
 
+def training_cell(experiment: Experiment, cell: Cell) -> Cell:
+    """Returns the cell whose training a cell shares; its own unless its arm answers otherwise."""
+    arm = experiment.arms[cell.arm].origin
+    names = (name for name, other in experiment.arms.items() if other == arm)
+    return cell._replace(arm=next(names, arm_key(arm)))
+
+
+def with_training_arms(experiment: Experiment) -> Experiment:
+    """Returns an experiment that also has the arms whose training others share."""
+    # Named by content, because the experiment has no name for them.
+    arms = {arm_key(arm.origin): arm.origin for arm in experiment.arms.values()}
+    missing = {name: arm for name, arm in arms.items() if arm not in experiment.arms.values()}
+    return dataclasses.replace(experiment, arms={**experiment.arms, **missing})
+
+
 def run_cells(
     experiment: Experiment, cells: Sequence[Cell], out: pathlib.Path
 ) -> dict[Cell, dict[str, Any]]:
@@ -130,16 +178,19 @@ def run_cells(
       out: holds one folder per cell, and one per warm-up, which cells share.
 
     Returns:
-      The rows of the cells, see `run_cell`.
+      The rows of the cells, see `run_cell`, with what `measures.with_facts` adds.
 
     Raises:
       UserError: a config is not valid; no cell has started.
     """
+    experiment = with_training_arms(experiment)
     # All configs are read before the first training, so that a mistake costs nothing.
-    values = {cell: cell_values(experiment, cell, out) for cell in cells}
     for cell in cells:
-        load_job(values[cell] | {"policy": "tiny"})
-    return {cell: run_cell(experiment, cell, values[cell], out) for cell in cells}
+        for one in (training_cell(experiment, cell), cell):
+            job = load_job(cell_values(experiment, one, out) | {"policy": "tiny"})
+        if name := experiment.arms[cell.arm].strategy:
+            fixed_strategy(job, name)
+    return {c: with_facts(run_cell(experiment, c, out), out / c.folder) for c in cells}
 
 
 def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
@@ -150,12 +201,26 @@ def cell_values(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[s
       cell: the arm and its seeds.
       out: the folder of the experiment.
     """
+    values = _values_before_imitation(experiment, cell, out)
+    # The answers of a shared training begin with the same weights as the training.
+    if experiment.arms[cell.arm].sft:
+        folder = out / training_cell(experiment, cell).folder
+        values["policy"] = str(folder / IMITATION / "checkpoint")
+    return values
+
+
+def _values_before_imitation(
+    experiment: Experiment, cell: Cell, out: pathlib.Path
+) -> dict[str, Any]:
     arm = experiment.arms[cell.arm]
     try:
-        overrides = [f"--config.{change}" for change in arm.overrides]
+        overrides = [f"--config.{change}" for change in (*arm.overrides, *arm.answer_with)]
         values = load_config(pathlib.Path(arm.config), overrides)
     except UserError as error:
         raise UserError(f"arm {cell.arm}: {error}") from error
+    if arm.answer_with:
+        # It trains nothing here, and may name roles that the system of the answers lacks.
+        values.pop("schedule", None)
     values["seed"] = cell.training
     # Files are the same for all seeds of a world.
     if values["data"].get("world"):
@@ -172,15 +237,12 @@ def warm_folder(arm: Arm, cell: Cell, out: pathlib.Path) -> pathlib.Path:
     return out / f"{pathlib.Path(arm.warm_up).stem}-s{cell.warm_start}"
 
 
-def run_cell(
-    experiment: Experiment, cell: Cell, values: dict[str, Any], out: pathlib.Path
-) -> dict[str, Any]:
+def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
     """Trains and evaluates one cell, or reads its finished row.
 
     Args:
-      experiment: the arms.
+      experiment: the arms, see `with_training_arms`.
       cell: the arm and its seeds.
-      values: the config of the cell.
       out: the folder of the experiment.
 
     Returns:
@@ -191,47 +253,39 @@ def run_cell(
     if (file := folder / "cell.json").is_file():
         row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return row
-    arm, start = experiment.arms[cell.arm], time.perf_counter()
-    if arm.warm_up:
-        _ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(arm, cell, out))
-    row = _train_and_evaluate(claim_workdir(values, folder), folder)
+    arm, origin = experiment.arms[cell.arm], training_cell(experiment, cell)
+    if origin != cell:
+        run_cell(experiment, origin, out)
+    start, values = time.perf_counter(), cell_values(experiment, cell, out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if origin != cell:
+        row = answer_again(values, arm.strategy, out / origin.folder, folder)
+    else:
+        _ensure_policy(experiment, cell, out)
+        row = train_and_evaluate(values, folder)
     # Written last, so that the file marks a finished cell.
     row["wall_s"] = round(time.perf_counter() - start, 1)
     write_json(file, row)
     return row
 
 
-def _ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
-    """Runs a warm-up, unless its folder holds a finished one."""
-    if not (folder / "done.json").is_file():
-        values = load_config(pathlib.Path(config), []) | {"seed": seed}
-        write_json(folder / "done.json", warm_up(*load_warmup(values), folder))
+def _ensure_policy(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
+    """Makes the policy that a cell starts from, unless it is there."""
+    arm = experiment.arms[cell.arm]
+    if arm.warm_up:
+        ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(arm, cell, out))
+    if arm.sft:
+        values = _values_before_imitation(experiment, cell, out)
+        ensure_imitation(values, arm.sft, arm.demos, out / cell.folder)
 
 
-def _train_and_evaluate(job: Job, folder: pathlib.Path) -> dict[str, Any]:
-    parts = build_components(job, folder)
-    models = acting_models(train(job, parts, folder))
-    questions = parts.questions["test"][: job.run.test_questions]
-    result = evaluate_models(job, parts, models, questions)
-    result.check_answered()
-    write_predictions(folder, "test", questions, result)
-    row = {**result_row(result), "questions": fingerprint(questions)}
-    return row | {"totals": training_totals(folder)}
-
-
-def training_totals(folder: pathlib.Path) -> dict[str, float]:
-    """Returns the total calls, searches, tokens and seconds of the training of a run."""
-    rows = list(read_rows(folder / "metrics.jsonl"))
-    # Runs of earlier versions lack some of these metrics.
-    names = [name for name in (*TOTALS, "policy_tokens") if any(name in row for row in rows)]
-    return {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}
-
-
-def share_of(cells: Sequence[Cell], number: int, count: int) -> list[Cell]:
+def share_of(experiment: Experiment, number: int, count: int) -> list[Cell]:
     """Returns the cells of one of several processes, such as a task of a Slurm array.
 
+    Cells that share a training are in one share.
+
     Args:
-      cells: all cells.
+      experiment: the arms and seeds.
       number: the number of the process, from 1 to `count`.
       count: the number of processes.
 
@@ -240,4 +294,7 @@ def share_of(cells: Sequence[Cell], number: int, count: int) -> list[Cell]:
     """
     if not 1 <= number <= count:
         raise UserError(f"share {number}/{count}: the first number is from 1 to the second one")
-    return list(cells[number - 1 :: count])
+    origins = {cell: training_cell(experiment, cell) for cell in cells_of(experiment)}
+    # Two processes must not run the same training at once.
+    own = list(dict.fromkeys(origins.values()))[number - 1 :: count]
+    return [cell for cell, origin in origins.items() if origin in own]

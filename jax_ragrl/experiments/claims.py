@@ -1,13 +1,12 @@
 """Claims of the papers and how each one is decided (`ragrl reproduce`).
 
-A claim is decided by tests, if it follows from the formulas, or by an experiment: pairs of arms of
-which one should score higher. What cannot be decided here says why.
+A claim is decided by tests, if it follows from the formulas, or by an experiment: pairs of arms,
+each with a claim about their difference. What cannot be decided here says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import subprocess
@@ -19,13 +18,26 @@ from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.shipped_configs import CONFIGS
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments.arms import Arm, Cell, Experiment, cells_of, run_cells
-from jax_ragrl.experiments.comparison import compare_pair, decide_pairs
+from jax_ragrl.experiments.arms import (
+    Arm,
+    Cell,
+    Experiment,
+    arm_key,
+    cells_of,
+    run_cells,
+    training_cell,
+)
+from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair
+from jax_ragrl.experiments.measures import title_of
+from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
+from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.runtime.jsonl import write_json
+from jax_ragrl.runtime.revision import revision
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "across")  # files in configs/claims
-HOLDS, FAILS, UNDECIDED, OPEN = "holds", "does not hold", "undecided", "open"
+OPEN = "open"
+COLUMNS = ("#", "claim", "evidence", "difference, 95 %", "could be seen", "verdict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +49,7 @@ class Claim:
       statement: the claim.
       source: its place in the paper, with the paper's own figure if there is one.
       arms: the arms of the experiment by name.
-      pairs: pairs of arms (higher, lower); the claim holds if the first of each scores higher.
-      metric: the metric of the scores.
+      pairs: pairs of arms; the claim holds if the claim of each pair does.
       tests: tests that prove the claim, as `file::name`.
       missing: what cannot be decided, and why.
     """
@@ -47,13 +58,13 @@ class Claim:
     statement: str
     source: str
     arms: Mapping[str, Arm] = dataclasses.field(default_factory=dict)
-    pairs: tuple[tuple[str, str], ...] = ()
-    metric: str = "f1"
+    pairs: tuple[Pair, ...] = ()
     tests: tuple[str, ...] = ()
     missing: str = ""
 
     def __post_init__(self) -> None:
-        if unknown := {name for pair in self.pairs for name in pair} - self.arms.keys():
+        names = {name for pair in self.pairs for name in (pair.first, pair.second)}
+        if unknown := names - self.arms.keys():
             raise UserError(f"claim {self.number}: there is no arm {sorted(unknown)[0]!r}")
         if not (self.pairs or self.tests or self.missing):
             raise UserError(f"claim {self.number}: give pairs of arms, tests, or what is missing")
@@ -70,12 +81,25 @@ def load_claims() -> list[Claim]:
 
 
 def _claim(values: Mapping[str, Any]) -> Claim:
-    place = f"claim {values.get('number')}"
+    place, metric = f"claim {values.get('number')}", values.get("metric", "f1")
     arms = {
         name: build(Arm, arm, f"{place}: arms.{name}")
         for name, arm in values.get("arms", {}).items()
     }
-    return build(Claim, {**values, "arms": arms}, place)
+    pairs = tuple(
+        build(Pair, _pair_values(pair) | {"metric": pair.get("metric", metric)}, f"{place}: pairs")
+        for pair in map(_pair_values, values.get("pairs", ()))
+    )
+    fields = {name: value for name, value in values.items() if name != "metric"}
+    return build(Claim, {**fields, "arms": arms, "pairs": pairs}, place)
+
+
+def _pair_values(pair: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a pair, which may be just the names of the higher and the lower arm."""
+    if isinstance(pair, Mapping):
+        return dict(pair)
+    first, second = pair
+    return {"first": first, "second": second}
 
 
 def experiment_of(claim: Claim, seeds: Sequence[int], world: int) -> Experiment:
@@ -87,16 +111,7 @@ def experiment_of(claim: Claim, seeds: Sequence[int], world: int) -> Experiment:
       world: the seed of the generated world, which no config was tuned on.
     """
     arms = {arm_key(arm): arm for arm in claim.arms.values()}
-    return Experiment(
-        arms, next(iter(arms)), (claim.metric,), training_seeds=tuple(seeds), world_seeds=(world,)
-    )
-
-
-def arm_key(arm: Arm) -> str:
-    """Returns a name for the content of an arm, so that claims with equal arms share its cells."""
-    content = json.dumps(dataclasses.astuple(arm))
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return f"{pathlib.Path(arm.config).stem}-{digest[:8]}"
+    return Experiment(arms, next(iter(arms)), training_seeds=tuple(seeds), world_seeds=(world,))
 
 
 def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, Any]:
@@ -107,20 +122,30 @@ def decide(claim: Claim, rows: Mapping[Cell, Mapping[str, Any]]) -> dict[str, An
       rows: the rows of its cells.
 
     Returns:
-      `verdict`, and `pairs`: the comparison of each one, see `comparison.compare`, with `higher`
-      and `lower`, the names of the arms. A claim holds if every pair does, and does not hold if one
-      is reversed; both the interval and the test adjusted for all pairs must exclude 0.
+      `verdict`, and `pairs`: the comparison of each one, see `comparison.compare_pair`, with its
+      `text` and `verdict`. A claim holds if every pair does, and does not hold if one does not; the
+      p-values are adjust_for_family for all pairs.
     """
     keys = {name: arm_key(arm) for name, arm in claim.arms.items()}
-    results = decide_pairs(
-        compare_pair(keys[lower], keys[higher], claim.metric, rows)
-        | {"higher": higher, "lower": lower}
-        for higher, lower in claim.pairs
-    )
-    sides = [result["verdict"] for result in results]
-    consensus = HOLDS if set(sides) == {"higher"} else UNDECIDED
-    decision = FAILS if "lower" in sides else consensus
-    return {"verdict": decision, "pairs": results}
+
+    def comparison_of(pair: Pair) -> dict[str, Any]:
+        first, second = keys[pair.first], keys[pair.second]
+        return compare_pair(dataclasses.replace(pair, first=first, second=second), rows)
+
+    # All pairs of a claim are one family: the claim holds only if each of them does.
+    pairs = adjust_for_family(map(comparison_of, claim.pairs))
+    for pair, result in zip(claim.pairs, pairs, strict=True):
+        result |= {"text": text_of(pair), "verdict": decide_pair(pair, result)}
+    verdicts = {result["verdict"] for result in pairs}
+    consensus = HOLDS if verdicts == {HOLDS} else UNDECIDED
+    return {"verdict": FAILS if FAILS in verdicts else consensus, "pairs": pairs}
+
+
+def text_of(pair: Pair) -> str:
+    """Returns a pair in words: arms, metric and questions."""
+    among = f", {pair.among}" if pair.among else ""
+    versus = f" against {title_of(pair.second_metric)}" if pair.second_metric else ""
+    return f"{pair.text} ({title_of(pair.metric)}{versus}{among})"
 
 
 def reproduce(
@@ -128,7 +153,8 @@ def reproduce(
 ) -> list[dict[str, Any]]:
     """Runs the experiments of claims and writes `claims.json` and `claims.md`.
 
-    Finished cells are kept, and arms that claims share are trained once.
+    Finished cells are kept, and arms that claims share are trained once. Both files also keep the
+    claims of earlier calls.
 
     Args:
       claims: the claims.
@@ -137,24 +163,49 @@ def reproduce(
       world: the seed of the generated world.
 
     Returns:
-      A row per claim: its fields without arms, `verdict` and `pairs`.
+      The row of each claim, see `run_claim`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    results = []
+    # Several calls fill one file: an experiment may take hours, and tests take seconds.
+    rows = {row["number"]: row for row in load_results(out / "claims.json")}
     for claim in claims:
-        row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}
-        row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": []}
-        if claim.pairs:
-            experiment = experiment_of(claim, seeds, world)
-            row |= decide(claim, run_cells(experiment, cells_of(experiment), out / "cells"))
-        if claim.tests:
-            row["proof"] = prove(claim.tests)
-            row["verdict"] = weaker(row["verdict"], row["proof"])
-        results.append(row)
+        rows[claim.number] = run_claim(claim, out, seeds, world)
         # After each claim, so that an interrupted command leaves its results.
+        results = [rows[number] for number in sorted(rows)]
         write_json(out / "claims.json", results)
         (out / "claims.md").write_text(page(results), encoding="utf-8")
-    return results
+    return [rows[claim.number] for claim in claims]
+
+
+def load_results(file: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the rows of `claims.json`; none if there is no such file."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.is_file() else []
+    return rows
+
+
+def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int) -> dict[str, Any]:
+    """Decides a claim.
+
+    Args:
+      claim: the claim.
+      out: the folder with the subfolder of all cells.
+      seeds: seeds of training.
+      world: the seed of the generated world.
+
+    Returns:
+      JSON values: the fields of the claim without arms, `verdict`, `pairs` (see `decide`), `proof`
+      (the verdict of its tests), and how it was measured: `seeds`, `world` and `commit`.
+    """
+    row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}
+    row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": [], "commit": revision()}
+    if claim.pairs:
+        experiment = experiment_of(claim, seeds, world)
+        row |= decide(claim, run_cells(experiment, cells_of(experiment), out / "cells"))
+        row |= {"seeds": list(seeds), "world": world}
+    if claim.tests:
+        row["proof"] = prove(claim.tests)
+        row["verdict"] = weaker(row["verdict"], row["proof"])
+    return row
 
 
 def prove(tests: Sequence[str]) -> str:
@@ -180,8 +231,8 @@ def weaker(verdict: str, proof: str) -> str:
 
 def count_unfinished(
     claims: Sequence[Claim], out: pathlib.Path, seeds: Sequence[int], world: int
-) -> int:
-    """Returns the number of trainings that `reproduce` would run.
+) -> tuple[int, int]:
+    """Returns the numbers of trainings and of further evaluations that `reproduce` would run.
 
     Args:
       claims: the claims.
@@ -190,8 +241,15 @@ def count_unfinished(
       world: the seed of the generated world.
     """
     experiments = [experiment_of(claim, seeds, world) for claim in claims if claim.pairs]
-    folders = {cell.folder for experiment in experiments for cell in cells_of(experiment)}
-    return sum(not (out / "cells" / folder / "cell.json").is_file() for folder in folders)
+    pairs = {(cell, training_cell(e, cell)) for e in experiments for cell in cells_of(e)}
+    # Several arms may answer with the policies of one training.
+    origins = {origin.folder for _, origin in pairs}
+    others = {cell.folder for cell, _ in pairs} - origins
+
+    def count_missing(folders: set[str]) -> int:
+        return sum(not (out / "cells" / folder / "cell.json").is_file() for folder in folders)
+
+    return count_missing(origins), count_missing(others)
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
@@ -201,24 +259,23 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
       results: the rows of `reproduce`.
     """
     rows = [
-        (
-            row["number"] if not i else "",
-            row["statement"] if not i else "",
-            evidence,
-            difference,
-            decision,
-        )
+        (row["number"] if not i else "", row["statement"] if not i else "", *line)
         for row in results
-        for i, (evidence, difference, decision) in enumerate(_lines(row))
+        for i, line in enumerate(evidence_of(row))
     ]
-    return markdown(("#", "claim", "evidence", "difference, 95 %", "verdict"), rows)
+    return markdown(COLUMNS, rows)
 
 
-def _lines(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    lines = [(f"test `{test}`", "", row["proof"]) for test in row["tests"]]
+def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Returns the evidence of a claim: what, the difference, what could be seen, and the verdict.
+
+    Args:
+      row: see `run_claim`.
+    """
+    lines = [(f"test `{test}`", "", "", row["proof"]) for test in row["tests"]]
     for pair in row["pairs"]:
         difference = f"{pair['mean']:+.2f} [{pair['ci95'][0]}, {pair['ci95'][1]}]"
-        lines.append((f"{pair['higher']} over {pair['lower']}", difference, pair["verdict"]))
+        lines.append((pair["text"], difference, f"{pair['detectable']}", pair["verdict"]))
     if row["missing"]:
-        lines.append((row["missing"], "", OPEN))
+        lines.append((row["missing"], "", "", OPEN))
     return lines

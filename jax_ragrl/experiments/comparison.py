@@ -10,14 +10,20 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Cell, Experiment
+from jax_ragrl.experiments.measures import is_of_training, question_mask, title_of, values_of
+from jax_ragrl.experiments.pairs import LEVEL, Pair
 from jax_ragrl.experiments.seeds import markdown
-from jax_ragrl.experiments.statistics import detectable_difference, holm, sign_flip_test
-from jax_ragrl.run.evaluate import METRIC_NAMES
+from jax_ragrl.experiments.statistics import (
+    detectable_difference,
+    holm,
+    seed_interval,
+    seed_test,
+    sign_flip_test,
+)
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.metrics import hierarchical_bootstrap
 
 Rows = Mapping[Cell, Mapping[str, Any]]  # see `run_cell`
-LEVEL = 0.05
 
 
 def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
@@ -37,99 +43,101 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       UserError: arms were asked different questions.
     """
     # All metrics and arms are one family: each is a chance to find a difference.
-    comparisons = decide_pairs(
-        compare_pair(experiment.baseline, arm, metric, rows)
+    comparisons = adjust_for_family(
+        compare_pair(Pair(arm, experiment.baseline, metric), rows)
         for metric in experiment.metrics
         for arm in experiment.arms
         if arm != experiment.baseline
     )
+    for comparison in comparisons:
+        comparison["verdict"] = verdict(comparison)
     arms = {name: _arm_summary(name, experiment.metrics, rows) for name in experiment.arms}
     return {"baseline": experiment.baseline, "arms": arms, "comparisons": comparisons}
 
 
-def decide_pairs(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns comparisons with `p_adjusted`, for all of them as one family, and `verdict`.
+def adjust_for_family(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns comparisons with `p_adjusted`, for all of them as one family.
 
     Args:
       pairs: see `compare_pair`.
     """
     comparisons = list(pairs)
     p_values = holm([comparison["p"] for comparison in comparisons])
-    for comparison, p in zip(comparisons, p_values, strict=True):
-        comparison["p_adjusted"] = round(p, 5)
-        comparison["verdict"] = verdict(comparison)
-    return comparisons
+    return [c | {"p_adjusted": round(p, 5)} for c, p in zip(comparisons, p_values, strict=True)]
 
 
-def compare_pair(baseline: str, arm: str, metric: str, rows: Rows) -> dict[str, Any]:
+def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
     """Compares two arms on the questions and seeds that both have.
 
     Args:
-      baseline: the name of the arm that is subtracted.
-      arm: the name of the other arm.
-      metric: a name in the scores of the rows.
+      pair: the names of the arms, and the claim about their difference.
       rows: the rows of all cells.
 
     Returns:
-      The fields of one of the `comparisons` of `compare`, before the adjustment.
+      The fields of one of the `comparisons` of `compare`, before the adjustment. `p` is of the
+      difference that the pair's kind tests, see `Pair.boundary`.
 
     Raises:
       UserError: as in `paired_differences`.
     """
-    differences = paired_differences(baseline, arm, metric, rows)
+    differences = paired_differences(pair, rows)
     # Questions whose environment failed in one of the arms cannot be paired.
-    finite = [100 * x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]
-    mean, low, high = hierarchical_bootstrap(finite)
+    finite = [x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]
+    # A training is one unit, however many steps it has.
+    if is_of_training(pair.metric):
+        per_seed = np.concatenate(finite)
+        (mean, low, high), p = seed_interval(per_seed), seed_test(per_seed - pair.boundary)
+    else:
+        mean, low, high = hierarchical_bootstrap(finite)
+        p = sign_flip_test(mean_by_question(differences) - pair.boundary)
     return {
-        "metric": metric,
-        "arm": arm,
-        "over": baseline,
+        "metric": pair.metric,
+        "arm": pair.first,
+        "over": pair.second,
         "cells": len(differences),
         "mean": round(mean, 2),
         "ci95": [round(low, 2), round(high, 2)],
         "detectable": round(detectable_difference(low, high), 2),
-        "p": round(sign_flip_test(mean_by_question(differences)), 5),
+        "p": round(p, 5),
     }
 
 
-def paired_differences(
-    baseline: str, arm: str, metric: str, rows: Rows
-) -> dict[tuple[int, int, int], np.ndarray]:
+def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.ndarray]:
     """Returns the differences of two arms per question, by the seeds that both have.
 
     Args:
-      baseline: the name of the arm that is subtracted.
-      arm: the name of the other arm.
-      metric: a name in the scores of the rows.
+      pair: the names of the arms; the second one is baseline_Q.
       rows: the rows of all cells.
 
     Returns:
-      float64 `[Q]` by seeds; questions whose environment failed in one of the arms are NaN.
+      float64 by seeds: `[Q]`, of which questions that do not count, or whose environment failed in
+      one of the arms, are NaN; `[1]` for a measure of the training.
 
     Raises:
       UserError: the arms share no seeds, were asked other questions, or lack the metric.
     """
-    by_seeds = {cell.seeds: row for cell, row in rows.items() if cell.arm == baseline}
+    by_seeds = {cell.seeds: row for cell, row in rows.items() if cell.arm == pair.second}
     pairs = {
-        cell.seeds: (by_seeds[cell.seeds], row)
+        cell.seeds: (row, by_seeds[cell.seeds])
         for cell, row in rows.items()
-        if cell.arm == arm and cell.seeds in by_seeds
+        if cell.arm == pair.first and cell.seeds in by_seeds
     }
     if not pairs:
-        raise UserError(f"arms {arm} and {baseline} have no finished cell of equal seeds")
+        names = f"{pair.first} and {pair.second}"
+        raise UserError(f"arms {names} have no finished cell of equal seeds")
     for seeds, (first, second) in pairs.items():
         if first["questions"] != second["questions"]:
             raise UserError(
-                f"arms {arm} and {baseline} answered other test questions with the seeds {seeds}: "
-                "give both the same data"
+                f"arms {pair.first} and {pair.second} answered other test questions with the seeds "
+                f"{seeds}: give both the same data"
             )
-    return {seeds: _scores(b, metric) - _scores(a, metric) for seeds, (a, b) in pairs.items()}
+    return {seeds: _differences(pair, *both) for seeds, both in pairs.items()}
 
 
-def _scores(row: Mapping[str, Any], metric: str) -> np.ndarray:
-    if metric not in row["scores"]:
-        raise UserError(f"there is no metric {metric!r}: use one of {', '.join(row['scores'])}")
-    return np.array(row["scores"][metric], np.float64)  # None becomes NaN
+def _differences(pair: Pair, first: Mapping[str, Any], second: Mapping[str, Any]) -> np.ndarray:
+    baseline_Q = values_of(second, pair.second_metric or pair.metric)
+    difference = values_of(first, pair.metric) - baseline_Q
+    return np.where(question_mask(first, pair.among), difference, np.nan)
 
 
 def mean_by_question(differences: Mapping[tuple[int, int, int], np.ndarray]) -> np.ndarray:
@@ -166,7 +174,7 @@ def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]
         name: round(float(np.mean([r["totals"].get(name, 0) for r in own])), 1) for name in names
     }
     scores = {
-        metric: round(100 * float(np.mean([np.nanmean(_scores(row, metric)) for row in own])), 2)
+        metric: round(float(np.mean([np.nanmean(values_of(row, metric)) for row in own])), 2)
         for metric in metrics
     }
     return {"cells": len(own), "scores": scores, "totals": totals}
@@ -199,14 +207,14 @@ def page(result: Mapping[str, Any]) -> str:
     arms, comparisons = result["arms"], result["comparisons"]
     metrics = list(next(iter(arms.values()))["scores"])
     totals = list(dict.fromkeys(name for arm in arms.values() for name in arm["totals"]))
-    titles = [METRIC_NAMES.get(metric, metric) for metric in metrics]
+    titles = [title_of(metric) for metric in metrics]
     arm_rows = [
         (name, arm["cells"], *arm["scores"].values(), *(arm["totals"].get(t, "") for t in totals))
         for name, arm in arms.items()
     ]
     rows = [
         (
-            METRIC_NAMES.get(c["metric"], c["metric"]),
+            title_of(c["metric"]),
             f"{c['arm']} over {c['over']}",
             f"{c['mean']:+.2f}",
             f"{c['ci95'][0]} to {c['ci95'][1]}",

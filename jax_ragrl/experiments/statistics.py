@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 SAMPLES = 10_000
 # Standard errors in half a 95 % interval, and in a difference that is found in 80 % of cases.
@@ -43,6 +44,36 @@ def sign_flip_test(differences_Q: np.ndarray, samples: int = SAMPLES, seed: int 
     # is for sums that are equal but for rounding.
     extreme = np.abs(signs_SQ @ nonzero_Q) >= observed_sum - 1e-9
     return float((1 + extreme.sum()) / (1 + samples))
+
+
+def seed_interval(differences_S: np.ndarray) -> tuple[float, float, float]:
+    """Returns the mean of one difference per seed, with its 95 % interval by Student's t.
+
+    Args:
+      differences_S: float64 `[S]`. With fewer than two seeds the interval is infinite.
+
+    Returns:
+      (mean, low, high).
+    """
+    mean, half = float(differences_S.mean()), float("inf")
+    if (count := len(differences_S)) > 1:
+        error = differences_S.std(ddof=1) / np.sqrt(count)
+        half = float(stats.t.ppf(0.975, count - 1) * error)
+    return mean, mean - half, mean + half
+
+
+def seed_test(differences_S: np.ndarray) -> float:
+    """Returns the two-sided p-value of a mean difference over seeds, by Student's t.
+
+    Args:
+      differences_S: float64 `[S]`, one difference per seed.
+    """
+    if len(differences_S) < 2:
+        return 1.0
+    # Equal differences have no variance: they are either all 0 or certainly not.
+    if not differences_S.std():
+        return float(not differences_S.any())
+    return float(stats.ttest_1samp(differences_S, 0.0).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

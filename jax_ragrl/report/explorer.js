@@ -54,6 +54,9 @@ const strategies = data.questions.flatMap((q) => q.rows.map(([, row]) => row.str
 fill("strategy", [...all, ...distinct(strategies).map((x) => [x, x])]);
 const OUTCOMES = [["", "all"], ["wrong", "wrong (score 0)"], ["right", "right (score 1)"],
   ["malformed", "malformed action"], ["failed", "environment failed"]];
+const MISTAKE = "mistake: ";
+const mistakes = distinct(data.questions.flatMap((q) => q.rows.map(([, row]) => row.mistake)));
+OUTCOMES.push(...mistakes.filter(Boolean).map((x) => [MISTAKE + x, MISTAKE + x.replace("_", " ")]));
 const COMPARED = [["better", "better than compared"], ["worse", "worse than compared"], ["differs", "other answer"]];
 
 // 2. Filter.
@@ -64,6 +67,7 @@ const known = (x) => typeof x === "number";
 function hasOutcome(question, outcome) {
   const first = row(question, controls.first);
   const second = controls.second.value === "" ? undefined : row(question, controls.second);
+  if (outcome.startsWith(MISTAKE)) return first.mistake === outcome.slice(MISTAKE.length);
   switch (outcome) {
     case "": return true;
     case "wrong": return score(first) === 0;

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
 
@@ -112,6 +113,8 @@ def merge(sources: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
             }
             entries = [(p["id"], p["title"], _short(p["text"])) for p in row["passages"]]
             prediction = {name: row[name] for name in PREDICTION_FIELDS} | {
+                # Computed here, so that predictions of earlier versions have it too.
+                "mistake": mistake_of(row),
                 "steps": [_short_step(step) for step in row["steps"]],
                 "passages": [numbers.setdefault(entry, len(numbers)) for entry in entries],
             }

@@ -295,6 +295,7 @@ def test_rows_have_scores_per_hop_count_and_kind():
     plain = [dataclasses.replace(q, hops=0) for q in (ANN, BOB)]
     result = evaluate(SYSTEMS["direct"](inputs), plain, inputs.environment)
     assert {"hops", "kinds"} & set(table_row(result, plain)) == set()
+    assert table_row(result, plain)["mistakes"] == {"never_searched": 1}
     mixed = [dataclasses.replace(ANN, kind="chain"), dataclasses.replace(BOB, hops=2)]
     split = table_row(result, mixed)
     assert set(split["hops"]) == {"1", "2"} and set(split["kinds"]) == {"chain", ""}

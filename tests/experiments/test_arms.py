@@ -15,13 +15,16 @@ from jax_ragrl.experiments.arms import (
     Arm,
     Cell,
     Experiment,
+    arm_key,
     cell_values,
     cells_of,
     load_experiment,
     run_cells,
     share_of,
+    training_cell,
 )
 from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
+from jax_ragrl.experiments.pairs import Pair
 
 TINY = str(pathlib.Path("configs/tiny/c3po.py").resolve())
 CHAIN = (
@@ -56,10 +59,10 @@ def test_cells_are_the_product_of_arms_and_seeds():
 
 def test_the_shares_of_all_processes_are_all_cells_once():
     cells = cells_of(TWO)
-    shares = [share_of(cells, number, 3) for number in (1, 2, 3)]
+    shares = [share_of(TWO, number, 3) for number in (1, 2, 3)]
     assert sorted(cell for share in shares for cell in share) == sorted(cells)
     with pytest.raises(UserError, match="share 4/3"):
-        share_of(cells, 4, 3)
+        share_of(TWO, 4, 3)
 
 
 def test_the_seeds_of_training_and_world_are_set_apart(tmp_path: pathlib.Path):
@@ -79,11 +82,11 @@ def test_the_seeds_of_training_and_world_are_set_apart(tmp_path: pathlib.Path):
 def test_finished_cells_are_read_and_mistakes_cost_nothing(tmp_path, monkeypatch):
     trained = []
 
-    def train_and_evaluate(job, folder):
+    def train_and_evaluate(values, folder):
         trained.append(folder.name)
         return row(np.zeros(3))
 
-    monkeypatch.setattr(arms, "_train_and_evaluate", train_and_evaluate)
+    monkeypatch.setattr(arms, "train_and_evaluate", train_and_evaluate)
     cells = cells_of(TWO)
     for _ in range(2):
         assert set(run_cells(TWO, cells, tmp_path)) == set(cells)
@@ -92,6 +95,93 @@ def test_finished_cells_are_read_and_mistakes_cost_nothing(tmp_path, monkeypatch
     with pytest.raises(UserError, match="wdth"):
         run_cells(wrong, cells_of(wrong), tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+
+def test_arms_that_answer_otherwise_share_one_training(tmp_path, monkeypatch):
+    calls = []
+
+    def train_and_evaluate(values, folder):
+        calls.append(("train", folder.name, values["recipe"]["system"]["top_k"]))
+        return row(np.zeros(3))
+
+    def answer_again(values, strategy, run_folder, folder):
+        top_k = values["recipe"]["system"]["top_k"]
+        calls.append(("answer", folder.name, top_k, strategy, run_folder.name))
+        return row(np.ones(3))
+
+    monkeypatch.setattr(arms, "train_and_evaluate", train_and_evaluate)
+    monkeypatch.setattr(arms, "answer_again", answer_again)
+    more = Arm(TINY, CHAIN, answer_with=("recipe.system.top_k=7",))
+    fixed, alone = Arm(TINY, CHAIN, strategy="Planning"), Arm(TINY, strategy="Planning")
+    both = Experiment(
+        {"more": more, "fixed": fixed, "chain": Arm(TINY, CHAIN), "alone": alone}, "more"
+    )
+    cells = [cell for cell in cells_of(both) if cell.training == 0]
+    for _ in range(2):
+        assert set(run_cells(both, cells, tmp_path)) == set(cells)
+    of_chain, origin = cells[2].folder, f"{arm_key(Arm(TINY))}-t0-w0-s0"
+    assert calls == [
+        ("train", of_chain, 4),
+        ("answer", cells[0].folder, 7, "", of_chain),
+        ("answer", cells[1].folder, 4, "Planning", of_chain),
+        ("train", origin, 4),  # an arm that nobody named
+        ("answer", cells[3].folder, 4, "Planning", origin),
+    ]
+    wrong = Experiment({"wrong": Arm(TINY, strategy="Guess")}, "wrong")
+    with pytest.raises(UserError, match="no fixed strategy 'Guess': use one of 'No Retrieval'"):
+        run_cells(wrong, cells_of(wrong), tmp_path / "wrong")
+
+
+def test_one_share_has_all_cells_of_a_training():
+    arms_of = {
+        f"{name} {k}": Arm(TINY, over, answer_with=(f"recipe.system.top_k={k}",))
+        for name, over in (("tree", ()), ("chain", CHAIN))
+        for k in (1, 2)
+    }
+    experiment = Experiment(arms_of, "tree 1")
+    shares = [share_of(experiment, number, 2) for number in (1, 2)]
+    assert sorted(cell for share in shares for cell in share) == sorted(cells_of(experiment))
+    trained = [{training_cell(experiment, cell) for cell in share} for share in shares]
+    assert not trained[0] & trained[1] and len(trained[0]) == len(trained[1]) == 3
+
+
+def test_an_arm_that_imitates_starts_from_what_it_learned(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(arms, "ensure_warm_up", lambda *given: calls.append(("warm up", *given)))
+    monkeypatch.setattr(
+        arms,
+        "ensure_imitation",
+        lambda values, config, author, folder: calls.append(
+            (values["policy"], config, author, folder)
+        ),
+    )
+
+    def train_and_evaluate(values, folder):
+        calls.append(values["policy"])
+        return row(np.zeros(3))
+
+    monkeypatch.setattr(arms, "train_and_evaluate", train_and_evaluate)
+    arm = Arm(TINY, warm_up="configs/tiny/warmup_opera.py", sft="sft.py", demos="labels")
+    one = Experiment({"a": arm}, "a")
+    run_cells(one, cells_of(one)[:1], tmp_path)
+    warm, folder = tmp_path / "warmup_opera-s0", tmp_path / "a-t0-w0-s0"
+    assert calls == [
+        ("warm up", "configs/tiny/warmup_opera.py", 0, warm),
+        (str(warm / "checkpoint"), "sft.py", "labels", folder),
+        str(folder / "imitation" / "checkpoint"),
+    ]
+    with pytest.raises(UserError, match="demos is 'me': use policy or labels"):
+        Arm(TINY, demos="me")
+
+
+def test_the_cells_of_earlier_versions_keep_their_names():
+    """Names of cells on disk, computed before arms had further fields."""
+    arm = Arm("configs/tiny/mao_arag.py", (), "configs/tiny/warmup_mao_arag.py")
+    assert arm_key(arm) == "mao_arag-72c35321"
+    assert arm_key(dataclasses.replace(arm, overrides=("run.steps=0",))) == "mao_arag-3ca07a6c"
+    changed = {"sft": "a.py", "demos": "labels", "answer_with": ("a=1",), "strategy": "AG"}
+    keys = [arm_key(dataclasses.replace(arm, **{name: x})) for name, x in changed.items()]
+    assert len({*keys, "mao_arag-72c35321"}) == 5
 
 
 def test_an_experiment_is_read_from_a_config_file(tmp_path: pathlib.Path):
@@ -149,12 +239,12 @@ def test_p_values_are_adjusted_for_all_arms_and_metrics():
 def test_only_equal_seeds_and_equal_questions_are_paired():
     rows = rows_of(0.1)
     del rows[Cell("tree", 3, 7, 0)]
-    assert len(paired_differences("chain", "tree", "f1", rows)) == 3
+    assert len(paired_differences(Pair("tree", "chain"), rows)) == 3
     rows[Cell("tree", 0, 7, 0)]["questions"] = "others"
     with pytest.raises(UserError, match="tree and chain answered other test questions"):
         compare(TWO, rows)
     with pytest.raises(UserError, match="no metric 'em': use one of cover_em, f1"):
-        paired_differences("chain", "tree", "em", rows_of(0.1))
+        paired_differences(Pair("tree", "chain", "em"), rows_of(0.1))
 
 
 def test_questions_of_different_worlds_are_different_units():

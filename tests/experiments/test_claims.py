@@ -11,23 +11,25 @@ import pytest
 
 from jax_ragrl.cli.common import parse_ranges
 from jax_ragrl.cli.main import main
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import claims as module
-from jax_ragrl.experiments.arms import Arm, Cell, cell_values, cells_of
+from jax_ragrl.experiments.arms import Arm, Cell, cell_values, cells_of, with_training_arms
 from jax_ragrl.experiments.claims import (
-    FAILS,
-    HOLDS,
     OPEN,
-    UNDECIDED,
     Claim,
     arm_key,
     count_unfinished,
     decide,
     experiment_of,
     load_claims,
+    load_results,
     reproduce,
     weaker,
 )
+from jax_ragrl.experiments.pairs import DIFFERS, FAILS, HOLDS, NOT_LOWER, UNDECIDED, Pair
+from jax_ragrl.experiments.stages import fixed_strategy
 from jax_ragrl.run.config import load_job
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,7 +38,7 @@ FIRST, SECOND = Arm("a.py"), Arm("a.py", ("run.steps=0",))
 
 
 def claim(**changes: Any) -> Claim:
-    fields = {"arms": {"new": FIRST, "old": SECOND}, "pairs": (("new", "old"),)}
+    fields = {"arms": {"new": FIRST, "old": SECOND}, "pairs": (Pair("new", "old"),)}
     return Claim(1, "New is better.", "section 1", **(fields | changes))
 
 
@@ -61,17 +63,26 @@ def test_every_claim_is_there_once():
 
 @pytest.mark.parametrize("number", [c.number for c in CLAIMS if c.arms])
 def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
-    experiment = experiment_of(CLAIMS[number - 1], (0,), 100)
+    experiment = with_training_arms(experiment_of(CLAIMS[number - 1], (0,), 100))
     for cell in cells_of(experiment):
-        assert load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
+        arm = experiment.arms[cell.arm]
+        job = load_job(cell_values(experiment, cell, tmp_path) | {"policy": "tiny"})
+        assert not arm.strategy or fixed_strategy(job, arm.strategy)
+        assert all((ROOT / file).is_file() for file in (arm.sft, arm.warm_up) if file)
 
 
 def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
-    """They have the same world and the same number of test questions."""
+    """Their worlds differ at most in what the reader knows, which changes no question."""
+    free = {"famous_fraction"}
     for one in (c for c in CLAIMS if c.arms):
         experiment = experiment_of(one, (0,), 100)
-        data = [cell_values(experiment, cell, tmp_path)["data"] for cell in cells_of(experiment)]
-        assert all(part == data[0] for part in data), one.number
+        values = [cell_values(experiment, cell, tmp_path) for cell in cells_of(experiment)]
+        worlds = [
+            {k: v for k, v in value["data"]["world"].items() if k not in free} for value in values
+        ]
+        assert all(world == worlds[0] for world in worlds), one.number
+    questions = [generate(100, 60, famous=famous).questions["test"] for famous in (0.1, 0.9)]
+    assert fingerprint(questions[0]) == fingerprint(questions[1])
 
 
 @pytest.mark.parametrize("name", sorted({test for c in CLAIMS for test in c.tests}))
@@ -87,24 +98,54 @@ def test_a_claim_is_decided_by_the_difference_of_its_arms(first, second, expecte
     result = decide(claim(), rows_of(first, second))
     assert result["verdict"] == expected
     (pair,) = result["pairs"]
-    assert (pair["higher"], pair["lower"]) == ("new", "old")
+    assert pair["text"] == "new over old (F1)"
     assert pair["mean"] == pytest.approx(100 * (first - second), abs=0.5)
 
 
 def test_one_reversed_pair_is_enough_to_contradict_a_claim():
-    both = claim(pairs=(("new", "old"), ("old", "new")))
+    both = claim(pairs=(Pair("new", "old"), Pair("old", "new")))
     assert decide(both, rows_of(0.6, 0.4))["verdict"] == FAILS
+
+
+@pytest.mark.parametrize(
+    ("pair", "first", "expected"),
+    [
+        (Pair("new", "old", kind=NOT_LOWER, margin=2.0), 0.495, HOLDS),
+        (Pair("new", "old", kind=NOT_LOWER, margin=2.0), 0.45, FAILS),
+        (Pair("new", "old", kind=NOT_LOWER, margin=2.0), 0.48, UNDECIDED),
+        (Pair("new", "old", kind=DIFFERS, margin=2.0), 0.52, HOLDS),
+        (Pair("new", "old", kind=DIFFERS, margin=2.0), 0.48, HOLDS),
+        (Pair("new", "old", kind=DIFFERS, margin=2.0), 0.5, FAILS),
+        (Pair("new", "old", kind=DIFFERS), 0.5, UNDECIDED),
+    ],
+)
+def test_margins_decide_what_is_not_lower_and_what_is_equal(pair, first, expected):
+    (result,) = decide(claim(pairs=(pair,)), rows_of(first, 0.5))["pairs"]
+    assert result["verdict"] == expected and result["ci95"][0] < result["ci95"][1]
+
+
+def test_results_of_earlier_calls_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "prove", lambda tests: HOLDS)
+    second, first = (
+        Claim(number, "It follows.", "equation 1", tests=("tests/a.py::test_b",))
+        for number in (2, 1)
+    )
+    for one in (second, first, second):
+        assert [row["number"] for row in reproduce([one], tmp_path, (0,), 0)] == [one.number]
+    assert [row["number"] for row in load_results(tmp_path / "claims.json")] == [1, 2]
 
 
 def test_equal_arms_of_several_claims_are_trained_once(tmp_path):
     again = claim(
-        arms={"other name": FIRST, "third": Arm("b.py")}, pairs=(("other name", "third"),)
+        arms={"other name": FIRST, "third": Arm("b.py")}, pairs=(Pair("other name", "third"),)
     )
-    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == 3 * 2
+    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == (3 * 2, 0)
     cell = tmp_path / "cells" / Cell(arm_key(FIRST), 0, 100, 0).folder / "cell.json"
     cell.parent.mkdir(parents=True)
     cell.write_text("{}")
-    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == 3 * 2 - 1
+    other = claim(arms={"new": FIRST, "old": Arm("a.py", strategy="Planning")})
+    assert count_unfinished([other], tmp_path, (0, 1), 100) == (1, 2)
+    assert count_unfinished([claim(), again], tmp_path, (0, 1), 100) == (3 * 2 - 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +189,7 @@ def test_a_failing_test_contradicts_a_claim(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pairs": (("new", "none"),)}, "no arm 'none'"),
+        ({"pairs": (Pair("new", "none"),)}, "no arm 'none'"),
         ({"pairs": ()}, "give pairs of arms, tests, or what is missing"),
     ],
 )
@@ -167,6 +208,6 @@ def test_numbers_and_ranges():
 def test_a_dry_run_counts_the_trainings(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out"), "--dry-run"]
     assert main(["reproduce", "--claims=1,6", "--training-seeds=0,1", *out]) == 0
-    assert capsys.readouterr().out == "2 claims, 4 trainings to do\n"
+    assert capsys.readouterr().out == "2 claims, 4 trainings and 0 further evaluations to do\n"
     assert main(["reproduce", "--claims=40", *out]) == 2
     assert "there is no claim 40: use 1 to 31" in capsys.readouterr().err

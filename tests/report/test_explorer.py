@@ -56,6 +56,7 @@ def test_predictions_of_equal_questions_are_merged_and_passages_are_stored_once(
     ann = data["questions"][0]
     assert [(n, row["answer"]) for n, row in ann["rows"]] == [(0, "Rome"), (1, "Ulm")]
     assert len(data["passages"]) == 2
+    assert [row["mistake"] for _, row in ann["rows"]] == ["wrong", ""]
     assert ann["rows"][0][1]["passages"] == ann["rows"][1][1]["passages"] == [0, 1]
 
 
@@ -128,6 +129,8 @@ def visible(page: pathlib.Path, filters: str) -> str:
         ("first=1&second=0&outcome=worse", "0 of 2 questions"),
         ("first=0&outcome=wrong", "1 of 2 questions, mean F1 0.0"),
         ("first=0&outcome=failed", "1 of 2 questions, mean F1 –"),
+        ("first=0&outcome=mistake: wrong", "1 of 2 questions, mean F1 0.0"),
+        ("first=1&outcome=mistake: wrong", "0 of 2 questions"),
         ("first=0&search=rome", "1 of 2 questions"),
         ("first=0&search=title 1", "1 of 2 questions"),
         ("first=0&search=nothing", "0 of 2 questions"),

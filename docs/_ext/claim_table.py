@@ -1,0 +1,78 @@
+"""The table of the papers' claims: `configs/claims` with the results of docs/data/claims.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from results import DATA
+
+from jax_ragrl.experiments.claims import (
+    OPEN,
+    Claim,
+    evidence_of,
+    load_claims,
+    load_results,
+)
+from jax_ragrl.experiments.seeds import markdown as table
+
+COLUMNS = (
+    "#",
+    "claim",
+    "evidence: difference, 95 %, could be seen",
+    "verdict",
+    "seeds",
+)
+NOT_RUN = "not run"
+
+
+def markdown() -> str:
+    """Every claim with its verdict, or the reason that it has none; the commands are below."""
+    results = {row["number"]: row for row in load_results(DATA / "claims.json")}
+    rows = [row_of(claim, results.get(claim.number)) for claim in load_claims()]
+    return "\n".join([summary(rows), "", table(COLUMNS, rows), origins(list(results.values()))])
+
+
+def row_of(claim: Claim, result: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """One row of the table.
+
+    Args:
+      claim: the claim as `configs/claims` has it.
+      result: its row in claims.json, if it has been decided.
+    """
+    text = f"{claim.statement} ({claim.source})"
+    if result is None:
+        can_run = claim.pairs or claim.tests
+        return str(claim.number), text, claim.missing, NOT_RUN if can_run else OPEN, ""
+    lines = "<br>".join(map(line_of, evidence_of(result)))
+    seeds = ", ".join(map(str, result.get("seeds", ())))
+    return str(claim.number), text, lines, result["verdict"], seeds
+
+
+def line_of(evidence: tuple[str, str, str, str]) -> str:
+    """One pair, test or reason of a claim."""
+    what, difference, detectable, verdict = evidence
+    if verdict == OPEN:
+        return f"open: {what}"
+    numbers = f": {difference}, {detectable}" if difference else ""
+    return f"{what}{numbers}: {verdict}"
+
+
+def summary(rows: Sequence[tuple[str, ...]]) -> str:
+    """The number of claims by verdict."""
+    verdicts = [row[3] for row in rows]
+    counts = (f"{verdicts.count(name)} {name}" for name in dict.fromkeys(sorted(verdicts)))
+    return f"Of {len(rows)} claims: {', '.join(counts)}."
+
+
+def origins(results: Sequence[Mapping[str, Any]]) -> str:
+    """The command and commit of each result; results measured alike share a line."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in results:
+        seeds = ",".join(map(str, row.get("seeds", ())))
+        options = f" --training-seeds {seeds} --world-seed {row['world']}" if seeds else ""
+        lines.setdefault((options, row["commit"]), []).append(str(row["number"]))
+    return "".join(
+        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`.\n"
+        for (options, commit), numbers in lines.items()
+    )

@@ -1,0 +1,150 @@
+"""Measures of the finished cells of an experiment: what arms can be compared by.
+
+A measure has one number per test question, from the scores and predictions of a cell:
+
+  f1, em, cover_em, judge, ...     a score, in points
+  retrieval_calls, policy_tokens, llm_calls, policy_calls, ...   a cost, see `rollout.costs`
+  malformed             malformed actions
+  strategy=NAME         whether the system took a strategy, in points
+  mistake=KIND          whether the answer has a kind of mistake (`run.mistakes`), in points
+
+or one number per training:
+
+  training:METRIC       the mean of a metric over the steps of the training; fractions in points
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.run.evaluate import METRIC_NAMES
+from jax_ragrl.run.metric_names import metric_of
+from jax_ragrl.run.mistakes import mistake_of
+from jax_ragrl.run.predictions import FOLDER
+from jax_ragrl.runtime.jsonl import read_rows
+
+FAULTS, STRATEGY, MISTAKE, TRAINING = "malformed", "strategy", "mistake", "training:"
+
+
+def with_facts(row: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the row of a cell with facts from the other files of its folder.
+
+    Args:
+      row: see `arms.run_cell`.
+      folder: the folder of the cell.
+
+    Returns:
+      The row with `facts`, one per question (see `facts_of`), and `training`: the mean of each
+      metric over the steps; both are empty if there are no such files.
+    """
+    # Only facts are kept: the traces of all cells together would fill the memory.
+    predictions = read_rows(folder / FOLDER / "test.jsonl")
+    means = training_means(folder / "metrics.jsonl")
+    return {**row, "facts": [facts_of(p) for p in predictions], "training": means}
+
+
+def facts_of(prediction: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what measures and filters need of a prediction; `None` for an unknown number."""
+    has_failed = prediction["finish_reason"] == "failed"
+    return {
+        # Text, as in the filters of claims.
+        "hops": str(prediction["hops"]),
+        "kind": prediction["kind"],
+        "failed": has_failed,
+        **prediction["costs"],
+        FAULTS: None if has_failed else float(len(prediction["faults"])),
+        STRATEGY: prediction["strategy"] or "",
+        MISTAKE: mistake_of(prediction),
+    }
+
+
+def training_means(file: pathlib.Path) -> dict[str, float]:
+    """Returns the mean of each metric over the steps of a training that have it."""
+    values: dict[str, list[float]] = {}
+    for row in read_rows(file):
+        for name, x in row.items():
+            if isinstance(x, int | float) and math.isfinite(x):
+                values.setdefault(name, []).append(float(x))
+    return {name: float(np.mean(x)) for name, x in values.items()}
+
+
+def is_of_training(measure: str) -> bool:
+    """Returns whether a measure has one number per training, not per question."""
+    return measure.startswith(TRAINING)
+
+
+def title_of(measure: str) -> str:
+    """Returns the name of a measure for a table."""
+    return METRIC_NAMES.get(measure, measure)
+
+
+def values_of(row: Mapping[str, Any], measure: str) -> np.ndarray:
+    """Returns a measure of a cell.
+
+    Args:
+      row: see `with_facts`.
+      measure: see the top of this file.
+
+    Returns:
+      float64 `[Q]`, NaN for questions on which the environment failed; `[1]` for a measure of the
+      training.
+
+    Raises:
+      UserError: the cell has no such measure.
+    """
+    if measure in row["scores"]:
+        return 100 * np.array(row["scores"][measure], np.float64)  # None becomes NaN
+    if is_of_training(measure):
+        return _of_training(row, measure.removeprefix(TRAINING))
+    facts, (name, equals, value) = row.get("facts", []), measure.partition("=")
+    if equals and name in (STRATEGY, MISTAKE):
+        return np.array([np.nan if f["failed"] else 100.0 * (f[name] == value) for f in facts])
+    if measure in (numbers := _numbers(facts)):
+        return np.array([fact[measure] for fact in facts], np.float64)
+    names = sorted({*row["scores"], *numbers})
+    raise UserError(f"there is no metric {measure!r}: use one of {', '.join(names)}")
+
+
+def _numbers(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of costs and counts, which are numbers or unknown."""
+    return [name for name, x in facts[0].items() if x is None or type(x) is float] if facts else []
+
+
+def _of_training(row: Mapping[str, Any], metric: str) -> np.ndarray:
+    means = row.get("training", {})
+    if metric not in means:
+        raise UserError(
+            f"the training has no metric {metric!r}: use one of metrics.jsonl, such as "
+            f"{', '.join(sorted(means)[:5]) or 'none of this arm, which shares a training'}"
+        )
+    # Differences are rounded to hundredths, which would hide those of fractions.
+    entry = metric_of(metric)
+    is_fraction = entry is not None and entry.unit == "fraction"
+    return np.array([means[metric] * (100 if is_fraction else 1)])
+
+
+def question_mask(row: Mapping[str, Any], among: str) -> np.ndarray:
+    """Returns which questions of a cell count, bool `[Q]`.
+
+    Args:
+      row: see `with_facts`.
+      among: `hops=1,2` or `kind=NAME`; empty: all.
+
+    Raises:
+      UserError: no question is of that kind.
+    """
+    if not among:
+        return np.array(True)
+    name, _, values = among.partition("=")
+    if name not in ("hops", "kind"):
+        raise UserError(f"among is {among!r}: use hops=NUMBER[,NUMBER...] or kind=NAME")
+    chosen_Q = np.array([fact[name] in values.split(",") for fact in row.get("facts", [])])
+    if not chosen_Q.any():
+        raise UserError(f"no test question has {among}")
+    return chosen_Q

@@ -1,0 +1,145 @@
+"""Stages of a cell of an experiment: warm-up, imitation, training and evaluation.
+
+Each stage has its own folder, and a finished one is not run again.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.errors import UserError
+from jax_ragrl.experiments.experiment import result_row
+from jax_ragrl.rollout.policy import SamplerModels
+from jax_ragrl.rollout.system import System
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
+from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.inference import evaluate_models, trained_policies
+from jax_ragrl.run.predictions import write_predictions
+from jax_ragrl.run.workdir import claim_workdir
+from jax_ragrl.runtime.jsonl import read_rows, write_json
+from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.training.loop import acting_models, train
+from jax_ragrl.warmstart.demos import load_warm_start, warm_start
+from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos
+from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+
+# Sums over the steps of a training, the x axes on which arms may be matched.
+TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s")
+IMITATION = "imitation"  # the subfolder of a supervised training
+TEST = "test"  # the name of the predictions
+POLICY = "policy"  # the author of demonstrations: the policy that imitates them
+# About as many rollouts as the tiny configs have in reinforcement learning.
+DEMO_QUESTIONS = 400
+
+
+def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
+    """Runs a warm-up, unless its folder holds a finished one.
+
+    Args:
+      config: the path of its config.
+      seed: the seed of the warm-up.
+      folder: the output folder.
+    """
+    if not (folder / "done.json").is_file():
+        values = load_config(pathlib.Path(config), []) | {"seed": seed}
+        write_json(folder / "done.json", warm_up(*load_warmup(values), folder))
+
+
+def ensure_imitation(
+    values: Mapping[str, Any], config: str, author: str, folder: pathlib.Path
+) -> None:
+    """Trains a policy on demonstrations, unless the folder holds the trained policy.
+
+    Args:
+      values: the config of the run, with the policy before.
+      config: the path of a config of `ragrl sft`.
+      author: the author of the demonstrations, `POLICY` or `LABELS`.
+      folder: the folder of the cell, which gets demonstrations and the subfolder `IMITATION`.
+    """
+    out, demos = folder / IMITATION, folder / "demos.jsonl"
+    if (out / "checkpoint").exists():
+        return
+    # The policy writes for itself: only its rollouts with a correct answer become demonstrations.
+    writer = LABELS if author == LABELS else str(values["policy"])
+    make_demos(values, demos, WriterConfig(writer), DEMO_QUESTIONS)
+    changes = {"data.demos": demos, "policy": values["policy"], "seed": values["seed"]}
+    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
+    warm_start(load_warm_start(load_config(pathlib.Path(config), overrides)), out)
+
+
+def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    """Trains and evaluates a run; returns its row, see `arms.run_cell`.
+
+    Args:
+      values: the config.
+      folder: the folder of the run.
+    """
+    job = claim_workdir(values, folder)
+    parts = build_components(job, folder)
+    models = acting_models(train(job, parts, folder))
+    return _evaluate(job, parts, models, None, folder) | {"totals": training_totals(folder)}
+
+
+def answer_again(
+    values: Mapping[str, Any], strategy: str, run_folder: pathlib.Path, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Evaluates the trained policies of a run with another config; returns the row of the answers.
+
+    Args:
+      values: the config of the answers.
+      strategy: a fixed strategy of the system, or empty.
+      run_folder: the folder of the run.
+      folder: the folder of the answers.
+
+    Raises:
+      UserError: the system has no such strategy.
+    """
+    job = claim_workdir(values, folder)
+    # Before models are loaded, which takes long.
+    system = fixed_strategy(job, strategy) if strategy else None
+    parts = build_components(job, folder)
+    models = parts.models()
+    # A run without steps has no checkpoint: its policies are those of the config.
+    if (run_folder / "checkpoints").is_dir():
+        models = for_sampling(trained_policies(job, parts.policies, RunCheckpoint(run_folder)))
+    return _evaluate(job, parts, models, system, folder) | {"totals": {}}
+
+
+def fixed_strategy(job: Job, name: str) -> System:
+    """Returns the system of a job with one strategy for every question.
+
+    Raises:
+      UserError: the system has no such strategy.
+    """
+    systems = job.recipe.fixed_strategies
+    if name not in systems:
+        names = ", ".join(map(repr, systems)) or "none: this system selects no strategy"
+        raise UserError(f"there is no fixed strategy {name!r}: use one of {names}")
+    return systems[name]
+
+
+def _evaluate(
+    job: Job,
+    parts: Components,
+    models: SamplerModels,
+    system: System | None,
+    folder: pathlib.Path,
+) -> dict[str, Any]:
+    questions = parts.questions["test"][: job.run.test_questions]
+    result = evaluate_models(job, parts, models, questions, system)
+    result.check_answered()
+    write_predictions(folder, TEST, questions, result)
+    return {**result_row(result), "questions": fingerprint(questions)}
+
+
+def training_totals(folder: pathlib.Path) -> dict[str, float]:
+    """Returns the total calls, searches, tokens and seconds of the training of a run."""
+    rows = list(read_rows(folder / "metrics.jsonl"))
+    # Runs of earlier versions lack some of these metrics.
+    names = [name for name in (*TOTALS, "policy_tokens") if any(name in row for row in rows)]
+    return {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}

@@ -1,0 +1,60 @@
+"""The table of claims on the page of results shows every claim, with or without its result."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import claim_table
+import pytest
+
+from jax_ragrl.experiments.claims import OPEN, load_claims
+
+PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
+
+
+def result(number: int, **changes: Any) -> dict[str, Any]:
+    fields = {"number": number, "verdict": "holds", "tests": [], "pairs": [], "missing": ""}
+    return fields | {"commit": "abc1234"} | changes
+
+
+@pytest.fixture
+def render(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """A function from results to the lines of the page by the number of their claim."""
+    monkeypatch.setattr(claim_table, "DATA", tmp_path)
+
+    def render(*results: dict[str, Any]) -> tuple[str, dict[str, str]]:
+        (tmp_path / "claims.json").write_text(json.dumps(results))
+        text = claim_table.markdown()
+        rows = [line for line in text.splitlines() if line.startswith("| ")]
+        return text, {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+
+    return render
+
+
+def test_every_claim_has_a_row_without_any_result(render):
+    text, rows = render()
+    claims = load_claims()
+    assert all(claim.statement in rows[str(claim.number)] for claim in claims)
+    undecidable = [c for c in claims if not (c.pairs or c.tests)]
+    assert text.startswith(
+        f"Of 31 claims: {31 - len(undecidable)} not run, {len(undecidable)} open"
+    )
+    for claim in undecidable:
+        assert claim.missing in rows[str(claim.number)] and "| open |" in rows[str(claim.number)]
+
+
+def test_results_have_differences_seeds_and_commands(render):
+    pairs = [PAIR | {"verdict": "holds"}, PAIR | {"verdict": "undecided"}]
+    text, rows = render(
+        result(1, pairs=pairs, verdict="undecided", seeds=[0, 1], world=100, missing="more seeds"),
+        result(6, tests=["tests/a.py::test_b"], proof="does not hold", verdict="does not hold"),
+    )
+    assert "1 does not hold, " in text and "1 undecided." in text
+    evidence = "new over old (F1): +3.50 [1.0, 6.0], 3.57"
+    assert f"| {evidence}: holds<br>{evidence}: undecided<br>{OPEN}: more seeds |" in rows["1"]
+    assert rows["1"].endswith("| undecided | 0, 1 |")
+    assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
+    assert "`ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100`, commit" in text
+    assert "- `ragrl reproduce --claims 6`, commit `abc1234`." in text
