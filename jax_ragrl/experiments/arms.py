@@ -30,6 +30,8 @@ from jax_ragrl.warmstart.warmup import load_warmup, warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
 TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s")
+# Metrics of roles, of which a row holds the means over the steps.
+ROLE_METRICS = ("/role_gradient/", "/advantage/std/", "/valid_frac/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +113,14 @@ def load_experiment(file: pathlib.Path) -> Experiment:
 
 
 def cells_of(experiment: Experiment) -> list[Cell]:
-    """Returns all cells, grouped by their seeds."""
-    # The arms of one seed follow each other, so that early results can be paired.
+    """Returns all cells, grouped by their seeds, the baseline first."""
+    # The arms of one seed follow each other, and the baseline is the partner of all of them, so
+    # that an interrupted experiment can be compared.
+    arms = sorted(experiment.arms, key=lambda arm: arm != experiment.baseline)
     seeds = itertools.product(
         experiment.training_seeds, experiment.world_seeds, experiment.warm_start_seeds
     )
-    return [Cell(arm, *seed) for seed in seeds for arm in experiment.arms]
+    return [Cell(arm, *seed) for seed in seeds for arm in arms]
 
 
 def run_cells(
@@ -185,7 +189,7 @@ def run_cell(
 
     Returns:
       The scores per question and summary of `result_row`, `questions` (their fingerprint), the
-      `totals` of the training and its `wall_s`.
+      `totals` and `means` of the training and its `wall_s`.
     """
     folder = out / cell.folder
     if (file := folder / "cell.json").is_file():
@@ -216,7 +220,7 @@ def _train_and_evaluate(job: Job, folder: pathlib.Path) -> dict[str, Any]:
     result.check_answered()
     write_predictions(folder, "test", questions, result)
     row = {**result_row(result), "questions": fingerprint(questions)}
-    return row | {"totals": training_totals(folder)}
+    return row | {"totals": training_totals(folder), "means": training_means(folder)}
 
 
 def training_totals(folder: pathlib.Path) -> dict[str, float]:
@@ -225,6 +229,49 @@ def training_totals(folder: pathlib.Path) -> dict[str, float]:
     # Runs of earlier versions lack some of these metrics.
     names = [name for name in (*TOTALS, "policy_tokens") if any(name in row for row in rows)]
     return {name: round(sum(row.get(name) or 0.0 for row in rows), 1) for name in names}
+
+
+def training_means(folder: pathlib.Path) -> dict[str, float]:
+    """Returns the means of the metrics of roles over the steps that have them."""
+    values: dict[str, list[float]] = {}
+    for row in read_rows(folder / "metrics.jsonl"):
+        for name, x in row.items():
+            # Runs with several policies have the name of the policy before that of the metric.
+            if x is not None and any(part in f"/{name}" for part in ROLE_METRICS):
+                values.setdefault(name, []).append(x)
+    return {name: round(sum(xs) / len(xs), 6) for name, xs in sorted(values.items())}
+
+
+def finished_part(
+    experiment: Experiment, out: pathlib.Path
+) -> tuple[Experiment, dict[Cell, dict[str, Any]]]:
+    """Returns the finished cells of an experiment, and the experiment of the arms that have some.
+
+    An arm counts if it shares seeds with a finished cell of the baseline.
+
+    Args:
+      experiment: the arms.
+      out: the folder of the experiment.
+
+    Raises:
+      UserError: no cell of the baseline is finished.
+    """
+    files = {cell: out / cell.folder / "cell.json" for cell in cells_of(experiment)}
+    rows = {
+        cell: json.loads(file.read_text(encoding="utf-8"))
+        for cell, file in files.items()
+        if file.is_file()
+    }
+    seeds = {cell.seeds for cell in rows if cell.arm == experiment.baseline}
+    if not seeds:
+        raise UserError(
+            f"{out} holds no finished cell of the baseline {experiment.baseline}, with which arms "
+            "are compared: train it first"
+        )
+    partners = {cell.arm for cell in rows if cell.seeds in seeds}
+    arms = {name: arm for name, arm in experiment.arms.items() if name in partners}
+    partner_rows = {cell: row for cell, row in rows.items() if cell.arm in partners}
+    return dataclasses.replace(experiment, arms=arms), partner_rows
 
 
 def share_of(cells: Sequence[Cell], number: int, count: int) -> list[Cell]:

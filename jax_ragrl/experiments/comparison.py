@@ -28,10 +28,11 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       rows: the rows of all cells.
 
     Returns:
-      JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` of its
-      trainings. `comparisons`: one per metric and arm other than the baseline, with the mean
-      difference in points, its 95 % interval over seeds and questions, the p-value before and after
-      the adjustment for all comparisons, the smallest difference that could be seen, and a verdict.
+      JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` and
+      `means` of its trainings. `comparisons`: one per metric and arm other than the baseline, with
+      the mean difference in points, its 95 % interval over seeds and questions, the p-value before
+      and after the adjustment for all comparisons, the smallest difference that could be seen, and
+      a verdict.
 
     Raises:
       UserError: arms were asked different questions.
@@ -169,7 +170,16 @@ def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]
         metric: round(100 * float(np.mean([np.nanmean(_scores(row, metric)) for row in own])), 2)
         for metric in metrics
     }
-    return {"cells": len(own), "scores": scores, "totals": totals}
+    return {"cells": len(own), "scores": scores, "totals": totals, "means": _mean_of_means(own)}
+
+
+def _mean_of_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the mean of each of the `means` over the cells that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, x in row.get("means", {}).items():
+            values.setdefault(name, []).append(x)
+    return {name: round(float(np.mean(xs)), 4) for name, xs in values.items()}
 
 
 def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> str:
