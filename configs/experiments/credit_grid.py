@@ -33,7 +33,7 @@ ROLES = ("router", "filter", "decision")
 COMMON = (
     "run.steps=100",  # the budget ends a run before
     f"run.token_budget={TOKENS}",
-    "run.role_gradients_every=4",
+    "run.role_gradients_every=6",
     # No evaluation during the run; all arms answer the same test questions at its end.
     "run.dev_questions=0",
     "run.eval_every=100",
