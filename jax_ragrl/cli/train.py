@@ -72,6 +72,8 @@ def add_commands(command: AddCommand) -> None:
     _add_claim_options(command("reproduce", run_reproduce, "decide claims of the papers"))
     share = "run one share of the cells only, such as 3/8 in task 3 of a Slurm array of 8"
     sub.add_argument("--share", default="1/1", metavar="I/N", help=share)
+    comparison_only = "train nothing: compare the cells that are finished"
+    sub.add_argument("--finished", action="store_true", help=comparison_only)
 
 
 def _add_claim_options(sub: argparse.ArgumentParser) -> None:
@@ -210,12 +212,20 @@ def run_trials(options: argparse.Namespace) -> None:
 
 
 def run_experiment(options: argparse.Namespace) -> None:
-    from jax_ragrl.experiments.arms import load_experiment, run_cells, share_of
+    from jax_ragrl.experiments.arms import (
+        finished_part,
+        load_experiment,
+        run_cells,
+        share_of,
+    )
     from jax_ragrl.experiments.comparison import write_comparison
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     experiment = load_experiment(options.file)
     out = options.out or pathlib.Path("runs") / options.file.stem
+    if options.finished:
+        print(write_comparison(*finished_part(experiment, out), out))
+        return
     number, _, count = options.share.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise UserError(f"--share is {options.share!r}: give two numbers, such as 3/8")

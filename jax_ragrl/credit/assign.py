@@ -164,9 +164,9 @@ def over_roles(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compares the `shared_credit` of each action with the same role in the other rollouts.
 
-    For unbranched rollouts in which each role acts once: all roles have the reward of the answer,
-    and the penalty of a role is compared with the penalties of that role in the other rollouts of
-    the question.
+    For unbranched rollouts (agent-wise normalization): all roles have the reward of the answer, and
+    the penalty of a role is compared with the penalties of that role in the other rollouts of the
+    question. A role that acts several times in a rollout counts with each of its actions.
 
     Args:
       forest: the rollouts, each with a single leaf.

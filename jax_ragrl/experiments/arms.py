@@ -144,12 +144,14 @@ def load_experiment(file: pathlib.Path) -> Experiment:
 
 
 def cells_of(experiment: Experiment) -> list[Cell]:
-    """Returns all cells, grouped by their seeds."""
-    # The arms of one seed follow each other, so that early results can be paired.
+    """Returns all cells, grouped by their seeds, the baseline first."""
+    # The arms of one seed follow each other, and the baseline is the partner of all of them, so
+    # that an interrupted experiment can be compared.
+    arms = sorted(experiment.arms, key=lambda arm: arm != experiment.baseline)
     seeds = itertools.product(
         experiment.training_seeds, experiment.world_seeds, experiment.warm_start_seeds
     )
-    return [Cell(arm, *seed) for seed in seeds for arm in experiment.arms]
+    return [Cell(arm, *seed) for seed in seeds for arm in arms]
 
 
 def training_cell(experiment: Experiment, cell: Cell) -> Cell:
@@ -277,6 +279,38 @@ def _ensure_policy(experiment: Experiment, cell: Cell, out: pathlib.Path) -> Non
     if arm.sft:
         values = _values_before_imitation(experiment, cell, out)
         ensure_imitation(values, arm.sft, arm.demos, out / cell.folder)
+
+
+def finished_part(
+    experiment: Experiment, out: pathlib.Path
+) -> tuple[Experiment, dict[Cell, dict[str, Any]]]:
+    """Returns the finished cells of an experiment, and the experiment of the arms that have some.
+
+    An arm counts if it shares seeds with a finished cell of the baseline.
+
+    Args:
+      experiment: the arms.
+      out: the folder of the experiment.
+
+    Raises:
+      UserError: no cell of the baseline is finished.
+    """
+    files = {cell: out / cell.folder / "cell.json" for cell in cells_of(experiment)}
+    rows = {
+        cell: with_facts(json.loads(file.read_text(encoding="utf-8")), file.parent)
+        for cell, file in files.items()
+        if file.is_file()
+    }
+    seeds = {cell.seeds for cell in rows if cell.arm == experiment.baseline}
+    if not seeds:
+        raise UserError(
+            f"{out} holds no finished cell of the baseline {experiment.baseline}, with which arms "
+            "are compared: train it first"
+        )
+    partners = {cell.arm for cell in rows if cell.seeds in seeds}
+    arms = {name: arm for name, arm in experiment.arms.items() if name in partners}
+    partner_rows = {cell: row for cell, row in rows.items() if cell.arm in partners}
+    return dataclasses.replace(experiment, arms=arms), partner_rows
 
 
 def share_of(experiment: Experiment, number: int, count: int) -> list[Cell]:

@@ -23,6 +23,9 @@ from jax_ragrl.experiments.statistics import (
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.metrics import hierarchical_bootstrap
 
+# Metrics of roles, whose means over the steps of the trainings are part of the result.
+ROLE_METRICS = ("/role_gradient/", "/advantage/std/", "/valid_frac/")
+
 Rows = Mapping[Cell, Mapping[str, Any]]  # see `run_cell`
 
 
@@ -34,10 +37,11 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       rows: the rows of all cells.
 
     Returns:
-      JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` of its
-      trainings. `comparisons`: one per metric and arm other than the baseline, with the mean
-      difference in points, its 95 % interval over seeds and questions, the p-value before and after
-      the adjustment for all comparisons, the smallest difference that could be seen, and a verdict.
+      JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` and
+      `means` of its trainings. `comparisons`: one per metric and arm other than the baseline, with
+      the mean difference in points, its 95 % interval over seeds and questions, the p-value before
+      and after the adjustment for all comparisons, the smallest difference that could be seen, and
+      a verdict.
 
     Raises:
       UserError: arms were asked different questions.
@@ -177,7 +181,18 @@ def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]
         metric: round(float(np.mean([np.nanmean(values_of(row, metric)) for row in own])), 2)
         for metric in metrics
     }
-    return {"cells": len(own), "scores": scores, "totals": totals}
+    return {"cells": len(own), "scores": scores, "totals": totals, "means": _mean_of_means(own)}
+
+
+def _mean_of_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the mean of each metric of roles over the cells that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, x in row.get("training", {}).items():
+            # Runs with several policies have the name of the policy before that of the metric.
+            if any(part in f"/{name}" for part in ROLE_METRICS):
+                values.setdefault(name, []).append(x)
+    return {name: round(float(np.mean(xs)), 4) for name, xs in values.items()}
 
 
 def write_comparison(experiment: Experiment, rows: Rows, out: pathlib.Path) -> str:

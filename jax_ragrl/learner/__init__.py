@@ -12,14 +12,15 @@ The call path of one optimizer step, from the training loop to the loss formula:
    8. `update.score_actions`                log-probabilities and values before the update
    9. `update.compute_targets`              advantages (`targets.compute_advantages`) and weights
   10. `update.optimize`                     one step of the policy, and of its critic
-  11. `update.accumulate_and_step`          the gradient of every batch, then `gradients.apply`
-  12. `gradients.gradient` [jit]            the gradient of one batch, added to the total
-  13. `gradients.accumulate_gradient`       in place, layer by layer
-  14. `gradients.token_outputs`             one forward pass
-  15. `logprobs.token_loss`                 the sum of a loss over scored tokens
-  16. `logprobs._per_device`                each device on its own rows
-  17. `logprobs._loss_in_chunks`            loss and gradient, one chunk of tokens at a time
-  18. `logprobs._loss_forward`              logits of a chunk, never of all tokens at once
-  19. `gradients._token_loss`               weighted loss per token, with KL and entropy terms
-  20. `gradients.surrogate`                 the policy loss, e.g. `losses.clipped_policy_loss`
+  11. `update.accumulate_and_step`          the gradient, then `gradients.apply`
+  12. `accumulation.accumulate`             the gradient of every batch, summed
+  13. `gradients.gradient` [jit]            the gradient of one batch, added to the total
+  14. `gradients.accumulate_gradient`       in place, layer by layer
+  15. `gradients.token_outputs`             one forward pass
+  16. `logprobs.token_loss`                 the sum of a loss over scored tokens
+  17. `logprobs._per_device`                each device on its own rows
+  18. `logprobs._loss_in_chunks`            loss and gradient, one chunk of tokens at a time
+  19. `logprobs._loss_forward`              logits of a chunk, never of all tokens at once
+  20. `gradients._token_loss`               weighted loss per token, with KL and entropy terms
+  21. `gradients.surrogate`                 the policy loss, e.g. `losses.clipped_policy_loss`
 """

@@ -159,6 +159,11 @@ class Rows(NamedTuple):
     budget_RM: Tensor = None
 
 
+def shape_of(rows: Rows) -> str:
+    """Describes the shape of a batch: rows x tokens."""
+    return " x ".join(map(str, rows.ids_RL.shape))
+
+
 class Actions(NamedTuple):
     """The owners of the scored tokens of a batch, on the host; int32 except `credit_A`, float32.
 

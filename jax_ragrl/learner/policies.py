@@ -118,6 +118,7 @@ def update_all(
     rng: random.Random,
     *,
     is_measured: bool = False,
+    by_role: bool = False,
 ) -> tuple[dict[str, Policy], dict[str, float]]:
     """Updates every policy on the turns of its roles.
 
@@ -127,7 +128,7 @@ def update_all(
       roles: the roles trained at this step.
       turns: turns of all roles, with their credit.
       rng: splits the groups of turns into minibatches.
-      is_measured: see `update`.
+      is_measured, by_role: see `update`.
 
     Returns:
       The policies, and the metrics of `update`, with `dropped_too_long`, the number of turns that
@@ -138,7 +139,9 @@ def update_all(
         # A role may be frozen (no policy), or not trained at this step.
         own = [t for t in turns if t.role in roles and policy_of.get(t.role) == name]
         groups = group_turns(own, policy.spec.layout)
-        result[name], own_metrics = update(policy, groups, rng, is_measured=is_measured)
+        result[name], own_metrics = update(
+            policy, groups, rng, is_measured=is_measured, by_role=by_role
+        )
         # The metrics of a single policy have no prefix.
         prefix = f"{name}/" if len(policies) > 1 else ""
         count = sum(len(group.turns) for group in groups)

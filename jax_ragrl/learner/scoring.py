@@ -21,7 +21,7 @@ import tqdm
 
 from jax_ragrl.learner.gradients import TokenOutputs, score
 from jax_ragrl.learner.objective import Objective
-from jax_ragrl.learner.packing import Batch, Minibatches, Rows
+from jax_ragrl.learner.packing import Batch, Minibatches, shape_of
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.multihost import is_process_zero
@@ -86,11 +86,6 @@ def by_action(
         name: data.by_action(to_host([getattr(output, field) for output in outputs]))
         for name, field in fields.items()
     }
-
-
-def shape_of(rows: Rows) -> str:
-    """Describes the shape of a batch: rows x tokens."""
-    return " x ".join(map(str, rows.ids_RL.shape))
 
 
 def sampler_may_serve(o: Objective) -> bool:

@@ -13,14 +13,13 @@ import numpy as np
 
 from jax_ragrl.credit.assign import pad_rows
 from jax_ragrl.credit.kl import adapt
+from jax_ragrl.learner.accumulation import accumulate
 from jax_ragrl.learner.gradients import (
     TokenOutputs,
     TrainState,
     add,
     apply,
     check_finite,
-    gradient,
-    zeros,
 )
 from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import Objective
@@ -32,29 +31,32 @@ from jax_ragrl.learner.packing import (
     Minibatches,
     conversations,
 )
+from jax_ragrl.learner.role_gradients import role_gradient_metrics
 from jax_ragrl.learner.scoring import (
     NOT_SCORED,
     POLICY_FIELDS,
     by_action,
     model_outputs,
     old_outputs,
-    shape_of,
 )
 from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
-from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.sharding import (
     mesh_context,
     replicate,
-    shard_batch,
     to_host,
 )
 
 
 def update(
-    policy: Policy, groups: Sequence[Group], rng: random.Random, *, is_measured: bool = False
+    policy: Policy,
+    groups: Sequence[Group],
+    rng: random.Random,
+    *,
+    is_measured: bool = False,
+    by_role: bool = False,
 ) -> tuple[Policy, dict[str, float]]:
     """Scores the groups, computes their targets, and takes `epochs * minibatches` optimizer steps.
 
@@ -64,6 +66,8 @@ def update(
         tokens, or the advantage itself (see `Objective.advantage`). Without groups nothing changes.
       rng: splits the groups into minibatches.
       is_measured: whether the actions are scored once more after the steps, see `move_metrics`.
+      by_role: whether the gradient of each role is measured before the steps, see
+        `role_gradients`.
 
     Returns:
       The policy after the steps, and metrics (see `action_metrics` and `_step_metrics`).
@@ -78,23 +82,32 @@ def update(
         data = split_minibatches(groups, spec, rng)
         scores = score_actions(policy, data)
         targets, advantage_AT = compute_targets(policy, data, scores)
-        sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
-        # The targets stay fixed while the policy changes, as in PPO.
-        for epoch in range(spec.optimizer.epochs):
-            for batches, batch_targets in zip(data.parts, targets, strict=True):
-                policy, step_sums, step_outputs = optimize(policy, batches, batch_targets)
-                sums.append(step_sums)
-                # Metrics describe the policy that sampled, so only the first pass counts.
-                outputs += [] if epoch else step_outputs
+        by_role_metrics = role_gradient_metrics(policy, data, targets) if by_role else {}
+        policy, sums, outputs = _optimize_all(policy, data, targets)
         scores = _fill_logps(scores, outputs, data)
         moved = move_metrics(policy, data, _sampled_logps(spec, scores)) if is_measured else {}
-    metrics = _step_metrics(to_host(sums)) | moved
+    metrics = _step_metrics(to_host(sums)) | by_role_metrics | moved
     metrics |= action_metrics(spec.roles, data.actions, scores, advantage_AT)
     tokens = sum(group.tokens for group in groups)
     metrics["flops"] = update_flops(policy, tokens - data.skipped_tokens)
     if spec.objective.skip_zero_advantage:
         metrics["zero_advantage_frac"] = data.skipped_tokens / tokens
     return _adapt_kl(policy, metrics, len(scores.mask_AT)), metrics
+
+
+def _optimize_all(
+    policy: Policy, data: Minibatches, targets: Sequence[Sequence[Targets]]
+) -> tuple[Policy, list[dict[str, Any]], list[TokenOutputs]]:
+    """Takes the optimizer steps of all epochs; the outputs are those of the first one."""
+    sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
+    # The targets stay fixed while the policy changes, as in PPO.
+    for epoch in range(policy.spec.optimizer.epochs):
+        for batches, batch_targets in zip(data.parts, targets, strict=True):
+            policy, step_sums, step_outputs = optimize(policy, batches, batch_targets)
+            sums.append(step_sums)
+            # Metrics describe the policy that sampled, so only the first pass counts.
+            outputs += [] if epoch else step_outputs
+    return policy, sums, outputs
 
 
 def score_actions(policy: Policy, data: Minibatches) -> ActionScores:
@@ -312,27 +325,7 @@ def accumulate_and_step(
       batches: the batches of the minibatch, on the host.
       targets: the targets of each batch, on the host.
     """
-    spec = policy.spec
-    temperature = scalar(spec.temperature, spec.mesh)
-    grads = zeros(state.params, model.layout)
-    sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
-    # All batches are placed in one call: several hosts then compare checksums only once.
-    pairs = [(batch.rows, target) for batch, target in zip(batches, targets, strict=True)]
-    for rows, target in shard_batch(pairs, spec.mesh):
-        with report_compiling(f"update {shape_of(rows)}"):
-            grads, batch_sums, batch_outputs = gradient(
-                model.with_params(state.params),
-                rows,
-                target,
-                temperature,
-                policy.state.kl_coefficient,
-                spec.allowed_ZV,
-                objective=spec.objective,
-                layout=model.layout,
-                total=grads,  # donated, so there is a single tree of gradients
-            )
-        sums.append(batch_sums)
-        outputs += [] if batch_outputs is None else [batch_outputs]
+    grads, sums, outputs = accumulate(policy, model, state.params, batches, targets)
     state, metrics = apply(model.optimizer, state, grads)
     return state, functools.reduce(add, sums) | metrics, outputs
 

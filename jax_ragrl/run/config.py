@@ -125,7 +125,7 @@ class Run:
     The last step is always saved and evaluated.
 
     Fields:
-      steps: the number of training steps; with `patience`, the largest number.
+      steps: the number of training steps; with `patience` or `token_budget`, the largest number.
       questions_per_step: the number of questions per step.
       pipeline_groups: the number of groups of questions that are rolled out concurrently. More
         than 1 helps if the devices would wait for a retriever or a language model on other
@@ -140,12 +140,17 @@ class Run:
         0 of the metrics. `quickstart` and `trials` always do it.
       patience: evaluations without a better score on dev questions after which the run ends; 0:
         it takes all of its steps.
+      token_budget: tokens of all actions (`policy_tokens`) after which the run ends, at the end of
+        the step that reaches them; 0: no budget. Runs of equal budgets are compared at equal cost.
       dev_questions: the number of dev questions per evaluation.
       test_questions: the number of test questions before and after training (`quickstart`).
       fixed_strategies: whether `quickstart` and `trials` also evaluate each strategy alone, if the
         system selects a strategy per question.
       save_trees_every: steps between steps whose trees are stored for the report.
       trees_per_save: the number of questions whose trees are stored.
+      role_gradients_every: steps between measurements of each role's part in the gradient: norms,
+        shares and cosines (`learner/role_gradients.py`). One takes one more backward pass per role.
+        0: none.
       baseline_style: the prompt style of the baselines (direct answering and Standard RAG).
       wandb_project: a project of Weights & Biases that also receives the metrics; empty: none.
       mlflow_experiment: an experiment of MLflow, likewise.
@@ -160,11 +165,13 @@ class Run:
     eval_every: int = 5
     eval_before_training: bool = False
     patience: int = 0
+    token_budget: int = 0
     dev_questions: int = 64
     test_questions: int = 300
     fixed_strategies: bool = True
     save_trees_every: int = 5
     trees_per_save: int = 2
+    role_gradients_every: int = 0
     baseline_style: str = "c3po_tiny"
     wandb_project: str = ""
     mlflow_experiment: str = ""
@@ -289,9 +296,18 @@ class Job:
         roles = tuple(self.policy_of)
         self.schedule.roles(0, roles)  # this call and the next one refuse unknown roles
         self.objective.weights_of(roles)
+        self._check_update()
+
+    def _check_update(self) -> None:
+        """Raises `UserError` if the update lacks something that it reads."""
         if self.preference is None:
             self._check_credit()
             self._check_staleness()
+        elif self.run.role_gradients_every:
+            raise UserError(
+                f"run.role_gradients_every is {self.run.role_gradients_every}, but the loss of "
+                "preference pairs is not a sum over roles: use 0"
+            )
 
     def _check_credit(self) -> None:
         """Raises `UserError` if the recipe has no credit for the objective, or compares nothing."""

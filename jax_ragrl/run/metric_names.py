@@ -114,6 +114,9 @@ UPDATE = tuple(
         ("response_length/mean", "tokens", "mean length of trained actions"),
         ("response_length/<role>", "tokens", "mean length of trained actions, of one role"),
         ("grad_norm", "norm", "norm of the policy's gradient before clipping"),
+        ("role_gradient/norm/<role>", "norm", "norm of a role's part of the gradient"),
+        ("role_gradient/share/<role>", "fraction", "projection of that part on the whole gradient"),
+        ("role_gradient/cosine/<role>/<other>", "cosine", "between the gradients of two roles"),
         ("value/grad_norm", "norm", "norm of the critic's gradient before clipping"),
         (
             "sampler_gap/max",

@@ -6,8 +6,8 @@ policy. With `grammar` set to `strict`, an action has to match the regular expre
 (`Role.action_regex`), in sampling and in scoring; with `loose`, any text can be written, and a
 malformed one is punished or corrected as in the paper.
 
-Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`
-and `earned` give each action its own immediate reward. `reachable_leaves`, `child_mean` and
+Every credit includes the immediate rewards of actions: penalties, costs and role rewards. `shared`,
+`roles` and `earned` give each action its own immediate reward. `reachable_leaves`, `child_mean` and
 `siblings` add the rewards of later actions on the way to a leaf. `rollouts` adds all rewards of the
 rollout.
 
@@ -29,6 +29,7 @@ from jax_ragrl.credit.advantages import group_centred, group_normalised, leave_o
 from jax_ragrl.credit.assign import (
     child_mean,
     immediate_credit,
+    over_roles,
     over_rollouts,
     over_siblings,
     reachable_leaves,
@@ -50,6 +51,7 @@ RETURN_CREDITS: Mapping[str, Credit] = {
 # Credits that compare an action with a group, by the rule in `objective.advantage`.
 GROUP_CREDITS: Mapping[str, Callable[..., Any]] = {
     "rollouts": over_rollouts,
+    "roles": over_roles,
     "siblings": over_siblings,
 }
 

@@ -1,4 +1,4 @@
-"""Early stop: a run ends when its score on dev questions no longer improves."""
+"""Early stop: a run ends when its score no longer improves, or when its tokens are spent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,41 @@ SCORE, STANDARD_ERROR = "eval/accuracy", "eval/standard_error"
 
 
 class Scores(list[dict[str, Any]]):
-    """The scores of the rows that have one, with their errors: all that this module reads.
+    """The scores of the rows that have one, with their errors, and the tokens of all rows.
 
     The rows of a long run hold a hundred numbers per step, which would grow without end.
+
+    Attributes:
+      policy_tokens: the tokens of all actions of the run so far.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]):
         super().__init__()
+        self.policy_tokens = 0.0
         for row in rows:
             self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Appends the score of a row, if the row has one."""
+        """Appends the score of a row, if the row has one, and counts its tokens."""
+        self.policy_tokens += tokens_of(row)
         if row.get(SCORE) is not None:
             super().append({key: row.get(key) for key in (SCORE, STANDARD_ERROR)})
+
+
+def tokens_of(row: Mapping[str, Any]) -> float:
+    """Returns the tokens of all actions of a step; 0 for rows without rollouts."""
+    return float(row.get("policy_tokens") or 0)
+
+
+def is_spent(rows: Scores, metrics: Mapping[str, Any], budget: int) -> bool:
+    """Whether a run has spent its tokens.
+
+    Args:
+      rows: the steps before.
+      metrics: the metrics of the newest step, which is not among them; empty: no further step.
+      budget: the tokens of all actions of the run (`run.token_budget`); 0: no budget.
+    """
+    return 0 < budget <= rows.policy_tokens + tokens_of(metrics)
 
 
 def evaluations_without_gain(rows: Iterable[Mapping[str, Any]]) -> int:
@@ -66,15 +87,18 @@ def _has_error(row: Mapping[str, Any]) -> bool:
     return all(value is not None and math.isfinite(value) for value in values)
 
 
-def reason_to_end(rows: Iterable[Mapping[str, Any]], patience: int) -> str:
+def reason_to_end(rows: Scores, patience: int, budget: int = 0) -> str:
     """Returns why a run ends before its last step; empty if it continues.
 
     A function of the log alone, so that a resumed run ends at the same step.
 
     Args:
-      rows: the rows of `metrics.jsonl` so far, or their `Scores`.
+      rows: the rows of `metrics.jsonl` so far.
       patience: evaluations without a better score after which the run ends; 0: it never does.
+      budget: see `is_spent`.
     """
+    if is_spent(rows, {}, budget):
+        return f"the run has spent its {budget} tokens (run.token_budget)"
     if not patience or evaluations_without_gain(rows) < patience:
         return ""
     return (

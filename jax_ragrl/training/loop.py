@@ -52,7 +52,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
-from jax_ragrl.training.early_stop import Scores, drop, reason_to_end
+from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
     Clock,
     Log,
@@ -107,14 +107,14 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
-            if reason := reason_to_end(rows, job.run.patience):
+            if reason := reason_to_end(rows, job.run.patience, job.run.token_budget):
                 log.say(reason)
                 break
-            last = step + 1 == job.run.steps
             policies = warden.at_rate(enter_phase(job, policies, step, first=step == start), step)
             policies, metrics, step_trees = _take_step(
                 job, parts, policies, rollouts, step, monitor, warden
             )
+            last = step + 1 == job.run.steps or is_spent(rows, metrics, job.run.token_budget)
             if is_evaluated := (step + 1) % job.run.eval_every == 0 or last:
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
                 policies, metrics = _judge(policies, metrics, rows, step, warden)
@@ -488,7 +488,16 @@ def learn(
         pairs = pairs_of(forest, turns, roles, job.preference.margin)
         beta = job.preference.beta
         return prefer_all(policies, job.policy_of, pairs, beta, rng, is_measured=is_measured)
-    return update_all(policies, job.policy_of, roles, turns, rng, is_measured=is_measured)
+    every = job.run.role_gradients_every
+    return update_all(
+        policies,
+        job.policy_of,
+        roles,
+        turns,
+        rng,
+        is_measured=is_measured,
+        by_role=bool(every) and step % every == 0,
+    )
 
 
 def dev_metrics(

@@ -17,6 +17,7 @@ CONFIGS = sorted({*FULL, *TINY, *REAL, *PRESETS, "warmup_c3po"})
 # The meaning of a key below 0 and at 0, written here again: the table of ranges is under test.
 NEGATIVE_IS_MEANT = {"mesh", "bounds", "rewriter", "selector", "generator"}
 ZERO_IS_MEANT = NEGATIVE_IS_MEANT - {"mesh"} | set(
+    "run.token_budget run.role_gradients_every "
     "run.patience Run.steps dev_questions test_questions trees_per_save seed known_world_seed "
     "decode_rows kept_contexts first_world_seed staleness "
     "max_train_per_file known_facts_per_world max_batch_halvings joint_steps "

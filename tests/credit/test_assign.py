@@ -133,6 +133,13 @@ def test_a_role_is_compared_with_itself_in_other_rollouts():
     assert weight_N.all() and advantage_N.dtype == np.float32
 
 
+def test_each_action_of_a_role_counts_in_the_mean_of_the_role():
+    """The role acts three times in a rollout of reward 1, and once in one of reward 0."""
+    forest, reward_N = forest_of(chains(3, 1), [1.0, 0.0])
+    advantage_N, _ = over_roles(forest, reward_N, group_centred)
+    np.testing.assert_allclose(advantage_N[[0, 1, 2, 4]], [0.25, 0.25, 0.25, -0.75], atol=1e-6)
+
+
 def test_roles_of_different_questions_are_not_compared():
     """Two questions with two rollouts of two roles: each role has its own mean per question."""
     records = chains(2, 2)

@@ -18,12 +18,14 @@ from jax_ragrl.experiments.arms import (
     arm_key,
     cell_values,
     cells_of,
+    finished_part,
     load_experiment,
     run_cells,
     share_of,
     training_cell,
 )
 from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
+from jax_ragrl.experiments.measures import with_facts
 from jax_ragrl.experiments.pairs import Pair
 
 TINY = str(pathlib.Path("configs/tiny/c3po.py").resolve())
@@ -54,7 +56,9 @@ def row(scores: np.ndarray, questions: str = "q") -> dict:
 def test_cells_are_the_product_of_arms_and_seeds():
     cells = cells_of(TWO)
     assert len(cells) == len(set(cells)) == len({cell.folder for cell in cells}) == 8
-    assert [cell.arm for cell in cells[:2]] == ["tree", "chain"] and cells[0].seeds == (0, 7, 0)
+    # The baseline comes first, and all arms of a seed before the next seed.
+    assert [cell.arm for cell in cells[:2]] == ["chain", "tree"]
+    assert [cell.seeds for cell in cells[:3]] == [(0, 7, 0), (0, 7, 0), (0, 8, 0)]
 
 
 def test_the_shares_of_all_processes_are_all_cells_once():
@@ -182,6 +186,38 @@ def test_the_cells_of_earlier_versions_keep_their_names():
     changed = {"sft": "a.py", "demos": "labels", "answer_with": ("a=1",), "strategy": "AG"}
     keys = [arm_key(dataclasses.replace(arm, **{name: x})) for name, x in changed.items()]
     assert len({*keys, "mao_arag-72c35321"}) == 5
+
+
+def test_finished_cells_are_compared_before_the_last_one_is(tmp_path: pathlib.Path):
+    odd = dataclasses.replace(TWO, arms=TWO.arms | {"later": Arm(TINY)})
+    with pytest.raises(UserError, match="no finished cell of the baseline chain"):
+        finished_part(odd, tmp_path)
+    scores = {cell: np.full(3, cell.arm == "tree") for cell in rows_of(0.1)}
+    cells = [Cell("chain", 0, 7, 0), Cell("tree", 0, 7, 0), Cell("tree", 1, 8, 0)]
+    # An arm that shares no seeds with the baseline cannot be compared.
+    for cell in [*cells, Cell("later", 1, 7, 0)]:
+        (tmp_path / cell.folder).mkdir()
+        text = json.dumps(row(scores.get(cell, np.zeros(3))))
+        (tmp_path / cell.folder / "cell.json").write_text(text)
+    part, rows = finished_part(odd, tmp_path)
+    assert set(part.arms) == {"tree", "chain"} and set(rows) == set(cells)
+    result = compare(part, rows)
+    assert [c["cells"] for c in result["comparisons"]] == [1, 1]
+    assert result["arms"]["tree"]["cells"] == 2
+
+
+def test_a_cell_keeps_the_means_of_what_its_roles_measured(tmp_path: pathlib.Path):
+    steps = [
+        {"step": 1, "role_gradient/norm/a": 1.0, "b/advantage/std/b": 0.5, "loss/policy": 7.0},
+        {"step": 2, "b/advantage/std/b": 1.5},
+        {"step": 3, "role_gradient/norm/a": 2.0, "b/advantage/std/b": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in steps))
+    rows = rows_of(0.1, seeds=2)
+    cell = Cell("tree", 0, 7, 0)
+    rows[cell] = with_facts(rows[cell], tmp_path)
+    means = compare(TWO, rows)["arms"]["tree"]["means"]
+    assert means == {"b/advantage/std/b": 1.0, "role_gradient/norm/a": 1.5}
 
 
 def test_an_experiment_is_read_from_a_config_file(tmp_path: pathlib.Path):

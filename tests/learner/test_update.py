@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner import scoring
+from jax_ragrl.learner import accumulation, scoring
 from jax_ragrl.learner import update as update_module
 from jax_ragrl.learner.checkpoint import Checkpoints, by_path
 from jax_ragrl.learner.gradients import score
@@ -376,8 +376,8 @@ def test_all_batches_are_added_to_one_gradient_tree(monkeypatch):
         sums.append(jax.tree.leaves(result.grads))
         return result
 
-    original = update_module.gradient
-    monkeypatch.setattr(update_module, "gradient", gradient)
+    original = accumulation.gradient
+    monkeypatch.setattr(accumulation, "gradient", gradient)
     policy = prepared(GRPO, dataclasses.replace(GRPO_ADAM, epochs=1))
     run(with_layout(policy, Layout((16,), 16)))
     assert len(sums) > 2
@@ -388,7 +388,7 @@ def test_hosts_compare_checksums_once_per_pass(monkeypatch):
     calls = []
     shard_batch = update_module.shard_batch
     counted = lambda *args: calls.append(None) or shard_batch(*args)  # noqa: E731
-    for module in (update_module, scoring):
+    for module in (update_module, accumulation, scoring):
         monkeypatch.setattr(module, "shard_batch", counted)
     policy = prepared(GRPO, GRPO_ADAM)
     for tokens in (64, 16):

@@ -55,6 +55,7 @@ def test_an_incompatible_objective_is_rejected(system, changes):
         ("c3po", GRPO | {"credit": "siblings"}),
         ("mmoa_rag", GRPO | {"credit": "rollouts", "rollouts": 4}),
         ("mao_arag", GRPO | {"credit": "rollouts", "rollouts": 4}),
+        ("mao_arag", GRPO | {"credit": "roles", "rollouts": 4}),
         ("coda", PPO | {"credit": "reachable_leaves"}),
         ("c3po", {"credit": "child_mean"}),
         ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
@@ -67,7 +68,7 @@ def test_the_config_selects_credit_and_rollouts(system, changes):
     assert result.credit != job(system, {}).credit
 
 
-@pytest.mark.parametrize("credit", ["rollouts", "siblings"])
+@pytest.mark.parametrize("credit", ["rollouts", "roles", "siblings"])
 def test_a_comparison_uses_the_named_rule(credit):
     own = dataclasses.replace(
         job("mmoa_rag", {}).recipe, rollouts=4, width=4, turn_credit=immediate_credit
@@ -85,6 +86,7 @@ def test_a_comparison_uses_the_named_rule(credit):
         ({"credit": "luck"}, "use one of own"),
         ({"credit": "siblings"}, "use group_centred or group_normalised"),
         (GRPO | {"credit": "rollouts"}, "rollouts 1"),
+        (GRPO | {"credit": "roles"}, "rollouts 1"),
         (PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
         ({"rollouts": -1}, "config.rollouts is -1"),
     ],
@@ -126,8 +128,9 @@ def rolled_out(result: Job, summary: str) -> Forest:
     [
         PPO | {"credit": "reachable_leaves"},
         CENTRED | {"credit": "rollouts", "rollouts": 2},
+        CENTRED | {"credit": "roles", "rollouts": 2},
     ],
-    ids=["reachable_leaves", "rollouts"],
+    ids=["reachable_leaves", "rollouts", "roles"],
 )
 def test_a_combined_credit_includes_costs(changes):
     """The scores of answers and the workflows are equal; only the price differs."""

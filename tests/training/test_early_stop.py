@@ -1,4 +1,4 @@
-"""A run ends when its score on dev questions no longer improves, resumed or not."""
+"""A run ends when its score no longer improves, or its tokens are spent, resumed or not."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jax_ragrl.training.early_stop import (
     Scores,
     drop,
     evaluations_without_gain,
+    is_spent,
     reason_to_end,
 )
 from tests.training.test_outage import result, roll_out_nothing, small_run
@@ -81,7 +82,7 @@ def test_a_run_holds_the_rows_of_evaluations_alone(tmp_path, monkeypatch):
     counts = []
     monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
     monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
-    monkeypatch.setattr(loop, "reason_to_end", lambda rows, _: counts.append(len(rows)) or "")
+    monkeypatch.setattr(loop, "reason_to_end", lambda rows, *_: counts.append(len(rows)) or "")
     loop.train(job, parts, tmp_path)
     assert counts[0] == 0 and max(counts) == 1 and len(counts) == 11  # the last step ends anyway
 
@@ -113,6 +114,42 @@ def test_a_run_ends_after_its_patience_with_a_checkpoint_and_stays_at_its_end(
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
         assert Checkpoints(tmp_path).latest() == 6 and steps[-1] == 5
+
+
+@pytest.mark.parametrize("interrupted_at", [None, 1])
+def test_a_run_ends_with_the_step_that_spends_its_tokens_and_stays_at_its_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int | None
+):
+    job, parts = small_run(
+        tmp_path, steps=9, dev_questions=2, eval_every=9, save_every=1, token_budget=25
+    )
+    pending = [interrupted_at]
+
+    def roll_out(job, environment, questions, roles, step):
+        if step == pending[0]:
+            pending[0] = None
+            raise KeyboardInterrupt
+        return roll_out_nothing(job, environment, questions, roles, step)
+
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    monkeypatch.setattr(loop, "rollout_metrics", lambda *_: {"policy_tokens": 10.0})
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(0.5))
+    if interrupted_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(job, parts, tmp_path)
+    for _ in range(2):
+        loop.train(job, parts, tmp_path)
+        lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [1, 2, 3]  # 20 tokens are below the budget
+        assert [SCORE in line for line in lines] == [False, False, True]  # the last is evaluated
+        assert Checkpoints(tmp_path).latest() == 3
+
+
+def test_a_run_without_a_budget_never_spends_it():
+    rows = Scores([{"policy_tokens": 10.0}, {"step": 0}, {"policy_tokens": None}])
+    assert rows.policy_tokens == 10 and not is_spent(rows, {}, 0)
+    assert is_spent(rows, {}, 10) and not is_spent(rows, {}, 11)
+    assert is_spent(rows, {"policy_tokens": 1.0}, 11)
 
 
 def test_scores_that_are_kept_give_the_same_drop():

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner import state as state_module
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
@@ -125,3 +126,21 @@ def test_policies_are_restored_without_optimizer_state(
     saved = state["policy"].policy.params["policy"]
     np.testing.assert_array_equal(jax.device_get(decoder.embed[...]), saved["embed"][...])
     assert decoder.config.dtype == job.compute_dtype
+
+
+@pytest.mark.parametrize(("every", "measured"), [(0, []), (1, [0, 1, 2, 3, 4]), (3, [0, 3])])
+def test_gradients_by_role_are_measured_at_every_kth_step(monkeypatch, every, measured):
+    override = f"--config.run.role_gradients_every={every}"
+    job, steps = load_job(load_config(CONFIGS / "tiny" / "coda.py", [override])), []
+    monkeypatch.setattr(
+        loop, "update_all", lambda *_, by_role, is_measured: steps.append(by_role) or ({}, {})
+    )
+    for step in range(5):
+        loop.learn(job, {}, None, [], ("planner",), step)
+    assert [step for step, by_role in enumerate(steps) if by_role] == measured
+
+
+def test_the_loss_of_preference_pairs_has_no_gradients_by_role():
+    override = "--config.run.role_gradients_every=2"
+    with pytest.raises(UserError, match="the loss of preference pairs is not a sum over roles"):
+        load_job(load_config(CONFIGS / "tiny" / "rag_ddr.py", [override]))

@@ -1,0 +1,116 @@
+"""Laws of gradients by role: parts of a whole, without any part in the update."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from jax_ragrl.learner import role_gradients
+from jax_ragrl.learner.accumulation import accumulate
+from jax_ragrl.learner.minibatches import split_minibatches
+from jax_ragrl.learner.objective import KL, Objective
+from jax_ragrl.learner.optimizer import Optimizer
+from jax_ragrl.learner.packing import Turn, group_turns
+from jax_ragrl.learner.role_gradients import describe, inner_products, role_gradient
+from jax_ragrl.learner.state import Policy, copy_arrays
+from jax_ragrl.learner.update import compute_targets, score_actions, update
+from tests.compiled import compilations
+from tests.learner.bigram import GRPO, GRPO_ADAM, LAYOUT, PPO, PPO_ADAM, deep, prepared
+from tests.learner.test_update import turns
+
+SHARED = dataclasses.replace(PPO, critic="shared")
+ONE_STEP = Objective("none", critic="none", advantage="group_centred", kl=KL("none"))
+
+
+def prepared_update(policy: Policy):
+    """Returns the actions and targets of an update."""
+    data = split_minibatches(group_turns(turns(), LAYOUT), policy.spec, random.Random(0))
+    return data, compute_targets(policy, data, score_actions(policy, data))[0]
+
+
+def run(policy: Policy, samples: list[Turn] | None = None, *, by_role: bool):
+    groups = group_turns(samples or turns(), LAYOUT)
+    return update(policy, groups, random.Random(0), by_role=by_role)
+
+
+def vector(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(tree))])
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("objective", [PPO, GRPO, SHARED, ONE_STEP])
+def test_the_gradients_of_the_roles_sum_to_the_whole_gradient(objective, minibatches):
+    policy = prepared(objective, Optimizer(0.1, 0.1, minibatches=minibatches), deep())
+    data, targets = prepared_update(policy)
+    parts = [vector(role_gradient(policy, data, targets, z)) for z in range(2)]
+    spec, params = policy.spec.policy, policy.state.policy.params
+    pairs = zip(data.parts, targets, strict=True)
+    by_part = [vector(accumulate(policy, spec, params, *pair)[0]) for pair in pairs]
+    whole = np.mean(by_part, axis=0)
+    assert len(by_part) == minibatches and min(map(np.linalg.norm, parts)) > 1e-3
+    np.testing.assert_allclose(sum(parts), whole, atol=2e-6 * np.linalg.norm(whole))
+
+
+def test_a_role_has_the_gradient_of_its_own_tokens_alone():
+    """With a sum over roles, the turns of another role change nothing."""
+    objective = dataclasses.replace(ONE_STEP, aggregation="role_sum")
+    policy = prepared(objective, Optimizer(0.1))
+    data, targets = prepared_update(policy)
+    part = vector(role_gradient(policy, data, targets, 1))
+    own = [turn for turn in turns() if turn.role == "executor"]
+    alone = run(policy._replace(state=copy_arrays(policy.state)), own, by_role=False)[1]
+    np.testing.assert_allclose(np.linalg.norm(part), alone["grad_norm"], rtol=1e-5)
+
+
+def test_inner_products_give_norms_shares_and_cosines():
+    trees = [{"a": np.float32([3, 0]), "b": np.float32([[4]])}, {"a": np.float32([0, 2]), "b": 0}]
+    trees[1]["b"] = np.float32([[-1]])
+    products = inner_products(jax.device_put(trees))
+    np.testing.assert_allclose(products, [[25, -4], [-4, 5]])
+    metrics = describe(["one", "two"], products)
+    assert metrics["role_gradient/norm/one"] == 5
+    np.testing.assert_allclose(metrics["role_gradient/share/one"], 21 / 22)
+    np.testing.assert_allclose(metrics["role_gradient/share/two"], 1 / 22)
+    np.testing.assert_allclose(metrics["role_gradient/cosine/one/two"], -4 / np.sqrt(125))
+
+
+def test_what_a_gradient_of_zero_leaves_undefined_is_left_out():
+    zero = describe(["one", "two"], np.zeros((2, 2)))
+    assert zero == {"role_gradient/norm/one": 0.0, "role_gradient/norm/two": 0.0}
+    half = describe(["one", "two"], np.diag([4.0, 0.0]))
+    assert half["role_gradient/share/one"] == 1 and "role_gradient/cosine/one/two" not in half
+
+
+@pytest.mark.parametrize(("objective", "optimizer"), [(PPO, PPO_ADAM), (GRPO, GRPO_ADAM)])
+def test_the_measurement_has_no_part_in_the_update(objective, optimizer):
+    results = []
+    for by_role in (False, True):
+        policy, metrics = run(prepared(objective, optimizer), by_role=by_role)
+        names = {key for key in metrics if key.startswith("role_gradient/")}
+        assert len(names) == (5 if by_role else 0)  # two norms, two shares, one cosine
+        results.append((policy.state, {k: x for k, x in metrics.items() if k not in names}))
+    (state, metrics), (expected, expected_metrics) = results
+    assert metrics == expected_metrics
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+def test_the_measurement_compiles_no_gradient_of_its_own(caplog):
+    """The program of the update serves each role."""
+    objective = dataclasses.replace(GRPO, entropy_coefficient=0.05)  # no other test's program
+    policy, _ = run(prepared(objective, Optimizer(0.1)), by_role=False)
+    again = policy._replace(state=copy_arrays(policy.state))
+    assert compilations("gradient", caplog, lambda: run(again, by_role=True)) == 0
+
+
+def test_an_update_that_is_not_measured_makes_no_further_pass(monkeypatch):
+    def fail(*_):
+        raise AssertionError("a gradient by role")
+
+    monkeypatch.setattr(role_gradients, "role_gradient", fail)
+    run(prepared(GRPO, GRPO_ADAM), by_role=False)
+    with pytest.raises(AssertionError, match="a gradient by role"):
+        run(prepared(GRPO, GRPO_ADAM), by_role=True)
