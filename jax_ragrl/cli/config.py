@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jax_ragrl.cli.common import AddCommand
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import local
+from jax_ragrl.config.shipped_configs import shipped_configs
 from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object per finding")
     summary = "print all keys of a config with value, default, type and meaning"
     sub = command("config", run_config, summary, takes_config=True)
-    sub.add_argument("file", metavar="FILE[:ARGUMENT]", help="config file")
+    file = "config file (default: print the files that ship with the package)"
+    sub.add_argument("file", nargs="?", metavar="FILE[:ARGUMENT]", help=file)
     section = "print the keys below this one only, such as optimizer"
     sub.add_argument("key", nargs="?", default="", metavar="KEY", help=section)
     sub.add_argument("--json", action="store_true", help="print one JSON object per key")
@@ -48,6 +50,8 @@ def run_validate(options: argparse.Namespace) -> None:
 
 
 def run_config(options: argparse.Namespace) -> None:
+    if not options.file:
+        return _print_shipped()
     values = load_config(local(options.file), options.config)
     from jax_ragrl.validation.config import keys_of
 
@@ -59,6 +63,12 @@ def run_config(options: argparse.Namespace) -> None:
         )
     for key in keys:
         print(_json_line(key) if options.json else _key_lines(key))
+
+
+def _print_shipped() -> None:
+    """Prints the names of the shipped configs, each with the first line of its docstring."""
+    for name, summary in shipped_configs().items():
+        print(f"{name:<36}  {summary}")
 
 
 def _json_line(key: ConfigKey) -> str:

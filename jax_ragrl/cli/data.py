@@ -49,7 +49,10 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     _add_pipeline_options(sub)
     _add_reading_options(sub)
     _add_vector_options(sub)
-    questions = "questions on which recall@k, nDCG@10 and MRR@10 are measured"
+    questions = (
+        "questions on which recall@k, nDCG@10 and MRR@10 are measured; without gold passages, the "
+        "share with an answer in the first k passages"
+    )
     sub.add_argument("--questions", type=data_path, help=questions)
     near = "count near duplicates of passages too (4/5 of their runs of five words in common)"
     sub.add_argument("--near-duplicates", action="store_true", help=near)
@@ -87,7 +90,7 @@ def _add_pipeline_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--fuse", default="", help="fusion of a pipeline: rrf (default) or weighted")
     rerank = "reranker of a pipeline: name or folder of a cross-encoder, or llm"
     sub.add_argument("--rerank", default="", help=rerank)
-    candidates = "hits per retriever that a pipeline fuses and reranks (default: 100)"
+    candidates = "hits per retriever that a pipeline fuses and reranks; 0 = 100"
     sub.add_argument("--candidates", type=natural, default=0, help=candidates)
 
 

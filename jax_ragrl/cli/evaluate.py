@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import sys
 from typing import TYPE_CHECKING
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json, show
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
-from jax_ragrl.corpus.data_path import data_path
-from jax_ragrl.errors import UserError
+from jax_ragrl.corpus.data_path import data_path, set_name
+from jax_ragrl.errors import UserError, printable
 
 if TYPE_CHECKING:
     from jax_ragrl.evaluation.table import TableSettings
@@ -70,9 +71,7 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
 def _add_question_options(sub: argparse.ArgumentParser) -> None:
     # One set prints its table as JSON; several sets resume and print Markdown.
     questions = sub.add_mutually_exclusive_group(required=True)
-    questions.add_argument(
-        "--questions", type=data_path, help="one question set; needs --corpus and --index"
-    )
+    questions.add_argument("--questions", type=data_path, help="one question set; needs --index")
     questions.add_argument(
         "--data",
         nargs="+",
@@ -87,7 +86,8 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
     sample.add_argument(
         "--first", action="store_true", help="--limit takes the first questions instead"
     )
-    sub.add_argument("--corpus", type=data_path, help="file or folder of passages")
+    corpus = "file or folder of passages (default: those stored in --index)"
+    sub.add_argument("--corpus", type=data_path, help=corpus)
     sub.add_argument("--index", dest="index_folder", type=local, help="folder of 'ragrl index'")
     retriever = (
         "search server or web search engine (serper, searxng), instead of a corpus and index"
@@ -174,10 +174,12 @@ def _table_settings(options: argparse.Namespace) -> TableSettings:
     systems = (*options.systems.split(","), *(f"{RUN}{folder}" for folder in options.runs))
     folder = options.workdir if options.data else options.out and options.out.absolute().parent
     # The values of options that are names of settings are taken as they are.
-    same = ("corpus", "questions", "index_folder", "policy", "llm", "style", "top_k", "limit")
+    same = ("questions", "index_folder", "policy", "llm", "style", "top_k", "limit")
     more = ("train", "judge", "int8", "retriever", "run_files", "shots")
     return TableSettings(
         **{name: getattr(options, name) for name in (*same, *more)},
+        # An index holds its passages.
+        corpus=options.corpus or options.index_folder,
         systems=systems,
         overrides=tuple(options.config),
         predictions=options.predictions or (options.workdir if options.data else None),
@@ -205,10 +207,16 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
 
 
 def _evaluate_set(settings: TableSettings, out: pathlib.Path | None) -> None:
+    from jax_ragrl.evaluation.suite import markdown
     from jax_ragrl.evaluation.table import evaluate_table, outage_reason
 
     table = evaluate_table(settings)
     print_json(table)
+    # The scores at a glance, apart from the JSON on standard output.
+    data = set_name(str(settings.questions))
+    cells = {(data, name): row for name, row in table.items() if isinstance(row, dict)}
+    page = markdown([name for _, name in cells], [data], cells)
+    print(printable(page), file=sys.stderr)
     # The table is written before an outage is reported: it holds the messages of the failures.
     if out:
         out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

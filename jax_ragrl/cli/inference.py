@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 WORKDIR = (
     "folder of a run whose trained policy answers, or RUN@best, or RUN@STEP (default: the policy "
     "of --config)"
+)
+# Otherwise a user with a corpus would take the answers for answers from it.
+NO_SOURCE = (
+    "ragrl: without --workdir or --config the shipped policy answers from the synthetic corpus "
+    "(configs/tiny/c3po.py): give --workdir RUN, or --config FILE with your corpus"
 )
 
 
@@ -94,6 +100,8 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
         override(values, arguments)
         enable_compile_cache(run.folder)
     else:
+        if not arguments:
+            print(NO_SOURCE, file=sys.stderr)
         values = load_config(DEFAULT_CONFIG, arguments)
     job = load_job(values)
     # Without a run, the index is built in a temporary folder.

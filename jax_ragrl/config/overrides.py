@@ -13,7 +13,7 @@ from ml_collections import config_flags
 
 from jax_ragrl.config.aliases import aliases_of, current_config, current_key, warn_of
 from jax_ragrl.config.kinds import drop_defaults, drop_unread
-from jax_ragrl.config.shipped_configs import config_path
+from jax_ragrl.config.shipped_configs import config_path, nearest_config
 from jax_ragrl.errors import UserError
 
 PREFIX = "--config."
@@ -122,7 +122,11 @@ def _config_file(default: pathlib.Path | None, arguments: Sequence[str]) -> str:
     path = config_path(name)
     if not (path.is_file() and path.suffix == ".py"):
         why = "is not a Python file" if path.is_file() else "does not exist"
-        raise UserError(f"config {path} {why}: give one with a get_config(), --config=FILE.py")
+        near = nearest_config(name)
+        remedy = (
+            f"did you mean {near}?" if near else "give one with a get_config(), --config=FILE.py"
+        )
+        raise UserError(f"config {path} {why}: {remedy}")
     return f"{path}{colon}{argument}"
 
 

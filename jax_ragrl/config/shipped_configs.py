@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import pathlib
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PACKAGED = _PACKAGE / "configs"
 # A wheel has the configs in the package, a checkout next to it.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGE.parent / "configs"
+
+
+def shipped_configs() -> dict[str, str]:
+    """Returns the first line of the docstring of each shipped config, by its name `configs/...`."""
+    files = sorted(path for path in CONFIGS.rglob("*.py") if "__pycache__" not in path.parts)
+    return {name_of(path): _summary(path) for path in files}
+
+
+def name_of(path: pathlib.Path) -> str:
+    """Returns the name `configs/...` of a shipped config, which works in any folder."""
+    return str(pathlib.PurePosixPath("configs", *path.relative_to(CONFIGS).parts))
+
+
+def _summary(path: pathlib.Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def nearest_config(name: str) -> str:
+    """Returns the shipped config whose name is nearest to a wrong one; empty if none is near."""
+    names = list(shipped_configs())
+    # What one remembers is often the end alone, such as smollm2/c3po.py.
+    ends = [
+        full for full in names if full.removesuffix(".py").endswith(f"/{name.removesuffix('.py')}")
+    ]
+    return next(iter(ends or difflib.get_close_matches(name, names, 1, 0.8)), "")
 
 
 def config_path(name: str) -> pathlib.Path:

@@ -168,7 +168,7 @@ def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
         return settings.corpus
     raise UserError(
         f"{data.questions} holds no passages: add its corpus (--data {data.questions}@CORPUS), or "
-        "give one corpus for all such sets (--corpus)"
+        "give one corpus or index for all such sets (--corpus, --index)"
     )
 
 

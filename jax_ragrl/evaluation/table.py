@@ -200,8 +200,8 @@ def open_retriever(settings: TableSettings, llm: LoadLLM | None = None) -> Retri
         return server_retriever(parse_index(settings.retriever), None)
     if settings.retriever or not (corpus and folder):
         raise UserError(
-            "--questions needs --corpus and --index, or --retriever alone; only --data builds its "
-            "own index"
+            "--questions needs --index, the folder that 'ragrl index' made of its passages, or "
+            "--retriever alone; only --data builds its own index"
         )
     # Checked first, because loading the corpus writes a cache into the folder: a folder that holds
     # no index must stay unchanged.

@@ -407,13 +407,15 @@ def with_gold(
 ) -> list[Question]:
     """Returns the questions on which recall is measured; none without a path.
 
+    If none names gold passages, these are the questions with an answer (see `answer_recall`).
+
     Args:
       path: questions in any known format.
       qrels: relevance judgments, which replace the questions' own gold.
       fields: names of fields in the file of questions, see `formats.own`.
 
     Raises:
-      UserError: a file cannot be read, or no question has gold passages.
+      UserError: a file cannot be read, or no question has gold passages or an answer.
     """
     if path is None:
         if qrels is not None:
@@ -422,11 +424,14 @@ def with_gold(
     questions = load_questions(path, fields=fields)
     if qrels is not None:
         return questions_with_gold(questions, qrels)
-    if gold := [question for question in questions if question.gold]:
-        return gold
-    raise UserError(
-        f"{path} names no gold passages, which recall needs: give --qrels, or omit --questions"
-    )
+    gold = [question for question in questions if question.gold]
+    with_answers = [question for question in questions if question.answers]
+    if not (gold or with_answers):
+        raise UserError(
+            f"{path} names neither gold passages nor answers, one of which recall needs: give "
+            "--qrels, or omit --questions"
+        )
+    return gold or with_answers
 
 
 def run_index(

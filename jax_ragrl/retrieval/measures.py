@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from jax_ragrl.text.metrics import cover_match_tokens
 from jax_ragrl.types import Passage, Question
 
 KS = (2, 5, 10)  # depths of recall in reports
@@ -77,6 +78,23 @@ def measure(gold: Sequence[str], passages: Sequence[Passage]) -> dict[str, float
         f"ndcg@{DEPTH}": ndcg_at(gold, passages, DEPTH),
         f"mrr@{DEPTH}": reciprocal_rank(gold, passages, DEPTH),
     }
+
+
+def answers_in(
+    answers: Sequence[str], passages: Sequence[Passage], ks: Sequence[int] = KS
+) -> dict[str, float]:
+    """Returns whether an answer occurs in one of the first k passages, with their titles.
+
+    Args:
+      answers: correct answers, compared as whole tokens.
+      passages: ranked, best first.
+      ks: depths.
+
+    Returns:
+      `{"answer_recall@2": 1.0, ...}`, one entry per depth.
+    """
+    hits = [cover_match_tokens(f"{p.title} {p.text}", answers) for p in passages[: max(ks)]]
+    return {f"answer_recall@{k}": max(hits[:k], default=0.0) for k in ks}
 
 
 def recall_by_turn(gold: Sequence[str], turns: Iterable[Sequence[Passage]]) -> list[float]:

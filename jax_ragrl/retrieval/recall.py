@@ -1,4 +1,4 @@
-"""Measures of a retriever on questions that name gold passages, with their texts as queries."""
+"""Measures of a retriever on questions with gold passages or answers; their texts are queries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import Any
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.retrieval.base import Retriever
-from jax_ragrl.retrieval.measures import DEPTH, KS, measure, missing_gold, recall_at
+from jax_ragrl.retrieval.measures import (
+    DEPTH,
+    KS,
+    answers_in,
+    measure,
+    missing_gold,
+    recall_at,
+)
 from jax_ragrl.types import Hits, Passage, Question
 
-Measure = Callable[[Sequence[str], Sequence[Passage]], Mapping[str, float]]
+Measure = Callable[[Question, Sequence[Passage]], Mapping[str, float]]
 
 
 def recall(
@@ -37,7 +44,7 @@ def recall(
     """
     # One search at the greatest depth serves all depths.
     return _mean(
-        lambda gold, passages: {f"recall@{k}": recall_at(gold, passages, k) for k in ks},
+        lambda q, passages: {f"recall@{k}": recall_at(q.gold, passages, k) for k in ks},
         *search_gold(retriever, questions, max(ks)),
     )
 
@@ -59,7 +66,30 @@ def mean_measures(
     questions: Sequence[Question], results: Sequence[Hits | EffectError]
 ) -> dict[str, float]:
     """Computes the mean `measures.measure` of results, one per question, which all have gold."""
-    return _mean(measure, questions, results)
+    return _mean(lambda q, passages: measure(q.gold, passages), questions, results)
+
+
+def answer_recall(
+    retriever: Retriever, questions: Sequence[Question], ks: Sequence[int] = KS
+) -> dict[str, float]:
+    """Computes the share of questions with an answer in one of the first k passages.
+
+    This is the top-k accuracy of Karpukhin et al. (2020), for questions that name no gold passages.
+    Short answers, such as "yes", also occur in passages that do not support them.
+
+    Args:
+      retriever: the retriever.
+      questions: questions with answers, whose texts are the queries.
+      ks: depths.
+
+    Returns:
+      `{"answer_recall@2": ..., ...}`, one entry per depth.
+
+    Raises:
+      EffectError: every search failed.
+    """
+    results = retriever.search([question.text for question in questions], max(ks))
+    return _mean(lambda q, passages: answers_in(q.answers, passages, ks), questions, results)
 
 
 def search_gold(
@@ -88,7 +118,7 @@ def _mean(
     compute: Measure, questions: Sequence[Question], results: Sequence[Hits | EffectError]
 ) -> dict[str, float]:
     pairs = zip(questions, results, strict=True)
-    rows = [compute(q.gold, hits.passages) for q, hits in pairs if isinstance(hits, Hits)]
+    rows = [compute(q, hits.passages) for q, hits in pairs if isinstance(hits, Hits)]
     if not rows:
         raise next(x for x in results if isinstance(x, EffectError))
     return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
@@ -135,17 +165,20 @@ def corpora_of(retriever: Any) -> Iterator[Corpus]:
 def describe_quality(
     retriever: Retriever, questions: Sequence[Question], corpus: Corpus
 ) -> dict[str, Any]:
-    """Returns the report of a retriever on questions with gold; empty without questions.
+    """Returns the report of a retriever on questions; empty without questions.
 
     Args:
       retriever: the retriever.
-      questions: questions that name gold passages.
+      questions: questions that name gold passages or, if none does, answers.
       corpus: its passages.
 
     Returns:
-      `questions`, their number, the counts of `report_missing_gold`, and `search_quality`.
+      `questions`, their number, and either the counts of `report_missing_gold` and
+      `search_quality`, or the `answer_recall` of questions that name no gold passages.
     """
     if not questions:
         return {}
+    if not any(question.gold for question in questions):
+        return {"questions": len(questions)} | answer_recall(retriever, questions)
     counts = {"questions": len(questions)} | report_missing_gold(questions, corpus)
     return counts | search_quality(retriever, questions)

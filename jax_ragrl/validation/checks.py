@@ -19,6 +19,7 @@ from jax_ragrl.validation.data import (
     check_gold,
     check_index,
     check_lengths,
+    check_overlap,
     check_questions,
     read_corpus,
 )
@@ -89,7 +90,8 @@ def _check_data(
     # The passages can be read without a valid index; words are its simplest units.
     reader = index or BM25Index()
     more, sample = read_corpus(data, reader, DataSample(questions))
-    findings += [*more, *check_lengths(sample, reader), *check_gold(sample)]
+    findings += [*more, *check_lengths(sample, reader)]
+    findings += [*check_gold(sample), *check_overlap(sample)]
     return findings + (list(check_index(index, workdir, sample)) if index else []), sample
 
 

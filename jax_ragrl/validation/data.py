@@ -143,6 +143,20 @@ def check_gold(sample: DataSample) -> Iterator[Finding]:
         yield Finding("warning" if missing else "ok", "gold", text)
 
 
+@guarded("data")
+def check_overlap(sample: DataSample) -> Iterator[Finding]:
+    """Counts the dev and test questions that are training questions too."""
+    train_texts = {question.text for question in sample.questions.get("train", ())}
+    for split in ("dev", "test"):
+        questions = sample.questions.get(split, ())
+        if count := sum(question.text in train_texts for question in questions):
+            text = f"{count} of {len(questions)} {split} questions are also training questions"
+            remedy = (
+                "divide the file, because scores on training questions overstate what was learnt"
+            )
+            yield Finding("warning", "data", f"{text}: {remedy}")
+
+
 @guarded("index")
 def check_index(
     index: Index, workdir: pathlib.Path | None, sample: DataSample

@@ -15,6 +15,7 @@ from flax import nnx
 from jax_ragrl import __version__
 from jax_ragrl.cli import data
 from jax_ragrl.cli.main import GROUPS, load_config, main
+from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.workdir import claim_workdir
@@ -263,7 +264,9 @@ def test_a_key_that_the_config_omits_can_be_overridden(tmp_path, capsys):
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("--config=nowhere.py", "nowhere.py does not exist"),
+        ("--config=nowhere.py", "nowhere.py does not exist: give one with a get_config()"),
+        ("--config=smollm2/c3po.py", "does not exist: did you mean configs/smollm2/c3po.py?"),
+        ("--config=configs/tiny/c3p0.py", "did you mean configs/tiny/c3po.py?"),
         ("--config=pyproject.toml", "pyproject.toml"),
         (f"--config={CONFIG}:preset", "preset"),
     ],
@@ -344,6 +347,34 @@ def help_of(capsys, *args: str) -> str:
     with pytest.raises(SystemExit, match="0"):
         main([*args, "--help"])
     return capsys.readouterr().out
+
+
+def test_config_without_a_file_lists_the_shipped_configs(capsys):
+    assert main(["config"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert len(lines) == len([p for p in CONFIG.parents[1].rglob("*.py")])
+    assert lines["configs/tiny/c3po.py"].startswith("C-3PO on the synthetic corpus")
+    assert all(config_path(name).is_file() for name in lines)
+
+
+def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
+    """A user with a corpus of their own would take it for an answer from that corpus."""
+
+    def stop(job, folder):
+        raise UserError("stop")
+
+    monkeypatch.setattr("jax_ragrl.run.components.build_components", stop)
+    assert main(["ask", "Who?"]) == 2
+    assert "the shipped policy answers from the synthetic corpus" in capsys.readouterr().err
+    assert main(["ask", "Who?", f"--config={CONFIG}"]) == 2
+    assert capsys.readouterr().err == "ragrl: stop\n"
+
+
+def test_help_states_a_default_once(capsys):
+    for command in re.findall(r"^  (\w+)  ", help_of(capsys), re.MULTILINE):
+        options = help_of(capsys, command).partition("options:")[2]
+        for option in re.split(r"\n  (?=-)", options):
+            assert len(re.findall(r"default", option)) <= 1, (command, option)
 
 
 def test_help_shows_defaults_except_those_that_are_not_set(capsys):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 
 import pytest
 
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation import suite
+from jax_ragrl.evaluation import suite, table
 from jax_ragrl.evaluation.suite import (
     DataSet,
     format_cell,
@@ -19,6 +20,7 @@ from jax_ragrl.evaluation.suite import (
     with_corpora,
 )
 from jax_ragrl.evaluation.table import TableSettings
+from jax_ragrl.retrieval.recall import corpora_of
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
 
@@ -187,6 +189,31 @@ def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     assert open_set.context == "the given index"
 
 
-def test_one_set_needs_its_corpus_and_index(capsys):
+def test_one_set_needs_an_index(capsys):
     assert main(["evaluate", "--questions", "x", "--systems", "direct"]) == 2
-    assert "--corpus and --index" in capsys.readouterr().err
+    assert "--questions needs --index" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--questions", "--data"])
+def test_an_index_brings_its_passages(option, sets, capsys, monkeypatch):
+    monkeypatch.chdir(sets)
+    assert main(["index", "--corpus", "corpus.jsonl", "--out", "index"]) == 0
+    monkeypatch.setattr(suite, "load_models", lambda settings: None)
+    models = types.SimpleNamespace(llm=types.SimpleNamespace(name="a model"))
+    monkeypatch.setattr(table, "load_models", lambda settings: models)
+    retrievers = []
+    row = {**CELL, "ended": {"answered": 4}}
+    for module in (suite, table):
+        context = lambda settings, models, retriever: retrievers.append(retriever)  # noqa: E731
+        monkeypatch.setattr(module, "build_context", context)
+    monkeypatch.setattr(table, "system_result", lambda *arguments: None)
+    monkeypatch.setattr(table, "table_row", lambda *arguments: row)
+    monkeypatch.setattr(suite, "_evaluate_cell", lambda *arguments: row)
+    capsys.readouterr()
+    assert main(["evaluate", option, "one.jsonl", "--index", "index", "--systems", "direct"]) == 0
+    (retriever,) = retrievers
+    assert [len(corpus) for corpus in corpora_of(retriever)] == [3]
+    output = capsys.readouterr()
+    # The table can be read in both forms; JSON on standard output stays alone there.
+    assert f"| direct | {CELL_TEXT} |" in (output.err if option == "--questions" else output.out)
+    assert option == "--data" or json.loads(output.out)["direct"] == row

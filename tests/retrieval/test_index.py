@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from jax_ragrl.config.kinds import Index, VectorIndex
+from jax_ragrl.config.kinds import BM25Index, Index, VectorIndex
 from jax_ragrl.config.schema import convert
 from jax_ragrl.corpus import world
 from jax_ragrl.corpus.formats import save_questions
@@ -26,6 +26,7 @@ from jax_ragrl.retrieval.index import (
 )
 from jax_ragrl.retrieval.recall import recall
 from jax_ragrl.run.components import open_or_build_index
+from jax_ragrl.run.index_folder import build_folder
 from jax_ragrl.types import Hits, Passage, Question
 
 PASSAGES = tuple(
@@ -352,12 +353,31 @@ def test_run_index_reports_what_it_did(corpus, tmp_path):
         run_index(tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "absent")
     assert not (tmp_path / "new").exists()
     # Nor is a corpus encoded first whose questions then measure nothing.
-    save_questions(QUESTIONS[2:], tmp_path / "plain.jsonl")
-    with pytest.raises(UserError, match="plain.jsonl names no gold"):
+    save_questions([dataclasses.replace(QUESTIONS[2], answers=())], tmp_path / "plain.jsonl")
+    with pytest.raises(UserError, match="plain.jsonl names neither gold passages nor answers"):
         run_index(
             tmp_path / "corpus.jsonl", tmp_path / "new", questions_path=tmp_path / "plain.jsonl"
         )
     assert not (tmp_path / "new").exists()
+
+
+def test_questions_without_gold_measure_whether_an_answer_is_retrieved(corpus, tmp_path):
+    save_corpus(corpus, tmp_path / "corpus.jsonl")
+    questions = [
+        Question("1", "Who directed Silent Harbor?", ("adela BRANDT",)),
+        Question("2", "Who is the mayor of Thornby?", ("Otto",)),  # whole tokens of "Otto Novak"
+        Question("3", "Who starred in Golden River?", ("Brun",)),  # only a part of "Bruno"
+        Question("4", "Where?", ()),
+    ]
+    save_questions(questions, tmp_path / "questions.jsonl")
+    paths = (tmp_path / "corpus.jsonl", tmp_path / "out")
+    report = run_index(*paths, questions_path=tmp_path / "questions.jsonl")
+    assert report["questions"] == 3 and report["answer_recall@2"] == pytest.approx(2 / 3)
+    assert "recall@2" not in report and "gold" not in report
+    words = build_folder(
+        BM25Index(folder=str(tmp_path / "words")), paths[0], tmp_path / "questions.jsonl"
+    )
+    assert words["answer_recall@10"] == pytest.approx(2 / 3)
 
 
 def test_recall_is_of_the_questions_that_a_file_judges(corpus, tmp_path):

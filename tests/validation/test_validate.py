@@ -33,7 +33,8 @@ def write(path, rows):
 def files(tmp_path):
     """The keys of a config that reads a folder of valid files."""
     for split in ("train", "dev", "test"):
-        write(tmp_path / f"{split}.jsonl", QUESTIONS)
+        rows = [{**row, "question": f"{split} {row['question']}"} for row in QUESTIONS]
+        write(tmp_path / f"{split}.jsonl", rows)
     write(tmp_path / "corpus.jsonl", PASSAGES)
     names = {name: tmp_path / f"{name}.jsonl" for name in ("corpus", "train", "dev", "test")}
     data = {f"data.files.{name}": str(path) for name, path in names.items()}
@@ -125,6 +126,10 @@ DATA_ERRORS = [
     (rows("dev", []), r"error .*dev.jsonl is empty"),
     (rows("test", [{"question": "q?", "answer": ""}]), r"error .*1 of 1 questions have no answer"),
     (rows("train", QUESTIONS * 2), r"warning .*20 ids occur more than once"),
+    (
+        keys(data__files__test="{}/train.jsonl"),
+        r"warning data: 20 of 20 test questions are also training questions: divide the file",
+    ),
     (rows("corpus", PASSAGES * 2), r"error .*passage id 'p0' occurs 2 times"),
     (rows("corpus", PASSAGES[2:]), r"warning gold: 1 of 1 gold passages of train .*'p1'"),
     (
