@@ -1,0 +1,77 @@
+"""Real cells of one small training step: what is answered later, and what is learned before."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from jax_ragrl.experiments import stages
+from jax_ragrl.experiments.arms import Arm, Experiment, cells_of, run_cells, training_cell
+from jax_ragrl.experiments.measures import values_of
+from jax_ragrl.runtime.jsonl import read_rows
+
+SMALL = (
+    "data.world.size=40",
+    "run.steps=1",
+    "run.questions_per_step=2",
+    "run.dev_questions=2",
+)
+C3PO = "configs/tiny/c3po.py"
+BASE = Arm(C3PO, SMALL)
+
+
+@pytest.mark.slow
+def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
+    experiment = Experiment(
+        {
+            "trained": BASE,
+            "again": Arm(C3PO, SMALL, answer_with=("run.dev_questions=3",)),  # changes no answer
+            "other search": Arm(C3PO, SMALL, answer_with=("index.kind=bm25",)),
+            "other reader": Arm(C3PO, SMALL, answer_with=("llm.noise=1.0", "llm.confusion=1.0")),
+            "planning": Arm(C3PO, SMALL, strategy="Planning"),
+        },
+        "trained",
+        training_seeds=(0,),
+        test_questions=24,
+    )
+    rows = {
+        cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
+    }
+    assert rows["again"]["scores"] == rows["trained"]["scores"]
+    assert rows["again"]["facts"] == rows["trained"]["facts"] and len(rows["again"]["facts"]) == 24
+    assert len({row["questions"] for row in rows.values()}) == 1
+    for name in ("other search", "other reader", "planning"):
+        assert rows[name]["facts"] != rows["trained"]["facts"]
+    assert (values_of(rows["planning"], "strategy=Planning") == 100).all()
+    assert rows["trained"]["totals"] and not rows["planning"]["totals"]
+    assert values_of(rows["trained"], "training:valid_frac/router")[0] > 0
+    # One training: only one folder has a checkpoint.
+    assert len(list(tmp_path.glob("*/checkpoints"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "author"), [(C3PO, "policy"), ("configs/tiny/mao_arag.py", "labels")]
+)
+def test_a_policy_learns_from_demonstrations_before_its_training(
+    config: str, author: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stages, "DEMO_QUESTIONS", 6)
+    none = (*SMALL[:1], "run.steps=0", "run.dev_questions=2")
+    arm = Arm(config, none, sft="configs/tiny/sft_c3po.py", demos=author)
+    experiment = Experiment(
+        {"taught": arm, "untaught": Arm(config, none)},
+        "untaught",
+        training_seeds=(3,),
+        test_questions=8,
+    )
+    rows = {
+        cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
+    }
+    folder = tmp_path / cells_of(experiment)[0].folder
+    assert list(read_rows(folder / "demos.jsonl"))
+    assert (folder / "imitation" / "checkpoint").is_dir()
+    assert rows["taught"]["facts"] != rows["untaught"]["facts"]
+    origin = training_cell(experiment, cells_of(experiment)[0])
+    assert origin.arm == "taught"
