@@ -173,13 +173,13 @@ class Checkpoints:
         arrays = self._reading(step, lambda: self._manager.restore(step, args=args)["state"])
         # Checkpoints of earlier versions have no checksums, and an array that is read in another
         # dtype (an old reference) has another one.
-        expected = {
+        expected_sums = {
             path: n
             for path, (dtype, n) in meta.get("checksums", {}).items()
             if path in items and dtype == str(arrays[path].dtype)
         }
-        sums = checksums({path: arrays[path] for path in expected})
-        if wrong := [path for path, value in sums.items() if value != expected[path]]:
+        sums = checksums({path: arrays[path] for path in expected_sums})
+        if wrong := [path for path, value in sums.items() if value != expected_sums[path]]:
             raise self._damage(step, f"{wrong[0]} has other values than were saved")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in items])
 

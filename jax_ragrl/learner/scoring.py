@@ -110,10 +110,10 @@ def old_outputs(policy: Policy, data: Minibatches) -> dict[str, np.ndarray]:
       Names of `ActionScores` with float32 `[A, T]`.
     """
     spec, params = policy.spec, policy.state.policy.params
-    shared = {"value_AT": "value_RM"} if spec.objective.critic == "shared" else {}
+    value_fields = {"value_AT": "value_RM"} if spec.objective.critic == "shared" else {}
     run = functools.partial(run_batches, spec, model=spec.policy, params=params)
     if not sampler_may_serve(spec.objective):
-        return by_action(data, run(data.batches), POLICY_FIELDS | shared)
+        return by_action(data, run(data.batches), POLICY_FIELDS | value_fields)
     # 1. Score what the sampler does not know, and measure the gap.
     numbers = batches_to_score(data.batches)
     outputs = _score_some(data, numbers, run)
