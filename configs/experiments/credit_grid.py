@@ -10,7 +10,7 @@ ships with the package. An arm is named SHARING-CREDIT:
   sharing   `one`: a policy for all roles; `separate`: a policy per role; `separate_lora`: an
             adapter per role on one frozen base
   credit    chain, PPO: `shared` (the reward of the answer for all actions), `last` (for the last
-              action alone: each action has what it earns itself)
+              action alone: each action has only the rewards of its own)
             group of rollouts, no critic: `grpo` (rollouts normalized), `rloo` (leave one out),
               `roles` (each action against the actions of its role: agent-wise normalization)
             tree: `leaves` (mean over reachable leaves, PPO), `children` (mean over children, PPO),

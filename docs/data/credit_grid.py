@@ -33,7 +33,7 @@ SHARING = {
 }
 CREDITS = {
     "shared": ("chain", "answer's reward for all", "PPO"),
-    "last": ("chain", "what an action earns itself", "PPO"),
+    "last": ("chain", "its own reward alone", "PPO"),
     "grpo": ("group", "rollouts", "GRPO"),
     "rloo": ("group", "rollouts", "leave one out"),
     "roles": ("group", "actions of the role", "GRPO"),
