@@ -386,9 +386,9 @@ def test_all_batches_are_added_to_one_gradient_tree(monkeypatch):
 def test_hosts_compare_checksums_once_per_pass(monkeypatch):
     """Independent of the number of batches: a comparison waits for devices and other hosts."""
     calls = []
-    shard_batch = update_module.shard_batch
+    shard_batch = scoring.shard_batch
     counted = lambda *args: calls.append(None) or shard_batch(*args)  # noqa: E731
-    for module in (update_module, accumulation, scoring):
+    for module in (accumulation, scoring):
         monkeypatch.setattr(module, "shard_batch", counted)
     policy = prepared(GRPO, GRPO_ADAM)
     for tokens in (64, 16):
