@@ -134,13 +134,13 @@ def prices_of(text: str) -> tuple[float, ...]:
 
 def run_report(options: argparse.Namespace) -> None:
     from jax_ragrl.report.build import build_report
-    from jax_ragrl.report.explorer import build_explorer, has_predictions
+    from jax_ragrl.report.explorer import build_explorer, has_pages
     from jax_ragrl.report.load import METRICS
 
     if options.serve:
         return _serve_report(options)
     first = options.folders[0]
-    has_rows = len(options.folders) > 1 or options.explorer or has_predictions(first)
+    has_rows = len(options.folders) > 1 or options.explorer or has_pages(first)
     # A table has predictions alone; a run of an earlier version has metrics alone.
     if (first / METRICS).exists() or not has_rows:
         print(build_report(first))

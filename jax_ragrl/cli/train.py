@@ -18,6 +18,7 @@ from jax_ragrl.cli.common import (
     parse_numbers,
     parse_ranges,
     print_json,
+    show,
 )
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.overrides import load_config, override
@@ -151,7 +152,7 @@ def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Job
 
 def run_train(options: argparse.Namespace) -> None:
     values = _train_values(options.start_from, options.config)
-    from jax_ragrl.runtime.multihost import join
+    from jax_ragrl.runtime.multihost import is_process_zero, join
 
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.run.components import build_components
@@ -162,6 +163,20 @@ def run_train(options: argparse.Namespace) -> None:
     job = claim_workdir(values, options.workdir)
     enable_compile_cache(options.workdir)
     train(job, build_components(job, options.workdir), options.workdir)
+    if is_process_zero():
+        _print_facts(options.workdir)
+
+
+def _print_facts(workdir: pathlib.Path) -> None:
+    """Prints what a run was trained on, its scores, and the commands that come next."""
+    from jax_ragrl.report.build import origin, results
+    from jax_ragrl.report.load import load_run
+
+    run = load_run(workdir)
+    for name, value in (origin(run.config) | results(run)).items():
+        show(f"{name + ':':<20} {value}")
+    print(f"next: ragrl report {workdir}; ragrl serve --workdir {workdir}; ragrl evaluate --run "
+          f"{workdir} --systems ... for the test questions")  # fmt: skip
 
 
 def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from markupsafe import Markup
 from jax_ragrl.report import charts
 from jax_ragrl.report.load import Curve, RunData, curve, is_number, keys_under, load_run
 from jax_ragrl.report.sketch import Scale, TreeNode, build_tree, credit_scale, draw_tree
+from jax_ragrl.report.trees import LEAF, largest_credit, rewards, spread, stored_trees
+from jax_ragrl.rollout.fault_kinds import explain
 
-MAX_TREES = 6  # per step
+MAX_TREES = 12  # of the report; the explorer has all
 COLORS = 6  # for strategies, c0 to c5 of the style sheet
 SYSTEMS = {
     "direct": "No retrieval",
@@ -66,12 +68,6 @@ ROLE_TITLES = {
     "entropy/old/": "Entropy",
     "response_length/": "Response length",
 }
-# Default fields of a node, for files of older versions.
-NODE = {
-    "id": None, "parent": None, "role": "", "text": "", "prompt": "", "forced": False,
-    "multiplicity": 1, "credit": None, "reward": None, "answer": None, "why": "", "passages": (),
-    "tokens": (), "calls": (),
-}  # fmt: skip
 SMALL = (
     *(
         "role_reward/",
@@ -102,13 +98,16 @@ class TreeView(NamedTuple):
     """The tree of one question, prepared for the template."""
 
     anchor: str
+    step: Any
     question: str
     answers: str
     hops: Any
     roots: Sequence[TreeNode]
     picture: Markup
     leaves: int
-    reward: float
+    reward: float  # the mean of the leaves
+    spread: float
+    credit: float  # the largest
 
 
 class Live(NamedTuple):
@@ -167,7 +166,7 @@ def render(run: RunData, live: Live | None = None) -> str:
     scale = credit_scale([tree for row in run.trees for tree in row.get("trees", ())])
     return environment.from_string(source.read_text(encoding="utf-8")).render(
         summary=run.summary,
-        facts=facts(run.summary, run.config),
+        facts=facts(run),
         accuracy=accuracy(run.summary),
         gain=gain(run.summary),
         gain_over_fixed=gain(run.summary, "gain_over_fixed"),
@@ -184,14 +183,56 @@ def render(run: RunData, live: Live | None = None) -> str:
     )
 
 
-def facts(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts about the run, as pairs of a name and a value."""
+def facts(run: RunData) -> list[tuple[str, str]]:
+    """Facts about the run, as pairs of a name and a value: data, models, choices and results."""
+    summary, config = run.summary, run.config
     choices = {name: _nested(config, key.split(".")) for key, name in CHOICES.items()}
-    pairs = {name: value for name, value in choices.items() if value is not None}
+    pairs = origin(config) | {name: value for name, value in choices.items() if value is not None}
+    pairs |= results(run)
     pairs |= {name: summary[key] for key, name in FACTS.items() if summary.get(key) is not None}
     if is_number(summary.get("wall_s")):
         pairs["Wall time"] = duration(summary["wall_s"])
     return [(name, str(value)) for name, value in pairs.items()]
+
+
+def origin(config: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was trained on: corpus, questions, retriever, frozen model and judge, by name."""
+    files, world = _nested(config, ["data", "files"]), _nested(config, ["data", "world"])
+    pairs = {}
+    if files:
+        pairs = {"Corpus": files.get("corpus"), "Training questions": files.get("train")}
+        pairs |= {"Dev questions": files.get("dev")}
+    elif world is not None:
+        pairs = {"Corpus": f"synthetic, seed {world.get('seed', 0)}, size {world.get('size', 240)}"}
+    index = _nested(config, ["index"]) or {}
+    source = index.get("encoder") or index.get("retrievers") or index.get("url")
+    pairs["Retriever"] = ", ".join(map(str, filter(None, (index.get("kind"), source))))
+    pairs |= {
+        "Frozen language model": _model(config.get("llm")),
+        "Judge": _model(config.get("judge")),
+    }
+    return {name: str(value) for name, value in pairs.items() if value}
+
+
+def _model(section: Any) -> str:
+    """The kind, name and address of a frozen model; empty for none."""
+    section = section or {}
+    if section.get("kind") == "none":
+        return ""
+    return ", ".join(str(section[key]) for key in ("kind", "model", "base_url") if section.get(key))
+
+
+def results(run: RunData) -> dict[str, str]:
+    """The score of the test questions, if a run has it, and its first, best and last dev scores."""
+    pairs, trained = {}, (run.summary.get("accuracy") or {}).get("trained")
+    if is_number(trained):
+        pairs["Test result"] = f"{percent(run.summary) * float(trained):.1f} %"
+    scores = curve(run.metrics, "eval/accuracy")
+    points = [f"{100 * y:.1f} % (step {x:g})" for x, y in zip(*scores, strict=True)]
+    if points:
+        best = points[max(range(len(points)), key=lambda i: scores.values[i])]
+        pairs["Dev score"] = " → ".join(dict.fromkeys((points[0], points[-1]))) + f", best {best}"
+    return pairs
 
 
 def _nested(values: Any, keys: Sequence[str]) -> Any:
@@ -368,8 +409,8 @@ def _panel(key: str, values: Curve) -> Panel:
     return Panel(title, latest, charts.small_chart(values, title, share=share))
 
 
-def failures(run: RunData) -> list[tuple[str, str, str, str]]:
-    """Kinds of failures in rollouts with their counts: first step, last step, all steps."""
+def failures(run: RunData) -> list[tuple[str, str, str, str, str]]:
+    """Kinds of failures in rollouts: name, sentence, counts of the first, last and all steps."""
     if not run.metrics:
         return []
     rows = []
@@ -377,7 +418,8 @@ def failures(run: RunData) -> list[tuple[str, str, str, str]]:
         for key in keys_under(run.metrics, prefix):
             first, last = (run.metrics[i].get(key, 0) for i in (0, -1))
             counts = [first, last, sum(curve(run.metrics, key).values)]
-            rows.append((f"{name}: {key.removeprefix(prefix)}", *(f"{n:.0f}" for n in counts)))
+            kind = key.removeprefix(prefix)
+            rows.append((f"{name}: {kind}", explain(kind), *(f"{n:.0f}" for n in counts)))
     return rows  # type: ignore[return-value]
 
 
@@ -418,33 +460,36 @@ def _cell(value: Any) -> str:
 
 
 def forests(run: RunData, scale: Scale) -> list[dict[str, Any]]:
-    """The trees of the last and of the first recorded step, in this order."""
-    rows = [row for row in run.trees if row.get("trees")]
-    # The last step first: it shows the trained system.
-    steps = [rows[-1], rows[0]] if len(rows) > 1 else rows
+    """The stored trees in two groups: those whose leaves differ in reward, and the others.
+
+    Each group has its `title`, `trees`, and the number of trees that are `left_out` of the report.
+    """
+    trees = stored_trees(run.trees)
+    views = [_tree(tree, f"t{i}", scale) for i, tree in enumerate(trees[:MAX_TREES])]
+    groups = {"Leaves differ": True, "Leaves agree": False}
     return [
         {
-            "step": row["step"],
-            "trees": [
-                _tree(tree, f"s{n}t{i}", scale) for i, tree in enumerate(row["trees"][:MAX_TREES])
-            ],
+            "title": title,
+            "trees": [v for v, t in zip(views, trees, strict=False) if (spread(t) > 0) == differs],
+            "left_out": sum((spread(tree) > 0) == differs for tree in trees[MAX_TREES:]),
         }
-        for n, row in enumerate(steps)
+        for title, differs in groups.items()
+        if any((spread(tree) > 0) == differs for tree in trees)
     ]
 
 
 def _tree(tree: Mapping[str, Any], anchor: str, scale: Scale) -> TreeView:
-    nodes = [{**NODE, **node} for node in tree.get("nodes") or ()]
-    roots = build_tree(nodes)
-    leaves = [node for node in nodes if node.get("role") == "leaf"]
-    rewards = [float(node["reward"]) for node in leaves if is_number(node.get("reward"))]
+    roots, leaf_rewards = build_tree(tree["nodes"]), rewards(tree)
     return TreeView(
         anchor=anchor,
+        step=tree["step"],
         question=str(tree.get("question", "")),
         answers=" · ".join(map(str, tree.get("answers") or ())),
         hops=tree.get("hops"),
         roots=roots,
         picture=draw_tree(roots, scale, anchor),
-        leaves=len(leaves),
-        reward=sum(rewards) / max(len(rewards), 1),
+        leaves=sum(node["role"] == LEAF for node in tree["nodes"]),
+        reward=sum(leaf_rewards) / max(len(leaf_rewards), 1),
+        spread=spread(tree),
+        credit=largest_credit(tree),
     )

@@ -1,10 +1,12 @@
-"use strict";
+// The explorer: filters, the list, and the question that is shown. `trees.js` comes before.
 const data = JSON.parse(document.getElementById("data").textContent);
-const PAGE = 200; // entries of the list that are built at once
+const PAGE = 80; // entries of the list that are built at once
 const METRICS = { f1: "F1", em: "EM", cover_em: "cover-EM", cover_em_tokens: "cover-EM", judge: "judge" };
 const get = (id) => document.getElementById(id);
 const controls = Object.fromEntries(
-  ["search", "first", "second", "metric", "outcome", "strategy", "kind", "hops"].map((id) => [id, get(id)]));
+  ["view", "search", "first", "second", "metric", "outcome", "strategy", "kind", "hops", "run", "step", "leaves", "credit"]
+    .map((id) => [id, get(id)]));
+const VIEWS = { answers: ["first", "second", "metric", "outcome", "strategy", "kind"], trees: ["run", "step", "leaves", "credit"] };
 let matches = [], shown = 0, current = null;
 
 function element(tag, text, className) {
@@ -20,7 +22,7 @@ function fill(id, pairs) {
     option.value = value;
     return option;
   }));
-  controls[id].parentElement.hidden = pairs.length < 2;
+  controls[id].hasChoice = pairs.length > 1;
 }
 
 function distinct(values) {
@@ -37,6 +39,13 @@ for (const question of data.questions) {
     ...question.rows.map(([, row]) => row.answer || ""),
     ...[...passages].map((i) => data.passages[i][1])].join("\n").toLowerCase();
 }
+for (const tree of data.trees) {
+  tree.haystack = [tree.question, ...(tree.answers || []), ...tree.nodes.flatMap((n) => [n.text || "", n.answer || ""])]
+    .join("\n").toLowerCase();
+}
+const credits = data.trees.flatMap((tree) => tree.nodes.map((node) => node.credit)).filter((x) => typeof x === "number");
+data.hasNegativeCredit = credits.some((x) => x < 0);
+data.maxCredit = credits.reduce((a, b) => Math.max(a, Math.abs(b)), 1);
 const byNumber = new Intl.Collator("en", { numeric: true }); // dev-5 before dev-10
 const sources = data.sources.map((name, i) => [String(i), name]).sort((a, b) => byNumber.compare(a[1], b[1]));
 const all = [["", "all"]];
@@ -49,7 +58,12 @@ for (const [id, name] of [["first", "trained"], ["second", "warm_start"]]) {
 }
 fill("metric", [...metrics].sort((a, b) => (b === "f1") - (a === "f1")).map((name) => [name, METRICS[name] || name]));
 fill("kind", [...all, ...distinct(data.questions.map((q) => q.kind)).map((x) => [x, x])]);
-fill("hops", [...all, ...distinct(data.questions.map((q) => q.hops)).map((x) => [String(x), String(x)])]);
+const numbers = (values) => [...all, ...distinct(values).map((x) => [String(x), String(x)])];
+fill("hops", numbers([...data.questions, ...data.trees].map((q) => q.hops)));
+fill("view", [["answers", "answers", data.questions], ["trees", "training trees", data.trees]].filter(([, , x]) => x.length));
+fill("run", data.runs.length < 2 ? all : [...all, ...data.runs.map((name, i) => [String(i), name])]);
+fill("step", numbers(data.trees.map((tree) => tree.step)).sort((a, b) => Number(a[0]) - Number(b[0])));
+fill("leaves", LEAVES);
 const strategies = data.questions.flatMap((q) => q.rows.map(([, row]) => row.strategy));
 fill("strategy", [...all, ...distinct(strategies).map((x) => [x, x])]);
 const OUTCOMES = [["", "all"], ["wrong", "wrong (score 0)"], ["right", "right (score 1)"],
@@ -95,29 +109,55 @@ function mean(values) {
   return finite.length ? (100 * finite.reduce((a, b) => a + b, 0) / finite.length).toFixed(1) : "–";
 }
 
+const showsTrees = () => controls.view.value === "trees";
+
+// A control is shown if its view is, and if it offers a choice.
+function showControls() {
+  for (const [view, ids] of Object.entries(VIEWS)) {
+    for (const id of ids) {
+      const hasChoice = controls[id].tagName === "INPUT" || controls[id].hasChoice;
+      controls[id].parentElement.hidden = view !== (showsTrees() ? "trees" : "answers") || !hasChoice;
+    }
+  }
+  for (const id of ["view", "hops"]) controls[id].parentElement.hidden = !controls[id].hasChoice;
+}
+
 function refresh() {
   const start = performance.now();
-  const compared = controls.second.value !== "";
-  const outcome = controls.outcome.value;
-  fill("outcome", compared ? [...OUTCOMES, ...COMPARED] : OUTCOMES);
-  controls.outcome.value = outcome;
-  if (controls.outcome.value !== outcome) controls.outcome.value = "";
   const words = controls.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-  matches = data.questions.filter((question) => isWanted(question, words));
-  const name = METRICS[controls.metric.value] || controls.metric.value;
-  const means = [mean(matches.map((q) => score(row(q, controls.first))))];
-  if (compared) means.push(mean(matches.map((q) => score(row(q, controls.second)))));
-  get("count").textContent = `${matches.length} of ${data.questions.length} questions, mean ${name} ${means.join(" against ")}`;
+  if (showsTrees()) findTrees(words);
+  else findQuestions(words);
+  showControls();
   shown = 0;
   get("list").replaceChildren();
   grow();
-  if (!matches.length) get("list").append(element("li", "No question matches.", "empty"));
+  if (!matches.length) get("list").append(element("li", `No ${showsTrees() ? "tree" : "question"} matches.`, "empty"));
   if (!matches.includes(current)) current = matches[0] || null;
   show(current, false);
   // The address keeps the filters, so that a link or a bookmark shows the same questions.
   const values = Object.entries(controls).map(([id, control]) => [id, control.value]).filter(([, x]) => x !== "");
   history.replaceState(null, "", `#${new URLSearchParams(values)}`);
-  get("count").title = `filtered in ${(performance.now() - start).toFixed(0)} ms`;
+  if (data.limit) get("count").textContent += ` (texts are cut after ${data.limit} characters)`;
+  get("count").dataset.ms = (performance.now() - start).toFixed(1);
+}
+
+function findTrees(words) {
+  matches = data.trees.filter((tree) => isWantedTree(tree, words));
+  const differ = matches.filter((tree) => tree.spread > 0).length;
+  get("count").textContent = `${matches.length} of ${data.trees.length} trees, rewards differ in ${differ}`;
+}
+
+function findQuestions(words) {
+  const compared = controls.second.value !== "";
+  const outcome = controls.outcome.value;
+  fill("outcome", compared ? [...OUTCOMES, ...COMPARED] : OUTCOMES);
+  controls.outcome.value = outcome;
+  if (controls.outcome.value !== outcome) controls.outcome.value = "";
+  matches = data.questions.filter((question) => isWanted(question, words));
+  const name = METRICS[controls.metric.value] || controls.metric.value;
+  const means = [mean(matches.map((q) => score(row(q, controls.first))))];
+  if (compared) means.push(mean(matches.map((q) => score(row(q, controls.second)))));
+  get("count").textContent = `${matches.length} of ${data.questions.length} questions, mean ${name} ${means.join(" against ")}`;
 }
 
 // 3. The list: a page at a time, so that thousands of questions stay fast.
@@ -139,8 +179,8 @@ function grow() {
   list.querySelector(".more")?.parentElement.remove();
   const end = Math.min(shown + PAGE, matches.length);
   for (; shown < end; shown++) {
-    const question = matches[shown], item = element("li"), button = element("button", question.text);
-    button.append(marks(question));
+    const question = matches[shown], item = element("li"), button = element("button", question.text ?? question.question);
+    button.append(question.nodes ? treeMarks(question) : marks(question));
     button.onclick = () => show(question, true);
     question.button = button;
     item.append(button);
@@ -164,9 +204,11 @@ function show(question, reading) {
   if (!question) return;
   question.button?.setAttribute("aria-current", "true");
   question.button?.scrollIntoView({ block: "nearest" });
-  const back = element("button", "All questions");
+  const back = element("button", "Back to the list");
   back.id = "back";
   back.onclick = () => show(current, false);
+  detail.scrollTop = 0;
+  if (question.nodes) return detail.append(back, ...treeDetail(question));
   const facts = [`Gold: ${question.gold.join(" · ") || "none"}`];
   if (question.hops) facts.push(`${question.hops} ${question.hops === 1 ? "hop" : "hops"}`);
   if (question.kind) facts.push(question.kind);
@@ -176,7 +218,6 @@ function show(question, reading) {
     if (prediction) columns.append(card(question, data.sources[control.value], prediction));
   }
   detail.append(back, element("h2", question.text), element("div", facts.join("; "), "facts"), columns);
-  detail.scrollTop = 0;
 }
 
 function card(question, source, prediction) {
@@ -192,11 +233,19 @@ function card(question, source, prediction) {
   if (prediction.strategy) tags.append(element("span", prediction.strategy, "tag"));
   if (prediction.finish_reason !== "answered") tags.append(element("span", prediction.finish_reason, "tag bad"));
   for (const fault of prediction.faults) tags.append(element("span", fault, "tag bad"));
-  box.append(tags, element("h3", "Trace"), trace(prediction.steps));
+  const kinds = [...new Set([prediction.finish_reason, ...prediction.faults])].filter((kind) => data.faults[kind]);
+  box.append(tags, ...kinds.map(faultLine), element("h3", "Trace"), trace(prediction.steps));
   if (prediction.passages.length) box.append(element("h3", "Passages"), ...passageList(question, prediction));
   const costs = Object.entries(prediction.costs).filter(([, x]) => x).map(([name, x]) => `${name.replaceAll("_", " ")} ${x}`);
   box.append(element("h3", "Costs"), element("div", costs.join(", ") || "none", "facts"));
   return box;
+}
+
+// A kind of fault with its sentence of the glossary.
+function faultLine(kind) {
+  const line = element("div", undefined, "fault");
+  line.append(element("b", kind), data.faults[kind] ? `: ${data.faults[kind]}` : "");
+  return line;
 }
 
 function trace(steps) {

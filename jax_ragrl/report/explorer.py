@@ -1,4 +1,4 @@
-"""The explorer of predictions: one HTML file that filters, searches and compares answers.
+"""The explorer: one HTML file that filters, searches and compares answers, and shows trees.
 
 The page has no external resources and works offline. Texts of models and passages are inserted as
 text, never as HTML, and only the script of the page may run.
@@ -11,16 +11,22 @@ import hashlib
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.report.load import TREES, by_step, read_lines
+from jax_ragrl.report.trees import Numbers, compact_tree, shorten, stored_trees
+from jax_ragrl.rollout.fault_kinds import explain_all
 from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
 
-FILES = ("explorer.html", "explorer.js")
-MAX_TEXT = 4000  # characters of a passage, prompt or reply that the page shows
+FILES = ("explorer.html", "explorer.js", "trees.js")
+MAX_BYTES = 15_000_000  # of a page, so that a browser opens it within seconds
+# Characters of a passage, prompt or reply: the first of these with which the page is small enough.
+TEXT_LIMITS = (4000, 1500, 600, 250, 100)
 
 
 def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
@@ -42,14 +48,41 @@ def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathli
 
 
 def explorer_page(sources: Sequence[pathlib.Path]) -> str:
-    """Returns the page of all predictions in some folders or files, see `build_explorer`."""
-    files = [pair for source in sources for pair in prediction_files(source, len(sources) > 1)]
-    return render(merge({label: read_rows(file) for label, file in files}))
+    """Returns the page of all predictions and trees in some places, see `build_explorer`."""
+    several = len(sources) > 1
+    trees = {str(source): read_trees(source) for source in sources}
+    files = [
+        pair
+        for source in sources
+        # A run that keeps trees need not have been evaluated.
+        if has_predictions(source) or not trees[str(source)]
+        for pair in prediction_files(source, several)
+    ]
+    page = ""
+    for limit in TEXT_LIMITS:
+        page = render(merge({label: read_rows(file) for label, file in files}, trees, limit))
+        # ASCII, because JSON escapes all other characters.
+        if len(page) <= MAX_BYTES:
+            break
+    return page
+
+
+def read_trees(source: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns all stored trees of a run folder, see `stored_trees`; none for another place."""
+    file = source / TREES
+    return stored_trees(by_step(read_lines(file))) if file.is_file() else []
 
 
 def has_predictions(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has predictions."""
+    """Returns whether a folder has predictions; a file of predictions has none below it."""
+    if folder.is_file():
+        return True
     return any((folder / FOLDER).rglob("*.jsonl")) or any(folder.glob(f"*/{FOLDER}/*.jsonl"))
+
+
+def has_pages(folder: pathlib.Path) -> bool:
+    """Returns whether the explorer has something to show of a folder: predictions or trees."""
+    return has_predictions(folder) or bool(read_trees(folder))
 
 
 def prediction_files(source: pathlib.Path, with_folder: bool) -> list[tuple[str, pathlib.Path]]:
@@ -90,18 +123,26 @@ PREDICTION_FIELDS = (
 )  # of a prediction
 
 
-def merge(sources: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Merges predictions by question.
+def merge(
+    sources: Mapping[str, Iterable[Mapping[str, Any]]],
+    trees: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
+    limit: int = TEXT_LIMITS[0],
+) -> dict[str, Any]:
+    """Merges predictions by question, and adds the stored trees of runs.
 
     Args:
       sources: the rows of each source by its label, see `prediction_rows`.
+      trees: the trees of each run by its name, see `stored_trees`.
+      limit: characters of a text that are kept.
 
     Returns:
       JSON values: `sources`, the labels; `passages`, the distinct passages as `[id, title, text]`;
-      and `questions`, each with its `rows`, pairs of a source number and a prediction whose
-      passages are numbers in `passages`.
+      `questions`, each with its `rows`, pairs of a source number and a prediction whose passages
+      are numbers in `passages`; `runs` and `trees` (see `compact_tree`, whose prompts are numbers
+      in `texts`); `faults`, the sentences of the kinds that occur; and `limit`, if it is not the
+      usual one.
     """
-    numbers: dict[tuple[str, str, str], int] = {}
+    numbers, texts = Numbers(), Numbers()
     questions: dict[tuple[str, str], dict[str, Any]] = {}
     for source, rows in enumerate(sources.values()):
         for row in rows:
@@ -111,27 +152,42 @@ def merge(sources: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
                 "text": row["question"],
                 "rows": [],
             }
-            entries = [(p["id"], p["title"], _short(p["text"])) for p in row["passages"]]
+            entries = [(p["id"], p["title"], shorten(p["text"], limit)) for p in row["passages"]]
             prediction = {name: row[name] for name in PREDICTION_FIELDS} | {
                 # Computed here, so that predictions of earlier versions have it too.
                 "mistake": mistake_of(row),
-                "steps": [_short_step(step) for step in row["steps"]],
-                "passages": [numbers.setdefault(entry, len(numbers)) for entry in entries],
+                "steps": [_short_step(step, limit) for step in row["steps"]],
+                "passages": [numbers[entry] for entry in entries],
             }
             questions.setdefault(key, question_fields)["rows"].append([source, prediction])
+    compact = [
+        compact_tree(tree, run, texts, numbers, limit)
+        for run, stored in enumerate(trees.values())
+        for tree in stored
+    ]
     return {
         "sources": list(sources),
         "passages": [list(entry) for entry in numbers],
         "questions": list(questions.values()),
+        "runs": list(trees),
+        "trees": sorted(compact, key=lambda tree: -tree["spread"]),
+        "texts": list(texts),
+        "limit": limit if limit < TEXT_LIMITS[0] else None,
+        "faults": explain_all(_kinds(questions.values(), compact)),
     }
 
 
-def _short_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _short(x) if isinstance(x, str) else x for name, x in step.items()}
+def _kinds(questions: Iterable[Any], trees: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The kinds of faults and the finish reasons in predictions and trees."""
+    for question in questions:
+        for _, row in question["rows"]:
+            yield from (*row["faults"], row["finish_reason"])
+    for tree in trees:
+        yield from (node["why"] for node in tree["nodes"] if node.get("why"))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …"
+def _short_step(step: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    return {name: shorten(x, limit) if isinstance(x, str) else x for name, x in step.items()}
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -140,8 +196,10 @@ def render(data: Mapping[str, Any]) -> str:
     read = {name: (folder / name).read_text(encoding="utf-8") for name in FILES}
     # "</script>" in a text would end the data; JSON has the same character as an escape.
     values = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    # The functions of `trees.js` first, because `explorer.js` ends with the start of the page.
+    script = read["trees.js"] + read["explorer.js"]
     # Only a script with this hash runs: text in the data cannot become one.
-    digest = hashlib.sha256(read["explorer.js"].encode()).digest()
+    digest = hashlib.sha256(script.encode()).digest()
     page = read["explorer.html"].replace("SCRIPT_HASH", base64.b64encode(digest).decode())
     head, middle, tail = page.split("PLACEHOLDER")
-    return "".join((head, values, middle, read["explorer.js"], tail))
+    return "".join((head, values, middle, script, tail))

@@ -2,7 +2,7 @@
 
   GET /           the report; its script asks for the version and replaces the page when it changes
   GET /version    changes when the run has written something
-  GET /explorer   the predictions so far
+  GET /explorer   the predictions and trees so far
 
 Pages are rendered from the files of the run, which may belong to a run on another machine.
 """
@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.report.build import Live, render
-from jax_ragrl.report.explorer import explorer_page, has_predictions
+from jax_ragrl.report.explorer import explorer_page, has_pages
 from jax_ragrl.report.load import CONFIG, METRICS, SUMMARY, TREES, RunData, load_run
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.serve.guard import Access, Guard
@@ -86,7 +86,7 @@ class Pages:
     def version(self) -> str:
         """A text that changes when a file of the report does."""
         files = (self._run / name for name in (METRICS, TREES, SUMMARY, CONFIG))
-        return _version(files, str(has_predictions(self._run)))
+        return _version(files, str(has_pages(self._run)))
 
     def report(self) -> bytes:
         """The report; until it can be rendered, a page with the reason."""
@@ -105,11 +105,11 @@ class Pages:
         except UserError as error:
             # A run that has just begun has no metrics yet.
             message = f"Nothing to show yet: {error}"
-        return render(run, Live(version, message, has_predictions(self._run)))
+        return render(run, Live(version, message, has_pages(self._run)))
 
     def _prediction_files(self) -> Iterator[pathlib.Path]:
         for folder in self._folders:
-            yield from sorted(folder.rglob(f"{FOLDER}/*.jsonl"))
+            yield from (folder / TREES, *sorted(folder.rglob(f"{FOLDER}/*.jsonl")))
 
     def _cached(self, name: str, version: str, make: Callable[[], str]) -> bytes:
         # One at a time: several tabs ask at the same moment, when a file has changed.

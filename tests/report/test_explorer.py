@@ -12,8 +12,18 @@ import subprocess
 
 import pytest
 
+from jax_ragrl.cli.main import main
 from jax_ragrl.errors import EffectError, UserError
-from jax_ragrl.report.explorer import build_explorer, merge, prediction_files, render
+from jax_ragrl.report import explorer
+from jax_ragrl.report.explorer import (
+    build_explorer,
+    explorer_page,
+    merge,
+    prediction_files,
+    render,
+)
+from jax_ragrl.report.trees import stored_trees
+from jax_ragrl.rollout.fault_kinds import FAULTS
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.run.predictions import prediction_rows, write_predictions
 from jax_ragrl.systems.baselines.standard import StandardRAG
@@ -105,6 +115,74 @@ def test_five_thousand_predictions_fit_in_fifteen_megabytes():
     assert len(render(merge({"run": many}))) < 15e6
 
 
+NODES = [
+    {
+        "id": 3,
+        "parent": None,
+        "role": "router",
+        "text": "[Planning]",
+        "prompt": "P",
+        "credit": 0.75,
+    },
+    {
+        "id": 4,
+        "parent": None,
+        "role": "router",
+        "text": "?",
+        "prompt": "P",
+        "why": "Invalid Format",
+    },
+    {"id": 5, "parent": 3, "role": "leaf", "answer": "Ulm", "reward": 1.0, "why": "answered"},
+    {"id": 6, "parent": 4, "role": "leaf", "reward": 0.0, "why": "Invalid Format"},
+]
+PASSAGE = {"title": "T", "text": "text", "kept": True}
+
+
+def tree_rows() -> list[dict]:
+    """Two stored trees; the leaves of the first differ."""
+    agree = [{**NODES[0], "credit": 0.25, "passages": [PASSAGE]}, {**NODES[2], "answer": ATTACK}]
+    first, second = ({"answers": ["Ulm"], "hops": 1, "nodes": nodes} for nodes in (NODES, agree))
+    return [{"step": 1, "trees": [{**second, "question": "Where?"}]},
+            {"step": 2, "trees": [{**first, "question": "Who?"}]}]  # fmt: skip
+
+
+def test_a_page_has_every_stored_tree_and_the_sentence_of_each_fault():
+    data = merge({"a": rows()}, {"run": stored_trees(tree_rows())})
+    assert [(t["question"], t["spread"], t["credit"]) for t in data["trees"]] == [
+        ("Who?", 1.0, 0.75),
+        ("Where?", 0.0, 0.25),
+    ]
+    # Siblings share their prompt, and trees and predictions their passages.
+    assert data["texts"] == ["P"] and [n.get("prompt") for n in data["trees"][0]["nodes"]] == [
+        0,
+        0,
+        None,
+        None,
+    ]
+    (number,) = data["trees"][1]["nodes"][0]["passages"]
+    assert data["passages"][number] == ["", "T", "text"]
+    assert data["faults"] == {"Invalid Format": FAULTS["Invalid Format"]}
+
+
+def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tree_rows()))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "explorer.html" in capsys.readouterr().out
+    assert '"question":"Who?"' in (tmp_path / "explorer.html").read_text()
+
+
+def test_texts_are_cut_until_the_page_is_small_enough(tmp_path, monkeypatch):
+    file = tmp_path / "predictions" / "a.jsonl"
+    file.parent.mkdir()
+    file.write_text(json.dumps(rows("word " * 700)[0]) + "\n")
+    whole = explorer_page([tmp_path])
+    assert '"limit":null' in whole and "word " * 700 in whole
+    monkeypatch.setattr(explorer, "MAX_BYTES", len(whole) - 1)
+    page = explorer_page([tmp_path])
+    assert '"limit":1500' in page and len(page) < len(whole) and "word " * 100 in page
+
+
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
@@ -134,11 +212,19 @@ def visible(page: pathlib.Path, filters: str) -> str:
         ("first=0&search=rome", "1 of 2 questions"),
         ("first=0&search=title 1", "1 of 2 questions"),
         ("first=0&search=nothing", "0 of 2 questions"),
+        ("view=trees", "2 of 2 trees, rewards differ in 1"),
+        ("view=trees&leaves=differ", "1 of 2 trees, rewards differ in 1"),
+        ("view=trees&leaves=malformed", "1 of 2 trees"),
+        ("view=trees&credit=0.3", "1 of 2 trees, rewards differ in 1"),
+        ("view=trees&credit=0.8", "0 of 2 trees"),
+        ("view=trees&step=1", "1 of 2 trees, rewards differ in 0"),
+        ("view=trees&search=planning", "2 of 2 trees"),
     ],
 )
 def test_a_browser_shows_the_questions_that_match(filters: str, count: str, tmp_path: pathlib.Path):
     page = tmp_path / "explorer.html"
-    page.write_text(render(merge({ATTACK: rows("Rome"), "after": rows("Ulm")})))
+    trees = {ATTACK: stored_trees(tree_rows())}
+    page.write_text(render(merge({ATTACK: rows("Rome"), "after": rows("Ulm")}, trees)))
     text = visible(page, filters)
     assert count in text
     # Texts of models are shown as text: no element and no script came from them.

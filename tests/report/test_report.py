@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jax_ragrl.cli.train import _print_facts
 from jax_ragrl.errors import UserError
 from jax_ragrl.report import build_report, charts
 from jax_ragrl.report.build import render
@@ -17,6 +18,8 @@ from jax_ragrl.report.charts import smooth
 from jax_ragrl.report.load import RunData, by_step, curve
 from jax_ragrl.report.sketch import Scale, build_tree, credit_scale
 from jax_ragrl.report.svg import Frame, element, ticks
+from jax_ragrl.report.trees import largest_credit, spread, stored_trees
+from jax_ragrl.rollout.fault_kinds import FAULTS
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -230,6 +233,72 @@ def test_a_report_names_the_choices_of_a_run(tmp_path):
     assert "System opera" in text and "Advantage group_centred" in text and EVIL in text
 
 
+DATA = {"files": {"corpus": "docs", "train": "asked.csv", "dev": "dev.csv"}}
+
+
+def test_a_report_names_what_a_run_was_trained_on_and_its_scores(tmp_path, capsys):
+    llm = {"kind": "openai", "model": "a-model", "base_url": "http://host:8000/v1"}
+    config = {"data": DATA, "index": {"kind": "scann", "encoder": "minilm"}, "llm": llm}
+    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
+    rows = [metrics(step) | {"eval/accuracy": x} for step, x in enumerate((0.25, 0.75, 0.5))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = {
+        "Corpus": "docs",
+        "Training questions": "asked.csv",
+        "Retriever": "scann, minilm",
+        "Frozen language model": "openai, a-model, http://host:8000/v1",
+        "Test result": "61.5 %",
+        "Dev score": "25.0 % (step 0) → 50.0 % (step 2), best 75.0 % (step 1)",
+    }
+    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"trained": 0.615}}))
+    text = read(tmp_path).text
+    _print_facts(tmp_path)  # the end of 'ragrl train'
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for name, value in facts.items():
+        assert f"{name} {value}" in text and f"{name}: {value}" in lines
+    assert "Judge" not in text and f"ragrl report {tmp_path}" in lines[-1]
+
+
+def test_a_report_of_a_world_names_the_world(tmp_path):
+    config = {"data": {"world": {"seed": 7, "size": 60}}, "llm": {"kind": "none"}}
+    (write_run(tmp_path) / "config.json").write_text(json.dumps(config))
+    text = read(tmp_path).text
+    assert "Corpus synthetic, seed 7, size 60" in text
+
+
+def leaves_of(*values: float) -> list[dict[str, Any]]:
+    return [
+        node(0, None, credit=-0.5),
+        *(node(n, 0, "leaf", reward=x) for n, x in enumerate(values, 1)),
+    ]
+
+
+def test_trees_whose_leaves_differ_come_first(tmp_path):
+    trees = {name: tree(leaves_of(*values), name) for name, values in {
+        "Both right?": (1, 1), "A little?": (0.5, 0.25), "A lot?": (0, 1), "Both wrong?": (0, 0),
+    }.items()}  # fmt: skip
+    rows = [{"step": 1, "trees": [trees["Both right?"], trees["A little?"]]},
+            {"step": 2, "trees": [trees["A lot?"], trees["Both wrong?"]]}]  # fmt: skip
+    order = [tree["question"] for tree in stored_trees(rows)]
+    assert order == ["A lot?", "A little?", "Both wrong?", "Both right?"]
+    assert [spread(tree) for tree in stored_trees(rows)] == [1, 0.25, 0, 0]
+    assert largest_credit(stored_trees(rows)[0]) == 0.5
+    write_run(tmp_path)
+    (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = read(tmp_path).text
+    places = [
+        text.rindex(word) for word in ("Leaves differ", *order[:2], "Leaves agree", *order[2:])
+    ]
+    assert places == sorted(places)
+    assert "2 leaves, mean reward 0.5, spread 1, largest credit 0.5" in text
+
+
+def test_trees_beyond_the_limit_of_a_report_are_counted(tmp_path):
+    many = [tree(leaves_of(0, n % 2), f"Question {n}?") for n in range(14)]
+    text = read(write_run(tmp_path, trees=many)).text
+    assert "2 more: see explorer.html" in text and "Question 1?" in text
+
+
 def test_a_tree_shows_the_mean_reward_of_its_leaves(tmp_path):
     leaves = [node(1, 0, "leaf", reward=-3.0), node(2, 0, "leaf", reward=-2.0)]
     text = read(write_run(tmp_path, trees=[tree([node(0, None), *leaves])])).text
@@ -241,7 +310,10 @@ def test_an_old_run_shows_its_renamed_metrics(tmp_path):
     rows = [metrics(step) | old | {"reward/Planning": 0.25} for step in range(2)]
     (write_run(tmp_path) / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     text = read(tmp_path).text
-    assert "Role reward: plan 0.5000" in text and "No JSON 5 5 10" in text
+    assert (
+        "Role reward: plan 0.5000" in text
+        and "No JSON The query is not in a JSON object. 5 5 10" in text
+    )
     assert "Reward by strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -386,8 +458,9 @@ def test_failures_are_counted(tmp_path):
     write_run(tmp_path, summary={**SUMMARY, "ended": {"Max Depth": 2, "answered": 9}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = read(tmp_path).text
-    assert "Invalid action: No JSON 5 0 5" in text
-    assert "Ended without an answer: Max Depth 0 1 1" in text
+    # Each kind has the sentence of the glossary.
+    assert "Invalid action: No JSON The query is not in a JSON object. 5 0 5" in text
+    assert f"Ended without an answer: Max Depth {FAULTS['Max Depth']} 0 1 1" in text
     assert "Outcomes of the trained system: answered 9, Max Depth 2." in text
 
 

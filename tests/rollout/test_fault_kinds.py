@@ -1,0 +1,54 @@
+"""Each kind of fault that a system can give has a sentence, in the code and in the glossary."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from jax_ragrl.rollout.fault_kinds import FAULTS, explain, explain_all
+from jax_ragrl.rollout.policy import TOO_LONG
+from jax_ragrl.rollout.roles import UNCLOSED_THOUGHT
+from jax_ragrl.rollout.tree import LIMITS
+
+ROOT = pathlib.Path(__file__).parents[2]
+# "Max Depth", "No Sub-Answer", "answered, Out Of Turns": words with capitals.
+KIND = re.compile(r"(answered, )?[A-Z][a-z]+(-[A-Z][a-z]+)?( ([A-Z][A-Za-z-]+|of))+")
+# Names of actions and strategies, which are no faults.
+ACTIONS = {"No Retrieval", "No Answer Needed"}
+
+
+def kinds_in(path: pathlib.Path) -> set[str]:
+    """The texts of a module that look like kinds of faults, except docstrings."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    texts = {n.value for n in ast.walk(module) if isinstance(n, ast.Constant)}
+    found = {text for text in texts if isinstance(text, str) and KIND.fullmatch(text)}
+    return {text.removeprefix("answered, ") for text in found} - ACTIONS
+
+
+def test_every_kind_of_the_systems_has_a_sentence():
+    files = [path for path in (ROOT / "jax_ragrl" / "systems").rglob("*.py")]
+    kinds = set().union(*map(kinds_in, files)) | {TOO_LONG, UNCLOSED_THOUGHT, *LIMITS}
+    assert len(kinds) > 35
+    assert kinds == set(FAULTS)
+
+
+def test_a_kind_is_explained_in_one_sentence():
+    assert list(FAULTS) == sorted(FAULTS)
+    for kind, text in FAULTS.items():
+        assert re.fullmatch(r"[A-Z][^.]+\.", text), kind
+
+
+def test_a_finish_reason_with_an_answer_is_explained_too():
+    assert explain("answered, Out Of Turns") == FAULTS["Out Of Turns"]
+    assert explain("answered") == explain("The server said no") == ""
+    assert list(explain_all(["No Plan", "answered", "Max Depth", "No Plan"])) == [
+        "Max Depth",
+        "No Plan",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "text"), FAULTS.items())
+def test_the_glossary_has_the_kind(kind, text):
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert f"| {kind} | {text} |\n" in glossary
