@@ -157,6 +157,25 @@ def test_metadata_of_any_json_values_and_of_earlier_versions_are_restored(tmp_pa
         assert checkpoints.restore(1, tree(0))[1].keys() == meta.keys()
 
 
+def test_a_flipped_bit_in_any_byte_of_the_metadata_is_damage_or_changes_nothing(tmp_path):
+    draw = np.random.default_rng(0)
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, tree(1), {"data": {"epoch": 3, "order": [2, 0, 1]}})
+        checkpoints.wait()
+        expected, unnoticed = checkpoints.meta(1), 0
+        file = checkpoints.folder / "1" / "meta" / "metadata"
+        content = file.read_bytes()
+        for i in range(len(content)):
+            changed = bytearray(content)
+            changed[i] ^= 1 << draw.integers(8)
+            file.write_bytes(changed)
+            # The name of the checksum is the only text that no checksum covers.
+            with contextlib.suppress(DamagedCheckpointError):
+                assert checkpoints.meta(1).items() >= expected.items(), bytes(changed)
+                unnoticed += 1
+        assert unnoticed <= len("meta_checksum")
+
+
 def test_a_step_that_is_damaged_again_is_set_aside_again(tmp_path):
     with contextlib.closing(_save_three(tmp_path)) as checkpoints:
         for name in ("damaged-3", "damaged-3-2", "damaged-3-3"):
