@@ -75,6 +75,7 @@ def test_a_comparison_uses_the_named_rule(credit):
     )
     result = with_credit(own, credit, 0)
     assert result.turn_credit is None
+    assert {rule.func.__name__ for rule in result.advantages.values()} == {f"over_{credit}"}
     assert {name: rule.keywords["rule"].__name__ for name, rule in result.advantages.items()} == {
         name: name for name in ("group_centred", "group_normalised", "leave_one_out")
     }
