@@ -224,8 +224,8 @@ def _model(section: Any) -> str:
 
 def results(run: RunData) -> dict[str, str]:
     """The score of the test questions, if a run has it, and its first, best and last dev scores."""
-    pairs, trained = {}, (run.summary.get("accuracy") or {}).get("trained")
-    if is_number(trained):
+    pairs, trained = dict[str, str](), (run.summary.get("accuracy") or {}).get("trained")
+    if isinstance(trained, int | float):
         pairs["Test result"] = f"{percent(run.summary) * float(trained):.1f} %"
     scores = curve(run.metrics, "eval/accuracy")
     points = [f"{100 * y:.1f} % (step {x:g})" for x, y in zip(*scores, strict=True)]
