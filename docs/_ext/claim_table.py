@@ -61,8 +61,8 @@ def line_of(evidence: tuple[str, str, str, str]) -> str:
 def summary(rows: Sequence[tuple[str, ...]]) -> str:
     """The number of claims by verdict."""
     verdicts = [row[3] for row in rows]
-    counts = (f"{verdicts.count(name)} {name}" for name in dict.fromkeys(sorted(verdicts)))
-    return f"Of {len(rows)} claims: {', '.join(counts)}."
+    counts = (f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
+    return f"Verdicts on {len(rows)} claims: {', '.join(counts)}."
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> str:
