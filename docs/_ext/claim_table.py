@@ -66,13 +66,14 @@ def summary(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> str:
-    """The command and commit of each result; results measured alike share a line."""
-    lines: dict[tuple[str, str], list[str]] = {}
+    """The command, commit and device of each result; results measured alike share a line."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
     for row in results:
-        seeds = ",".join(map(str, row.get("seeds", ())))
-        options = f" --training-seeds {seeds} --world-seed {row['world']}" if seeds else ""
-        lines.setdefault((options, row["commit"]), []).append(str(row["number"]))
+        number = str(row["number"])
+        # The commands of claims that were measured alike differ in the number of the claim alone.
+        options = row["command"].removeprefix(f"ragrl reproduce --claims {number}")
+        lines.setdefault((options, row["commit"], row["device"]), []).append(number)
     return "".join(
-        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`.\n"
-        for (options, commit), numbers in lines.items()
+        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`, {device}.\n"
+        for (options, commit, device), numbers in lines.items()
     )

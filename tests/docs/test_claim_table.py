@@ -11,12 +11,14 @@ import pytest
 
 from jax_ragrl.experiments.claims import OPEN, load_claims
 
+ONE = "ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
 PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
 
 
 def result(number: int, **changes: Any) -> dict[str, Any]:
     fields = {"number": number, "verdict": "holds", "tests": [], "pairs": [], "missing": ""}
-    return fields | {"commit": "abc1234"} | changes
+    command = f"ragrl reproduce --claims {number}"
+    return fields | {"command": command, "commit": "abc1234", "device": "2 cores"} | changes
 
 
 @pytest.fixture
@@ -47,7 +49,10 @@ def test_every_claim_has_a_row_without_any_result(render):
 def test_results_have_differences_seeds_and_commands(render):
     pairs = [PAIR | {"verdict": "holds"}, PAIR | {"verdict": "undecided"}]
     text, rows = render(
-        result(1, pairs=pairs, verdict="undecided", seeds=[0, 1], world=100, missing="more seeds"),
+        result(
+            1, pairs=pairs, verdict="undecided", seeds=[0, 1], missing="more seeds", command=ONE
+        ),
+        result(16, tests=["tests/a.py::test_c"], proof="holds"),
         result(6, tests=["tests/a.py::test_b"], proof="does not hold", verdict="does not hold"),
     )
     assert "does not hold 1, " in text and "undecided 1." in text
@@ -55,5 +60,5 @@ def test_results_have_differences_seeds_and_commands(render):
     assert f"| {evidence}: holds<br>{evidence}: undecided<br>{OPEN}: more seeds |" in rows["1"]
     assert rows["1"].endswith("| undecided | 0, 1 |")
     assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
-    assert "`ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100`, commit" in text
-    assert "- `ragrl reproduce --claims 6`, commit `abc1234`." in text
+    assert f"- `{ONE}`, commit `abc1234`, 2 cores.\n" in text
+    assert "- `ragrl reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text
