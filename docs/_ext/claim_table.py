@@ -61,18 +61,19 @@ def line_of(evidence: tuple[str, str, str, str]) -> str:
 def summary(rows: Sequence[tuple[str, ...]]) -> str:
     """The number of claims by verdict."""
     verdicts = [row[3] for row in rows]
-    counts = (f"{verdicts.count(name)} {name}" for name in dict.fromkeys(sorted(verdicts)))
-    return f"Of {len(rows)} claims: {', '.join(counts)}."
+    counts = (f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
+    return f"Verdicts on {len(rows)} claims: {', '.join(counts)}."
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> str:
-    """The command and commit of each result; results measured alike share a line."""
-    lines: dict[tuple[str, str], list[str]] = {}
+    """The command, commit and device of each result; results measured alike share a line."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
     for row in results:
-        seeds = ",".join(map(str, row.get("seeds", ())))
-        options = f" --training-seeds {seeds} --world-seed {row['world']}" if seeds else ""
-        lines.setdefault((options, row["commit"]), []).append(str(row["number"]))
+        number = str(row["number"])
+        # The commands of claims that were measured alike differ in the number of the claim alone.
+        options = row["command"].removeprefix(f"ragrl reproduce --claims {number}")
+        lines.setdefault((options, row["commit"], row["device"]), []).append(number)
     return "".join(
-        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`.\n"
-        for (options, commit), numbers in lines.items()
+        f"- `ragrl reproduce --claims {','.join(numbers)}{options}`, commit `{commit}`, {device}.\n"
+        for (options, commit, device), numbers in lines.items()
     )

@@ -8,7 +8,6 @@ one that compiles; building the index is not part of it.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 import time
@@ -28,7 +27,7 @@ from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
 from jax_ragrl.run.retrievers import retriever_from
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
-from jax_ragrl.runtime.revision import revision
+from jax_ragrl.runtime.revision import device_name, revision
 from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
@@ -295,16 +294,6 @@ def table(rows: Iterable[Row], command: str) -> dict[str, Any]:
 
 def _cells(row: Row) -> dict[str, Any]:
     return {column: row[name] for column, name in COLUMNS.items()}
-
-
-def device_name() -> str:
-    """Returns the number and kind of the devices, or of the cores if there is no accelerator."""
-    import jax
-
-    first = jax.devices()[0]
-    if first.platform == "cpu":
-        return f"{os.cpu_count()} CPU cores"
-    return f"{jax.device_count()} {first.device_kind}"
 
 
 def markdown(values: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.runtime.jsonl import write_json
-from jax_ragrl.runtime.revision import revision
+from jax_ragrl.runtime.revision import device_name, revision
 
 PAPERS = ("c3po", "mmoa_rag", "coda", "mao_arag", "opera", "across")  # files in configs/claims
 OPEN = "open"
@@ -195,18 +195,22 @@ def run_claim(claim: Claim, out: pathlib.Path, seeds: Sequence[int], world: int)
 
     Returns:
       JSON values: the fields of the claim without arms, `verdict`, `pairs` (see `decide`), `proof`
-      (the verdict of its tests), and how it was measured: `seeds`, `world` and `commit`.
+      (the verdict of its tests), and how it was measured: `seeds`, `world`,
+      `command`, `commit` and `device`.
     """
     row = {name: getattr(claim, name) for name in ("number", "statement", "source", "missing")}
-    row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": [], "commit": revision()}
+    row |= {"tests": list(claim.tests), "verdict": OPEN, "pairs": []}
+    command = f"ragrl reproduce --claims {claim.number}"
     if claim.pairs:
+        numbers = ",".join(map(str, seeds))
+        command += f" --training-seeds {numbers} --world-seed {world}"
         experiment = experiment_of(claim, seeds, world)
         row |= decide(claim, run_cells(experiment, cells_of(experiment), out / "cells"))
         row |= {"seeds": list(seeds), "world": world}
     if claim.tests:
         row["proof"] = prove(claim.tests)
         row["verdict"] = weaker(row["verdict"], row["proof"])
-    return row
+    return row | {"command": command, "commit": revision(), "device": device_name()}
 
 
 def prove(tests: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""The commit of this checkout, which measurements name."""
+"""The commit of this checkout and the device, which measurements name."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 
@@ -16,3 +17,13 @@ def revision() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return __version__
+
+
+def device_name() -> str:
+    """Returns the number and kind of the devices, or of the cores if there is no accelerator."""
+    import jax
+
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return f"{os.cpu_count()} CPU cores"
+    return f"{jax.device_count()} {first.device_kind}"

@@ -11,12 +11,14 @@ import pytest
 
 from jax_ragrl.experiments.claims import OPEN, load_claims
 
+ONE = "ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
 PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
 
 
 def result(number: int, **changes: Any) -> dict[str, Any]:
     fields = {"number": number, "verdict": "holds", "tests": [], "pairs": [], "missing": ""}
-    return fields | {"commit": "abc1234"} | changes
+    command = f"ragrl reproduce --claims {number}"
+    return fields | {"command": command, "commit": "abc1234", "device": "2 cores"} | changes
 
 
 @pytest.fixture
@@ -38,9 +40,8 @@ def test_every_claim_has_a_row_without_any_result(render):
     claims = load_claims()
     assert all(claim.statement in rows[str(claim.number)] for claim in claims)
     undecidable = [c for c in claims if not (c.pairs or c.tests)]
-    assert text.startswith(
-        f"Of 31 claims: {31 - len(undecidable)} not run, {len(undecidable)} open"
-    )
+    count = len(undecidable)
+    assert text.startswith(f"Verdicts on 31 claims: not run {31 - count}, open {count}.")
     for claim in undecidable:
         assert claim.missing in rows[str(claim.number)] and "| open |" in rows[str(claim.number)]
 
@@ -48,13 +49,16 @@ def test_every_claim_has_a_row_without_any_result(render):
 def test_results_have_differences_seeds_and_commands(render):
     pairs = [PAIR | {"verdict": "holds"}, PAIR | {"verdict": "undecided"}]
     text, rows = render(
-        result(1, pairs=pairs, verdict="undecided", seeds=[0, 1], world=100, missing="more seeds"),
+        result(
+            1, pairs=pairs, verdict="undecided", seeds=[0, 1], missing="more seeds", command=ONE
+        ),
+        result(16, tests=["tests/a.py::test_c"], proof="holds"),
         result(6, tests=["tests/a.py::test_b"], proof="does not hold", verdict="does not hold"),
     )
-    assert "1 does not hold, " in text and "1 undecided." in text
+    assert "does not hold 1, " in text and "undecided 1." in text
     evidence = "new over old (F1): +3.50 [1.0, 6.0], 3.57"
     assert f"| {evidence}: holds<br>{evidence}: undecided<br>{OPEN}: more seeds |" in rows["1"]
     assert rows["1"].endswith("| undecided | 0, 1 |")
     assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
-    assert "`ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100`, commit" in text
-    assert "- `ragrl reproduce --claims 6`, commit `abc1234`." in text
+    assert f"- `{ONE}`, commit `abc1234`, 2 cores.\n" in text
+    assert "- `ragrl reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text

@@ -72,7 +72,7 @@ def test_the_arms_of_a_claim_are_valid_configs(number, tmp_path):
 
 
 def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
-    """Their worlds differ at most in what the reader knows, which changes no question."""
+    """Their worlds differ at most in the knowledge of the reader, which changes no question."""
     free = {"famous_fraction"}
     for one in (c for c in CLAIMS if c.arms):
         experiment = experiment_of(one, (0,), 100)

@@ -1,4 +1,4 @@
-"""Real cells of one small training step: what is answered later, and what is learned before."""
+"""Real cells of one small training step: later answers, and imitation before the training."""
 
 from __future__ import annotations
 
