@@ -224,9 +224,10 @@ def _model(section: Any) -> str:
 
 def results(run: RunData) -> dict[str, str]:
     """The score of the test questions, if a run has it, and its first, best and last dev scores."""
-    pairs, trained = {}, (run.summary.get("accuracy") or {}).get("trained")
-    if is_number(trained):
-        pairs["Test result"] = f"{percent(run.summary) * float(trained):.1f} %"
+    pairs = {}
+    scores_by_system = _numbers(run.summary.get("accuracy") or {})
+    if "trained" in scores_by_system:
+        pairs["Test result"] = f"{percent(run.summary) * scores_by_system['trained']:.1f} %"
     scores = curve(run.metrics, "eval/accuracy")
     points = [f"{100 * y:.1f} % (step {x:g})" for x, y in zip(*scores, strict=True)]
     if points:
