@@ -196,7 +196,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def origin(config: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was trained on: corpus, questions, retriever, frozen model and judge, by name."""
+    """Names the data and models of a run: corpus, questions, retriever, frozen model, judge."""
     files, world = _nested(config, ["data", "files"]), _nested(config, ["data", "world"])
     pairs = {}
     if files:
@@ -224,6 +224,7 @@ def _model(section: Any) -> str:
 
 def results(run: RunData) -> dict[str, str]:
     """The score of the test questions, if a run has it, and its first, best and last dev scores."""
+    # Only some commands evaluate the test questions, and a run may have no dev scores yet.
     pairs = {}
     scores_by_system = _numbers(run.summary.get("accuracy") or {})
     if "trained" in scores_by_system:
