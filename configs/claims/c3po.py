@@ -11,7 +11,7 @@ UNTRAINED = {"config": C3PO, "overrides": ("run.steps=0",)}
 # The reader knows facts that have changed since: each strategy is the best one for some questions.
 ROUTER = {"config": "configs/tiny/c3po_router.py"}
 STRATEGIES = ("No Retrieval", "Retrieval", "Planning")
-# What the policy was not trained with: a reader that is often distracted, and a search for words.
+# The policy was not trained with them: a reader that is often distracted, and a search for words.
 READER = ("llm.noise=0.3", "llm.confusion=0.6", "llm.max_documents=3")
 RETRIEVER = ("index.kind=bm25",)
 

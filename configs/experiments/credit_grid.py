@@ -10,7 +10,7 @@ ships with the package. An arm is named SHARING-CREDIT:
   sharing   `one`: a policy for all roles; `separate`: a policy per role; `separate_lora`: an
             adapter per role on one frozen base
   credit    chain, PPO: `shared` (the reward of the answer for all actions), `last` (for the last
-              action alone: each action has only the rewards of its own)
+              action alone: each action has only its own rewards)
             group of rollouts, no critic: `grpo` (rollouts normalized), `rloo` (leave one out),
               `roles` (each action against the actions of its role: agent-wise normalization)
             tree: `leaves` (mean over reachable leaves, PPO), `children` (mean over children, PPO),
@@ -20,8 +20,8 @@ Every training ends at the end of the step in which it has generated `TOKENS` to
 per step are chosen such that a step of each shape generates about as many tokens, so that all arms
 also take about as many optimizer steps. No arm has a KL penalty, forced actions or a decaying rate.
 GAE over turns is missing: no turn of C-3PO continues the context of another. The world has no seed
-of the configs and their warm starts. Rates are those of `configs/tiny/c3po.py`; that of adapters is
-not tuned.
+of the configs and their warm starts. Rates are as in `configs/tiny/c3po.py`; the rate of adapters
+is not tuned.
 """
 
 from ml_collections import ConfigDict

@@ -168,10 +168,11 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def _print_facts(workdir: pathlib.Path) -> None:
-    """Prints what a run was trained on, its scores, and the commands that come next."""
+    """Prints the data, models and scores of a run, and the commands that come next."""
     from jax_ragrl.report.build import origin, results
     from jax_ragrl.report.load import load_run
 
+    # From the files, so that a report says the same.
     run = load_run(workdir)
     for name, value in (origin(run.config) | results(run)).items():
         show(f"{name + ':':<20} {value}")

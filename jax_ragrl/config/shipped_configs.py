@@ -24,6 +24,7 @@ def name_of(path: pathlib.Path) -> str:
 
 
 def _summary(path: pathlib.Path) -> str:
+    # Parsed, because importing a config loads its libraries.
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0]
 

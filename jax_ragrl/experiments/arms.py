@@ -272,7 +272,7 @@ def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str,
 
 
 def _ensure_policy(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
-    """Makes the policy that a cell starts from, unless it is there."""
+    """Makes the policy that a cell starts from, unless it exists."""
     arm = experiment.arms[cell.arm]
     if arm.warm_up:
         ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(arm, cell, out))

@@ -123,7 +123,7 @@ def _of_training(row: Mapping[str, Any], metric: str) -> np.ndarray:
             f"the training has no metric {metric!r}: use one of metrics.jsonl, such as "
             f"{', '.join(sorted(means)[:5]) or 'none of this arm, which shares a training'}"
         )
-    # Differences are rounded to hundredths, which would hide those of fractions.
+    # Differences are rounded to hundredths, which would hide differences of fractions.
     entry = metric_of(metric)
     is_fraction = entry is not None and entry.unit == "fraction"
     return np.array([means[metric] * (100 if is_fraction else 1)])

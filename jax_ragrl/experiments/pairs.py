@@ -23,7 +23,7 @@ class Pair:
       metric: the measure of both arms, see `measures`.
       kind: `higher`: the first arm is higher; `not lower`: it is lower by less than `margin`;
         `differs`: it is higher or lower.
-      margin: in the unit of the metric. Arms of which it is claimed that they differ count as equal
+      margin: in the unit of the metric. Arms that are claimed to differ count as equal
         if the interval is between `-margin` and `margin`.
       among: the questions that count, `hops=1,2` or `kind=NAME`; empty: all.
       second_metric: the metric of the second arm, if it is another one.

@@ -104,7 +104,7 @@ def answer_again(
     system = fixed_strategy(job, strategy) if strategy else None
     parts = build_components(job, folder)
     models = parts.models()
-    # A run without steps has no checkpoint: its policies are those of the config.
+    # A run without steps has no checkpoint: its policies come from the config.
     if (run_folder / "checkpoints").is_dir():
         models = for_sampling(trained_policies(job, parts.policies, RunCheckpoint(run_folder)))
     return _evaluate(job, parts, models, system, folder) | {"totals": {}}

@@ -218,7 +218,7 @@ class Checkpoints:
 
 def _json_checksum(values: dict[str, Any]) -> int:
     """Returns a checksum of a JSON object that is the same before and after it is saved."""
-    # JSON makes lists of tuples and texts of numbers that are keys.
+    # JSON turns tuples into lists, and keys that are numbers into texts.
     file_values = json.loads(json.dumps(values))
     return zlib.crc32(json.dumps(file_values, sort_keys=True).encode())
 

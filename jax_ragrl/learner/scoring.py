@@ -114,7 +114,7 @@ def old_outputs(policy: Policy, data: Minibatches) -> dict[str, np.ndarray]:
     run = functools.partial(run_batches, spec, model=spec.policy, params=params)
     if not sampler_may_serve(spec.objective):
         return by_action(data, run(data.batches), POLICY_FIELDS | value_fields)
-    # 1. Score what the sampler does not know, and measure the gap.
+    # 1. Score tokens that the sampler did not draw, and measure the gap.
     numbers = batches_to_score(data.batches)
     outputs = _score_some(data, numbers, run)
     gap = _largest_gap(data, outputs)

@@ -98,7 +98,7 @@ def update(
 def _optimize_all(
     policy: Policy, data: Minibatches, targets: Sequence[Sequence[Targets]]
 ) -> tuple[Policy, list[dict[str, Any]], list[TokenOutputs]]:
-    """Takes the optimizer steps of all epochs; the outputs are those of the first one."""
+    """Takes the optimizer steps of all epochs; the outputs come from the first epoch."""
     sums, outputs = list[dict[str, Any]](), list[TokenOutputs]()
     # The targets stay fixed while the policy changes, as in PPO.
     for epoch in range(policy.spec.optimizer.epochs):

@@ -196,7 +196,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def origin(config: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was trained on: corpus, questions, retriever, frozen model and judge, by name."""
+    """Names the data and models of a run: corpus, questions, retriever, frozen model, judge."""
     files, world = _nested(config, ["data", "files"]), _nested(config, ["data", "world"])
     pairs = {}
     if files:
@@ -224,9 +224,11 @@ def _model(section: Any) -> str:
 
 def results(run: RunData) -> dict[str, str]:
     """The score of the test questions, if a run has it, and its first, best and last dev scores."""
-    pairs, trained = dict[str, str](), (run.summary.get("accuracy") or {}).get("trained")
-    if isinstance(trained, int | float):
-        pairs["Test result"] = f"{percent(run.summary) * float(trained):.1f} %"
+    # Only some commands evaluate the test questions, and a run may have no dev scores yet.
+    pairs = {}
+    scores_by_system = _numbers(run.summary.get("accuracy") or {})
+    if "trained" in scores_by_system:
+        pairs["Test result"] = f"{percent(run.summary) * scores_by_system['trained']:.1f} %"
     scores = curve(run.metrics, "eval/accuracy")
     points = [f"{100 * y:.1f} % (step {x:g})" for x, y in zip(*scores, strict=True)]
     if points:

@@ -49,6 +49,7 @@ def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathli
 
 def explorer_page(sources: Sequence[pathlib.Path]) -> str:
     """Returns the page of all predictions and trees in some places, see `build_explorer`."""
+    # Labels need the folder only if there are several.
     several = len(sources) > 1
     trees = {str(source): read_trees(source) for source in sources}
     files = [
@@ -74,7 +75,7 @@ def read_trees(source: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def has_predictions(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has predictions; a file of predictions has none below it."""
+    """Returns whether a folder has predictions; a file is one of predictions."""
     if folder.is_file():
         return True
     return any((folder / FOLDER).rglob("*.jsonl")) or any(folder.glob(f"*/{FOLDER}/*.jsonl"))
@@ -148,22 +149,13 @@ def merge(
         for row in rows:
             key = (str(row["id"]), str(row["question"]))
             # The first source describes the question; later ones only add their predictions.
-            question_fields = {name: row[name] for name in QUESTION_FIELDS} | {
-                "text": row["question"],
-                "rows": [],
-            }
-            entries = [(p["id"], p["title"], shorten(p["text"], limit)) for p in row["passages"]]
-            prediction = {name: row[name] for name in PREDICTION_FIELDS} | {
-                # Computed here, so that predictions of earlier versions have it too.
-                "mistake": mistake_of(row),
-                "steps": [_short_step(step, limit) for step in row["steps"]],
-                "passages": [numbers[entry] for entry in entries],
-            }
-            questions.setdefault(key, question_fields)["rows"].append([source, prediction])
+            question = {name: row[name] for name in QUESTION_FIELDS}
+            question = questions.setdefault(key, question | {"text": row["question"], "rows": []})
+            question["rows"].append([source, _prediction(row, numbers, limit)])
     compact = [
         compact_tree(tree, run, texts, numbers, limit)
-        for run, stored in enumerate(trees.values())
-        for tree in stored
+        for run, run_trees in enumerate(trees.values())
+        for tree in run_trees
     ]
     return {
         "sources": list(sources),
@@ -174,6 +166,17 @@ def merge(
         "texts": list(texts),
         "limit": limit if limit < TEXT_LIMITS[0] else None,
         "faults": explain_all(_kinds(questions.values(), compact)),
+    }
+
+
+def _prediction(row: Mapping[str, Any], numbers: Numbers, limit: int) -> dict[str, Any]:
+    """The prediction of a row, whose passages are numbers."""
+    entries = [(p["id"], p["title"], shorten(p["text"], limit)) for p in row["passages"]]
+    return {name: row[name] for name in PREDICTION_FIELDS} | {
+        # Computed here, so that predictions of earlier versions have it too.
+        "mistake": mistake_of(row),
+        "steps": [_short_step(step, limit) for step in row["steps"]],
+        "passages": [numbers[entry] for entry in entries],
     }
 
 

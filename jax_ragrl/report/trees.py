@@ -32,6 +32,7 @@ def stored_trees(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Returns:
       The trees, each with its `step` and with all fields of its nodes.
     """
+    # The step is known to the row only.
     trees = [{**tree, "step": row["step"]} for row in rows for tree in row.get("trees") or ()]
     trees = [
         tree | {"nodes": [{**NODE, **node} for node in tree.get("nodes", ())]} for tree in trees
@@ -89,23 +90,7 @@ def compact_tree(
       whose `prompt` and `passages` are numbers.
     """
 
-    def short(text: str) -> str:
-        return shorten(text, limit)
-
-    nodes = []
-    for node in tree["nodes"]:
-        values = {name: node[name] for name in NODE_FIELDS if node[name] != NODE[name]}
-        values |= {name: short(node[name]) for name in ("text", "answer") if node[name]}
-        if node["prompt"]:
-            values["prompt"] = texts[short(node["prompt"])]
-        if node["passages"]:
-            values["passages"] = [
-                passages["", p["title"], short(p["text"])] for p in node["passages"]
-            ]
-            values["kept"] = [p.get("kept") for p in node["passages"]]
-        if node["calls"]:
-            values["calls"] = [[purpose, short(str(reply))] for purpose, reply in node["calls"]]
-        nodes.append(values)
+    nodes = [_compact_node(node, texts, passages, limit) for node in tree["nodes"]]
     facts = {name: tree.get(name) for name in ("question", "answers", "hops", "step")}
     return facts | {
         "source": source,
@@ -113,3 +98,23 @@ def compact_tree(
         "credit": largest_credit(tree),
         "nodes": nodes,
     }
+
+
+def _compact_node(
+    node: Mapping[str, Any], texts: Numbers, passages: Numbers, limit: int
+) -> dict[str, Any]:
+    """The fields of a node that differ from their defaults, with numbers for texts."""
+    # Most fields of most nodes have the default, which the page need not repeat.
+    values = {name: node[name] for name in NODE_FIELDS if node[name] != NODE[name]}
+    values |= {name: shorten(node[name], limit) for name in ("text", "answer") if node[name]}
+    # Siblings have the same prompt.
+    if node["prompt"]:
+        values["prompt"] = texts[shorten(node["prompt"], limit)]
+    # Trees store no ids of passages.
+    if pages := node["passages"]:
+        values["passages"] = [passages["", p["title"], shorten(p["text"], limit)] for p in pages]
+        values["kept"] = [p.get("kept") for p in pages]
+    # Replies of the frozen model and titles of searches on the way to a leaf.
+    if node["calls"]:
+        values["calls"] = [[purpose, shorten(str(x), limit)] for purpose, x in node["calls"]]
+    return values

@@ -33,7 +33,7 @@ def mistake_of(prediction: Mapping[str, Any]) -> str:
       prediction: a row of `predictions.prediction_rows`. A question whose environment failed has no
         score, and so no mistake.
     """
-    # The most lenient score: a long answer that contains the gold answer is no mistake.
+    # The most lenient score: a long answer that contains the gold answer counts as correct.
     if prediction["scores"].get("cover_em") != 0.0:
         return ""
     if prediction["answer"] is None:

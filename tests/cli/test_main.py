@@ -358,7 +358,7 @@ def test_config_without_a_file_lists_the_shipped_configs(capsys):
 
 
 def test_an_answer_from_the_synthetic_corpus_says_so(capsys, monkeypatch):
-    """A user with a corpus of their own would take it for an answer from that corpus."""
+    """A user who brings a corpus would take it for an answer from that corpus."""
 
     def stop(job, folder):
         raise UserError("stop")
