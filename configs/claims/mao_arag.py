@@ -85,7 +85,7 @@ CLAIMS = (
         "fails.",
         "source": "section 4.3",
         "arms": {
-            # The shipped policy was not taught workflows. Rules that read the gold passages teach them.
+            # The shipped policy was not taught workflows. Rules with the gold passages teach them.
             "imitates": {
                 "config": "configs/tiny/mao_arag.py",
                 "overrides": ("run.steps=0",),
