@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from jax_ragrl.experiments.arms import Cell, finished_part, load_experiment
-from jax_ragrl.experiments.comparison import compare_pair, decide_pairs
+from jax_ragrl.experiments.comparison import adjust_for_family, compare_pair, verdict
+from jax_ragrl.experiments.pairs import Pair
 
 FILE = "configs/experiments/credit_grid.py"
 COMMAND = f"ragrl experiment {FILE} --out runs/credit_grid"
@@ -94,15 +95,15 @@ def factor_rows(rows: Rows) -> Iterable[dict[str, Any]]:
                 label = f"{side} of {pair[0]} and {pair[1]}"
                 pooled[Cell(label, *seeds)] = row_of(scores, count)
     pairs = [
-        compare_pair(*(f"{side} of {a} and {b}" for side in (b, a)), METRIC, pooled)
+        compare_pair(Pair(*(f"{side} of {a} and {b}" for side in (a, b)), METRIC), pooled)
         for a, b in FACTORS
         if any(cell.arm == f"{a} of {a} and {b}" for cell in pooled)
     ]
-    for comparison in decide_pairs(pairs):
+    for comparison in adjust_for_family(pairs):
         a, b = (comparison[key].partition(" ")[0] for key in ("arm", "over"))
         sizes = [pooled[c]["pairs"] for c in pooled if c.arm == comparison["arm"]]
         cells = {"Choice": f"`{a}` over `{b}`", "Pairs of cells": sum(sizes)}
-        yield cells | difference_cells(comparison)
+        yield cells | difference_cells(comparison | {"verdict": verdict(comparison)})
 
 
 def row_of(scores: np.ndarray, count: int) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.
     """Returns the differences of two arms per question, by the seeds that both have.
 
     Args:
-      pair: the names of the arms; the second one is baseline_Q.
+      pair: the names of the arms; the second one is the baseline.
       rows: the rows of all cells.
 
     Returns:

@@ -20,9 +20,7 @@ EXPERIMENT = load_experiment(ROOT / grid.FILE)
 
 def row(scores: np.ndarray) -> dict:
     values = {"f1": scores.tolist(), "cover_em": scores.tolist()}
-    means = {"role_gradient/share/router": 0.5, "advantage/std/router": 2.0}
-    totals = {"policy_tokens": 100.0}
-    return {"scores": values, "questions": "q", "totals": totals, "means": means}
+    return {"scores": values, "questions": "q", "totals": {"policy_tokens": 100.0}}
 
 
 def rows() -> dict[Cell, dict]:
@@ -60,6 +58,8 @@ def test_the_tables_are_written_from_the_finished_cells(tmp_path, monkeypatch):
     for cell, x in rows().items():
         (tmp_path / cell.folder).mkdir()
         (tmp_path / cell.folder / "cell.json").write_text(json.dumps(x))
+        step = {"step": 1, "role_gradient/share/router": 0.5, "advantage/std/router": 2.0}
+        (tmp_path / cell.folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
     monkeypatch.setattr(grid, "HERE", tmp_path)
     monkeypatch.chdir(ROOT)
     write_comparison(*grid.finished_part(EXPERIMENT, tmp_path), tmp_path)
