@@ -171,7 +171,10 @@ def _print_facts(workdir: pathlib.Path) -> None:
     """Prints the data, models and scores of a run, and the commands that come next."""
     from jax_ragrl.report.build import origin, results
     from jax_ragrl.report.load import load_run
+    from jax_ragrl.training.log import METRICS
 
+    if not (workdir / METRICS).is_file():
+        return  # run.steps=0: there is nothing to describe
     # From the files, so that a report says the same.
     run = load_run(workdir)
     for name, value in (origin(run.config) | results(run)).items():

@@ -69,9 +69,9 @@ def test_a_policy_learns_from_demonstrations_before_its_training(
     rows = {
         cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
     }
-    folder = tmp_path / cells_of(experiment)[0].folder
+    (cell,) = (cell for cell in cells_of(experiment) if cell.arm == "taught")
+    folder = tmp_path / cell.folder
     assert list(read_rows(folder / "demos.jsonl"))
     assert (folder / "imitation" / "checkpoint").is_dir()
     assert rows["taught"]["facts"] != rows["untaught"]["facts"]
-    origin = training_cell(experiment, cells_of(experiment)[0])
-    assert origin.arm == "taught"
+    assert training_cell(experiment, cell) == cell

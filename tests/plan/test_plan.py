@@ -49,6 +49,7 @@ from jax_ragrl.runtime.topology import GPUS, describe_devices, memory_of
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
 
+UPDATE = {"bytes": 2, "compile_s": 1.0}  # of a policy, as `count_updates` returns it
 SMALL = DecoderConfig(64, 16, 32, 1, 2, 2, 8)
 RUN = PlanConfig(
     Objective(critic="none", advantage="group_normalised", kl=KL("loss", "k3")),
@@ -452,8 +453,8 @@ def test_uncounted_models_make_a_fit_unknown(
     model_folders, monkeypatch, section, fits, fits_little
 ):
     monkeypatch.chdir(model_folders)
-    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: {"bytes": 2})
-    sampling = {"bytes": 1, "weight_bytes": 1}
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: UPDATE)
+    sampling = {"bytes": 1, "weight_bytes": 1, "compile_s": 1.0}
     monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_, **__: sampling)
     values = plan_values({"objective": RUN.objective, "optimizer": RUN.optimizer} | section)
     for memory, expected in ((2**40, fits), (1, fits_little)):
@@ -472,8 +473,8 @@ def test_the_peak_is_the_permanent_memory_and_one_program(monkeypatch):
         "encoder": {"weight_bytes": 10, "temporary_bytes": 7},  # not during a search
         "llm": {"weight_bytes": 1000, "temporary_bytes": 5},
     }
-    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: {"bytes": 2})
-    sampling = {"bytes": 4, "weight_bytes": 3}
+    monkeypatch.setattr("jax_ragrl.plan.count_updates", lambda *_, **__: UPDATE)
+    sampling = {"bytes": 4, "weight_bytes": 3, "compile_s": 1.0}
     monkeypatch.setattr("jax_ragrl.plan.count_rollout", lambda *_, **__: sampling)
     monkeypatch.setattr("jax_ragrl.plan.count_other_models", lambda *_: OtherModels(sections, []))
     result = plan(RUN, SMALL, jax.devices())
