@@ -19,8 +19,8 @@ from jax_ragrl.experiments.seeds import markdown as table
 COLUMNS = (
     "#",
     "claim",
-    "evidence: difference, 95 %, could be seen",
     "verdict",
+    "evidence: difference, 95 %, could be seen",
     "seeds",
 )
 NOT_RUN = "not run"
@@ -43,10 +43,10 @@ def row_of(claim: Claim, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     text = f"{claim.statement} ({claim.source})"
     if result is None:
         can_run = claim.pairs or claim.tests
-        return str(claim.number), text, claim.missing, NOT_RUN if can_run else OPEN, ""
+        return str(claim.number), text, NOT_RUN if can_run else OPEN, claim.missing, ""
     lines = "<br>".join(map(line_of, evidence_of(result)))
     seeds = ", ".join(map(str, result.get("seeds", ())))
-    return str(claim.number), text, lines, result["verdict"], seeds
+    return str(claim.number), text, result["verdict"], lines, seeds
 
 
 def line_of(evidence: tuple[str, str, str, str]) -> str:
@@ -60,7 +60,7 @@ def line_of(evidence: tuple[str, str, str, str]) -> str:
 
 def summary(rows: Sequence[tuple[str, ...]]) -> str:
     """The number of claims by verdict."""
-    verdicts = [row[3] for row in rows]
+    verdicts = [row[2] for row in rows]
     counts = (f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
     return f"Verdicts on {len(rows)} claims: {', '.join(counts)}."
 
