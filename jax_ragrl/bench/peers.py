@@ -337,8 +337,8 @@ def compare_rollouts(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
         "times_faster_cpu": _ratio(ours, theirs, ("rollout_cpu_s",)),
     }
     if "kept_cache" in theirs:
-        kept = theirs["kept_cache"]
-        ratios |= {"kept_cache": kept | compare_rollouts(ours, kept)}
+        with_cache = theirs["kept_cache"]
+        ratios |= {"kept_cache": with_cache | compare_rollouts(ours, with_cache)}
     return ratios
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.arms import Cell, Experiment
 from jax_ragrl.experiments.measures import is_of_training, question_mask, title_of, values_of
-from jax_ragrl.experiments.pairs import LEVEL, Pair
+from jax_ragrl.experiments.pairs import FAILS, HOLDS, Pair, decide
 from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.experiments.statistics import (
     detectable_difference,
@@ -164,10 +164,10 @@ def verdict(comparison: Mapping[str, Any]) -> str:
 
     Both the interval over seeds and questions and the adjusted test must exclude 0.
     """
-    low, high = comparison["ci95"]
-    if comparison["p_adjusted"] >= LEVEL or low <= 0 <= high:
-        return f"undecided (a difference of {comparison['detectable']} points could be seen)"
-    return "higher" if low > 0 else "lower"
+    undecided = f"undecided (a difference of {comparison['detectable']} points could be seen)"
+    # The rule of a claim that the arm is higher.
+    decision = decide(Pair(comparison["arm"], comparison["over"]), comparison)
+    return {HOLDS: "higher", FAILS: "lower"}.get(decision, undecided)
 
 
 def _arm_summary(arm: str, metrics: Sequence[str], rows: Rows) -> dict[str, Any]:

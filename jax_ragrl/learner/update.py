@@ -14,13 +14,7 @@ import numpy as np
 from jax_ragrl.credit.assign import pad_rows
 from jax_ragrl.credit.kl import adapt
 from jax_ragrl.learner.accumulation import accumulate
-from jax_ragrl.learner.gradients import (
-    TokenOutputs,
-    TrainState,
-    add,
-    apply,
-    check_finite,
-)
+from jax_ragrl.learner.gradients import TokenOutputs, TrainState, add, apply, check_finite
 from jax_ragrl.learner.minibatches import split_minibatches
 from jax_ragrl.learner.objective import Objective
 from jax_ragrl.learner.optimizer import Optimizer
@@ -43,11 +37,7 @@ from jax_ragrl.learner.state import ModelSpec, Policy, PolicySpec, scalar
 from jax_ragrl.learner.targets import ActionScores, Targets, compute_advantages
 from jax_ragrl.learner.throughput import update_flops
 from jax_ragrl.losses import role_sum_weights, sequence_mean_weights, token_mean_weights
-from jax_ragrl.runtime.sharding import (
-    mesh_context,
-    replicate,
-    to_host,
-)
+from jax_ragrl.runtime.sharding import mesh_context, replicate, to_host
 
 
 def update(

@@ -89,7 +89,6 @@ def compact_tree(
       JSON values: the question, `step`, `spread`, `credit` (see `largest_credit`) and `nodes`,
       whose `prompt` and `passages` are numbers.
     """
-
     nodes = [_compact_node(node, texts, passages, limit) for node in tree["nodes"]]
     facts = {name: tree.get(name) for name in ("question", "answers", "hops", "step")}
     return facts | {

@@ -18,6 +18,7 @@ import collections
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jax_ragrl.retrieval.measures import names_of
 from jax_ragrl.types import Passage
 
 FAULTY_ACTION, SEARCH_FAILED, GAVE_UP = "malformed", "search_failed", "gave_up"
@@ -54,7 +55,7 @@ def _without_answer(prediction: Mapping[str, Any]) -> str:
 def has_all_gold(prediction: Mapping[str, Any]) -> bool:
     """Returns whether the searches of a prediction found all gold passages that it names."""
     # Gold is named by id or by title, depending on the data set.
-    names = {name for p in prediction["passages"] for name in Passage(**p).names}
+    names = names_of(Passage(**passage) for passage in prediction["passages"])
     return bool(prediction["gold_passages"]) and names.issuperset(prediction["gold_passages"])
 
 

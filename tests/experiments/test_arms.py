@@ -128,7 +128,7 @@ def test_arms_that_answer_otherwise_share_one_training(tmp_path, monkeypatch):
         ("train", of_chain, 4),
         ("answer", cells[0].folder, 7, "", of_chain),
         ("answer", cells[1].folder, 4, "Planning", of_chain),
-        ("train", origin, 4),  # an arm that nobody named
+        ("train", origin, 4),  # an arm that the experiment does not name
         ("answer", cells[3].folder, 4, "Planning", origin),
     ]
     wrong = Experiment({"wrong": Arm(TINY, strategy="Guess")}, "wrong")

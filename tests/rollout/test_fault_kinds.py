@@ -22,8 +22,8 @@ def kinds_in(path: pathlib.Path) -> set[str]:
     """The texts of a module that look like kinds of faults, except docstrings."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     texts = {n.value for n in ast.walk(module) if isinstance(n, ast.Constant)}
-    found = {text for text in texts if isinstance(text, str) and KIND.fullmatch(text)}
-    return {text.removeprefix("answered, ") for text in found} - ACTIONS
+    kinds = {text for text in texts if isinstance(text, str) and KIND.fullmatch(text)}
+    return {kind.removeprefix("answered, ") for kind in kinds} - ACTIONS
 
 
 def test_every_kind_of_the_systems_has_a_sentence():
