@@ -27,7 +27,7 @@ NOT_RUN = "not run"
 
 
 def markdown() -> str:
-    """Every claim with its verdict, or the reason that it has none; the commands are below."""
+    """Every claim with its verdict, or the reason for no verdict; the commands are below."""
     results = {row["number"]: row for row in load_results(DATA / "claims.json")}
     rows = [row_of(claim, results.get(claim.number)) for claim in load_claims()]
     return "\n".join([summary(rows), "", table(COLUMNS, rows), origins(list(results.values()))])

@@ -340,7 +340,7 @@ def mao_arag() -> Figure:
 
 
 def opera() -> Figure:
-    f = Figure("OPERA: plan, analysis and rewrite, each with a policy and reward of its own", 430)
+    f = Figure("OPERA: plan, analysis and rewrite, each with its own policy and reward", 430)
     f.box(160, 8, 140, 34, "question", "f0")
     f.line((230, 42), (230, 62))
     f.box(120, 64, 220, 42, ["plan", "policy 1: list of sub-goals"], "fa")

@@ -165,7 +165,7 @@ async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
     ) as http:
         await _wait_until_ready(http)
         await _probe(http, tally)
-        # Hostile clients run beside the good ones until these are done.
+        # Hostile clients run until the good ones have their answers.
         hostile = asyncio.gather(*_hostile(work, target, tally), return_exceptions=True)
         end = time.monotonic() + work.seconds
         good = [_ask(http, target, tally, client, end) for client in range(work.clients)]

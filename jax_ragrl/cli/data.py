@@ -99,7 +99,7 @@ def run_world(options: argparse.Namespace) -> None:
     from jax_ragrl.run.world_folder import save_world
 
     hops = tuple(parse_numbers(options.hops))
-    # The default, an empty text, is no relation, and not one with an empty name.
+    # The default, an empty text, means no relation, not a relation with an empty name.
     relations = tuple(filter(None, options.outdated.split(",")))
     settings = WorldData(options.seed, options.size, options.famous, hops, relations)
     print(json.dumps(save_world(settings, options.out)))

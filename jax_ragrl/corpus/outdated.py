@@ -26,14 +26,14 @@ def former_facts(
     """Returns the facts as the passages state them.
 
     Args:
-      seed: seed of the former values, which are drawn apart from those of the world.
+      seed: seed of the former values, which are drawn apart from the values of the world.
       facts: current objects, by entity and relation.
       parts: entities of each split, by kind; a former object is of the split of its entity.
       objects: the kind of the objects of each relation.
       outdated_relations: the relations whose facts have changed.
     """
     rng = random.Random(f"former facts {seed}")
-    # Copies: the current facts remain those of the questions.
+    # Copies, so that the questions keep their current facts.
     former = {name: dict(of_name) for name, of_name in facts.items()}
     for part in parts:
         for name in (name for members in part.values() for name in members):

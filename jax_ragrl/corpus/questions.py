@@ -67,8 +67,8 @@ def load_mixture(
       fields: names of fields in these files, see `formats.own`.
 
     Raises:
-      UserError: as `load_answered`; two files have the same name; there is not one count per file;
-        or a file has fewer questions than its count.
+      UserError: as `load_answered`; two files have the same name; the numbers of counts and of
+        files differ; or a file has fewer questions than its count.
     """
     files = [path.strip() for path in paths.split(",")]
     sets = [load_answered(data_path(file), fields) for file in files]

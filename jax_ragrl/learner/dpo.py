@@ -115,7 +115,7 @@ def prefer_all(
 
     Args:
       policies: the policies by name.
-      policy_of: from role to policy; a frozen role has none.
+      policy_of: from role to policy; frozen roles are not in it.
       pairs: pairs of all roles.
       beta: inverse temperature of the loss.
       rng: splits the pairs into minibatches.
@@ -322,7 +322,7 @@ def preference_gradient(
         # Chosen and rejected answers under the policy, then under the reference: [R, P] each.
         answers = [(x, sides.sign_RM == s) for x in (logp_RM, ref_logp_RM) for s in (1.0, -1.0)]
         sums = [_by_pair(jnp.where(own, x, 0.0), sides.pair_RM) for x, own in answers]
-        # Segments without tokens are no pairs; their loss log 2 must not count.
+        # Segments without tokens are not pairs; their loss log 2 must not count.
         real_RP = _by_pair(jnp.abs(sides.sign_RM), sides.pair_RM) > 0
         loss = weight * jnp.sum(dpo_loss(*sums, beta=beta), where=real_RP)
         # The margin without beta; its sign says whether the pair is ordered correctly.

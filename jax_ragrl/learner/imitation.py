@@ -72,7 +72,7 @@ def pack(
     """Packs examples into `[rows, length]`, first fit.
 
     Args:
-      examples: examples; one that is longer than a row is dropped.
+      examples: examples; an example that is longer than a row is dropped.
       rows: number of rows.
       length: tokens per row.
       prompt_weight: loss weight of prompt tokens; target tokens have weight 1.

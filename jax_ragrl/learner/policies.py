@@ -124,7 +124,7 @@ def update_all(
 
     Args:
       policies: the policies by name.
-      policy_of: from role to policy; a frozen role has none and is never trained.
+      policy_of: from role to policy; frozen roles, which are never trained, are not in it.
       roles: the roles trained at this step.
       turns: turns of all roles, with their credit.
       rng: splits the groups of turns into minibatches.

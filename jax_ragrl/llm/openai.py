@@ -27,7 +27,7 @@ from jax_ragrl.runtime.servers import (
 )
 from jax_ragrl.types import LLMRequest
 
-TRANSIENT = (408, 409, 429)  # besides 5xx, as in OpenAI's client
+TRANSIENT = (408, 409, 429)  # in addition to 5xx, as in OpenAI's client
 OVERLOAD_CODES = (429, 503)  # with fewer requests at once the server may answer
 PAUSE = 0.5  # seconds before the second try
 

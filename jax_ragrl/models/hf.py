@@ -256,7 +256,7 @@ def _load_param(
         return layout.from_stored(block, index)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None  # only a scalar has none
+        assert index is not None  # only a scalar has no axis
         if name in TOP_NAMES:
             return read(None, index).astype(dtype)
         layers = range(*index[0].indices(config.num_layers))
@@ -290,7 +290,7 @@ def save_decoder(
       dtype: of the written tensors; None: the dtype that the parameters are kept in.
 
     Raises:
-      UserError: the decoder cannot be saved, the folder has files in it, or the tokenizer has none.
+      UserError: the decoder cannot be saved, the folder is not empty, or the tokenizer is missing.
     """
     if decoder.adapter is not None:
         raise UserError(

@@ -114,6 +114,6 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
             allow_patterns=list(patterns),
             ignore_patterns=list(OTHER_FORMATS),
         )
-    except Exception as error:  # its HTTP library, which has changed, has exceptions of its own
+    except Exception as error:  # the classes of its HTTP library differ between versions
         raise UserError(explain(error, repository, revision)) from error
     return Path(folder)

@@ -74,7 +74,7 @@ def config_from_hf(fields: dict[str, Any]) -> ModernBertConfig:
             f"with one of {', '.join(ACTIVATIONS)}"
         )
     try:
-        # The defaults are those of Transformers: a file may omit the fields.
+        # Defaults as in Transformers: a file may omit the fields.
         return ModernBertConfig(
             vocab=fields["vocab_size"],
             width=fields["hidden_size"],

@@ -52,7 +52,7 @@ def smooth_curve(curve: Curve, min_span: int = 5) -> Curve:
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
     """Horizontal bars of percentages with their values."""
-    # Long names, such as those of fixed strategies, push the bars to the right.
+    # Long names, such as `always Planning`, push the bars to the right.
     margin = max([150, *(LETTER * len(bar.label) + 12 for bar in bars)])
     row, room = 40, WIDE - margin - 70
     parts = []

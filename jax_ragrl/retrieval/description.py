@@ -21,7 +21,7 @@ FILE = "index.json"
 PASSAGES = "passages"
 VERSION = "folder"  # the key of the subfolder; absent if the files are in the folder itself
 UPDATE = re.compile(r"update-(\d+)")
-# The keys that every index has, and those of an index of vectors, with the types of their values.
+# The keys of every index and the keys of an index of vectors, with the types of their values.
 FACTS = {"corpus": str, "kind": str, "count": int}
 VECTOR_FACTS = {"encoder": dict, "dimension": int}
 

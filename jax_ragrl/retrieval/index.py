@@ -84,7 +84,7 @@ def _check_vectors(vectors: np.ndarray, corpus: Corpus, encoder: Encoder) -> np.
     if vectors.shape not in (expected, (len(corpus) * encoder.dimension,)):
         raise UserError(
             f"vectors of shape {vectors.shape} do not fit a corpus and encoder of {expected}: "
-            "give those of the same passages and model"
+            "give vectors of the same passages and model"
         )
     vectors_XD = vectors.reshape(expected)
     # Passages from the whole corpus: an offset or another order may begin late.

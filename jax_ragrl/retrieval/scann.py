@@ -81,7 +81,7 @@ def _tree_with_hashing(vectors_XD: np.ndarray) -> Any:
         .tree(
             num_leaves=count_leaves(count),
             num_leaves_to_search=default_setting(count).leaves,
-            # ScaNN draws random centers without a seed, but those of k-means++ with a fixed one:
+            # ScaNN draws random centers without a seed, but centers of k-means++ with a fixed seed:
             # equal vectors then give equal files, with any number of threads.
             random_init=False,
             # A sample is enough to place the leaves, and it bounds the training time of large

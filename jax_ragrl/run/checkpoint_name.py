@@ -33,7 +33,7 @@ class RunCheckpoint(NamedTuple):
         steps = checkpoints.steps()
         step = int(self.name) if self.name.isdecimal() else max(steps, default=None)
         if step not in steps:
-            have = f"only those of steps {', '.join(map(str, steps))}" if steps else "none"
+            have = f"only checkpoints of steps {', '.join(map(str, steps))}" if steps else "none"
             raise UserError(f"{folder} has no checkpoint {self.name}, {have}: run 'ragrl train'")
         return checkpoints, step
 

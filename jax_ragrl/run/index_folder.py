@@ -170,7 +170,7 @@ def _build_pipeline(corpus: Corpus, index: PipelineIndex, folder: pathlib.Path) 
         )
     # Removed first and written last, so that its presence proves that the index is complete.
     on_process_zero(lambda: (folder / FILE).unlink(missing_ok=True))
-    # A language model is no part of an index.
+    # A language model is not part of an index.
     rerank = "" if index.rerank == LISTWISE else index.rerank
     retriever = load_retriever(corpus, dataclasses.replace(index, rerank=rerank), folder)
     facts = {"corpus": corpus.fingerprint, "count": len(corpus)}

@@ -325,7 +325,7 @@ def _after(history: History, incidents: list[Incident]) -> History:
         return history
     factor = UNDO_FACTOR if UNDO in actions else RATE_FACTOR
     history = history._replace(rate_factor=history.rate_factor * factor)
-    # An undone update leaves the policies as they were, so that the steps in a row go on.
+    # An undone update leaves the policies unchanged: the count of consecutive steps continues.
     if not actions & {LOWER_RATE, ROLL_BACK}:
         return history
     trends = {key: trend._replace(streak=0) for key, trend in history.trends.items()}

@@ -136,7 +136,7 @@ def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
         raise UserError(
             f"{file.parent} was begun with another build of its index, which returns other hits "
             f"({file.name} has {before}, the index {builds}): use the former index "
-            f"(index.folder) or another --workdir, or delete {file.name} to go on with this index"
+            f"(index.folder) or another --workdir, or delete {file.name} to use this index"
         )
 
 

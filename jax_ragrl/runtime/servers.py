@@ -6,7 +6,7 @@
             requests that wait for its outcome fail with it
 
 All requests run in one event loop of the process, so that connections are used again and callers
-need no loop of their own.
+run no event loop.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def parse_questions(body: dict[str, Any], name: str, limit: int) -> list[str]:
 
 
 class AnswerRequest(NamedTuple):
-    """The questions of a request, and what its reply includes besides the answers."""
+    """The questions of a request, and the parts of its reply in addition to the answers."""
 
     texts: list[str]
     trace: bool

@@ -68,7 +68,7 @@ def _rollout(leaf: Record, reward: float) -> dict[str, Any]:
 
 
 def _action(record: Record) -> dict[str, Any]:
-    # A leaf has a summary of its own; every other record has an action.
+    # A leaf is summarized by its answer; every other record has an action.
     assert record.role != LEAF and record.action is not None
     logps = record.action.logps
     return {

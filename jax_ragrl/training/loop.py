@@ -257,7 +257,7 @@ def start_components(job: Job, parts: Components) -> Components:
     Raises:
       UserError: there is no such run or checkpoint, or its policies have other shapes.
     """
-    # Adapters, names and shapes are those of the other run's config, not of this one.
+    # The other run's config defines adapters, names and shapes, not the config of this run.
     run = parse_run(job.start_from)
     origin = load_job(load_saved_config(run.folder / "config.json"))
     return parts._replace(policies=trained_policies(origin, parts.policies, run), frozen_twins={})

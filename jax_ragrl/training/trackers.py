@@ -133,7 +133,7 @@ class Trackers:
         self._open[key] = OPEN[key](project, workdir)
 
     def _try(self, key: str, call: Callable[[], None]) -> None:
-        # Trackers raise errors of their own, of the network and of the file system.
+        # Trackers raise their own classes of errors, and errors of the network and of files.
         try:
             call()
         except Exception as error:

@@ -571,7 +571,7 @@ def test_a_fixed_workflow_acts_as_a_planner_that_always_writes_it(plan):
 
 def test_there_are_sixteen_workflows_of_three_forms():
     assert len(set(PLANS)) == 48
-    with pytest.raises(UserError, match=r"'R' is no workflow: use one that ends in AG"):
+    with pytest.raises(UserError, match=r"'R' is not a workflow: use one that ends in AG"):
         FixedWorkflow(MAOARAG(), ("R",))
 
 

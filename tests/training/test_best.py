@@ -94,7 +94,7 @@ def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
 
 def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
     folder = trained[2]
-    with pytest.raises(UserError, match="has no checkpoint 1, only those of steps 4, 5"):
+    with pytest.raises(UserError, match="has no checkpoint 1, only checkpoints of steps 4, 5"):
         parse_run(f"{folder}@1").open()
     with pytest.raises(UserError, match="best holds no checkpoint"):
         parse_run(f"{tmp_path / 'other'}@best").open()

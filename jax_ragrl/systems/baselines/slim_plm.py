@@ -35,7 +35,7 @@ from jax_ragrl.types import Message, Question, Sampling
 
 DRAFTER, GATE, REWRITER = "drafter", "gate", "rewriter"
 SKIP_SEARCH, NEEDS_SEARCH = "A", "B"
-_QUERY = line(first='-*•"0123456789')  # list marks and quotes are no part of a query
+_QUERY = line(first='-*•"0123456789')  # list marks and quotes do not belong to a query
 
 
 def parse_draft(text: str) -> ParsedAction:

@@ -39,7 +39,7 @@ class FixedWorkflow(WrappedSystem):
     def __post_init__(self) -> None:
         if self.plan not in PLANS:
             raise UserError(
-                f"{render_plan(self.plan)!r} is no workflow: use one that ends in AG, such as "
+                f"{render_plan(self.plan)!r} is not a workflow: use one that ends in AG, such as "
                 "R,AG, alone or after QDS or QDP"
             )
 
