@@ -20,7 +20,16 @@ from jax_ragrl.experiments.pooled import pooled_rows
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Job
 
-COLUMNS = ("system", "seed", "warm start F1", "trained F1", "gain", "95 %", "wall s")
+COLUMNS = (
+    "system",
+    "seed",
+    "Standard RAG F1",
+    "warm start F1",
+    "trained F1",
+    "gain",
+    "95 %",
+    "wall s",
+)
 
 
 def run_trials(
@@ -62,7 +71,7 @@ def run_trials(
         # `quickstart` writes the summary after the scores, so that it marks a finished trial.
         summary = json.loads(file.read_text()) if file.is_file() else quickstart(job, folder)
         difference = (compare_trials(folder, baseline / folder.name),) if baseline else ()
-        rows.append(trial_row(system, summary) + difference)
+        rows.append(trial_row(system, summary, standard_rag_f1(folder)) + difference)
         # After each trial: an interrupted experiment leaves the rows that are complete.
         done = [(z, folder) for z, folder, _ in trials[: len(rows)]]
         page = markdown(columns, rows) + over_seeds(done, baseline)
@@ -154,16 +163,29 @@ def compare_trials(folder: pathlib.Path, other: pathlib.Path) -> str:
     return f"{difference['mean']}, {low} to {high}"
 
 
-def trial_row(system: str, summary: dict[str, Any]) -> tuple[Any, ...]:
+def standard_rag_f1(folder: pathlib.Path) -> float | str:
+    """F1 in percent of Standard RAG on the held-out questions of a trial; empty if not measured."""
+    if not (file := folder / "baselines.json").is_file():
+        return ""
+    row = json.loads(file.read_text(encoding="utf-8")).get("standard_rag", {})
+    return round(row["f1"], 2) if "f1" in row else ""
+
+
+def trial_row(system: str, summary: dict[str, Any], standard_rag: float | str) -> tuple[Any, ...]:
     """One row of the table: F1 in percent on held-out questions, before and after training.
 
     Without a question that was answered both times, scores are missing (None).
+
+    Args:
+      system: the name of the system.
+      summary: the content of `summary.json`.
+      standard_rag: F1 of Standard RAG on the same questions, the baseline without training.
     """
     f1 = summary["gains"]["f1"]
     low, high = f1["ci95"]
     warm = None if f1["mean"] is None else round(f1["trained"] - f1["mean"], 2)
     scores = (warm, f1["trained"], f1["mean"], f"{low} to {high}")
-    return system, summary["seed"], *scores, summary["wall_s"]
+    return system, summary["seed"], standard_rag, *scores, summary["wall_s"]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:

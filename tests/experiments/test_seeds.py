@@ -24,6 +24,8 @@ JOB = types.SimpleNamespace(
 def test_finished_trials_are_not_repeated(tmp_path, monkeypatch):
     (tmp_path / "a-0").mkdir()
     (tmp_path / "a-0" / "summary.json").write_text(json.dumps(SUMMARY))
+    # The strongest row without training stands beside the trained one.
+    (tmp_path / "a-0" / "baselines.json").write_text(json.dumps({"standard_rag": {"f1": 27.123}}))
     runs = []
 
     def quickstart(job, workdir):
@@ -45,17 +47,17 @@ def test_finished_trials_are_not_repeated(tmp_path, monkeypatch):
     seeds.run_trials(["b"], [0], load, {"b": warm}, tmp_path)
     assert warm_ups == ["b-warm"]  # a finished warm-up is not repeated
     assert text.splitlines() == [
-        "| system | seed | warm start F1 | trained F1 | gain | 95 % | wall s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| a | 0 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |",
-        *(f"| {z} | 1 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |" for z in "abb"),
+        "| system | seed | Standard RAG F1 | warm start F1 | trained F1 | gain | 95 % | wall s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| a | 0 | 27.12 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |",
+        *(f"| {z} | 1 |  | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |" for z in "abb"),
     ]
 
 
 def test_a_trial_without_answers_is_a_row():
     none = {"trained": None, "mean": None, "ci95": [None, None], "pairs": 0}
-    assert seeds.trial_row("a", SUMMARY | {"gains": {"f1": none}}) == (
-        *("a", 0, None, None, None, "None to None", 600.0),
+    assert seeds.trial_row("a", SUMMARY | {"gains": {"f1": none}}, 27.12) == (
+        *("a", 0, 27.12, None, None, None, "None to None", 600.0),
     )
 
 

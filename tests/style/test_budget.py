@@ -18,7 +18,7 @@ BUDGET = {
     "per": 0.1,
     "where": 0.9,
     "what": 1.7,
-    "idiom": 5.3,
+    "idiom": 3.5,
     "opening": 0.1,
     "pronoun": 0.3,
     "participle": 0.4,
