@@ -99,7 +99,7 @@ def train(
     """Trains a system, or resumes a run that was interrupted.
 
     Args:
-      config: from `load_config`.
+      config: from `load_config`. With `run.steps` 0 the run has its untrained policies.
       workdir: the folder of the run; it belongs to this config.
       questions: your own questions by split (`train`, `dev`, `test`); None uses the config's data.
       retriever: your own retriever; None builds or opens the config's index.
@@ -125,6 +125,9 @@ def train(
     components = _components(job, folder, questions, retriever, llm)
     # The loop writes checkpoints; the trained policies are then read from the newest one.
     loop.train(job, components, folder)
+    has_checkpoint = any((folder / "checkpoints").glob("[0-9]*"))
+    if not (job.run.steps or job.start_from or has_checkpoint):  # the policies are untrained
+        return TrainedRun(job, components, folder)
     return _with_trained_policies(job, components, RunCheckpoint(folder))
 
 

@@ -5,6 +5,7 @@ because the package is installed already. If a cell fails, the cell and its trac
 and the exit code is 1.
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -44,6 +45,8 @@ def passes(path: pathlib.Path) -> bool:
 
 def main(arguments: list[str]) -> int:
     paths = [pathlib.Path(a) for a in arguments] or sorted((REPO / "notebooks").glob("*.ipynb"))
+    # Cells call `ragrl`, as in an activated environment.
+    os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not paths:
         print(f"FAILED: there is no notebook in {REPO / 'notebooks'}")
         return 1

@@ -80,3 +80,10 @@ def test_a_run_uses_its_own_reward_and_retriever(tmp_path):
     question = run.questions["test"][0].text
     assert rag.ask(again, question) == rag.ask(run, question)
     assert question in rag.ask(run, question).transcript
+
+
+def test_a_run_without_steps_answers_with_its_untrained_policies(tmp_path):
+    config = rag.load_config("configs/tiny/c3po.py", {"data.world.size": 60, "run.steps": 0})
+    run = rag.train(config, tmp_path)
+    question = run.questions["dev"][0].text
+    assert rag.ask(run, question).transcript.startswith(question)
