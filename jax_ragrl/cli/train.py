@@ -312,10 +312,10 @@ def _run_real_trials(options: argparse.Namespace) -> None:
 
 def _warm_ups(systems: Sequence[str]) -> dict[str, Callable[[pathlib.Path], Any]]:
     """Functions that run the warm-up of a system in a folder, for systems that have one."""
-    from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+    from jax_ragrl.warmstart.warmup import warm_up
 
     def warm(config: pathlib.Path, folder: pathlib.Path) -> Any:
-        return warm_up(*load_warmup(load_config(config, [])), folder)
+        return warm_up(load_config(config, []), folder)
 
     configs = {system: CONFIGS / "tiny" / f"warmup_{system}.py" for system in systems}
     return {

@@ -15,7 +15,7 @@ FIRST_QUESTIONS = "number of questions to use, from the first; 0 = all"
 def add_commands(command: AddCommand) -> None:
     summary = "train the tiny policy on demonstrations of the synthetic corpus"
     sub = command("warmup", run_warmup, summary, takes_config=True)
-    sub.add_argument("--out", type=local, required=True, help="output folder")
+    sub.add_argument("--out", type=local, required=True, help="output folder (resumable)")
     _add_demo_options(
         command("demos", run_demos, "write demonstrations with a language model", takes_config=True)
     )
@@ -68,10 +68,10 @@ def run_warmup(options: argparse.Namespace) -> None:
     # The config is read before JAX is imported, so that a mistake is reported at once.
     values = load_config(CONFIGS / "tiny" / "warmup.py", options.config)
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
-    from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+    from jax_ragrl.warmstart.warmup import warm_up
 
     enable_compile_cache(options.out)
-    print_json(warm_up(*load_warmup(values), options.out))
+    print_json(warm_up(values, options.out))
 
 
 def run_demos(options: argparse.Namespace) -> None:

@@ -75,6 +75,8 @@ RANGES: Mapping[str, Range] = {
     "staleness": SHARE,
     "WarmStart.steps": NATURAL,
     "WarmStart.save_every": NATURAL,
+    "Finetune.save_every": NATURAL,
+    "Warmup.save_every": NATURAL,
     **dict.fromkeys(
         "seed known_world_seed first_world_seed dev_questions test_questions trees_per_save "
         "max_train_per_file joint_steps known_facts_per_world max_batch_halvings train_per_file "

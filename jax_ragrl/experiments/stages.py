@@ -26,7 +26,7 @@ from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.training.loop import acting_models, train
 from jax_ragrl.warmstart.demos import load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos
-from jax_ragrl.warmstart.warmup import load_warmup, warm_up
+from jax_ragrl.warmstart.warmup import warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
 TOTALS = ("llm_calls", "retrieval_calls", "time/rollout_s", "time/train_s")
@@ -38,7 +38,7 @@ DEMO_QUESTIONS = 400
 
 
 def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
-    """Runs a warm-up, unless its folder holds a finished one.
+    """Runs a warm-up, or resumes it, unless its folder holds a finished one.
 
     Args:
       config: the path of its config.
@@ -47,7 +47,7 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     """
     if not (folder / "done.json").is_file():
         values = load_config(pathlib.Path(config), []) | {"seed": seed}
-        write_json(folder / "done.json", warm_up(*load_warmup(values), folder))
+        write_json(folder / "done.json", warm_up(values, folder))
 
 
 def ensure_imitation(

@@ -7,6 +7,7 @@ incomplete, is ignored.
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import pathlib
@@ -40,6 +41,12 @@ def read_rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             if isinstance(row := loads_or_none(line), dict):
                 yield row
+
+
+def last_row(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the last record of a file; empty if there is none."""
+    rows = collections.deque(read_rows(file), maxlen=1)
+    return rows[0] if rows else {}
 
 
 def filter_rows(file: pathlib.Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jax_ragrl.config.schema import build
-from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.formats.files import Record, field, read_records
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.imitation import IMITATION, Example
@@ -35,6 +34,7 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.finetune import batches, save_finetuned, train_supervised
+from jax_ragrl.warmstart.unfinished import MODEL, claim_folder
 
 
 class Demo(NamedTuple):
@@ -173,12 +173,13 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
 
     Raises:
       UserError: `out` holds a finished model, or a run with other settings.
+      Preempted: the process received SIGTERM; the last step is saved.
     """
-    if (out / "checkpoint").exists():
-        raise UserError(f"{out / 'checkpoint'} exists already: choose another --out")
+    if (out / MODEL).exists():
+        raise UserError(f"{out / MODEL} exists already: choose another --out")
     demos = load_demos(run.data.demos, run.data.roles)
     # The number of demonstrations is part of the config: a longer file is another run.
-    save_config(out / "config.json", dataclasses.asdict(run) | {"demos": len(demos)}, place="--out")
+    claim_folder(dataclasses.asdict(run) | {"demos": len(demos)}, out)
     counts = collections.Counter(demo.role for demo in demos)
     steps = run.steps or -(-run.epochs * len(demos) // run.batch_size)  # rounded up
     decoder, tokenizer = load_policy(run.policy, mesh_of_shape(run.mesh, [run.policy]))
@@ -189,14 +190,14 @@ def warm_start(run: WarmStart, out: pathlib.Path) -> dict[str, Any]:
     # Encoded batch by batch: the ids of all demonstrations may exceed the memory.
     encode = functools.partial(Demo.example, tokenizer=tokenizer)
     data = batches(demos, run.batch_size, run.seed)
-    policy, _ = train_supervised(policy, data, encode, steps, out, run.save_every)
+    policy = train_supervised(policy, data, encode, steps, out, run.save_every)
     save_finetuned(trained_decoder(policy), tokenizer, out)
     summary = {
         "demos": len(demos),
         "roles": dict(sorted(counts.items())),
         "steps": steps,
         **_loss_summary(out / "metrics.jsonl"),
-        "checkpoint": str(out / "checkpoint"),
+        "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
     return summary

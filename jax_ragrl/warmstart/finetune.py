@@ -7,12 +7,10 @@ the system whose prompts are those of the examples.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import pathlib
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +22,6 @@ from jax_ragrl.config.schema import build, one_of
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import World
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.learner.imitation import IMITATION, Example, example, imitate
 from jax_ragrl.learner.optimizer import Optimizer
 from jax_ragrl.learner.packing import Layout
@@ -39,7 +36,7 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import index_folder, load_data, load_llm, load_policy, load_retriever
 from jax_ragrl.run.config import TINY, Data, with_default_index
 from jax_ragrl.run.evaluate import NoSampler, evaluate
-from jax_ragrl.runtime.jsonl import append_row, drop_after_step, write_json
+from jax_ragrl.runtime.jsonl import append_row, drop_after_step, last_row, write_json
 from jax_ragrl.runtime.portable_random import shuffled
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.systems.baselines.examples import (
@@ -53,6 +50,7 @@ from jax_ragrl.systems.baselines.instruct_rag import InstructRAG
 from jax_ragrl.systems.baselines.standard import StandardRAG
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Hits, Question
+from jax_ragrl.warmstart.unfinished import MODEL, claim_folder, open_unfinished, remove_unfinished
 
 Item = TypeVar("Item")
 METRIC = "f1"
@@ -73,6 +71,7 @@ class Finetune:
       style: prompt style.
       top_k: passages per question.
       batch_size: examples per step.
+      save_every: steps between checkpoints for resuming; 0: none.
       test_questions: number of test questions for the evaluations before and after.
       shapes: batch shapes of generation; `max_new_tokens` also limits a local writer.
       packing: batch shapes of training.
@@ -90,6 +89,7 @@ class Finetune:
     style: str = "baselines_tiny"
     top_k: int = 5
     batch_size: int = 32
+    save_every: int = 0
     test_questions: int = 300
     shapes: Shapes = Shapes()
     packing: Layout = Layout()
@@ -161,7 +161,7 @@ EXAMPLES: Mapping[str, ExampleKind] = {
 
 
 def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
-    """Trains a generator, and evaluates it before and after.
+    """Trains a generator, and evaluates it before and after; the same call resumes.
 
     Writes `out/checkpoint` (Hugging Face layout) and the metrics of every step to
     `out/metrics.jsonl`.
@@ -175,11 +175,12 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
       the examples, with the model as its generator.
 
     Raises:
-      UserError: `out` holds a finished model.
+      UserError: `out` holds a finished model, or a run with other settings.
+      Preempted: the process received SIGTERM; the last step is saved.
     """
-    if (out / "checkpoint").exists():
-        raise UserError(f"{out / 'checkpoint'} exists already: choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    if (out / MODEL).exists():
+        raise UserError(f"{out / MODEL} exists already: choose another --out")
+    claim_folder(dataclasses.asdict(run), out)
     corpus, questions, world = load_data(run.data, index_folder(run.index, out), run.index)
     retriever = load_retriever(corpus, run.index, out)
     decoder, tokenizer = load_policy(run.policy)
@@ -193,18 +194,18 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         return example(tokenizer, *item)
 
     data = batches(examples, run.batch_size, run.seed)
-    policy, metrics = train_supervised(policy, data, encode, run.steps, out)
+    policy = train_supervised(policy, data, encode, run.steps, out, run.save_every)
     save_finetuned(trained_decoder(policy), tokenizer, out)
     after = _accuracy(run, sampling_model(policy), tokenizer, retriever, test)
     summary = {
         "rows": run.examples,
         "examples": len(examples),
         "steps": run.steps,
-        "loss": metrics.get("loss"),
+        "loss": last_row(out / "metrics.jsonl").get("loss"),
         "metric": "F1, percent",
         "questions": len(test),
         "accuracy": {"before": before, "after": after},
-        "checkpoint": str(out / "checkpoint"),
+        "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
     return summary
@@ -231,7 +232,7 @@ def train_supervised(
     steps: int,
     out: pathlib.Path,
     save_every: int = 0,
-) -> tuple[Policy, dict[str, float]]:
+) -> Policy:
     """Trains a policy on batches of items; resumes from `out/unfinished` if it exists.
 
     Writes the metrics of `imitate` and `too_long`, the number of items longer than a row, to
@@ -245,15 +246,12 @@ def train_supervised(
       out: the output directory.
       save_every: steps between checkpoints in `out/unfinished`; 0: none.
 
-    Returns:
-      The policy, and the metrics of the last step.
+    Raises:
+      Preempted: the process received SIGTERM; the last step is saved.
     """
-    metrics: dict[str, float] = {}
-    with contextlib.closing(Checkpoints(out / "unfinished", keep=1)) as checkpoints:
-        start = 0
-        if checkpoints.latest() is not None:
-            start, state, _ = checkpoints.restore_newest(policy.state)
-            policy = policy._replace(state=state)
+    with open_unfinished(out, save_every) as unfinished:
+        start, state, _ = unfinished.restore(policy.state)
+        policy = policy._replace(state=state)
         # Later rows belong to steps that are now repeated.
         drop_after_step(out / "metrics.jsonl", start)
         # Skipped batches are generated again, so that a resumed run sees the same batches.
@@ -267,9 +265,8 @@ def train_supervised(
             long = sum(len(e.prompt) + len(e.target) > longest for e in examples)
             row = {"step": step, **metrics, "too_long": long, **seconds}
             append_row(out / "metrics.jsonl", row)
-            if save_every and step % save_every == 0:
-                checkpoints.save(step, policy.state, {})
-    return policy, metrics
+            unfinished.end_step(step, policy.state)
+    return policy
 
 
 def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) -> None:
@@ -283,9 +280,8 @@ def save_finetuned(model: Decoder, tokenizer: ChatTokenizer, out: pathlib.Path) 
     plain = model if model.adapter is None else merge_lora(model)
     tokenizer.save(out / "tokenizer")
     # bfloat16 is the dtype of published models, and half the size on disk.
-    save_decoder(plain, out / "checkpoint", out / "tokenizer", dtype="bfloat16")
-    # Last: a run that stops before the model is written resumes from this folder.
-    shutil.rmtree(out / "unfinished")
+    save_decoder(plain, out / MODEL, out / "tokenizer", dtype="bfloat16")
+    remove_unfinished(out)
 
 
 def batches(items: Sequence[Item], size: int, seed: int) -> Iterator[list[Item]]:

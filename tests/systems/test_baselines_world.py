@@ -29,8 +29,8 @@ from jax_ragrl.systems.c3po.fixed_strategy import FixedStrategy
 from jax_ragrl.text.prompts import parse_passages
 from jax_ragrl.types import LLMRequest, Message, Question
 from jax_ragrl.warmstart.reader_rows import careful_reader
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.c3po import Teacher
-from jax_ragrl.warmstart.warmup import build_world_retriever
 from tests.rollout.tape import Tape
 
 STYLE, K = "baselines_tiny", 4

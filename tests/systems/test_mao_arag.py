@@ -43,9 +43,9 @@ from jax_ragrl.systems.mao_arag import (
 from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
 from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mao_arag import Teacher
-from jax_ragrl.warmstart.warmup import build_world_retriever
 from tests.rollout.tape import ANN, Tape, passage
 from tests.tiny import tokenizer
 

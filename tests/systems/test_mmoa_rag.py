@@ -41,6 +41,7 @@ from jax_ragrl.systems.mmoa_rag import (
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Passage, Question
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.mmoa_rag import (
     Teacher,
@@ -49,7 +50,6 @@ from jax_ragrl.warmstart.teachers.mmoa_rag import (
     words_of_answer,
     words_of_both,
 )
-from jax_ragrl.warmstart.warmup import build_world_retriever
 from tests.rollout.tape import ANN, Tape, passage
 from tests.systems.talk import talk
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
+import signal
 
 import pytest
 from flax import nnx
@@ -12,12 +13,13 @@ from flax import nnx
 from jax_ragrl.cli.main import main
 from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.imitation import Example, example
+from jax_ragrl.learner.imitation import Example, example, imitate
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.components import load_data, load_policy, load_retriever
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems.baselines.examples import ChatExample
 from jax_ragrl.types import Message
+from jax_ragrl.warmstart import finetune
 from jax_ragrl.warmstart.finetune import EXAMPLES, ExampleSource, batches, fine_tune, load_finetune
 from tests.rollout.tape import ANN, Tape
 from tests.tiny import policy, tokenizer
@@ -113,3 +115,31 @@ def test_a_run_learns_and_saves_a_model(tmp_path, kind):
     assert summary["examples"] > 16 and set(summary["accuracy"]) == {"before", "after"}
     assert pathlib.Path(summary["checkpoint"]) == out / "checkpoint"
     assert load_policy(summary["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypatch, capsys):
+    tokenizer().save(tmp_path / "tokenizer")
+    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
+    config = tmp_path / "config.py"
+    config.write_text(CONFIG.replace("FOLDER", str(folder)))
+
+    def sft(out: str, *options: str) -> int:
+        return main(["sft", f"--config={config}", f"--out={tmp_path / out}", *options])
+
+    def stop_in_second_step(*args):
+        steps.append(args)
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return imitate(*args)
+
+    steps: list[tuple] = []
+    assert sft("whole") == 0
+    monkeypatch.setattr(finetune, "imitate", stop_in_second_step)
+    assert sft("cut") == 143 and len(steps) == 2
+    assert sft("cut", "--config.seed=1") == 2
+    assert "another config (config.seed differs)" in capsys.readouterr().err
+    assert sft("cut") == 0 and len(steps) == 8
+    summaries = [tmp_path / out / "summary.json" for out in ("whole", "cut")]
+    one, other = (json.loads(x.read_text()) | {"checkpoint": ""} for x in summaries)
+    assert one == other

@@ -21,10 +21,10 @@ from jax_ragrl.systems.baselines import executor
 from jax_ragrl.systems.opera.grammar import PLAN
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.warmstart.expert_pool import PoolRollout, pool_of_rows, score_candidates
+from jax_ragrl.warmstart.teacher_examples import build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
 from jax_ragrl.warmstart.teachers.coda import Teacher as CodaTeacher
 from jax_ragrl.warmstart.teachers.opera import Teacher as OperaTeacher
-from jax_ragrl.warmstart.warmup import build_world_retriever
 
 COUNT = 120
 

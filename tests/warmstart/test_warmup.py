@@ -1,17 +1,26 @@
-"""Warm-ups: systems with teachers, rejection sampling, divergence, and a complete run."""
+"""Warm-ups: systems with teachers, rejection sampling, divergence, complete and resumed runs."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import pathlib
 import random
+import shutil
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
 from jax_ragrl.cli.main import CONFIGS, load_config
 from jax_ragrl.corpus.world import generate
-from jax_ragrl.errors import UserError
+from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.imitation import Example, pack
+from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.rewards import answer_rewards
@@ -19,14 +28,10 @@ from jax_ragrl.run.components import load_policy
 from jax_ragrl.systems.baselines.executor import SearchAgent
 from jax_ragrl.text.metrics import cover_match
 from jax_ragrl.warmstart import warmup
+from jax_ragrl.warmstart.teacher_examples import action_examples, build_world_retriever
 from jax_ragrl.warmstart.teachers.base import TeacherSampler
-from jax_ragrl.warmstart.warmup import (
-    Warmup,
-    action_examples,
-    build_world_retriever,
-    load_warmup,
-    warm_up,
-)
+from jax_ragrl.warmstart.warmup import LOG, batches_after, load_warmup, warm_up
+from jax_ragrl.warmstart.warmup_log import WarmupLog
 from tests.tiny import policy, tokenizer
 
 AUTO_RAG = CONFIGS / "tiny" / "warmup_auto_rag.py"
@@ -61,33 +66,140 @@ def test_auto_rag_learns_only_traces_with_correct_answers():
 
 def test_non_finite_parameters_stop_a_warm_up(tmp_path):
     """The flag of the last step is enough: parameters that are not finite remain so."""
-    log = warmup._Log(Warmup((), 1.0), tmp_path / "warmup.jsonl")
+    log = WarmupLog(tmp_path / LOG, 1, 0, {})
     log.check()
     batch, _ = pack([Example((1,), (2,), "agent")], 1, 4)
     for flag in (0.0, 1.0):
-        log.step(batch, {"loss": 1.0, "skipped": 0.0, "not_finite": flag})
-    for stop in (log.check, lambda: log.write({})):
+        log.add(batch, {"loss": 1.0, "skipped": 0.0, "not_finite": flag})
+    for stop in (log.check, log.entries, lambda: log.write({})):
         with pytest.raises(UserError, match="parameters of the policy are NaN or infinite"):
             stop()
-    assert (tmp_path / "warmup.jsonl").read_text() == ""
+    assert not (tmp_path / LOG).exists()
 
 
-@pytest.mark.slow
-def test_both_stages_of_auto_rag_run_and_save_a_model(tmp_path):
-    tokenizer().save(tmp_path / "tokenizer")
-    folder = save_decoder(nnx.merge(*policy()), tmp_path / "policy", tmp_path / "tokenizer")
-    values = load_config(AUTO_RAG, [])
-    short = {"steps": 1, "questions_per_world": 4}
-    values |= {
-        "policy": str(folder),
-        "tokens_per_step": 1024,
-        "row_lengths": (1024,),
-        "log_every": 2,
-    }
-    values["stages"] = [stage | short for stage in values["stages"]]
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        last = warm_up(*load_warmup(values), tmp_path / "out")
-    assert last["step"] == 2 and last["loss"] > 0
-    assert load_policy(str(tmp_path / "out" / "checkpoint"))[1].vocabulary() == (
-        tokenizer().vocabulary()
+class KilledError(Exception):
+    """Raised in the middle of a warm-up."""
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> dict:
+    """The config of a warm-up of two stages with 3 steps each."""
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer().save(folder / "tokenizer")
+    save_decoder(nnx.merge(*policy()), folder / "policy", folder / "tokenizer")
+    values = load_config(AUTO_RAG, []) | {"policy": str(folder / "policy")}
+    values |= {"tokens_per_step": 1024, "row_lengths": (1024,), "log_every": 2, "save_every": 2}
+    stages = [stage | {"steps": 3, "questions_per_world": 4} for stage in values["stages"]]
+    return values | {"stages": stages}
+
+
+def trained(values: dict, out: pathlib.Path) -> list[np.ndarray]:
+    """The parameters after a warm-up, in the dtype of the training."""
+    models: list[Decoder] = []
+
+    def save(model, *args, **kwargs):
+        models.append(model)
+        return save_decoder(model, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        patch.setattr(warmup, "save_decoder", save)  # optax mixes integers and floats
+        last = warm_up(values, out)
+    assert last == json.loads((out / LOG).read_text().splitlines()[-1])
+    return [np.asarray(x) for x in jax.tree.leaves(nnx.state(models[0], nnx.Param))]
+
+
+class Trained(NamedTuple):
+    """The folder of a finished warm-up and its parameters."""
+
+    out: pathlib.Path
+    params: list[np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def whole(short, tmp_path_factory) -> Trained:
+    """The warm-up `short` without an interruption."""
+    out = tmp_path_factory.mktemp("whole")
+    params = trained(short, out)
+    assert load_policy(str(out / "checkpoint"))[1].vocabulary() == tokenizer().vocabulary()
+    assert [row["step"] for row in curve(out)] == [2, 4, 6]
+    return Trained(out, params)
+
+
+def curve(out: pathlib.Path) -> list[dict]:
+    """The lines of the log without times."""
+    rows = map(json.loads, (out / LOG).read_text().splitlines())
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def ending(at: int, end: Callable[[], object]) -> Callable[..., None]:
+    """A method of `WarmupLog` that adds a step, and calls `end` in step `at`."""
+    add = WarmupLog.add
+
+    def replacement(log, batch, metrics):
+        add(log, batch, metrics)
+        if log._step == at:
+            end()
+
+    return replacement
+
+
+def kill() -> None:
+    raise KilledError
+
+
+def damage(out: pathlib.Path, step: int) -> None:
+    (out / "unfinished" / "checkpoints" / str(step) / "meta" / "metadata").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "saved", "is_damaged"),
+    [
+        (kill, KilledError, ["3", "4"], False),  # step 3 ends a stage
+        pytest.param(kill, KilledError, ["3", "4"], True, marks=pytest.mark.slow),
+        (lambda: signal.raise_signal(signal.SIGTERM), Preempted, ["4", "5"], False),
+    ],
+    ids=["killed", "killed and damaged", "SIGTERM"],
+)
+def test_an_interrupted_and_resumed_warm_up_equals_a_whole_one(
+    end, error, saved, is_damaged, short, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(WarmupLog, "add", ending(5, end))
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(error):
+        warm_up(short, tmp_path)
+    assert sorted(x.name for x in tmp_path.glob("unfinished/checkpoints/[0-9]*")) == saved
+    assert not (tmp_path / "checkpoint").exists()
+    with pytest.raises(UserError, match="another config.*learning_rate differs.*another --out"):
+        warm_up(short | {"learning_rate": 0.5}, tmp_path)
+    monkeypatch.undo()
+    with contextlib.ExitStack() as files:
+        if is_damaged:
+            damage(tmp_path, int(saved[-1]))
+            files.enter_context(pytest.warns(match=f"checkpoint {saved[-1]} .* is damaged"))
+        params = trained(short, tmp_path)
+    assert curve(tmp_path) == curve(whole.out)
+    for one, other in zip(params, whole.params, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_finished_warm_up_is_not_trained_again(short, whole, tmp_path, monkeypatch):
+    """The end of `warm_up` may be lost: an experiment that was killed then asks again."""
+    shutil.copytree(whole.out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "unfinished").mkdir()
+    monkeypatch.setattr(warmup, "_train", None)
+    assert warm_up(short, tmp_path)["step"] == 6
+    assert not (tmp_path / "unfinished").exists()
+    with pytest.raises(UserError, match="another config.*seed differs.*another --out"):
+        warm_up(short | {"seed": 1}, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match="checkpoint exists already.*another --out"):
+        warm_up(short, tmp_path)
+
+
+def test_an_optimizer_step_of_a_resumed_stage_has_the_batch_of_its_number(short):
+    config, task = load_warmup(short)
+    every, rest = (
+        list(batches_after(step, config, task, tokenizer(), generate(0))) for step in (0, 4)
     )
+    assert len(every) == 6 and len(rest) == 2
+    jax.tree.map(np.testing.assert_array_equal, every[4:], rest)
