@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,7 @@ from jax_ragrl.runtime.jsonl import append_row, drop_after_step, read_rows
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero
 from jax_ragrl.training.trackers import Trackers
 
-METRICS = "metrics.jsonl"
+METRICS, TREES = "metrics.jsonl", "trees.jsonl"
 FIRST_STEPS = 5  # of a process: the programs of most of its shapes compile within them
 
 
@@ -89,7 +89,7 @@ class Log:
           steps: the number of steps of the whole run.
           projects: see `Trackers`.
         """
-        self._metrics, self._trees = workdir / METRICS, workdir / "trees.jsonl"
+        self._metrics, self._trees = workdir / METRICS, workdir / TREES
         for file in (self._metrics, self._trees):
             # A run that begins also writes step 0 again.
             drop_after_step(file, start or -1)
@@ -154,6 +154,22 @@ def metrics_row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.jsonl` of a run, equal on all processes; a collective."""
     return on_process_zero(lambda: list(read_rows(workdir / METRICS)))
+
+
+def missing_records(file: pathlib.Path, steps: Collection[int]) -> str:
+    """Returns a warning if a log lacks records of finished steps; otherwise an empty text.
+
+    Args:
+      file: the log, `METRICS` or `TREES` in the folder of a run.
+      steps: the steps of which the run wrote a record.
+    """
+    missing = set(steps) - {row.get("step") for row in read_rows(file)}
+    if not missing:
+        return ""
+    return (
+        f"{file} is damaged: it lacks the records of {len(missing)} of {len(steps)} steps, and so "
+        "will the report; the policies are not affected"
+    )
 
 
 def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:

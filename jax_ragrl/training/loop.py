@@ -54,11 +54,14 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
+    METRICS,
+    TREES,
     Clock,
     Log,
     NoOpLog,
     ProgramCounter,
     metrics_row,
+    missing_records,
     open_log,
     read_metrics,
 )
@@ -406,7 +409,11 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
 def _open_log(
     job: Job, workdir: pathlib.Path, start: int
 ) -> contextlib.AbstractContextManager[Log | NoOpLog]:
-    return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
+    log = open_log(workdir, start, job.run.steps, job.run.projects)
+    for name, every in ((METRICS, 1), (TREES, job.run.save_trees_every)):
+        if text := missing_records(workdir / name, range(1, start + 1, every)):
+            log.say(text)
+    return contextlib.closing(log)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from jax_ragrl.training.log import (
     ProgramCounter,
     format_number,
     matching_keys,
+    missing_records,
     open_log,
 )
 from jax_ragrl.training.rollout_metrics import (
@@ -248,6 +249,19 @@ def test_a_resumed_log_holds_each_step_once(tmp_path):
         rows = [json.loads(line) for line in file.read_text().splitlines()[:-1]]
         assert [row["step"] for row in rows] == [1, 2]
     assert json.loads(files[0].read_text().splitlines()[1])["reward/mean"] == 0.5
+
+
+def test_missing_records_of_finished_steps_are_counted(tmp_path):
+    """Every second step of four has trees; a torn line is a lost record, step 0 is not expected."""
+    file = tmp_path / "trees.jsonl"
+    file.write_text('{"step": 0}\n{"step": 1}\n{"step": 3}\n')
+    assert missing_records(file, range(1, 5, 2)) == ""
+    file.write_text('{"step": 1}\n{"st')
+    assert "trees.jsonl is damaged: it lacks the records of 1 of 2 steps" in missing_records(
+        file, range(1, 5, 2)
+    )
+    assert "1 of 1 steps" in missing_records(tmp_path / "missing.jsonl", [1])
+    assert missing_records(tmp_path / "missing.jsonl", []) == ""  # a run that begins
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
