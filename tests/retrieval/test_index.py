@@ -206,15 +206,6 @@ def test_a_lost_shard_is_an_error_and_zeros_are_kept(corpus, kind, tmp_path, mon
         open_index(tmp_path, corpus)
 
 
-@pytest.mark.parametrize("value", [0.0, np.nan])
-def test_overwritten_vectors_are_damage(corpus, value, tmp_path):
-    build_index(corpus, HashedEncoder.fit(corpus.passages, 32), "exact", tmp_path)
-    file = tmp_path / "vectors" / "c" / "0" / "0"
-    file.write_bytes(np.full(file.stat().st_size // 4, value, np.float32).tobytes())
-    with pytest.raises(UserError, match="vectors is damaged: .* not finite, or all 0: delete"):
-        open_index(tmp_path, corpus)
-
-
 def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
     embed.embed(corpus.passages, HashedEncoder.fit(corpus.passages, 32), tmp_path, "of")
 
