@@ -20,7 +20,7 @@ from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.rollout.rewards import leaf_rewards
 from jax_ragrl.rollout.trace import transcript
-from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import Result
@@ -125,8 +125,8 @@ def train(
     components = _components(job, folder, questions, retriever, llm)
     # The loop writes checkpoints; the trained policies are then read from the newest one.
     loop.train(job, components, folder)
-    has_checkpoint = any((folder / "checkpoints").glob("[0-9]*"))
-    if not (job.run.steps or job.start_from or has_checkpoint):  # the policies are untrained
+    # A run without steps has its untrained policies.
+    if not (job.run.steps or job.start_from or has_checkpoints(folder)):
         return TrainedRun(job, components, folder)
     return _with_trained_policies(job, components, RunCheckpoint(folder))
 

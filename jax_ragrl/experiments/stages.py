@@ -15,7 +15,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.experiment import result_row
 from jax_ragrl.rollout.policy import SamplerModels
 from jax_ragrl.rollout.system import System
-from jax_ragrl.run.checkpoint_name import RunCheckpoint
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models, trained_policies
@@ -104,8 +104,8 @@ def answer_again(
     system = fixed_strategy(job, strategy) if strategy else None
     parts = build_components(job, folder)
     models = parts.models()
-    # A run without steps has no checkpoint: its policies come from the config.
-    if (run_folder / "checkpoints").is_dir():
+    # The policies of a run without steps come from the config.
+    if has_checkpoints(run_folder):
         models = for_sampling(trained_policies(job, parts.policies, RunCheckpoint(run_folder)))
     return _evaluate(job, parts, models, system, folder) | {"totals": {}}
 

@@ -38,6 +38,12 @@ class RunCheckpoint(NamedTuple):
         return checkpoints, step
 
 
+def has_checkpoints(folder: pathlib.Path) -> bool:
+    """Whether the folder of a run has a complete checkpoint; a run without steps has none."""
+    # Orbax would create a missing folder.
+    return (folder / "checkpoints").is_dir() and bool(Checkpoints(folder).steps())
+
+
 def parse_run(text: str | pathlib.Path) -> RunCheckpoint:
     """Parses `RUN[@CHECKPOINT]`; an existing folder may have an `@` in its name.
 

@@ -68,7 +68,7 @@ def _rollout(leaf: Record, reward: float) -> dict[str, Any]:
 
 
 def _action(record: Record) -> dict[str, Any]:
-    # A leaf is summarized by its answer; every other record has an action.
+    # Every record but a leaf, which `_rollout` describes, has an action.
     assert record.role != LEAF and record.action is not None
     logps = record.action.logps
     return {

@@ -24,7 +24,7 @@ JOB = types.SimpleNamespace(
 def test_finished_trials_are_not_repeated(tmp_path, monkeypatch):
     (tmp_path / "a-0").mkdir()
     (tmp_path / "a-0" / "summary.json").write_text(json.dumps(SUMMARY))
-    # The strongest row without training stands beside the trained one.
+    # The strongest row without training is in the table too.
     (tmp_path / "a-0" / "baselines.json").write_text(json.dumps({"standard_rag": {"f1": 27.123}}))
     runs = []
 

@@ -13,7 +13,7 @@ from jax_ragrl.cli import train as train_command
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
-from jax_ragrl.run.checkpoint_name import RunCheckpoint, parse_run
+from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.training import loop
@@ -90,6 +90,14 @@ def test_a_branch_takes_the_config_of_its_run_and_overrides(trained):
     assert values["start_from"] == f"{folder}@best"
     assert values["optimizer"]["policy_lr"] == 0.5
     assert values["run"]["steps"] == 5
+
+
+def test_a_run_without_steps_has_no_checkpoints(trained, tmp_path):
+    """Training creates their folder before its first step."""
+    other = tmp_path / "other"
+    assert has_checkpoints(trained[2]) and not has_checkpoints(other)
+    (other / "checkpoints").mkdir(parents=True)
+    assert not has_checkpoints(other)
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(trained, tmp_path):
