@@ -42,6 +42,12 @@ def test_the_image_does_not_run_as_root():
     assert users and users[-1] != "root"
 
 
+def test_the_base_of_the_image_is_pinned_by_digest():
+    """A tag can be moved to another image, a digest cannot."""
+    bases = re.findall(r"^FROM (\S+)", text_of("launch/Dockerfile"), re.MULTILINE)
+    assert bases and all(re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base) for base in bases)
+
+
 def test_the_sbom_is_made_from_a_lock_that_exists():
     lock = re.search(r"cyclonedx-py requirements (\S+)", text_of(".github/workflows/release.yml"))
     assert lock is not None and (ROOT / lock[1]).is_file()

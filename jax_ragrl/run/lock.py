@@ -1,4 +1,4 @@
-"""A lock on a work folder: one run at a time writes to it."""
+"""A lock on a folder of results: one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ FILE = ".lock"
 _locks: dict[pathlib.Path, IO[str]] = {}
 
 
-def lock_folder(folder: pathlib.Path) -> None:
+def lock_folder(folder: pathlib.Path, place: str = "--workdir") -> None:
     """Locks a folder for the rest of this process; does nothing if it holds the lock already.
 
     A file system without locks (some network mounts) is not locked.
 
     Args:
       folder: the folder, which is created if it does not exist.
+      place: the option that names the folder, for the error.
 
     Raises:
       UserError: another process holds the lock.
@@ -44,7 +45,7 @@ def lock_folder(folder: pathlib.Path) -> None:
         file.close()
         raise UserError(
             f"{folder} is in use by {owner}, and two runs would overwrite each other's files: wait "
-            "for its end, or choose another --workdir"
+            f"for its end, or choose another {place}"
         ) from None
     except OSError:
         file.close()

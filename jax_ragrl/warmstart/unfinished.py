@@ -16,21 +16,27 @@ from typing import Any
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.run.preemption import StopNotice, stop_notice
 
 FOLDER, MODEL = "unfinished", "checkpoint"
 
 
 def claim_folder(values: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Makes a config the only one of a folder; until something is saved, it may still change.
+    """Locks a folder and makes a config its only one; the config may change until a result exists.
+
+    The folder stays locked for the rest of this process, as that of a run.
 
     Args:
       values: the nested values of the config.
       out: the output folder.
 
     Raises:
-      UserError: the folder holds results of another config, or a model without a config.
+      UserError: another process uses the folder, or it holds results of another config, or a model
+        without a config.
     """
+    # First: a config or a model may be in the middle of its writing by another process.
+    lock_folder(out, "--out")
     file, model = out / "config.json", out / MODEL
     if model.exists() and not file.exists():
         raise UserError(
