@@ -4,6 +4,9 @@ Hostile clients open connections and send nothing, or single bytes of headers; h
 leave during their body; and send bodies that are too large. On this machine they come from other
 addresses (127.0.0.2) than the good ones, as the limits per client require. Every good request
 should get an answer, and the server should end within its deadline with a request unfinished.
+
+The good clients also ask alone, before and after the hostile ones, so that both durations are those
+of one server on one machine: other work on the machine, or a drift, is in both.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 
-HOSTILE = "127.0.0.2"
+# Addresses of this machine. Each has limits of its own, and a probe must not use up those of the
+# good clients.
+HOSTILE, PROBE = "127.0.0.2", "127.0.0.3"
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
 MIB = 1 << 20
 PATIENCE = 300.0  # seconds of a good client: the first batches compile
@@ -42,7 +47,7 @@ class ServeWork:
     """The load.
 
     Fields:
-      seconds: duration.
+      seconds: duration with hostile clients; good ones ask alone for half of it before and after.
       clients: good clients, each with one request at a time.
       half_open: connections without complete headers.
       held: requests whose body stays incomplete.
@@ -85,6 +90,24 @@ class Target:
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or 80
 
+    def local_address(self, address: str) -> str | None:
+        """Returns an address of this machine if the server is on it too."""
+        return address if self.place[0].startswith("127.") else None
+
+    def http(self, address: str | None = None) -> httpx2.AsyncClient:
+        """Returns a client, from an address of this machine if the server is on it too."""
+        local_address = self.local_address(address) if address else None
+        return httpx2.AsyncClient(
+            base_url=self.url,
+            timeout=PATIENCE,
+            headers=self.headers(),
+            # Proxies of the environment would hide the server under test.
+            trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(
+                limits=httpx2.Limits(max_connections=None), local_address=local_address
+            ),
+        )
+
     def body(self, text: str) -> dict[str, Any]:
         """A request with one text."""
         return {"question": text} if self.path == "/answer" else {"queries": [text], "topk": 3}
@@ -112,6 +135,22 @@ class Tally:
         self.seconds: list[float] = []
         self.health_seconds: list[float] = []
         self.memory: list[int] = []
+        self.server_s = 0.0  # processor time of the server
+
+    def quantile(self, percent: float) -> float:
+        """A quantile of the seconds of good requests; 0 without any, and the counts show why."""
+        return float(np.percentile(self.seconds or [0.0], percent))
+
+    def server_s_per_reply(self) -> float:
+        """Processor time of the server per good request, which other work hardly changes."""
+        return self.server_s / max(1, len(self.seconds))
+
+    def joined(self, other: Tally) -> Tally:
+        """Returns the good requests of two tallies."""
+        both = Tally()
+        both.good, both.seconds = self.good + other.good, self.seconds + other.seconds
+        both.server_s = self.server_s + other.server_s
+        return both
 
 
 def bench_serve(work: ServeWork, target: Target | None = None) -> dict[str, Any]:
@@ -138,43 +177,72 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
       work: the load.
       target: the server.
     """
-    tally = Tally()
-    asyncio.run(_load(work, target, tally))
-    # Without any reply the quantiles are 0, and the counts show the failures.
-    seconds = np.sort(tally.seconds or [0.0])
-    quantiles = {f"p{q}_s": round(float(np.percentile(seconds, q)), 3) for q in (50, 95)}
+    before, beside, after = asyncio.run(_load(work, target))
+    # What the server allocated beside hostile clients stays after them.
+    memory = [max(x.memory) if x.memory else None for x in (before, beside)]
+    alone = before.joined(after)
     return {
         **dataclasses.asdict(work),
-        "good": dict(tally.good),
-        "hostile": dict(tally.hostile),
-        **quantiles,
-        "max_s": round(float(seconds[-1]), 3),
-        "health_max_s": round(max(tally.health_seconds, default=0.0), 3),
-        "rss_start_bytes": tally.memory[0] if tally.memory else None,
-        "rss_peak_bytes": max(tally.memory, default=None),
+        "good_alone": dict(alone.good),
+        "good": dict(beside.good),
+        "hostile": dict(beside.hostile),
+        **_compared("p50_s", alone.quantile(50), beside.quantile(50)),
+        **_compared("p95_s", alone.quantile(95), beside.quantile(95)),
+        **_compared("max_s", alone.quantile(100), beside.quantile(100)),
+        **_compared("server_s_per_reply", alone.server_s_per_reply(), beside.server_s_per_reply()),
+        **_compared("rss_peak_bytes", *memory),
+        "health_max_s": round(max(beside.health_seconds, default=0.0), 3),
     }
 
 
-async def _load(work: ServeWork, target: Target, tally: Tally) -> None:
-    async with httpx2.AsyncClient(
-        # Proxies of the environment would hide the server under test.
-        base_url=target.url,
-        timeout=PATIENCE,
-        headers=target.headers(),
-        trust_env=False,
-    ) as http:
+def _compared(name: str, alone: float | None, beside: float | None) -> dict[str, float | None]:
+    """A quantity with hostile clients, without them, and the ratio; None: the server tells none."""
+    ratio = beside / alone if alone and beside else None
+    values = {name: beside, f"{name}_alone": alone, f"{name}_ratio": ratio}
+    return {key: x if x is None else round(x, 3) for key, x in values.items()}
+
+
+async def _load(work: ServeWork, target: Target) -> tuple[Tally, Tally, Tally]:
+    """Returns what good clients saw before hostile ones, beside them and after them."""
+    peaceful = ServeWork(work.seconds / 2, work.clients, half_open=0, held=0, leaving=0, huge=0)
+    async with target.http() as http, target.http(PROBE) as probe:
         await _wait_until_ready(http)
-        await _probe(http, tally)
-        # Hostile clients run until the good ones have their answers.
-        hostile = asyncio.gather(*_hostile(work, target, tally), return_exceptions=True)
-        end = time.monotonic() + work.seconds
-        good = [_ask(http, target, tally, client, end) for client in range(work.clients)]
-        try:
-            await asyncio.gather(*good, _probe_until(http, tally, end))
-        finally:
-            hostile.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await hostile
+        # Two requests of each client, because the first batches compile.
+        names = [f"the first {n}" for n in range(work.clients)]
+        await asyncio.gather(*(_ask(http, target, Tally(), name, 0.0, 2) for name in names))
+        before = await _stretch(http, probe, peaceful, target, "before")
+        beside = await _stretch(http, probe, work, target, "beside")
+        return before, beside, await _stretch(http, probe, peaceful, target, "after")
+
+
+async def _stretch(
+    http: httpx2.AsyncClient, probe: httpx2.AsyncClient, work: ServeWork, target: Target, name: str
+) -> Tally:
+    """Loads the server for some time.
+
+    Args:
+      http: the connections of the good clients.
+      probe: further connections.
+      work: the load.
+      target: the server.
+      name: makes the questions differ from those of other stretches.
+    """
+    tally = Tally()
+    start = await _server_seconds(probe)
+    await _probe(probe, tally)
+    # Hostile clients run until the good ones have their answers.
+    hostile = asyncio.gather(*_hostile(work, target, tally), return_exceptions=True)
+    end = time.monotonic() + work.seconds
+    good = [_ask(http, target, tally, f"{name} {n}", end) for n in range(work.clients)]
+    try:
+        await asyncio.gather(*good, _probe_until(probe, tally, end))
+    finally:
+        hostile.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await hostile
+    await _probe(probe, tally)
+    tally.server_s = await _server_seconds(probe) - start
+    return tally
 
 
 async def _wait_until_ready(http: httpx2.AsyncClient, seconds: float = 300.0) -> None:
@@ -192,11 +260,20 @@ async def _wait_until_ready(http: httpx2.AsyncClient, seconds: float = 300.0) ->
 
 
 async def _ask(
-    http: httpx2.AsyncClient, target: Target, tally: Tally, client: int, end: float
+    http: httpx2.AsyncClient, target: Target, tally: Tally, client: str, end: float, least: int = 1
 ) -> None:
-    """One good client: asks until the end, and counts replies by status."""
+    """One good client: asks until the end, and counts replies by status.
+
+    Args:
+      http: the connections to the server.
+      target: the server.
+      tally: counts and durations.
+      client: its name.
+      end: the time of `time.monotonic` after which it asks no more.
+      least: the least number of requests.
+    """
     number = 0
-    while time.monotonic() < end:
+    while number < least or time.monotonic() < end:
         number, start = number + 1, time.monotonic()
         # Distinct questions, so that no cache of the server answers.
         text = f"Where was number {number} of {client} born?"
@@ -220,9 +297,21 @@ async def _probe(http: httpx2.AsyncClient, tally: Tally) -> None:
         start = time.monotonic()
         await http.get("/health")
         tally.health_seconds.append(time.monotonic() - start)
-        reply = await http.get("/metrics")
-        if line := re.search(r"^process_resident_memory_bytes (\S+)", reply.text, re.MULTILINE):
-            tally.memory.append(int(float(line[1])))
+        if memory := await _metric(http, "process_resident_memory_bytes"):
+            tally.memory.append(int(memory))
+
+
+async def _server_seconds(http: httpx2.AsyncClient) -> float:
+    with contextlib.suppress(httpx2.RequestError):
+        return await _metric(http, "process_cpu_seconds_total") or 0.0
+    return 0.0
+
+
+async def _metric(http: httpx2.AsyncClient, name: str) -> float | None:
+    """A value of `/metrics`; None if the server has none of this name."""
+    text = (await http.get("/metrics")).text
+    line = re.search(rf"^{name} (\S+)", text, re.MULTILINE)
+    return float(line[1]) if line else None
 
 
 def _hostile(work: ServeWork, target: Target, tally: Tally) -> Iterator[Awaitable[None]]:
@@ -245,8 +334,8 @@ async def _again(name: str, attack: Attack, target: Target, tally: Tally, delay:
     """Repeats an attack, and counts its outcomes."""
     await asyncio.sleep(delay)
     host, port = target.place
-    # Another address than that of the good clients, which have their own limits.
-    local = (HOSTILE, 0) if host.startswith("127.") else None
+    address = target.local_address(HOSTILE)
+    local = (address, 0) if address else None
     while True:
         outcome = "refused"
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ import hashlib
 import json
 import pathlib
 import shutil
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,10 @@ from jax_ragrl.runtime.jsonl import write_json
 SHARD = 1024  # least passages per shard: minutes of a slow encoder on a CPU
 MOST_SHARDS = 256  # so that an index of millions of passages opens fast
 HEADER, RECORDS, PROGRESS = "zarr.json", "shards.json", "progress"
+# With the first row that is read, so many bytes are compared with the records: all of a small
+# array in less than a second, and a sample of a large one.
+CHECKED_BYTES = 1 << 27
+SAMPLED_ROWS = 4  # per shard
 
 
 def rows_per_shard(count: int) -> int:
@@ -193,6 +198,10 @@ def write_array(rows_XD: np.ndarray, folder: pathlib.Path, dtype: str) -> None:
 class MappedArray:
     """An array [X, D] of a folder, memory-mapped: opening it reads no row.
 
+    The first read compares shards with the SHA-256 of their records: as many as `CHECKED_BYTES`
+    permits, and each one of whose sampled rows one is 0 or not finite. Zeros that were written are
+    right, zeros in place of what was written are damage.
+
     Attributes:
       shape: [X, D].
       dtype: of the rows on disk.
@@ -204,13 +213,15 @@ class MappedArray:
         Raises:
           UserError: the header cannot be read, or a shard is missing or has another size.
         """
-        self._folder = folder
+        self._folder, self._lock, self._is_checked = folder, threading.Lock(), False
         try:
             self._read_header(_read_json(folder / HEADER))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(folder, f"{HEADER}: {type(error).__name__}: {error}") from error
         numbers = range(-(-self.shape[0] // self.shard_rows))
         self._shards = [self._map(number) for number in numbers]
+        # Now, because an update may delete the files before the first read.
+        self._hashes = _recorded_hashes(folder, len(self._shards))
 
     def _read_header(self, header: dict[str, Any]) -> None:
         codecs = [codec["name"] for codec in header["codecs"]]
@@ -235,8 +246,36 @@ class MappedArray:
         # A plain array, because each slice of a `np.memmap` creates an object of that subclass.
         return np.asarray(np.memmap(file, self.dtype, "r", shape=shape))
 
+    def _check(self) -> None:
+        """Raises `UserError` if a shard that is compared has other bytes than were written."""
+        with self._lock:  # several threads search, and one of them checks
+            if self._is_checked:
+                return
+            total = sum(shard.nbytes for shard in self._shards)
+            every = max(1, -(-total // CHECKED_BYTES))
+            for number in range(len(self._hashes)):
+                if number % every == 0 or self._is_suspicious(number):
+                    self._compare(number)
+            self._is_checked = True
+
+    def _is_suspicious(self, number: int) -> bool:
+        """Whether a sampled row of a shard is 0 or not finite."""
+        count = min(self.shard_rows, self.shape[0] - number * self.shard_rows)
+        sample = np.linspace(0, count - 1, SAMPLED_ROWS).astype(np.int32)
+        rows_SD = self._shards[number][sample].astype(np.float32)
+        return not (np.isfinite(rows_SD).all() and rows_SD.any(axis=1).all())
+
+    def _compare(self, number: int) -> None:
+        content = self._shards[number].view(np.uint8).data
+        if hashlib.sha256(content).hexdigest() != self._hashes[number]:
+            raise UserError(
+                f"{_file(self._folder, number)} is damaged (it has other bytes than were written): "
+                "rerun 'ragrl index', or delete the folder of the index if 'ragrl train' made it"
+            )
+
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Reads consecutive rows into memory."""
+        """Reads consecutive rows into memory; raises `UserError` if the array is damaged."""
+        self._check()
         start, stop, _ = rows.indices(self.shape[0])
         result = np.empty((max(0, stop - start), self.shape[1]), self.dtype)
         for number, inside, at in self._pieces(start, stop):
@@ -260,7 +299,11 @@ class MappedArray:
 
         Returns:
           [..., D] in the dtype of the array.
+
+        Raises:
+          UserError: the array is damaged.
         """
+        self._check()
         flat = index.reshape(-1)
         result = np.empty((len(flat), self.shape[1]), self.dtype)
         numbers = flat // self.shard_rows
@@ -268,6 +311,23 @@ class MappedArray:
             at = numbers == number
             result[at] = self._shards[number][flat[at] % self.shard_rows]
         return result.reshape(*index.shape, self.shape[1])
+
+
+def _recorded_hashes(folder: pathlib.Path, count: int) -> list[str]:
+    """Returns the SHA-256 of each of `count` shards; empty without a file of records."""
+    file = folder / RECORDS
+    try:
+        hashes = [str(record["sha256"]) for record in _read_json(file)["shards"]]
+        if len(hashes) != count:
+            raise ValueError(f"{len(hashes)} records for {count} shards")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is damaged ({type(error).__name__}: {error}): rerun 'ragrl index', or delete "
+            "the file to leave out the check of the vectors"
+        ) from error
+    return hashes
 
 
 def _unreadable(folder: pathlib.Path, why: str) -> UserError:

@@ -206,6 +206,37 @@ def test_a_lost_shard_is_an_error_and_zeros_are_kept(corpus, kind, tmp_path, mon
         open_index(tmp_path, corpus)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "name"),
+    [
+        ("exact", "float32", "vectors"),
+        ("exact", "bfloat16", "vectors"),
+        ("exact", "int8", "vectors"),
+        ("exact", "int8", "codes"),
+        ("exact", "int8", "scales"),
+        ("scann", "float32", "vectors"),
+    ],
+)
+def test_overwritten_vectors_are_named_by_the_first_search(corpus, kind, dtype, name, tmp_path):
+    build_index(corpus, HashedEncoder.fit(corpus.passages, 32), kind, tmp_path, dtype=dtype)
+    file = tmp_path / name / "c" / "0" / "0"
+    file.write_bytes(bytes(file.stat().st_size))
+    # The searcher of ScaNN reads its vectors when it is opened.
+    with pytest.raises(UserError, match=f"{name}/c/0/0 is damaged .*rerun 'ragrl index', or del"):
+        open_index(tmp_path, corpus).search(["Silent Harbor"], 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_an_index_of_zero_vectors_is_searched(dtype, tmp_path):
+    """Each word of a single passage is in every passage, so that all weights are 0."""
+    single = Corpus(PASSAGES[:1])
+    encoder = HashedEncoder.fit(single.passages, 32)
+    assert not encoder.encode_passages(single.passages).any()
+    build_index(single, encoder, "exact", tmp_path, dtype=dtype)
+    (hits,) = open_index(tmp_path, single).search(["Silent Harbor"], 1)
+    assert hits == Hits(PASSAGES[:1], (0.0,))
+
+
 def test_deleted_shards_do_not_count_as_progress(corpus, tmp_path, monkeypatch):
     embed.embed(corpus.passages, HashedEncoder.fit(corpus.passages, 32), tmp_path, "of")
 

@@ -149,6 +149,62 @@ def test_opening_names_what_is_missing(tmp_path):
         shards.MappedArray(tmp_path)
 
 
+def overwrite(file: pathlib.Path, value: float = 0.0) -> None:
+    file.write_bytes(np.full(file.stat().st_size // 4, value, np.float32).tobytes())
+
+
+@pytest.mark.parametrize("read", [lambda x: x[:2], lambda x: x.take(np.array([1]))])
+@pytest.mark.parametrize("value", [0.0, np.nan, 0.5])
+def test_the_first_read_names_a_shard_with_other_bytes(read, value, tmp_path):
+    shards.write_array(ROWS, tmp_path, "float32")
+    file = tmp_path / "c" / "3" / "0"
+    overwrite(file, value)
+    array = shards.MappedArray(tmp_path)
+    for _ in range(2):
+        with pytest.raises(UserError, match="c/3/0 is damaged .*other bytes.*rerun 'ragrl index'"):
+            read(array)
+
+
+def test_zeros_that_were_written_are_read(tmp_path):
+    shards.write_array(np.zeros((11, 3), np.float32), tmp_path, "float32")
+    assert not shards.MappedArray(tmp_path)[:].any()
+
+
+def test_a_large_array_is_sampled(tmp_path, monkeypatch):
+    """Shards of zeros are compared in any case, of the others every second one here."""
+    monkeypatch.setattr(shards, "CHECKED_BYTES", 72)
+    hashed = []
+    compare = shards.MappedArray._compare
+    monkeypatch.setattr(
+        shards.MappedArray, "_compare", lambda x, n: (hashed.append(n), compare(x, n))
+    )
+    rows = ROWS.copy()
+    rows[10] = 0
+    shards.write_array(rows, tmp_path, "float32")
+    array = shards.MappedArray(tmp_path)
+    assert (array[:] == rows).all() and (array.take(np.array([4])) == rows[4:5]).all()
+    assert hashed == [0, 2, 3]  # once
+    overwrite(tmp_path / "c" / "1" / "0")
+    with pytest.raises(UserError, match="c/1/0 is damaged"):
+        shards.MappedArray(tmp_path)[:1]
+
+
+def test_an_array_without_records_is_read_unchecked(tmp_path):
+    """Arrays of earlier versions have none."""
+    shards.write_array(ROWS, tmp_path, "float32")
+    (tmp_path / shards.RECORDS).unlink()
+    overwrite(tmp_path / "c" / "1" / "0")
+    assert not shards.MappedArray(tmp_path)[3:6].any()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": []}', '{"shards": [3]}', "\x80"])
+def test_damaged_records_are_named(text, tmp_path):
+    shards.write_array(ROWS, tmp_path, "float32")
+    (tmp_path / shards.RECORDS).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="shards.json is damaged .*delete the file to leave out"):
+        shards.MappedArray(tmp_path)
+
+
 def write_sparse_index(folder: pathlib.Path, count: int, width: int) -> Corpus:
     """Writes an index whose vectors and passages occupy no disk, and returns its corpus."""
     shards._create(folder / "vectors", (count, width), "float32")
