@@ -6,6 +6,7 @@ import argparse
 import json
 import pathlib
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, print_json, show
@@ -144,6 +145,12 @@ def run_report(options: argparse.Namespace) -> None:
     # A table has predictions alone; a run of an earlier version has metrics alone.
     if (first / METRICS).exists() or not has_rows:
         print(build_report(first))
+    elif (first / "checkpoints").is_dir():
+        warnings.warn(
+            f"{first / METRICS} is missing, so that there is no report of this run: restore it from "
+            "a copy; the explorer shows the rest",
+            stacklevel=2,
+        )
     if has_rows:
         print(build_explorer(options.folders, options.explorer or first / "explorer.html"))
 

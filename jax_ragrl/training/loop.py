@@ -9,6 +9,7 @@ import contextlib
 import functools
 import pathlib
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -49,6 +50,7 @@ from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
+from jax_ragrl.runtime.multihost import is_process_zero
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
@@ -409,11 +411,11 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
 def _open_log(
     job: Job, workdir: pathlib.Path, start: int
 ) -> contextlib.AbstractContextManager[Log | NoOpLog]:
-    log = open_log(workdir, start, job.run.steps, job.run.projects)
     for name, every in ((METRICS, 1), (TREES, job.run.save_trees_every)):
-        if text := missing_records(workdir / name, range(1, start + 1, every)):
-            log.say(text)
-    return contextlib.closing(log)
+        steps = range(1, start + 1, every)
+        if is_process_zero() and (text := missing_records(workdir / name, steps)):
+            warnings.warn(text, stacklevel=2)
+    return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
 
 
 @contextlib.contextmanager

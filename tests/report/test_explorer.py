@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import warnings
 
 import pytest
 
@@ -170,6 +171,17 @@ def test_a_run_without_an_evaluation_has_an_explorer_of_its_trees(tmp_path, caps
     assert main(["report", str(tmp_path)]) == 0
     assert "explorer.html" in capsys.readouterr().out
     assert '"question":"Who?"' in (tmp_path / "explorer.html").read_text()
+
+
+def test_a_report_says_that_a_trained_run_has_lost_its_metrics(tmp_path, capsys):
+    (tmp_path / "trees.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tree_rows()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a table has no metrics, and no checkpoints
+        assert main(["report", str(tmp_path)]) == 0
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.warns(UserWarning, match="metrics.jsonl is missing, so that there is no report"):
+        assert main(["report", str(tmp_path)]) == 0
+    assert "report.html" not in capsys.readouterr().out
 
 
 def test_texts_are_cut_until_the_page_is_small_enough(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from jax_ragrl.training.log import (
     missing_records,
     open_log,
 )
+from jax_ragrl.training.loop import _open_log
 from jax_ragrl.training.rollout_metrics import (
     describe_rollout,
     error_counts,
@@ -262,6 +265,19 @@ def test_missing_records_of_finished_steps_are_counted(tmp_path):
     )
     assert "1 of 1 steps" in missing_records(tmp_path / "missing.jsonl", [1])
     assert missing_records(tmp_path / "missing.jsonl", []) == ""  # a run that begins
+
+
+def test_a_resumed_run_warns_of_missing_records(tmp_path, monkeypatch):
+    """As of other damage: a warning becomes a line that begins with `ragrl: `."""
+    job = SimpleNamespace(run=SimpleNamespace(steps=2, save_trees_every=1, projects={}))
+    (tmp_path / "trees.jsonl").write_text('{"step": 1}\n')
+    with pytest.warns(UserWarning) as caught, _open_log(job, tmp_path, 1):
+        pass
+    (warning,) = caught
+    assert "metrics.jsonl is damaged: it lacks the records of 1 of 1" in str(warning.message)
+    monkeypatch.setattr("jax_ragrl.training.loop.is_process_zero", lambda: False)
+    with warnings.catch_warnings(), _open_log(job, tmp_path, 1):
+        warnings.simplefilter("error")
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
