@@ -147,8 +147,8 @@ def run_report(options: argparse.Namespace) -> None:
         print(build_report(first))
     elif (first / "checkpoints").is_dir():
         warnings.warn(
-            f"{first / METRICS} is missing, so that there is no report of this run: restore it from "
-            "a copy; the explorer shows the rest",
+            f"{first / METRICS} is missing, so that there is no report of this run: restore the "
+            "file from a copy; the explorer shows the rest",
             stacklevel=2,
         )
     if has_rows:
