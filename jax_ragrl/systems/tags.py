@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax_ragrl.rollout.effects import ModelOutput, Observation, Segment
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
-from jax_ragrl.text.patterns import between, choice, line, lines
+from jax_ragrl.text.patterns import between, choice, enclosed, line, lines
 
 THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answer"
 
@@ -23,18 +23,17 @@ THINK, TASK, SEARCH, REFINE, ANSWER = "think", "task", "search", "refine", "answ
 
 def parse_turn(text: str, actions: tuple[str, ...]) -> ParsedAction:
     """Parses the first of `actions` in a turn; the text between think tags is the thought."""
-    match = _between(actions).search(text)
-    if not match:
+    action, content = next(_between(text, actions), ("", ""))
+    if not action:
         return invalid_action("No Action")
-    content = match[2].strip()
     if not content:
         return invalid_action("Empty Action")
-    return ParsedAction(match[1], (content,), tag_contents(text, THINK))
+    return ParsedAction(action, (content,), tag_contents(text, THINK))
 
 
 def tag_contents(text: str, tag: str) -> str:
     """Returns the text of all pairs of a tag, joined by spaces."""
-    return " ".join(match[2].strip() for match in _between((tag,)).finditer(text))
+    return " ".join(content for _, content in _between(text, (tag,)))
 
 
 def tags_match(text: str, tags: Sequence[str]) -> bool:
@@ -63,10 +62,20 @@ def render_turn(**parts: str | None) -> str:
     return "".join(f"<{tag}>{text}</{tag}>" for tag, text in parts.items() if text is not None)
 
 
+def _between(text: str, tags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yields the tag and the content of each pair of `tags`, from left to right."""
+    for match, content in enclosed(text, _opening(tags), lambda match: _closing(match[1])):
+        yield match[1], content.strip()
+
+
 @functools.cache
-def _between(tags: tuple[str, ...]) -> re.Pattern[str]:
-    # The backreference requires the closing tag of the same name; DOTALL allows line breaks.
-    return re.compile(rf"<({'|'.join(tags)})>(.*?)</\1>", re.DOTALL)
+def _opening(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"<({'|'.join(tags)})>")
+
+
+@functools.cache
+def _closing(tag: str) -> re.Pattern[str]:
+    return re.compile(f"</{tag}>")
 
 
 # --- Conversations and the search loop ----------------------------------------------------------

@@ -1,5 +1,7 @@
 """Parts of regular expressions for actions, in the syntax that `re` and Rust's `regex` share.
 
+`enclosed` reads what such parts write between two marks.
+
 Parsers strip blanks and cut at line breaks, so a part that must not be empty begins with a visible
 character, and no part has control characters.
 """
@@ -7,7 +9,7 @@ character, and no part has control characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 CONTROL = r"\x00-\x1f\x7f"  # a line break is one of them
 
@@ -35,6 +37,33 @@ def line(without: str = "", first: str = "") -> str:
 def lines(without: str = "") -> str:
     """Returns a pattern of one or more lines of text, without the characters in `without`."""
     return rf"{visible(without)}(?:\n|{character(without)})*"
+
+
+def enclosed(
+    text: str,
+    opening: re.Pattern[str],
+    closing_of: Callable[[re.Match[str]], re.Pattern[str]],
+) -> Iterator[tuple[re.Match[str], str]]:
+    """Yields openings, and the text of each one up to its closing, from left to right.
+
+    An opening without a closing is skipped. As a single pattern with `.*?` in the middle, each of
+    many such openings would search the rest of the text again; here only the first one does.
+
+    Args:
+      text: any text.
+      opening: the pattern of an opening.
+      closing_of: returns the pattern of the closing that belongs to an opening.
+    """
+    start, absent = 0, set()
+    while match := opening.search(text, start):
+        start, closing = match.end(), closing_of(match)
+        if closing in absent:
+            continue
+        if end := closing.search(text, start):
+            yield match, text[start : end.start()]
+            start = end.end()
+        else:
+            absent.add(closing)
 
 
 def choice(*patterns: str) -> str:

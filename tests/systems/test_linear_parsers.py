@@ -1,4 +1,4 @@
-"""The parsers of frozen models' replies, which have any length, read a text once."""
+"""The parsers of replies read a text once: those of frozen models have any length."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import time
 import pytest
 
 from jax_ragrl.systems.baselines.agents import BEGIN, parse_marked, parse_react
+from jax_ragrl.systems.c3po.system import parse_filter, parse_router
+from jax_ragrl.systems.mao_arag.workflows import parse_plan as parse_workflow
+from jax_ragrl.systems.mmoa_rag.system import parse_selection
+from jax_ragrl.systems.opera.grammar import Step, parse_analysis, parse_plan, parse_rewrite
+from jax_ragrl.systems.tags import parse_turn
 
 LENGTH = 100_000
 PIECES = ["\n", "\n ", " ", "Search[", "Answer\n", "Final ", "\\boxed{", "\\boxed{ ", "{}", BEGIN]
@@ -21,6 +26,48 @@ def test_a_long_reply_is_parsed_in_linear_time(parse, opening, piece):
     start = time.thread_time()
     parse(text)
     assert time.thread_time() - start < 1.0
+
+
+ROLES = {
+    "filter": parse_filter,
+    "router": parse_router,
+    "workflow": lambda text: parse_workflow(text, first=True),
+    "selection": parse_selection,
+    "analysis": parse_analysis,
+    "plan": parse_plan,
+    "rewrite": parse_rewrite,
+    "turn": lambda text: parse_turn(text, ("search", "answer")),
+}
+MARKS = [
+    "\n",
+    " ",
+    "[",
+    '"',
+    '\\"',
+    ", ",
+    "{",
+    "{deps:",
+    "<search>",
+    "<answer></search>",
+    "<think>",
+]
+MARKS += ["<subquestion", "<subquestion>", "1 ", "Document1,", "R,", "Action: ["]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_long_action_is_parsed_in_linear_time(role, mark):
+    for opening in ("", "1 a", '"', "Thought: a\nAction: "):
+        text = opening + mark * (LENGTH // len(mark))
+        start = time.thread_time()
+        ROLES[role](text)
+        assert time.thread_time() - start < 1.0, opening
+
+
+def test_a_comma_is_removed_before_a_bracket_but_not_in_a_string():
+    assert parse_plan('["a, ]", "b",]').args == (Step("a, ]"), Step("b"))
+    # A quote that is never closed begins no string.
+    assert parse_plan('He said "no: \\" [3, "c",\n]').args == (Step("c"),)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ NO_RETRIEVAL, RETRIEVAL, PLANNING, LLM = "No Retrieval", "Retrieval", "Planning"
 MAX_QUERY_WORDS = 100
 ROADMAP_TEMPERATURE = 0.3  # several roadmaps have to differ
 
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
+# From the start of a text to the first closed bracket: a search for the bracket alone would begin
+# again at each of many opening ones.
+_BRACKETS = re.compile(r"[^\[]*\[([^\]]*)\]")
 
 
 # --- Grammars: total functions from text to `ParsedAction` --------------------------------------
@@ -42,7 +44,7 @@ def parse_decision(text: str) -> ParsedAction:
 def parse_filter(text: str) -> ParsedAction:
     """Parses `Thought: ...` and `Action: [i, j]`, numbers from 1; an empty list selects nothing."""
     thought, action = _turn(text)
-    brackets = _BRACKETS.search(action)
+    brackets = _BRACKETS.match(action)
     if not thought or not brackets:
         return invalid_action("Invalid Format")
     items = [item.strip() for item in brackets[1].split(",")] if brackets[1].strip() else []
@@ -61,11 +63,11 @@ def _turn(text: str) -> tuple[str, str]:
 
 
 def _bracketed(text: str, legal: tuple[str, ...]) -> ParsedAction:
-    match = _BRACKETS.search(text)
+    match = _BRACKETS.match(text)
     if not match:
         return invalid_action("Invalid Format")
     # The query may be before or after its bracket.
-    rest = text[: match.start()] + " " + text[match.end() :]
+    rest = text[: match.start(1) - 1] + " " + text[match.end() :]
     query = " ".join(rest.split()[:MAX_QUERY_WORDS])
     if match[1] not in legal or (match[1] == RETRIEVAL and not query):
         return invalid_action("Invalid Action")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_ragrl.rollout.roles import ParsedAction, invalid_action
+from jax_ragrl.text.patterns import enclosed
 
 PLAN, ANALYSIS, REWRITE = "plan", "analysis", "rewrite"
 YES, NO = "yes", "no"
@@ -24,8 +25,9 @@ MAX_OPENERS = 50  # brackets that are tried as the start of a JSON value: bounds
 _PLANS = ("sub_questions", "steps", "subgoals", "plan")
 _GOALS = ("subgoal", "sub_question", "subquestion", "question", "goal")
 _IDS, _NEEDS = ("subgoal_id", "id", "step"), ("dependencies", "depends_on")
-_XML = re.compile(r"<sub_?question[^>]*>(.*?)</sub_?question>", re.DOTALL | re.IGNORECASE)
-_LINE = re.compile(r"^\s*[0-9]{1,2}[).:]?\s+(\S.*)$", re.MULTILINE)
+_XML = re.compile(r"<sub_?question[^>]*>", re.IGNORECASE)
+_XML_END = re.compile(r"</sub_?question>", re.IGNORECASE)
+_LINE = re.compile(r"^[^\S\n]*[0-9]{1,2}[).:]?\s+(\S.*)$", re.MULTILINE)
 _DEPS = re.compile(r"\{deps:[^}]*\}")
 _PLACEHOLDER = re.compile(
     r"\[(?:answer[ _]?|[^\[\]]{0,80}\bfrom step )?([0-9]{1,3})\]", re.IGNORECASE
@@ -37,8 +39,8 @@ _VERDICT = re.compile(r"^(yes|no)\b[ :,.]*(.*)$", re.MULTILINE | re.IGNORECASE)
 _QUERY = re.compile(
     r"\brewritten_query[\"']?\s*:\s*([\"'])(?P<query>.*?)(?:\1\s*(?:[,}]|$)|$)", re.MULTILINE
 )
-# A string, which stays as it is, or a trailing comma, which is removed.
-_SPARE = re.compile(r"(\"(?:[^\"\\]|\\.)*\")|,(?=\s*[\]}])")
+_STRING = re.compile(r"\"(?:[^\"\\]|\\.)*")  # without its closing quote
+_SPARE = re.compile(r"\"|,(?=\s*[\]}])")  # the start of a string, or a trailing comma
 _QUOTED = re.compile(r"\"(?P<query>[^\"]+)\"")
 
 
@@ -66,18 +68,46 @@ def parse_plan(text: str) -> ParsedAction:
     A comma after the last item is allowed. A truncated list is not a plan: its last step, which
     gives the answer, would be missing.
     """
-    tidy = _SPARE.sub(lambda match: match[1] or "", text)
+    tidy = _without_spare_commas(text)
     lines = json_lines(tidy)
     # 1. JSON: a list in a line, one object per line, or a value anywhere in the text.
     for value in (*lines, lines, *json_values(tidy)):
         if steps := _json_steps(value):
             return ParsedAction(PLAN, steps)
     # 2. XML or numbered lines, whose needs are their placeholders.
-    goals = _XML.findall(text) or _LINE.findall(text)
-    plain = [_DEPS.sub("", goal).strip() for goal in goals]
+    marked = enclosed(_up_to_last(">", text), _XML, lambda _: _XML_END)
+    goals = [goal for _, goal in marked] or _LINE.findall(text)
+    plain = [_without_needs(goal).strip() for goal in goals]
     if not any(plain):
         return invalid_action("No Plan")
     return ParsedAction(PLAN, tuple(Step(goal, references(goal)) for goal in plain if goal))
+
+
+def _up_to_last(mark: str, text: str) -> str:
+    """Returns a text up to a mark, after which no pattern that ends with the mark should search."""
+    return text[: text.rfind(mark) + 1]
+
+
+def _without_needs(goal: str) -> str:
+    start = _up_to_last("}", goal)
+    return _DEPS.sub("", start) + goal[len(start) :]
+
+
+def _without_spare_commas(text: str) -> str:
+    """Removes the commas before closing brackets, except in strings."""
+    parts, kept, position, open_until = [], 0, 0, 0
+    while match := _SPARE.search(text, position):
+        start, position = match.span()
+        if match[0] == ",":
+            parts.append(text[kept:start])
+            kept = position
+        elif start >= open_until and (string := _STRING.match(text, start)):
+            if text.startswith('"', string.end()):
+                position = string.end() + 1
+            else:
+                # No string: what ends this one, where it does, would also end each one within it.
+                open_until = string.end()
+    return "".join(parts) + text[kept:]
 
 
 def _json_steps(value: Any) -> tuple[Step, ...]:
