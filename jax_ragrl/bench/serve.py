@@ -145,7 +145,7 @@ class Tally:
         """Processor time of the server per good request, which other work hardly changes."""
         return self.server_s / max(1, len(self.seconds))
 
-    def joined(self, other: Tally) -> Tally:
+    def merge(self, other: Tally) -> Tally:
         """Returns the good requests of two tallies."""
         both = Tally()
         both.good, both.seconds = self.good + other.good, self.seconds + other.seconds
@@ -180,7 +180,7 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
     before, beside, after = asyncio.run(_load(work, target))
     # What the server allocated beside hostile clients stays after them.
     memory = [max(x.memory) if x.memory else None for x in (before, beside)]
-    alone = before.joined(after)
+    alone = before.merge(after)
     return {
         **dataclasses.asdict(work),
         "good_alone": dict(alone.good),

@@ -75,8 +75,8 @@ def parse_plan(text: str) -> ParsedAction:
         if steps := _json_steps(value):
             return ParsedAction(PLAN, steps)
     # 2. XML or numbered lines, whose needs are their placeholders.
-    marked = enclosed(_up_to_last(">", text), _XML, lambda _: _XML_END)
-    goals = [goal for _, goal in marked] or _LINE.findall(text)
+    pairs = enclosed(_up_to_last(">", text), _XML, lambda _: _XML_END)
+    goals = [goal for _, goal in pairs] or _LINE.findall(text)
     plain = [_without_needs(goal).strip() for goal in goals]
     if not any(plain):
         return invalid_action("No Plan")
@@ -95,19 +95,19 @@ def _without_needs(goal: str) -> str:
 
 def _without_spare_commas(text: str) -> str:
     """Removes the commas before closing brackets, except in strings."""
-    parts, kept, position, open_until = [], 0, 0, 0
+    parts, rest, position, open_until = [], 0, 0, 0
     while match := _SPARE.search(text, position):
         start, position = match.span()
         if match[0] == ",":
-            parts.append(text[kept:start])
-            kept = position
+            parts.append(text[rest:start])
+            rest = position
         elif start >= open_until and (string := _STRING.match(text, start)):
             if text.startswith('"', string.end()):
                 position = string.end() + 1
             else:
                 # No string: what ends this one, where it does, would also end each one within it.
                 open_until = string.end()
-    return "".join(parts) + text[kept:]
+    return "".join(parts) + text[rest:]
 
 
 def _json_steps(value: Any) -> tuple[Step, ...]:
