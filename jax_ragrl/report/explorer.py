@@ -173,14 +173,14 @@ def merge(
 def _prediction(row: Mapping[str, Any], numbers: Numbers, limit: int) -> dict[str, Any]:
     """The prediction of a row, whose passages are numbers."""
     passages, gold = [Passage(**p) for p in row["passages"]], set(row["gold_passages"])
-    shown = [numbers[p.id, p.title, shorten(p.text, limit)] for p in passages]
+    own_numbers = [numbers[p.id, p.title, shorten(p.text, limit)] for p in passages]
     return {name: row[name] for name in PREDICTION_FIELDS} | {
         # Computed here, so that predictions of earlier versions have it too.
         "mistake": mistake_of(row),
         "steps": [_short_step(step, limit) for step in row["steps"]],
-        "passages": shown,
+        "passages": own_numbers,
         # Gold may name a passage by title or file, see `Passage.names`.
-        "gold_passages": [n for n, p in zip(shown, passages, strict=True) if p.names & gold],
+        "gold_passages": [n for n, p in zip(own_numbers, passages, strict=True) if p.names & gold],
     }
 
 
