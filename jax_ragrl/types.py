@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 # The end of a chunk's id: characters of the passage that was divided, as in RFC 5147.
 CHUNK = re.compile(r"[#&]char=[0-9]+,[0-9]+$")
+# The place in a document, after the path of its file (`corpus.formats.documents`). The suffix tells
+# such an id from the id of a data set that happens to contain a number sign.
+PLACE = re.compile(r"(\.(?:txt|md|html?|pdf))#.*", re.IGNORECASE | re.DOTALL)
 
 # A NumPy array while a batch is built on the host, and a JAX array in a jitted step.
 Tensor = Any
@@ -35,11 +38,14 @@ class Passage(NamedTuple):
     def names(self) -> set[str]:
         """The names by which gold may refer to it.
 
-        These are its id, its title and, for a chunk, the id of the passage that was divided
-        (`corpus.chunks`).
+        These are its id, its title, for a chunk the id of the passage that was divided
+        (`corpus.chunks`), and for a part of a document the path of the file.
         """
-        whole = CHUNK.sub("", self.id) if "char=" in self.id else self.id
-        return {self.id, self.title, whole}
+        names = {self.id, self.title}
+        if "#" in self.id:
+            whole = CHUNK.sub("", self.id)
+            names |= {whole, PLACE.sub(r"\1", whole)}
+        return names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,12 @@ def run_validate(options: argparse.Namespace) -> None:
         line = json.dumps(finding._asdict()) if options.json else finding.line()
         print(line, flush=True)
     if errors:
-        raise UserError(f"{errors} errors: mend them as their lines say, and validate again")
+        count = (
+            "1 error: mend it as its line says"
+            if errors == 1
+            else (f"{errors} errors: mend them as their lines say")
+        )
+        raise UserError(f"{count}, and validate again")
 
 
 def run_config(options: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from jax_ragrl.cli.common import MODEL_FORMS, AddCommand, add_fields_option, pri
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import data_path, set_name
-from jax_ragrl.errors import UserError, printable
+from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
     from jax_ragrl.evaluation.table import TableSettings
@@ -70,7 +69,7 @@ def _add_system_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_question_options(sub: argparse.ArgumentParser) -> None:
-    # One set prints its table as JSON; several sets resume and print Markdown.
+    # Several sets resume; one set may be printed as JSON.
     questions = sub.add_mutually_exclusive_group(required=True)
     questions.add_argument("--questions", type=data_path, help="one question set; needs --index")
     questions.add_argument(
@@ -100,6 +99,8 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
 
 def _add_output_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", type=local, help="output file of the table (JSON), with --questions")
+    numbers = "print the table as JSON with all numbers, with --questions"
+    sub.add_argument("--json", action="store_true", help=numbers)
     runs = (
         "output folder of TREC run files, one per system: the passages that its searches returned"
     )
@@ -166,10 +167,15 @@ def _serve_report(options: argparse.Namespace) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")
+    if options.data and options.json:
+        raise UserError(
+            f"--json is for one question set: give --questions instead of --data, or read "
+            f"{options.workdir / 'rows.jsonl'}"
+        )
     if options.data:
         _evaluate_suite(_table_settings(options), options)
     else:
-        _evaluate_set(_table_settings(options), options.out)
+        _evaluate_set(_table_settings(options), options.out, as_json=options.json)
 
 
 def _table_settings(options: argparse.Namespace) -> TableSettings:
@@ -213,17 +219,17 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
         )
 
 
-def _evaluate_set(settings: TableSettings, out: pathlib.Path | None) -> None:
+def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json: bool) -> None:
     from jax_ragrl.evaluation.suite import markdown
     from jax_ragrl.evaluation.table import evaluate_table, outage_reason
 
     table = evaluate_table(settings)
-    print_json(table)
-    # The scores at a glance, apart from the JSON on standard output.
-    data = set_name(str(settings.questions))
-    cells = {(data, name): row for name, row in table.items() if isinstance(row, dict)}
-    page = markdown([name for _, name in cells], [data], cells)
-    print(printable(page), file=sys.stderr)
+    if as_json:
+        print_json(table)
+    else:
+        data = set_name(str(settings.questions))
+        cells = {(data, name): row for name, row in table.items() if isinstance(row, dict)}
+        show(markdown([name for _, name in cells], [data], cells))
     # The table is written before an outage is reported: it holds the messages of the failures.
     if out:
         out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

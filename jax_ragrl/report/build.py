@@ -79,7 +79,20 @@ SMALL = (
     *("kl/", "entropy", "response_length/", "clip_frac", "grad_norm", "right"),
 )
 REDUNDANT = ("entropy/old/mean",)  # equals "entropy", which is shown
-INCLUDED_TIME = "time/compile_s"  # a part of the other times
+# The times of a step, by the name of their metric without `_s`. A step is its rollouts and its
+# update; all others are parts of these.
+STEP_TIME, PARTS_OF_STEP = "time/step_s", ("time/rollout_s", "time/train_s")
+TIMES = {
+    "time/step_s": "Step",
+    "time/rollout_s": "Rollouts",
+    "time/train_s": "Update",
+    "time/wait_rollout_s": "The step waited for its rollouts",
+    "time/wait_device_s": "Rollouts waited for the devices",
+    "time/wait_llm_s": "Rollouts waited for a language model",
+    "time/wait_retriever_s": "Rollouts waited for the retriever",
+    "time/wait_host_s": "Rollouts waited for no call",
+    "time/compile_s": "Compilation, within the other times",
+}
 FAILURES = {"invalid_action/": "Invalid action", "unanswered/": "Ended without an answer"}
 
 
@@ -426,20 +439,21 @@ def failures(run: RunData) -> list[tuple[str, str, str, str, str]]:
 
 
 def times(run: RunData) -> list[tuple[str, str, str, str]]:
-    """The times of a step: name, mean seconds, total, share of the sum."""
+    """The times of a step: name, mean seconds, total, share of the steps."""
     curves = {key: curve(run.metrics, key) for key in keys_under(run.metrics, "time/")}
     totals = {key: sum(c.values) for key, c in curves.items() if c.steps}
-    # `or 1.0` avoids a division by zero for a run without times.
-    sum_of_times = sum(total for key, total in totals.items() if key != INCLUDED_TIME) or 1.0
+    # Runs of earlier versions have no time of the step. `or 1.0` avoids a division by zero.
+    parts = sum(totals.get(key, 0.0) for key in PARTS_OF_STEP)
+    whole = totals.get(STEP_TIME, parts) or 1.0
+    order = [key for key in TIMES if key in totals] + [key for key in totals if key not in TIMES]
     return [
         (
-            key.removeprefix("time/").removesuffix("_s").capitalize()
-            + " (included in the others)" * (key == INCLUDED_TIME),
-            f"{total / len(curves[key].values):.2f} s",
-            duration(total),
-            f"{100 * total / sum_of_times:.0f} %",
+            TIMES.get(key, key.removeprefix("time/").removesuffix("_s").replace("_", " ")),
+            f"{totals[key] / len(curves[key].values):.2f} s",
+            duration(totals[key]),
+            f"{100 * totals[key] / whole:.0f} %",
         )
-        for key, total in totals.items()
+        for key in order
     ]
 
 

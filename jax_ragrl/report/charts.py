@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -14,6 +14,9 @@ from jax_ragrl.report.svg import Frame, area, axes, element, join, path, svg, te
 # Widths of the three card sizes in pixels. A picture of this width is not scaled, so that text has
 # the same size in all cards.
 FULL, WIDE, HALF = 1010, 610, 490
+# The width of a card on a phone. Every wide picture has a narrow version of that width, which the
+# style sheet shows there: scaled down, its text could not be read.
+NARROW = 316
 LETTER = 7.5  # pixels, a wide letter of a label on average
 
 
@@ -50,8 +53,41 @@ def smooth_curve(curve: Curve, min_span: int = 5) -> Curve:
     return curve._replace(values=smooth(curve.values, max(min_span, len(curve.steps) / 16)))
 
 
+def at_two_widths(draw: Callable[[float, str], Markup], width: float) -> Markup:
+    """A picture of a width, and its narrow version for phones.
+
+    Args:
+      draw: draws the picture of a width and a class.
+      width: the width of the wide one.
+    """
+    return join([draw(width, "wide"), draw(NARROW, "narrow")])
+
+
 def bar_chart(bars: Sequence[Bar]) -> Markup:
     """Horizontal bars of percentages with their values."""
+    return join([_bars(bars), _narrow_bars(bars)])
+
+
+def _narrow_bars(bars: Sequence[Bar]) -> Markup:
+    """Bars with their labels above them."""
+    row, room, parts = 52, NARROW - 66, []
+    for i, bar in enumerate(bars):
+        y, length = i * row, max(1.0, room * min(max(bar.value / 100, 0), 1))
+        strong = " strong" if bar.strong else ""
+        parts += [
+            text(0, y + 14, bar.label, "start", "label" + strong),
+            element("rect", x=0, y=y + 22, width=room, height=18, rx=4, class_="track"),
+            element("rect", x=0, y=y + 22, width=length, height=18, rx=4, class_="bar" + strong),
+            text(room + 10, y + 36, f"{bar.value:.1f} %", "start", "label" + strong),
+        ]
+    return svg(NARROW, len(bars) * row, _bar_label(bars), *parts, class_="narrow")
+
+
+def _bar_label(bars: Sequence[Bar]) -> str:
+    return "Accuracy: " + ", ".join(f"{b.label} {b.value:.1f} %" for b in bars)
+
+
+def _bars(bars: Sequence[Bar]) -> Markup:
     # Long names, such as `always Planning`, push the bars to the right.
     margin = max([150, *(LETTER * len(bar.label) + 12 for bar in bars)])
     row, room = 40, WIDE - margin - 70
@@ -65,8 +101,7 @@ def bar_chart(bars: Sequence[Bar]) -> Markup:
             element("rect", x=margin, y=y, width=length, height=24, rx=4, class_="bar" + strong),
             text(margin + room + 12, y + 17, f"{bar.value:.1f} %", "start", "label" + strong),
         ]
-    names = ", ".join(f"{b.label} {b.value:.1f} %" for b in bars)
-    return svg(WIDE, len(bars) * row + 8, f"Accuracy: {names}", *parts)
+    return svg(WIDE, len(bars) * row + 8, _bar_label(bars), *parts, class_="wide")
 
 
 def interval_chart(mean: float, low: float, high: float) -> Markup:
@@ -115,9 +150,14 @@ def line_chart(
     low, high = min([0.0, *values]), max([0.0, *values])
     # A constant 0 has no range to draw.
     high = high if high > low else low + 1
-    frame = Frame(width, height, min(steps), max(steps), low, low + (high - low) * 1.06)
-    parts = [axes(frame, ticks(low, frame.y1, 5), "{:g}")]
-    return svg(width, height, label, *parts, *(_curve(frame, line) for line in lines))
+
+    def draw(width: float, class_: str) -> Markup:
+        frame = Frame(width, height, min(steps), max(steps), low, low + (high - low) * 1.06)
+        parts = [axes(frame, ticks(low, frame.y1, 5), "{:g}")]
+        parts += [_curve(frame, line) for line in lines]
+        return svg(width, height, label, *parts, class_=class_)
+
+    return at_two_widths(draw, width)
 
 
 def _curve(frame: Frame, line: Line) -> Markup:
@@ -152,9 +192,22 @@ def stacked_areas(
       height: height in pixels.
     """
     steps = next(iter(shares.values())).steps
-    frame = Frame(width, height, min(steps), max(steps), 0, 100)
-    base, parts = [0.0] * len(steps), []
-    for i, curve in enumerate(shares.values()):
+
+    def draw(width: float, class_: str) -> Markup:
+        frame = Frame(width, height, min(steps), max(steps), 0, 100)
+        parts = [
+            *_stack(frame, steps, shares.values()),
+            axes(frame, (0, 25, 50, 75, 100), "{:g} %"),
+        ]
+        return svg(width, height, label, *parts, class_=class_)
+
+    return at_two_widths(draw, width)
+
+
+def _stack(frame: Frame, steps: Sequence[float], curves: Iterable[Curve]) -> list[Markup]:
+    """One area per curve, each on top of the one before."""
+    base, parts = [0.0] * len(steps), list[Markup]()
+    for i, curve in enumerate(curves):
         top = [b + 100 * v for b, v in zip(base, curve.values, strict=True)]
         upper, lower = (
             [(frame.x(s), frame.y(v)) for s, v in zip(steps, ys, strict=True)] for ys in (top, base)
@@ -164,22 +217,26 @@ def stacked_areas(
             upper, lower = [*upper, (right, upper[0][1])], [*lower, (right, lower[0][1])]
         parts.append(area(upper, lower, f"area c{i % 6}"))
         base = top
-    return svg(width, height, label, *parts, axes(frame, (0, 25, 50, 75, 100), "{:g} %"))
+    return parts
 
 
 def share_bar(shares: Mapping[str, float], label: str) -> Markup:
     """One bar divided into shares, in order."""
+    return at_two_widths(lambda width, class_: _share_bar(shares, label, width, class_), FULL)
+
+
+def _share_bar(shares: Mapping[str, float], label: str, width: float, class_: str) -> Markup:
     x, parts = 0.0, []
     for i, (name, share) in enumerate(shares.items()):
-        size = FULL * min(max(share, 0.0), 1.0)
+        size = width * min(max(share, 0.0), 1.0)
         title = element("title", f"{name}: {100 * share:.0f} %")
         parts.append(
             element("rect", title, x=x, y=0, width=size, height=26, class_=f"area c{i % 6}")
         )
-        if size > 60:  # pixels: the text fits
+        if size > 50:  # pixels: the text fits
             parts.append(text(x + size / 2, 17, f"{100 * share:.0f} %", "middle", "inside"))
         x += size
-    return svg(FULL, 26, label, *parts)
+    return svg(width, 26, label, *parts, class_=class_)
 
 
 def small_chart(curve: Curve, label: str, *, share: bool) -> Markup:

@@ -1,13 +1,13 @@
 // The explorer: filters, the list, and the question that is shown. `trees.js` comes before.
 const data = JSON.parse(document.getElementById("data").textContent);
-const PAGE = 80; // entries of the list that are built at once
+const PAGE = 30; // entries of the list that are built at once: more than a screen shows
 const METRICS = { f1: "F1", em: "EM", cover_em: "cover-EM", cover_em_tokens: "cover-EM", judge: "judge" };
 const get = (id) => document.getElementById(id);
 const controls = Object.fromEntries(
   ["view", "search", "first", "second", "metric", "outcome", "strategy", "kind", "hops", "run", "step", "leaves", "credit"]
     .map((id) => [id, get(id)]));
 const VIEWS = { answers: ["first", "second", "metric", "outcome", "strategy", "kind"], trees: ["run", "step", "leaves", "credit"] };
-let matches = [], shown = 0, current = null;
+let matches = [], shown = 0, current = null, addressTimer = 0;
 
 function element(tag, text, className) {
   const node = document.createElement(tag);
@@ -71,7 +71,7 @@ const OUTCOMES = [["", "all"], ["wrong", "wrong (score 0)"], ["right", "right (s
 const MISTAKE = "mistake: ";
 const mistakes = distinct(data.questions.flatMap((q) => q.rows.map(([, row]) => row.mistake)));
 OUTCOMES.push(...mistakes.filter(Boolean).map((x) => [MISTAKE + x, MISTAKE + x.replace("_", " ")]));
-const COMPARED = [["better", "better than compared"], ["worse", "worse than compared"], ["differs", "other answer"]];
+const COMPARED = [["better", "better"], ["worse", "worse"], ["differs", "other answer"]];
 
 // 2. Filter.
 const row = (question, control) => question.of.get(Number(control.value));
@@ -134,11 +134,17 @@ function refresh() {
   if (!matches.length) get("list").append(element("li", `No ${showsTrees() ? "tree" : "question"} matches.`, "empty"));
   if (!matches.includes(current)) current = matches[0] || null;
   show(current, false);
-  // The address keeps the filters, so that a link or a bookmark shows the same questions.
-  const values = Object.entries(controls).map(([id, control]) => [id, control.value]).filter(([, x]) => x !== "");
-  history.replaceState(null, "", `#${new URLSearchParams(values)}`);
+  // Not at each letter of a search: browsers take milliseconds, and refuse many changes in a row.
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(keepAddress, 300);
   if (data.limit) get("count").textContent += ` (texts are cut after ${data.limit} characters)`;
   get("count").dataset.ms = (performance.now() - start).toFixed(1);
+}
+
+// The address keeps the filters, so that a link or a bookmark shows the same questions.
+function keepAddress() {
+  const values = Object.entries(controls).map(([id, control]) => [id, control.value]).filter(([, x]) => x !== "");
+  history.replaceState(null, "", `#${new URLSearchParams(values)}`);
 }
 
 function findTrees(words) {
@@ -147,12 +153,17 @@ function findTrees(words) {
   get("count").textContent = `${matches.length} of ${data.trees.length} trees, rewards differ in ${differ}`;
 }
 
+// Outcomes that compare two sources are offered while two are chosen.
+function offerOutcomes(compared) {
+  const options = compared ? [...OUTCOMES, ...COMPARED] : OUTCOMES, outcome = controls.outcome.value;
+  if (controls.outcome.length === options.length) return;
+  fill("outcome", options);
+  controls.outcome.value = options.some(([value]) => value === outcome) ? outcome : "";
+}
+
 function findQuestions(words) {
   const compared = controls.second.value !== "";
-  const outcome = controls.outcome.value;
-  fill("outcome", compared ? [...OUTCOMES, ...COMPARED] : OUTCOMES);
-  controls.outcome.value = outcome;
-  if (controls.outcome.value !== outcome) controls.outcome.value = "";
+  offerOutcomes(compared);
   matches = data.questions.filter((question) => isWanted(question, words));
   const name = METRICS[controls.metric.value] || controls.metric.value;
   const means = [mean(matches.map((q) => score(row(q, controls.first))))];
@@ -203,24 +214,28 @@ function show(question, reading) {
   detail.replaceChildren();
   if (!question) return;
   question.button?.setAttribute("aria-current", "true");
-  question.button?.scrollIntoView({ block: "nearest" });
   const back = element("button", "Back to the list");
   back.id = "back";
   back.onclick = () => show(current, false);
+  detail.append(back, ...(question.nodes ? treeDetail(question) : answerDetail(question)));
+  // At the end, because both compute the layout of the page.
   detail.scrollTop = 0;
-  if (question.nodes) return detail.append(back, ...treeDetail(question));
+  question.button?.scrollIntoView({ block: "nearest" });
+}
+
+function answerDetail(question) {
   const facts = [`Gold: ${question.gold.join(" · ") || "none"}`];
   if (question.hops) facts.push(`${question.hops} ${question.hops === 1 ? "hop" : "hops"}`);
   if (question.kind) facts.push(question.kind);
   const columns = element("div", undefined, "columns");
   for (const control of [controls.first, controls.second]) {
     const prediction = control.value === "" ? undefined : row(question, control);
-    if (prediction) columns.append(card(question, data.sources[control.value], prediction));
+    if (prediction) columns.append(card(data.sources[control.value], prediction));
   }
-  detail.append(back, element("h2", question.text), element("div", facts.join("; "), "facts"), columns);
+  return [element("h2", question.text), element("div", facts.join("; "), "facts"), columns];
 }
 
-function card(question, source, prediction) {
+function card(source, prediction) {
   const box = element("article", undefined, "card"), value = score(prediction);
   box.append(element("h3", source));
   box.append(element("div", prediction.answer === null ? "(no answer)" : prediction.answer, "answer"));
@@ -235,7 +250,7 @@ function card(question, source, prediction) {
   for (const fault of prediction.faults) tags.append(element("span", fault, "tag bad"));
   const kinds = [...new Set([prediction.finish_reason, ...prediction.faults])].filter((kind) => data.faults[kind]);
   box.append(tags, ...kinds.map(faultLine), element("h3", "Trace"), trace(prediction.steps));
-  if (prediction.passages.length) box.append(element("h3", "Passages"), ...passageList(question, prediction));
+  if (prediction.passages.length) box.append(element("h3", "Passages"), ...passageList(prediction));
   const costs = Object.entries(prediction.costs).filter(([, x]) => x).map(([name, x]) => `${name.replaceAll("_", " ")} ${x}`);
   box.append(element("h3", "Costs"), element("div", costs.join(", ") || "none", "facts"));
   return box;
@@ -248,6 +263,14 @@ function faultLine(kind) {
   return line;
 }
 
+// Contents are built when they are opened: prompts and passages are long.
+function folded(title, build) {
+  const more = element("details");
+  more.append(element("summary", title));
+  more.addEventListener("toggle", () => more.append(...build()), { once: true });
+  return more;
+}
+
 function trace(steps) {
   const list = element("ol");
   for (const step of steps) {
@@ -255,23 +278,16 @@ function trace(steps) {
     item.append(element("b", step.role + (step.fault ? ` (${step.fault})` : "")));
     if (step.query !== undefined) item.append(element("pre", `${step.query}\n→ ${step.passages.map((p) => p.title).join(", ")}`));
     else item.append(element("pre", step.text ?? step.reply));
-    if (step.prompt) {
-      const more = element("details");
-      more.append(element("summary", "prompt"), element("pre", step.prompt));
-      item.append(more);
-    }
+    if (step.prompt) item.append(folded("prompt", () => [element("pre", step.prompt)]));
     list.append(item);
   }
   return list;
 }
 
-function passageList(question, prediction) {
+function passageList(prediction) {
   return prediction.passages.map((i) => {
-    const [id, title, text] = data.passages[i], more = element("details");
-    const isGold = question.gold_passages.includes(id) || question.gold_passages.includes(title);
-    const summary = element("summary", title || id);
-    if (isGold) summary.append(" ", element("span", "gold", "tag good"));
-    more.append(summary, element("p", text));
+    const [id, title, text] = data.passages[i], more = folded(title || id, () => [element("p", text)]);
+    if (prediction.gold_passages.includes(i)) more.firstChild.append(" ", element("span", "gold", "tag good"));
     return more;
   });
 }

@@ -22,6 +22,7 @@ from jax_ragrl.rollout.fault_kinds import explain_all
 from jax_ragrl.run.mistakes import mistake_of
 from jax_ragrl.run.predictions import FOLDER
 from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.types import Passage
 
 FILES = ("explorer.html", "explorer.js", "trees.js")
 MAX_BYTES = 15_000_000  # of a page, so that a browser opens it within seconds
@@ -113,7 +114,7 @@ def _label(source: pathlib.Path, file: pathlib.Path) -> str:
     return "/".join(part for part in parts if part != FOLDER)
 
 
-QUESTION_FIELDS = ("id", "gold", "hops", "kind", "gold_passages")  # fields of a question
+QUESTION_FIELDS = ("id", "gold", "hops", "kind")  # fields of a question
 PREDICTION_FIELDS = (
     "answer",
     "scores",
@@ -171,12 +172,15 @@ def merge(
 
 def _prediction(row: Mapping[str, Any], numbers: Numbers, limit: int) -> dict[str, Any]:
     """The prediction of a row, whose passages are numbers."""
-    entries = [(p["id"], p["title"], shorten(p["text"], limit)) for p in row["passages"]]
+    passages, gold = [Passage(**p) for p in row["passages"]], set(row["gold_passages"])
+    own_numbers = [numbers[p.id, p.title, shorten(p.text, limit)] for p in passages]
     return {name: row[name] for name in PREDICTION_FIELDS} | {
         # Computed here, so that predictions of earlier versions have it too.
         "mistake": mistake_of(row),
         "steps": [_short_step(step, limit) for step in row["steps"]],
-        "passages": [numbers[entry] for entry in entries],
+        "passages": own_numbers,
+        # Gold may name a passage by title or file, see `Passage.names`.
+        "gold_passages": [n for n, p in zip(own_numbers, passages, strict=True) if p.names & gold],
     }
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+LETTER = 6.5  # pixels, a letter of a tick on average
+
 
 class Frame(NamedTuple):
     """A plot of `width` x `height` pixels whose inner area shows `x0..x1` x `y0..y1`.
@@ -44,7 +46,7 @@ class Frame(NamedTuple):
         )
 
 
-def svg(width: float, height: float, label: str, *parts: Markup) -> Markup:
+def svg(width: float, height: float, label: str, *parts: Markup, class_: str = "") -> Markup:
     """A picture that fills the available width.
 
     Args:
@@ -52,10 +54,12 @@ def svg(width: float, height: float, label: str, *parts: Markup) -> Markup:
       height: intrinsic height in pixels.
       label: description for screen readers.
       parts: elements of the picture.
+      class_: a class of the style sheet.
     """
     return element(
         "svg",
         join(parts),
+        **({"class_": class_} if class_ else {}),
         viewBox=f"0 0 {width:g} {height:g}",
         style=f"--width:{width:g}px",
         role="img",
@@ -131,13 +135,16 @@ def axes(frame: Frame, y_ticks: Sequence[float], form: str) -> Markup:
         + text(frame.margin_left - 7, frame.y(v) + 4, form.format(v), "end")
         for v in y_ticks
     ]
+    base, last = frame.height - frame.margin_bottom + 16, f"step {frame.x1:g}"
     # A step near the right end would overlap the label of the last step.
-    base = frame.height - frame.margin_bottom + 16
+    free = right - LETTER * (len(last) + 3)
     xs = ticks(frame.x0, frame.x1, 6)
     steps = [
-        text(frame.x(v), base, f"{v:g}", "middle") for v in xs if v < frame.x1 * 0.93 or v == 0
+        text(frame.x(v), base, f"{v:g}", "middle")
+        for v in xs
+        if v < frame.x1 and frame.x(v) <= free
     ]
-    return join([*rules, *steps, text(right, base, f"step {frame.x1:g}", "end")])
+    return join([*rules, *steps, text(right, base, last, "end")])
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -105,12 +105,6 @@ function choose(node) {
   node.box.scrollIntoView({ block: "center" });
 }
 
-function folded(title, ...contents) {
-  const more = element("details");
-  more.append(element("summary", title), ...contents);
-  return more;
-}
-
 function nodeBox(node) {
   const box = element("div", undefined, "node"), [side, strength] = tint(node.credit);
   node.box = box;
@@ -127,14 +121,14 @@ function nodeBox(node) {
       element("div", node.answer ?? "(no answer)", "answer"));
   } else box.append(element("pre", node.text || ""));
   if (node.why && node.why !== "answered") box.append(faultLine(node.why));
-  if (node.prompt !== undefined) box.append(folded("prompt", element("pre", data.texts[node.prompt])));
+  if (node.prompt !== undefined) box.append(folded("prompt", () => [element("pre", data.texts[node.prompt])]));
   if (node.passages) {
-    box.append(folded(`${node.passages.length} passages`, ...node.passages.map((i, n) => {
+    box.append(folded(`${node.passages.length} passages`, () => node.passages.map((i, n) => {
       const [, title, text] = data.passages[i];
       return element("p", `${node.kept[n] ? "✓ " : ""}${title}: ${text}`);
     })));
   }
-  if (node.calls) box.append(folded(`${node.calls.length} calls on the way`, ...node.calls.map((call) => element("p", call.join(": ")))));
+  if (node.calls) box.append(folded(`${node.calls.length} ${node.calls.length === 1 ? "call" : "calls"} on the way`, () => node.calls.map((call) => element("p", call.join(": ")))));
   return box;
 }
 

@@ -134,3 +134,12 @@ def missing_gold(questions: Iterable[Question], passages: Iterable[Passage]) -> 
         for name in passage.names:
             missing.pop(name, None)
     return list(missing)
+
+
+def example_names(passages: Sequence[Passage], count: int = 3) -> str:
+    """Returns the ids of some passages, and a title, to show what gold may name."""
+    # Evenly spaced, because the first ones may all be of one document.
+    examples = passages[:: max(1, len(passages) // count)][:count]
+    ids = ", ".join(repr(passage.id) for passage in examples)
+    title = next((passage.title for passage in examples if passage.title), "")
+    return f"ids such as {ids}" + (f" or titles such as {title!r}" if title else "")

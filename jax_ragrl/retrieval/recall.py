@@ -14,6 +14,7 @@ from jax_ragrl.retrieval.measures import (
     DEPTH,
     KS,
     answers_in,
+    example_names,
     measure,
     missing_gold,
     recall_at,
@@ -136,7 +137,8 @@ def report_missing_gold(questions: Sequence[Question], corpus: Corpus) -> dict[s
     if missing:
         print(
             f"ragrl: {len(missing)} of {count} gold passages are not in the corpus, such as "
-            f"{missing[0]!r}: no search can return them, and recall counts them as misses",
+            f"{missing[0]!r}: no search can return them, and recall counts them as misses; the "
+            f"corpus has {example_names(corpus.passages)}",
             file=sys.stderr,
         )
     return {"gold": count, "gold_missing": len(missing)}

@@ -24,7 +24,12 @@ from jax_ragrl.validation.data import (
     read_corpus,
 )
 from jax_ragrl.validation.findings import Finding
-from jax_ragrl.validation.models import check_endpoints, check_memory, check_tokenizers
+from jax_ragrl.validation.models import (
+    check_endpoints,
+    check_memory,
+    check_models,
+    check_tokenizers,
+)
 from jax_ragrl.validation.roles import check_roles
 
 
@@ -117,9 +122,10 @@ def _check_models(job: Job, sample: DataSample, quick: bool) -> Iterator[Finding
     world: worlds.World | None = sample.world
     findings = list(check_tokenizers(job))
     yield from findings
+    yield from check_models(job, world is not None)
     if quick:
         return
-    yield from check_endpoints(job, world is not None)
+    yield from check_endpoints(job)
     # Without a tokenizer that fits, sampled actions would mean nothing.
     if any(finding.level == "error" for finding in findings):
         return

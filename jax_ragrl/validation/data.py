@@ -17,7 +17,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import check_bm25_settings
 from jax_ragrl.retrieval.index import FILE, folder_of
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
-from jax_ragrl.retrieval.measures import missing_gold
+from jax_ragrl.retrieval.measures import example_names, missing_gold
 from jax_ragrl.run.components import (
     check_index_settings,
     config_reading,
@@ -138,8 +138,9 @@ def check_gold(sample: DataSample) -> Iterator[Finding]:
         missing = missing_gold(questions, sample.passages)
         text = f"{len(missing)} of {len(gold)} gold passages of {split} are not in the corpus"
         if missing:
+            names = example_names(sample.passages)
             remedy = "give the corpus that they are from, or expect recall to count them as misses"
-            text = f"{text}, such as {missing[0]!r}: {remedy}"
+            text = f"{text}, such as {missing[0]!r}, but {names}: {remedy}"
         yield Finding("warning" if missing else "ok", "gold", text)
 
 

@@ -49,30 +49,18 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
     yield Finding("ok", "policy", f"{', '.join(folders)}: the tokenizer fits the system")
 
 
-def check_endpoints(job: Job, has_world: bool) -> Iterator[Finding]:
-    """Sends one request to each endpoint of a config: language model, judge and retriever.
+def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
+    """Checks that the frozen models which need no server can be used; sends and loads nothing.
 
     Args:
       job: the run.
       has_world: whether the data are generated, which the world reader needs.
     """
-    yield from check_llm("llm", job.llm, has_world)
-    yield from check_llm("judge", job.judge, has_world)
-    yield from check_server(job)
+    for topic, llm in (("llm", job.llm), ("judge", job.judge)):
+        yield from guarded(topic)(_check_model)(topic, llm, has_world)
 
 
-def check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
-    """Sends one request to a language model on a server; looks for the files of a local one.
-
-    Args:
-      topic: `llm` or `judge`.
-      llm: the config of the model.
-      has_world: whether the data are generated, which the world reader needs.
-    """
-    yield from guarded(topic)(_check_llm)(topic, llm, has_world)
-
-
-def _check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
+def _check_model(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
     if isinstance(llm, WorldReaderConfig) and not has_world:
         raise UserError(
             f"{topic}.kind is world_reader, but the data are not generated: use local or openai, "
@@ -82,16 +70,25 @@ def _check_llm(topic: str, llm: LLM, has_world: bool) -> Iterator[Finding]:
         # The tokenizer is small, and its absence means that the model is not there.
         ChatTokenizer.load(resolve_model(llm.model, weights=False))
         yield Finding("ok", topic, f"{llm.model} is on this machine")
-    if isinstance(llm, OpenAIConfig):
-        # A check must not wait as long as a training run would.
-        patience = min(llm.timeout, PATIENCE)
-        client = OpenAILLM(
-            llm.model, llm.base_url, retries=0, timeout=patience, extra=llm.extra_body
-        )
-        (reply,) = client.complete([PROBE])
-        if isinstance(reply, EffectError):
-            raise UserError(f"{reply}: start the server, or correct {topic}.base_url and its model")
-        yield Finding("ok", topic, f"{llm.model} replies {reply[:40]!r}")
+
+
+def check_endpoints(job: Job) -> Iterator[Finding]:
+    """Sends one request to each endpoint of a config: language model, judge and retriever."""
+    for topic, llm in (("llm", job.llm), ("judge", job.judge)):
+        yield from guarded(topic)(_check_reply)(topic, llm)
+    yield from check_server(job)
+
+
+def _check_reply(topic: str, llm: LLM) -> Iterator[Finding]:
+    if not isinstance(llm, OpenAIConfig):
+        return
+    # A check must not wait as long as a training run would.
+    patience = min(llm.timeout, PATIENCE)
+    client = OpenAILLM(llm.model, llm.base_url, retries=0, timeout=patience, extra=llm.extra_body)
+    (reply,) = client.complete([PROBE])
+    if isinstance(reply, EffectError):
+        raise UserError(f"{reply}: start the server, or correct {topic}.base_url and its model")
+    yield Finding("ok", topic, f"{llm.model} replies {reply[:40]!r}")
 
 
 @guarded("retriever")

@@ -6,12 +6,13 @@ replaced by a fixed reply, so that nothing is built and nothing is paid for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jax_ragrl.config.kinds import WorldReaderConfig
+from jax_ragrl.config.kinds import NoLLMConfig, WorldReaderConfig
 from jax_ragrl.errors import UserError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, NoLLM
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.policy import TOO_LONG, PolicySampler
 from jax_ragrl.rollout.tree import Forest
@@ -67,6 +68,12 @@ def check_roles(job: Job, sample: DataSample) -> Iterator[Finding]:
     passages = passages or (Passage("sample", "Title", "A sentence of a passage. " * 20),)
     if not questions:
         return
+    print(
+        "roles: samples actions of each role; the programs of the sampler compile first, which may "
+        "take minutes (--quick leaves this check out)",
+        file=sys.stderr,
+        flush=True,
+    )
     forests = list(_forests(job, questions, SampleRetriever(passages), sample))
     yield from _describe_roles(job, forests)
     yield _describe_prompts(job, forests)
@@ -100,6 +107,8 @@ def _forests(
 
 
 def _llm(job: Job, sample: DataSample) -> FrozenLLM:
+    if isinstance(job.llm, NoLLMConfig):
+        return NoLLM()  # which names the request of a system that needs a language model
     if isinstance(job.llm, WorldReaderConfig):
         return load_llm(job.llm, sample.world, job.recipe.system.style, job.shapes)
     return FixedLLM()

@@ -213,7 +213,8 @@ def test_an_index_brings_its_passages(option, sets, capsys, monkeypatch):
     assert main(["evaluate", option, "one.jsonl", "--index", "index", "--systems", "direct"]) == 0
     (retriever,) = retrievers
     assert [len(corpus) for corpus in corpora_of(retriever)] == [3]
-    output = capsys.readouterr()
-    # The table can be read in both forms; JSON on standard output stays alone there.
-    assert f"| direct | {CELL_TEXT} |" in (output.err if option == "--questions" else output.out)
-    assert option == "--data" or json.loads(output.out)["direct"] == row
+    assert f"| direct | {CELL_TEXT} |" in capsys.readouterr().out
+    if option == "--questions":
+        args = [option, "one.jsonl", "--index", "index", "--systems", "direct"]
+        assert main(["evaluate", "--json", *args]) == 0
+        assert json.loads(capsys.readouterr().out)["direct"] == row  # and nothing else

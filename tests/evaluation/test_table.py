@@ -313,6 +313,7 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
         ),
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
         (["--data", f"{file}@{file}", "--run-files", "runs"], "--run-files is for one"),
+        (["--data", f"{file}@{file}", "--json"], "--json is for one question set"),
     ):
         assert main(["evaluate", "--retriever", "http://localhost:1", *args]) == 2
         assert message in capsys.readouterr().err
@@ -330,7 +331,7 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys, monkeypatch):
     with listening(served) as index, prompt as (llm, _):
         args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
         args += ["--run-files", f"{tmp_path}/runs"]
-        assert main(["evaluate", "--systems", "standard_rag", *args]) == 0
+        assert main(["evaluate", "--systems", "standard_rag", "--json", *args]) == 0
     table = json.loads(capsys.readouterr().out)
     row = table["standard_rag"]
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0

@@ -241,3 +241,36 @@ def test_a_browser_shows_the_questions_that_match(filters: str, count: str, tmp_
     assert count in text
     # Texts of models are shown as text: no element and no script came from them.
     assert "<img" not in text and "<script>alert" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+def test_a_browser_builds_only_what_it_shows(tmp_path: pathlib.Path):
+    """Thousands of questions stay fast: entries come in pages, and folded texts once opened."""
+    first, _ = rows()
+    steps = [{"role": "answer", "prompt": "a long prompt", "reply": "Ulm"}]
+    many = [{**first, "id": f"{i}", "question": f"{i}?", "steps": steps} for i in range(5000)]
+    page = tmp_path / "explorer.html"
+    page.write_text(render(merge({"run": many})))
+    text = visible(page, "first=0")
+    assert "5000 of 5000 questions" in text and "4970 more" in text
+    assert text.count("<li><button>") <= 31 and "Ulm" in text
+    assert "<summary>prompt</summary>" in text and "a long prompt" not in text
+
+
+def test_gold_passages_are_found_by_id_title_or_file():
+    passages = [
+        {"id": "a.md#one", "title": "A - One", "text": "x"},
+        {"id": "b.md#two", "title": "B - Two", "text": "y"},
+        {"id": "c", "title": "C", "text": "z"},
+    ]
+    for gold, marked in ((["a.md"], [0]), (["b.md#two"], [1]), (["C", "a.md#one"], [0, 2])):
+        row = {**rows()[0], "passages": passages, "gold_passages": gold}
+        ((_, prediction),) = merge({"run": [row]})["questions"][0]["rows"]
+        assert prediction["gold_passages"] == marked
+
+
+def test_a_node_without_credit_has_a_color():
+    """A missing value of a custom property makes a fill invalid, which browsers draw black."""
+    page = render(merge({"run": rows()}))
+    assert "var(--tone, #b9bcc4) var(--w)" in page and "var(--tone) " not in page

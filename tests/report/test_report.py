@@ -13,13 +13,14 @@ import pytest
 from jax_ragrl.cli.train import _print_facts
 from jax_ragrl.errors import UserError
 from jax_ragrl.report import build_report, charts
-from jax_ragrl.report.build import render
+from jax_ragrl.report.build import TIMES, render, times
 from jax_ragrl.report.charts import smooth
-from jax_ragrl.report.load import RunData, by_step, curve
+from jax_ragrl.report.load import Curve, RunData, by_step, curve, load_run
 from jax_ragrl.report.sketch import Scale, build_tree, credit_scale
-from jax_ragrl.report.svg import Frame, element, ticks
+from jax_ragrl.report.svg import Frame, axes, element, ticks
 from jax_ragrl.report.trees import largest_credit, spread, stored_trees
 from jax_ragrl.rollout.fault_kinds import FAULTS
+from jax_ragrl.run.metric_names import METRICS
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -171,10 +172,63 @@ def test_accuracies_without_a_percent_metric_are_shares(tmp_path):
     assert "61.5 %" in text and "+11.0 to +22.0" in text
 
 
-def test_compile_time_is_excluded_from_the_sum(tmp_path):
+def test_times_are_shares_of_the_step(tmp_path):
+    """Rollouts and update add up to the step; other times are parts of them."""
     text = read(write_run(tmp_path)).text
-    assert "Rollout 2.00 s 6 s 67 %" in text and "Train 1.00 s 3 s 33 %" in text
-    assert "Compile (included in the others) 1.50 s 4.5 s 50 %" in text
+    assert "Rollouts 2.00 s 6 s 67 %" in text and "Update 1.00 s 3 s 33 %" in text
+    assert "Compilation, within the other times 1.50 s 4.5 s 50 %" in text
+
+
+def test_parts_of_a_step_are_not_added_to_it(tmp_path):
+    names = {
+        "step": 40.0,
+        "train": 10.0,
+        "rollout": 30.0,
+        "wait_rollout": 30.0,
+        "wait_device": 20.0,
+    }
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1} | {f"time/{name}_s": x for name, x in names.items()}) + "\n"
+    )
+    assert [(name, share) for name, _, _, share in times(load_run(tmp_path))] == [
+        ("Step", "100 %"),
+        ("Rollouts", "75 %"),
+        ("Update", "25 %"),
+        ("The step waited for its rollouts", "75 %"),
+        ("Rollouts waited for the devices", "50 %"),
+    ]
+
+
+def test_every_time_of_a_step_has_a_title():
+    names = {metric.name for metric in METRICS if metric.name.startswith("time/")}
+    assert names == set(TIMES)
+
+
+def test_wide_pictures_have_a_narrow_version_with_all_labels():
+    """A phone would scale a wide picture down until nobody could read its text."""
+    curve = Curve((1.0, 10.0), (0.1, 0.9))
+    bars = [charts.Bar("Warm start: always No Retrieval", 46.0), charts.Bar("Trained", 57.0, True)]
+    for picture in (
+        charts.line_chart([charts.Line("", curve)], "a line"),
+        charts.stacked_areas({"a": curve}, "shares"),
+        charts.share_bar({"a": 0.5, "b": 0.5}, "a bar"),
+        charts.bar_chart(bars),
+    ):
+        widths = re.findall(r'<svg class="(\w+)" viewBox="0 0 (\d+)', picture)
+        assert [name for name, _ in widths] == ["wide", "narrow"]
+        assert int(widths[1][1]) == charts.NARROW < int(widths[0][1])
+    assert picture.count("always No Retrieval</text>") == picture.count("57.0 %</text>") == 2
+
+
+@pytest.mark.parametrize("last", [11, 80, 1000])
+@pytest.mark.parametrize("width", [charts.FULL, charts.HALF, charts.NARROW])
+def test_labels_of_steps_do_not_overlap(last, width):
+    """The label of the last step ends at the right, and the one before ends before it begins."""
+    picture = axes(Frame(width, 200, 1, last, 0, 1), (0, 1), "{:g}")
+    places = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"[^>]*>([\d.]+)<', picture)
+    assert places
+    begin = width - 12 - 6 * len(f"step {last}")  # a letter of a tick has six pixels
+    assert all(float(x) + 3 * len(name) < begin for x, name in places)
 
 
 def test_trees_show_credit_forcing_passages_and_leaves(tmp_path):
@@ -430,7 +484,8 @@ def test_a_strategy_has_one_color_in_all_pictures(tmp_path):
     page = read(tmp_path)
     kinds = ["Planning", "Retrieval", "None", "New"]
     titles = [f"{name}: {share} %" for name, share in zip(kinds, (0, 100, 0, 0), strict=True)]
-    assert [word for word in page.words if word in titles] == titles
+    # Twice: the wide bar and the narrow one.
+    assert [word for word in page.words if word in titles] == [*titles, *titles]
     assert "line c1" in {attributes.get("class") for _, attributes in page.tags}
 
 
@@ -484,9 +539,10 @@ def test_a_tree_shows_passages_and_calls(tmp_path):
 def test_names_of_fixed_strategies_fit_beside_their_bars():
     name = "Warm start: always No Retrieval"
     picture = charts.bar_chart([charts.Bar(name, 46.0), charts.Bar("Trained", 57.0, True)])
-    (end,) = re.findall(rf'<text x="([\d.]+)"[^>]*>{name}', picture)
+    wide, _ = picture.split("</svg>", 1)
+    (end,) = re.findall(rf'<text x="([\d.]+)"[^>]*>{name}', wide)
     assert float(end) >= 7 * len(name)  # seven pixels per letter of 14 pixels height
-    tracks = re.findall(r'<rect[^>]*width="([\d.]+)"[^>]*class="track"', picture)
+    tracks = re.findall(r'<rect[^>]*width="([\d.]+)"[^>]*class="track"', wide)
     assert len(tracks) == 2 and 200 < float(tracks[0]) <= charts.WIDE - 70 - float(end) - 12
 
 

@@ -94,7 +94,9 @@ def test_gold_that_the_corpus_lacks_is_counted_and_named(capsys):
     assert missing_gold(questions, ranked("a", "b")) == ["gone"]
     counts = report_missing_gold(questions, Corpus(tuple(ranked("a", "b"))))
     assert counts == {"gold": 3, "gold_missing": 1}
-    assert "1 of 3 gold passages are not in the corpus, such as 'gone'" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert "1 of 3 gold passages are not in the corpus, such as 'gone'" in line
+    assert line.endswith("the corpus has ids such as 'a', 'b' or titles such as 'title of a'\n")
     report_missing_gold(questions[:1], Corpus(tuple(ranked("a", "b"))))
     assert capsys.readouterr().err == ""
 

@@ -184,7 +184,7 @@ def test_the_command_builds_a_pipeline_that_other_commands_open(files, capsys, c
     assert isinstance(opened, FusedRetriever) and opened.candidates == 7
     assert opened.fingerprint == corpus.fingerprint
     args = ["--questions", f"{files}/questions.jsonl", "--corpus", f"{files}/corpus.jsonl"]
-    args += ["--index", f"{files}/index", "--systems", "standard_rag", "--limit", "2"]
+    args += ["--index", f"{files}/index", "--systems", "standard_rag", "--limit", "2", "--json"]
     assert main(["evaluate", *args]) == 0
     assert json.loads(capsys.readouterr().out)["standard_rag"]["ended"] == {"answered": 2}
 

@@ -11,10 +11,11 @@ import pytest
 from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import build_bm25
 from jax_ragrl.rollout.tree import Action, Record
 from jax_ragrl.run.config import load_job
-from jax_ragrl.types import Passage, Question
+from jax_ragrl.types import LLMRequest, Message, Passage, Question
 from jax_ragrl.validation import checks, models, roles
 from jax_ragrl.validation.config import config_problems
 from jax_ragrl.validation.data import DataSample
@@ -176,15 +177,37 @@ def test_each_endpoint_is_asked_once(tmp_path):
     values = {"llm": {"kind": "openai", "model": "m", "base_url": f"{address}/v1"}}
     values |= {"index": {"kind": "remote", "url": address}}
     job = load_job(load_config(CONFIGS / "tiny/c3po.py", []) | values)
-    lines = [finding.line() for finding in models.check_endpoints(job, has_world=True)]
+    lines = [finding.line() for finding in models.check_endpoints(job)]
     assert [line.split()[:2] for line in lines] == [["error", "llm:"], ["error", "retriever:"]]
     assert "start the server, or correct llm.base_url" in lines[0] and "index.url" in lines[1]
 
 
 def test_a_world_reader_without_a_world_is_an_error():
     job = load_job(load_config(CONFIGS / "tiny/c3po.py", []))
-    (finding,) = models.check_llm("llm", job.llm, False)
+    assert [finding for finding in models.check_models(job, True) if finding.level != "ok"] == []
+    (finding,) = models.check_models(job, False)
     assert finding.level == "error" and "the data are not generated" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"llm.kind": "world_reader"}, "the data are not generated"),
+        ({"llm": "{'kind': 'local', 'model': 'nowhere/at/all'}"}, "nowhere/at/all"),
+    ],
+)
+def test_a_quick_check_knows_models_that_need_no_server(files, keys, why):
+    (line,) = errors(findings({key: x for key, x in files.items() if key != "llm.kind"} | keys))
+    assert line.startswith("error    llm: ") and why in line
+
+
+def test_a_system_that_calls_a_language_model_needs_one(files):
+    """A fixed reply would hide an error that ends a run in its first step."""
+    overrides = [f"--config.{key}={value}" for key, value in files.items()]
+    job = load_job(load_config(CONFIGS / "tiny/c3po.py", overrides))
+    request = LLMRequest("answer", (Message("user", "?"),))
+    with pytest.raises(UserError, match=r"'answer' needs a language model, but llm\.kind is none"):
+        roles._llm(job, DataSample({})).complete([request])
 
 
 class FakeForest:
@@ -216,11 +239,11 @@ def test_roles_that_the_policy_does_not_know_are_named(monkeypatch, share, level
 
 
 @pytest.mark.slow
-def test_the_shipped_policy_knows_its_roles(files):
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", []))
+def test_the_shipped_policy_knows_its_roles():
     questions = {"train": [Question(f"q{n}", f"Who is {n}?", ("a",)) for n in range(8)]}
     passages = [Passage(f"p{n}", f"Title {n}", "A text.") for n in range(9)]
-    job = load_job(load_config(CONFIGS / "tiny/c3po.py", ["--config.llm.kind=none"]))
+    values = load_config(CONFIGS / "tiny/c3po.py", [])
+    job = load_job(values | {"llm": {"kind": "local", "model": "tiny"}})
     found = list(roles.check_roles(job, DataSample(questions, passages)))
     assert {finding.level for finding in found} <= {"ok", "warning"}
     assert any("of router are valid" in finding.text for finding in found)
