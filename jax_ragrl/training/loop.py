@@ -52,6 +52,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
+from jax_ragrl.training.compile_ahead import compile_ahead
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
     METRICS,
@@ -106,6 +107,8 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
+        if job.run.compile_ahead and start < job.run.steps:
+            compile_ahead(job, policies, acting_models(policies), parts.tokenizer)
         rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
