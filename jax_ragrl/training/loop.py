@@ -107,8 +107,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
-        if job.run.compile_ahead and start < job.run.steps:
-            compile_ahead(job, policies, acting_models(policies), parts.tokenizer)
+        _compile_programs(job, parts, policies, start)
         rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
@@ -428,6 +427,14 @@ def _resumed_rollouts(
         if start:
             rollouts.restore(entries, start)
         yield rollouts
+
+
+def _compile_programs(job: Job, parts: Components, policies: Policies, start: int) -> None:
+    """Compiles the programs of the steps after `start`, if the config asks for it."""
+    if job.run.compile_ahead and start < job.run.steps:
+        # A copy of the weights as a sampler gets them, which ends with this function.
+        models = acting_models(policies, outlive_update=bool(job.run.staleness))
+        compile_ahead(job, policies, models, parts.tokenizer)
 
 
 def _updates_by_policy(job: Job, policies: Policies) -> dict[str, int]:
