@@ -32,10 +32,10 @@ def update_programs(policy: Policy, *, is_measured: bool = False) -> list[Progra
       is_measured: as in `update`.
     """
     spec, state = policy
-    trained = [(spec.policy, state.policy)]
+    pairs = [(spec.policy, state.policy)]
     if spec.critic is not None and state.critic is not None:
-        trained.append((spec.critic, state.critic))
-    programs = [program for pair in trained for program in _step_programs(spec, *pair)]
+        pairs.append((spec.critic, state.critic))
+    programs = [program for pair in pairs for program in _step_programs(spec, *pair)]
     temperature = scalar(spec.temperature, spec.mesh)
     for rows, targets in shard_batch([*_blank_batches(spec)], spec.mesh):
         batch = temperature, rows
@@ -44,7 +44,7 @@ def update_programs(policy: Policy, *, is_measured: bool = False) -> list[Progra
             programs.append(Program(f"scoring {shape_of(rows)}", score, args, mesh=spec.mesh))
         programs += [
             _gradient_program(policy, model, model_state.params, *batch, targets)
-            for model, model_state in trained
+            for model, model_state in pairs
         ]
     return programs
 

@@ -147,11 +147,11 @@ class PromptBatch:
         args = (self.model, prompts, self.grammar, shrink_at_W)
         options: dict[str, Any] = {"use_top_p": self.use_top_p, "stride": self.stride}
         for slots in self.slots:
-            grown = _with_slots(state, slots)
+            larger_state = _with_slots(state, slots)
             # With the first size only a batch continues that was larger before.
             if slots > self.slots[0] or count < max(self.sizes):
-                continue_decode.lower(*args, grown, prefix, **options).compile()
-            self._compile_changes(prompts, grown, prefix, count)
+                continue_decode.lower(*args, larger_state, prefix, **options).compile()
+            self._compile_changes(prompts, larger_state, prefix, count)
 
     def _compile_changes(
         self, prompts: Prompts, state: DecodeState, prefix: KVCache, count: int
@@ -247,13 +247,13 @@ class PromptBatch:
 def _with_slots(state: DecodeState, slots: int) -> DecodeState:
     """Returns an abstract state whose cache has another number of slots."""
 
-    def resized(x: Any) -> Any:
+    def with_axis(x: Any) -> Any:
         axis = x.ndim // 2  # as in `_grow`
         shape = (*x.shape[:axis], slots, *x.shape[axis + 1 :])
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
-    grown = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
-    return state._replace(**jax.tree.map(resized, grown))
+    arrays = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
+    return state._replace(**jax.tree.map(with_axis, arrays))
 
 
 def take_prompts(tree: Any, keep_WN: Array, count: int) -> Any:

@@ -107,8 +107,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
-        _compile_programs(job, parts, policies, start)
-        rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
+        rollouts = files.enter_context(_resumed_rollouts(job, parts, policies, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
@@ -420,9 +419,13 @@ def _open_log(
 
 @contextlib.contextmanager
 def _resumed_rollouts(
-    job: Job, parts: Components, entries: Mapping[str, Any], start: int
+    job: Job, parts: Components, policies: Policies, entries: Mapping[str, Any], start: int
 ) -> Iterator[Rollouts]:
-    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any."""
+    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any.
+
+    With `run.compile_ahead` all programs of the run are compiled first.
+    """
+    _compile_programs(job, parts, policies, start)
     with contextlib.closing(make_rollouts(job, parts)) as rollouts:
         if start:
             rollouts.restore(entries, start)

@@ -111,8 +111,8 @@ def test_without_siblings_a_token_writes_no_array_as_large_as_the_keys_of_the_pr
     _, (text,) = decode_program("h200:1", prompts, 1, length, num_layers=2, vocab_size=4096)
     config = published_config("qwen2.5-0.5b")
     keys = 2 * prompts * config.num_kv_heads * length * config.head_dim
-    written = {x.name: shape_bytes(x.shape) for x in loop_instructions(text)}
-    assert written and max(written.values()) < keys
+    sizes = {x.name: shape_bytes(x.shape) for x in loop_instructions(text)}
+    assert sizes and max(sizes.values()) < keys
 
 
 @pytest.mark.parametrize("devices", [1, 4, 8])

@@ -62,6 +62,6 @@ def test_close_to_the_limit_of_mappings_nothing_more_is_compiled(monkeypatch):
 def test_results_have_a_sharding_if_an_argument_is_committed(is_committed):
     x = jnp.arange(3.0)
     x = jax.device_put(x, jax.devices()[0]) if is_committed else x
-    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
-    result = abstract_results(compiled, (x,))
+    executable = jax.jit(lambda x: x + 1).lower(x).compile()
+    result = abstract_results(executable, (x,))
     assert (result.sharding is not None) == is_committed and result.shape == (3,)
