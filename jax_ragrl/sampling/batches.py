@@ -196,12 +196,13 @@ class PromptBatch:
                 keep_WN = np.argsort(~live_WN, axis=1, kind="stable")[:, :size].astype(np.int32)
                 parts.append((numbers, to_host(state.samples())))
                 numbers = np.take_along_axis(numbers.reshape(live_WN.shape), keep_WN, 1).ravel()
-                prompts, state, prefix = take_prompts(
-                    (prompts, state, prefix), replicate(keep_WN, self.mesh), live_WN.shape[1]
-                )
+                keep = replicate(keep_WN, self.mesh), live_WN.shape[1]
+                with mesh_context(self.mesh):
+                    prompts, state, prefix = take_prompts((prompts, state, prefix), *keep)
             # 3. Grow a cache that is full.
             if t >= state.ids_BT.shape[1]:
-                state = grow_cache(state, next(n for n in self.slots if n > t))
+                with mesh_context(self.mesh):
+                    state = grow_cache(state, next(n for n in self.slots if n > t))
             # 4. Continue.
             state = self._continue(prompts, state, prefix, size)
 
