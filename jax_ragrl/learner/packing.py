@@ -119,6 +119,12 @@ class Layout:
         """Returns the rows of a full batch of a row length, over all `devices` that share it."""
         return max(1, self.tokens_per_device // length) * devices
 
+    def counts(self, length: int, devices: int = 1) -> list[int]:
+        """Returns the numbers of rows that a batch of a row length may have, descending."""
+        full = self.count(length, devices) // devices
+        sizes = (devices * -(-full // 2**n) for n in range(self.max_batch_halvings + 1))
+        return sorted({*sizes}, reverse=True)
+
     def fewest(self, rows_in_use: int, length: int, devices: int) -> int:
         """Returns the smallest allowed number of rows of a batch.
 
@@ -127,9 +133,7 @@ class Layout:
           length: row length in tokens.
           devices: data-parallel devices; the result is a multiple of this number.
         """
-        full = self.count(length, devices) // devices
-        sizes = (devices * -(-full // 2**n) for n in range(self.max_batch_halvings + 1))
-        return min(size for size in sizes if size >= rows_in_use)
+        return min(n for n in self.counts(length, devices) if n >= rows_in_use)
 
 
 class Rows(NamedTuple):
@@ -379,10 +383,8 @@ def _batch(
     rows: Sequence[_Row], roles: Sequence[str], grammars: RoleGrammars | None = None
 ) -> Batch:
     shape = (len(rows), rows[0].length)
-    arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
+    arrays = blank_rows(shape)
     behaviour_logp_RM = np.full(shape, np.nan, np.float32)
-    # Padding: each token is visible to itself only.
-    arrays.until_RL[:] = np.arange(1, shape[1] + 1)
     entries = [item for r, row in enumerate(rows) for item in _write(arrays, r, row.groups)]
     owners = [(t.node, roles.index(t.role), *place, t.previous) for t, *place in entries]
     for (_, role, row, first, size, _), (turn, *_) in zip(owners, entries, strict=True):
@@ -400,6 +402,14 @@ def _batch(
     credit_A = np.array([turn.credit for turn, *_ in entries], np.float32)
     columns = np.array(owners, np.int32).reshape(-1, 6).T
     return Batch(arrays, Actions(*[*columns, credit_A]), behaviour_logp_RM)
+
+
+def blank_rows(shape: tuple[int, int]) -> Rows:
+    """Returns rows of padding, with all fields."""
+    arrays = Rows(*(np.zeros(shape, bool if f == "mask_RM" else np.int32) for f in Rows._fields))
+    # Each token is visible to itself only.
+    arrays.until_RL[:] = np.arange(1, shape[1] + 1)
+    return arrays
 
 
 def _is_plain(until_RL: np.ndarray) -> bool:

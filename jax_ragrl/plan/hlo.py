@@ -17,10 +17,14 @@ ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 CALLEES = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+TARGET = re.compile(r'\bcustom_call_target="([^"]*)"')
 DIRECTION = re.compile(r"\bdirection=(\w+)")
 TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 # Memory spaces other than 0 (device memory) and 5 (of the host) are on the chip, in a TPU's VMEM.
 ON_CHIP = re.compile(r"S\([1-46-9]\)")
+
+
+LIBRARIES = ("__cublas", "__cudnn")
 
 
 class Instruction(NamedTuple):
@@ -35,7 +39,8 @@ class Instruction(NamedTuple):
       number: the number of a parameter; -1 for all others.
       trips: iterations of a loop, if it says them; None otherwise, see `Module.trips`.
       condition: name of the computation that ends a loop.
-      literal: the value of a constant, or the direction of a comparison.
+      literal: the value of a constant, the direction of a comparison, or the target of a call to a
+        library.
     """
 
     name: str
@@ -126,9 +131,11 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _literal(operation: str, inner: str, attributes: str) -> str:
-    """The value of a constant, or the direction of a comparison; empty for others."""
+    """Returns the field `Instruction.literal`."""
     if operation == "compare" and (direction := DIRECTION.search(attributes)):
         return direction[1]
+    if operation == "custom-call" and (target := TARGET.search(attributes)):
+        return target[1]
     return inner if operation == "constant" else ""
 
 
@@ -145,6 +152,17 @@ def _split_at_close(text: str) -> tuple[str, str]:
 def shape_bytes(shape: str) -> int:
     """Returns the bytes that a shape takes in device memory; arrays on the chip need nothing."""
     return sum(_array_bytes(*array) for array in ARRAY.findall(shape))
+
+
+def workspace_bytes(x: Instruction) -> int:
+    """Returns the bytes of the scratch memory of a call to cuBLAS or cuDNN, its last result.
+
+    The library may use a part of it, or nothing; the data that it keeps there stay in the cache.
+    """
+    if x.operation != "custom-call" or not x.literal.startswith(LIBRARIES):
+        return 0
+    *results, (dtype, sizes, layout) = ARRAY.findall(x.shape)
+    return _array_bytes(dtype, sizes, layout) if results and dtype in ("s8", "u8") else 0
 
 
 def slice_bytes(shape: str) -> int:

@@ -1,7 +1,7 @@
 """Traffic of a compiled program: memory, collectives and kernels, from its optimized HLO.
 
-XLA's own cost analysis has the same rules, with two differences: here the body of a loop counts as
-often as it runs, and an array in a TPU's VMEM costs nothing.
+XLA's own cost analysis has the same rules, with three differences: here the body of a loop counts
+as often as it runs, and an array in a TPU's VMEM and the scratch memory of a library cost nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from jax_ragrl.plan.hlo import Computation, Instruction, Module, parse, shape_bytes, slice_bytes
+from jax_ragrl.plan.hlo import (
+    Computation,
+    Instruction,
+    Module,
+    parse,
+    shape_bytes,
+    slice_bytes,
+    workspace_bytes,
+)
 
 # Operations that name, group or alias arrays, and move none.
 FREE = frozenset(
@@ -150,7 +158,7 @@ class _Counter:
             return slice_bytes(x.shape)
         if x.operation.endswith("-start"):  # its shape is a tuple that has the operands too
             return shape_bytes(x.shape)
-        return _operand_bytes(computation, x) + shape_bytes(x.shape)
+        return _operand_bytes(computation, x) + shape_bytes(x.shape) - workspace_bytes(x)
 
     def _fusion(self, computation: Computation, x: Instruction) -> int:
         # Arrays between the instructions of a fusion stay in registers: only its ends move bytes.

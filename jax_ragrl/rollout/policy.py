@@ -126,19 +126,13 @@ class PolicySampler:
         prefix: tuple[int, ...],
         number: int,
     ) -> SamplingJob:
-        role, sampling = request.role, request.role.sampling
-        return SamplingJob(
+        job = job_of_role(request.role, self.shapes)
+        return job._replace(
             ids=prompt + prefix,
             # Each forced prefix has its own random stream (a Weyl sequence of the state's seed).
             seed=(request.seed + 0x9E3779B9 * (number + 1)) % 2**32,
             # The compiled programs take the temperature as an argument; 0 selects the argmax.
-            temperature=0.0 if self.greedy else sampling.temperature,
-            top_p=sampling.top_p,
-            # A longer action would not fit the caches.
-            limit=min(sampling.max_tokens, self.shapes.max_new_tokens),
-            allowed_token_regex="" if role.strict else role.allowed_token_regex,
-            stop_strings=role.stop_strings,
-            action_regex=role.action_regex if role.strict else "",
+            temperature=0.0 if self.greedy else job.temperature,
             prefix_length=len(prefix),
         )
 
@@ -170,6 +164,22 @@ class PolicySampler:
             else:
                 actions += samples[i, f]
         return actions + (samples[i, NO_PREFIX] if request.branching.samples else [])
+
+
+def job_of_role(role: Role, shapes: Shapes) -> SamplingJob:
+    """Returns the sampling job of a role, without a prompt and a seed."""
+    sampling = role.sampling
+    return SamplingJob(
+        ids=(),
+        seed=0,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        # A longer action would not fit the caches.
+        limit=min(sampling.max_tokens, shapes.max_new_tokens),
+        allowed_token_regex="" if role.strict else role.allowed_token_regex,
+        stop_strings=role.stop_strings,
+        action_regex=role.action_regex if role.strict else "",
+    )
 
 
 def _after_thought(opening: str, text: str) -> str:

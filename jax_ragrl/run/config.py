@@ -134,6 +134,9 @@ class Run:
         policies that are one update older than those it trains; needs
         `objective.importance_weight_cap`, unless the update is DPO. With 0, an update waits for
         rollouts of the newest policies.
+      compile_ahead: whether the programs of the sampler and of the updates are compiled before the
+        first step, in as many threads as there are cores; see `training.compile_ahead`. Otherwise
+        each is compiled when its shape is met for the first time.
       save_every: steps between checkpoints.
       eval_every: steps between evaluations on dev questions.
       eval_before_training: whether the policies are also evaluated before the first step, as step
@@ -161,6 +164,7 @@ class Run:
     questions_per_step: int = 16
     pipeline_groups: int = 1
     staleness: int = 0
+    compile_ahead: bool = False
     save_every: int = 5
     eval_every: int = 5
     eval_before_training: bool = False

@@ -362,6 +362,16 @@ def mesh_context(mesh: Mesh | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def target_platform() -> str:
+    """Returns `cpu`, `gpu` or `tpu`: the devices of the mesh that is set, or the default ones.
+
+    A program may be compiled for devices that are not present (`runtime.topology`).
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = jax.default_backend() if device is None else device.platform
+    return "gpu" if platform == "cuda" else platform
+
+
 def data_parallel_size(mesh: Mesh | None) -> int:
     """Returns the number of devices that a batch is divided over."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jax_ragrl.models.decoder import KVCache
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.compile_cache import report_compiling
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import (
@@ -120,6 +121,56 @@ class PromptBatch:
         # them before the end.
         return functools.partial(self._finish, numbers, [(prompts, state, prefix)])
 
+    def programs(self) -> list[Program]:
+        """Returns the programs of the batch; those that continue it follow the first one.
+
+        The continuing programs of a smaller batch are listed by that batch.
+        """
+        count, slots = len(self.prompts.length_B), self.slots[0]
+        prompts = shard_batch(self.prompts, self.mesh)
+        args: tuple[Any, ...] = (self.model, prompts, self.grammar)
+        options: dict[str, Any] = {"use_top_p": self.use_top_p, "stride": self.stride}
+        name = self._program(count, slots)
+        if self.is_one_program:
+            options |= {"max_new_tokens": slots}
+            return [Program(name, generate, args, options, self.mesh)]
+        args = (*args, self._shrink_at(count // data_parallel_size(self.mesh)))
+        options |= {"slots": slots}
+        return [Program(name, start_decode, args, options, self.mesh, self._compile_next)]
+
+    def _compile_next(self, results: tuple[DecodeState, KVCache]) -> None:
+        """Compiles the programs that continue this batch, given what the first one returns."""
+        state, prefix = results
+        prompts = shard_batch(self.prompts, self.mesh)
+        count = len(self.prompts.length_B) // data_parallel_size(self.mesh)
+        shrink_at_W = self._shrink_at(count)
+        args = (self.model, prompts, self.grammar, shrink_at_W)
+        options: dict[str, Any] = {"use_top_p": self.use_top_p, "stride": self.stride}
+        for slots in self.slots:
+            larger_state = _with_slots(state, slots)
+            # With the first size only a batch continues that was larger before.
+            if slots > self.slots[0] or count < max(self.sizes):
+                continue_decode.lower(*args, larger_state, prefix, **options).compile()
+            self._compile_changes(prompts, larger_state, prefix, count)
+
+    def _compile_changes(
+        self, prompts: Prompts, state: DecodeState, prefix: KVCache, count: int
+    ) -> None:
+        """Compiles the copies to smaller batches and to a larger cache."""
+        smaller = [n for n in self.sizes if n <= count // 2]
+        slots = state.ids_BT.shape[1]
+        larger = [n for n in self.slots if n > slots][:1]
+        # An uncommitted array has the sharding of all arrays without a mesh.
+        default = prompts.ids_BP.sharding
+        for x in jax.tree.leaves((prompts, state, prefix)):
+            for size in smaller if x.ndim else ():
+                keep_WN = np.zeros((data_parallel_size(self.mesh), size), np.int32)
+                keep_WN = replicate(keep_WN, self.mesh)
+                _take.lower(x, keep_WN, count, x.sharding or default).compile()
+        for x in jax.tree.leaves((state.cache, state.ids_BT, state.logps_BT)):
+            for size in larger:
+                _grow.lower(x, size, x.sharding or default).compile()
+
     def _count_all(self, samples: Samples) -> Samples:
         """Counts the decode steps of one program, as many as its longest row has."""
         steps = -(-int(samples.count_B.max()) // self.stride) * self.stride
@@ -145,12 +196,13 @@ class PromptBatch:
                 keep_WN = np.argsort(~live_WN, axis=1, kind="stable")[:, :size].astype(np.int32)
                 parts.append((numbers, to_host(state.samples())))
                 numbers = np.take_along_axis(numbers.reshape(live_WN.shape), keep_WN, 1).ravel()
-                prompts, state, prefix = take_prompts(
-                    (prompts, state, prefix), replicate(keep_WN, self.mesh), live_WN.shape[1]
-                )
+                keep = replicate(keep_WN, self.mesh), live_WN.shape[1]
+                with mesh_context(self.mesh):
+                    prompts, state, prefix = take_prompts((prompts, state, prefix), *keep)
             # 3. Grow a cache that is full.
             if t >= state.ids_BT.shape[1]:
-                state = grow_cache(state, next(n for n in self.slots if n > t))
+                with mesh_context(self.mesh):
+                    state = grow_cache(state, next(n for n in self.slots if n > t))
             # 4. Continue.
             state = self._continue(prompts, state, prefix, size)
 
@@ -191,6 +243,18 @@ class PromptBatch:
         size = max((n for n in self.sizes if n <= count // 2), default=0)
         size_W: Array = replicate(np.full(data_parallel_size(self.mesh), size, np.int32), self.mesh)
         return size_W
+
+
+def _with_slots(state: DecodeState, slots: int) -> DecodeState:
+    """Returns an abstract state whose cache has another number of slots."""
+
+    def with_axis(x: Any) -> Any:
+        axis = x.ndim // 2  # as in `_grow`
+        shape = (*x.shape[:axis], slots, *x.shape[axis + 1 :])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    arrays = {name: getattr(state, name) for name in ("cache", "ids_BT", "logps_BT")}
+    return state._replace(**jax.tree.map(with_axis, arrays))
 
 
 def take_prompts(tree: Any, keep_WN: Array, count: int) -> Any:

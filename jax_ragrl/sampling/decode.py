@@ -28,7 +28,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.sharding import constrain
+from jax_ragrl.runtime.sharding import constrain, target_platform
 from jax_ragrl.sampling.grammar import allowed_tokens, next_states, removed_mass
 from jax_ragrl.text.automaton import TokenAutomaton
 from jax_ragrl.types import Tensor
@@ -267,7 +267,7 @@ def _decode_loop(
     )
     # 2. The weights of each layer, cut out of their stack before the loop. XLA for GPUs fuses
     # narrow matmuls itself, and would concatenate their weights in every step.
-    layers = model.unstacked_layers(fuse=jax.default_backend() == "gpu")
+    layers = model.unstacked_layers(fuse=target_platform() == "gpu")
     step = functools.partial(_decode_step, model, layers, rows, keys_B, grammar, use_top_p)
 
     # 3. Decode `stride` tokens between two checks.
@@ -590,7 +590,7 @@ def top_p_filter(scaled_BV: Array, top_p_B: Array, parts: int | None = None) -> 
     """
     weight_BV = jax.nn.softmax(scaled_BV, axis=-1)
     rank_BV = _sortable_bits(scaled_BV)
-    parts = parts or (2 if jax.default_backend() == "cpu" else 8)
+    parts = parts or (2 if target_platform() == "cpu" else 8)
 
     def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         # The answer is in [low, high], both included. Each of the parts before it ends in a number

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import jax
 
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
@@ -129,6 +131,39 @@ def start_jobs(
         return [results[i] for i in range(len(jobs))]
 
     return finish
+
+
+def sampler_programs(
+    model: SplitModel,
+    tokenizer: ChatTokenizer,
+    jobs: Sequence[SamplingJob],
+    widths: Sequence[int],
+    shapes: Shapes,
+    draws: int = 1,
+) -> list[Program]:
+    """Returns the programs that sample jobs in batches, the longest prompts first.
+
+    Args:
+      model, tokenizer, shapes: as in `sample_jobs`; there are no slots.
+      jobs: jobs that stand for all others with the same grammar, limit and nucleus; their prompts
+        are not read.
+      widths: siblings per job.
+      draws: how many jobs of a batch may have equal prompts.
+    """
+    devices, work = data_parallel_size(mesh_of(model.params)), SamplingCounters()
+    chunks = [
+        Chunk([[(0,)]], length, size, copies)
+        for length in reversed(shapes.prompt_lengths)
+        for copies in shapes.copies_up_to(draws)
+        for size in reversed(shapes.batch_sizes_for(length, devices, copies))
+    ]
+    return [
+        program
+        for chunk, width, job in itertools.product(chunks, widths, jobs)
+        for program in _prompt_batch(
+            model, tokenizer, [job._replace(ids=(0,))], chunk, width, shapes, work
+        ).programs()
+    ]
 
 
 def _by_job(draws: Sequence[Draw], rows: Sequence[Row], width: int) -> dict[int, list[Row]]:

@@ -29,7 +29,7 @@ from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.layer import write_cache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.sharding import constrain
+from jax_ragrl.runtime.sharding import constrain, target_platform
 from jax_ragrl.sampling.decode import (
     Grammar,
     check_stops,
@@ -265,7 +265,7 @@ def decode_slots(
     keys_B = _row_keys(state.rows)
     start_B, capacity = _place(state), contexts.k[0].shape[2]
     # 2. The weights of each layer, cut out of their stack before the loop.
-    layers = decoder.unstacked_layers(fuse=jax.default_backend() == "gpu")
+    layers = decoder.unstacked_layers(fuse=target_platform() == "gpu")
     step = functools.partial(_step, decoder, layers, grammar, keys_B, start_B, use_top_p)
 
     # 3. Decode `stride` tokens between two checks.

@@ -54,6 +54,7 @@ from jax_ragrl.runtime.multihost import is_process_zero
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.best import keep_best
+from jax_ragrl.training.compile_ahead import compile_ahead
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
     METRICS,
@@ -108,7 +109,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
         notice, programs = files.enter_context(stop_notice()), ProgramCounter()
         # Frees the device memory of all initial weights that no reference shares.
         parts = parts._replace(policies={}, frozen_twins={})
-        rollouts = files.enter_context(_resumed_rollouts(job, parts, entries, start))
+        rollouts = files.enter_context(_resumed_rollouts(job, parts, policies, entries, start))
         if start == 0 and job.run.eval_before_training:
             rows.append(log.write(0, dev_metrics(job, parts, policies, monitor, workdir, 0), None))
         for step in range(start, job.run.steps):
@@ -420,13 +421,25 @@ def _open_log(
 
 @contextlib.contextmanager
 def _resumed_rollouts(
-    job: Job, parts: Components, entries: Mapping[str, Any], start: int
+    job: Job, parts: Components, policies: Policies, entries: Mapping[str, Any], start: int
 ) -> Iterator[Rollouts]:
-    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any."""
+    """Makes the rollouts after `start` steps, from the entries of their checkpoint if any.
+
+    With `run.compile_ahead` all programs of the run are compiled first.
+    """
+    _compile_programs(job, parts, policies, start)
     with contextlib.closing(make_rollouts(job, parts)) as rollouts:
         if start:
             rollouts.restore(entries, start)
         yield rollouts
+
+
+def _compile_programs(job: Job, parts: Components, policies: Policies, start: int) -> None:
+    """Compiles the programs of the steps after `start`, if the config asks for it."""
+    if job.run.compile_ahead and start < job.run.steps:
+        # A copy of the weights as a sampler gets them, which ends with this function.
+        models = acting_models(policies, outlive_update=bool(job.run.staleness))
+        compile_ahead(job, policies, models, parts.tokenizer)
 
 
 def _updates_by_policy(job: Job, policies: Policies) -> dict[str, int]:

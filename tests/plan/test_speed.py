@@ -17,6 +17,7 @@ from jax_ragrl.learner.throughput import peak_flops
 from jax_ragrl.models.config import DecoderConfig, abstract_params, param_count
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights
+from jax_ragrl.models.published import published_config
 from jax_ragrl.plan.ceilings import Ceilings, ceilings_of, time_at_least
 from jax_ragrl.plan.operations import (
     gradient_flops,
@@ -113,6 +114,19 @@ def test_the_passes_of_an_update_follow_the_objective():
     assert (more["gradients"], more["scores"]) == (4, 3)
     score = score_flops(ONE_LAYER, 64)
     assert more["flops_per_token"] == 4 * one["flops_per_token"] + 3 * score
+
+
+@pytest.mark.parametrize(("gap", "most"), [(0.05, 10), (0.0, 12)])
+def test_a_grpo_update_takes_ten_operations_per_weight_and_token(gap, most):
+    """Gradient with full remat 8, reference 2; the old policy 2 more if it is scored."""
+    config = dataclasses.replace(published_config("qwen2.5-1.5b"), remat="full")
+    grpo = Objective(
+        critic="none", advantage="group_normalised", kl=KL("loss", "k3"), sampler_logp_gap=gap
+    )
+    several_steps = Optimizer(1e-6, minibatches=8)
+    passes = update_passes(config, grpo, several_steps, 1, False)
+    weights = layer_weight_count(config) + config.vocab_size * config.hidden_size
+    assert most - 1 < passes["flops_per_token"] / weights <= most
 
 
 def test_programs_compile_one_by_one_as_the_largest_of_their_kind_did():

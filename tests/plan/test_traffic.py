@@ -90,6 +90,21 @@ def test_collectives_are_counted_by_kind():
     assert traffic.facts()["collectives"] == {"all-reduce": {"count": 8, "bytes": 8 * SLICE}}
 
 
+@pytest.mark.parametrize(
+    ("target", "workspace"), [("__cublas$lt$matmul", 0), ("tpu_custom_call", 33554432)]
+)
+def test_the_scratch_memory_of_a_gpu_library_is_not_counted(target, workspace):
+    """A product on a GPU returns 32 MiB that cuBLAS may use."""
+    call = f'custom-call(%fusion.1), custom_call_target="{target}"'
+    text = MODULE.replace("bf16[64,32]{1,0} all-reduce(%fusion.1)", f"bf16[64,32]{{1,0}} {call}")
+    both = text.replace(
+        "%all-reduce.1 = bf16[64,32]{1,0}", "%all-reduce.1 = (bf16[64,32]{1,0}, s8[33554432]{0})"
+    )
+    assert both != text != MODULE
+    more = program_traffic(both).hbm_bytes - program_traffic(text).hbm_bytes
+    assert more == 8 * workspace
+
+
 def test_the_loop_of_tokens_is_the_one_of_unknown_length():
     step = loop_traffic(MODULE)
     assert step is not None and step.hbm_bytes == 2 * 16 * 4 + 4 and step.kernels == 1

@@ -1,0 +1,66 @@
+"""Compiles the programs of a run before its first step (`run.compile_ahead`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from jax_ragrl.learner.policies import Policies
+from jax_ragrl.learner.update_programs import update_programs
+from jax_ragrl.models.split import SplitModel
+from jax_ragrl.rollout.policy import job_of_role
+from jax_ragrl.run.config import Job
+from jax_ragrl.run.indicators import OFF
+from jax_ragrl.runtime.compile_ahead import Program, compile_programs
+from jax_ragrl.sampling.sampler import sampler_programs
+from jax_ragrl.text.tokenizer import ChatTokenizer
+
+
+def compile_ahead(
+    job: Job, policies: Policies, models: Mapping[str, SplitModel], tokenizer: ChatTokenizer
+) -> int:
+    """Compiles the programs of the sampler and of the updates, in as many threads as cores.
+
+    Args:
+      job: the run's config.
+      policies: the policies before the first step; no array of theirs is read.
+      models: the policies as they sample, see `acting_models`.
+      tokenizer: the tokenizer of all policies.
+
+    Returns:
+      The number of compiled programs.
+    """
+    programs = programs_of_run(job, policies, models, tokenizer)
+    return compile_programs(programs, max(1, min(len(programs), _cores())))
+
+
+def programs_of_run(
+    job: Job, policies: Policies, models: Mapping[str, SplitModel], tokenizer: ChatTokenizer
+) -> list[Program]:
+    """Returns the programs of the sampler and of the updates; arguments as in `compile_ahead`."""
+    # Updates first: these programs take longest.
+    programs = list[Program]()
+    if job.preference is None:
+        is_measured = job.guard.update_kl.action != OFF
+        for policy in policies.values():
+            programs += update_programs(policy, is_measured=is_measured)
+    if job.shapes.decode_rows:
+        return programs
+    recipe = job.recipe
+    roles = [*recipe.system.roles.values(), *recipe.evaluation_system.roles.values()]
+    for name, model in models.items():
+        # Equal jobs share their programs.
+        jobs = dict.fromkeys(job_of_role(r, job.shapes) for r in roles if r.policy == name)
+        # An evaluation and a forced beginning sample one action.
+        widths = sorted({1, recipe.width}, reverse=True)
+        programs += sampler_programs(
+            model, tokenizer, [*jobs], widths, job.shapes, draws=recipe.rollouts
+        )
+    return programs
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    # macOS and Windows have no affinity.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

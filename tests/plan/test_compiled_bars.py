@@ -1,0 +1,131 @@
+"""Bars that programs for described devices hold: bytes of a decode step, kernels, no copies.
+
+They need libtpu and JAX's CUDA plugin, which compile without a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_ragrl.models.published import published_config
+from jax_ragrl.plan import sampling
+from jax_ragrl.plan.abstract_arrays import batch_array, compile_program, replicated_array
+from jax_ragrl.plan.hlo import Instruction, Module, parse, shape_bytes
+from jax_ragrl.plan.traffic import FREE, _unknown_bodies
+from jax_ragrl.retrieval.exact import nearest, padded, share_of_first
+from jax_ragrl.runtime.sharding import Rules, make_mesh
+from jax_ragrl.runtime.topology import describe_devices
+from jax_ragrl.sampling.sampler import Shapes
+
+pytestmark = pytest.mark.slow
+NEW = 128
+
+
+@pytest.fixture(autouse=True)
+def devices_that_are_not_present(monkeypatch):
+    for package in ("libtpu", "jax_cuda13_plugin"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+
+def mesh_of(topology: str) -> jax.sharding.Mesh:
+    return make_mesh((1, 1, 1), describe_devices(topology)[:1])
+
+
+@functools.cache
+def decode_program(
+    topology: str, prompts: int, width: int, length: int, **changes: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The facts of a decode step of Qwen2.5-0.5B in bfloat16, and the texts of its programs."""
+    texts = list[str]()
+
+    def keep(trace: Any, mesh: jax.sharding.Mesh) -> Any:
+        program = compile_program(trace, mesh)
+        texts.append(program.text)
+        return program
+
+    config = dataclasses.replace(published_config("qwen2.5-0.5b"), dtype="bfloat16", **changes)
+    shapes = Shapes(
+        prompt_lengths=(length,),
+        batch_sizes=(prompts,),
+        max_new_tokens=NEW,
+        max_prompt_tokens=prompts * length,
+        initial_cache_size=NEW,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "compile_program", keep)
+        facts = sampling.count_sampling(
+            shapes,
+            config,
+            mesh_of(topology),
+            width=width,
+            rules=Rules(embed=None),
+            nucleus=False,
+        )
+    return facts["decode_step"], texts
+
+
+def loop_instructions(text: str) -> Iterator[Instruction]:
+    """Yields the instructions of the loop over tokens that write an array."""
+    module = parse(text)
+    for name in _unknown_bodies(module, module.entry):
+        yield from _instructions(module, name)
+
+
+def _instructions(module: Module, name: str) -> Iterator[Instruction]:
+    for x in module.computations[name].instructions.values():
+        if x.operation in ("while", "call", "conditional"):
+            for callee in x.callees:
+                yield from _instructions(module, callee)
+        elif x.operation not in FREE:
+            yield x
+
+
+@pytest.mark.parametrize(
+    ("topology", "most"), [("h200:1", 5.1e9), ("v5e:2x2", 3.0e9)], ids=["h200", "v5e"]
+)
+def test_the_bytes_of_a_decode_step_stay_below_a_bound(topology, most):
+    """256 rows, 8 siblings after prompts of 1,024 tokens; weights, caches and logits are 2.1 GB."""
+    step, _ = decode_program(topology, 32, 8, 1024)
+    assert 2.1e9 < step["hbm_bytes"] < most
+
+
+def test_the_kernels_of_a_layer_on_a_gpu_stay_below_a_bound():
+    step, _ = decode_program("h200:1", 32, 8, 1024)
+    layers = published_config("qwen2.5-0.5b").num_layers
+    assert step["kernels"] / layers < 23
+
+
+def test_without_siblings_a_token_writes_no_array_as_large_as_the_keys_of_the_prompts():
+    """XLA would concatenate the keys of prompt and reply for each token."""
+    prompts, length = 64, 4096
+    # Few tokens, so that no logits are as large as the keys of a layer.
+    _, (text,) = decode_program("h200:1", prompts, 1, length, num_layers=2, vocab_size=4096)
+    config = published_config("qwen2.5-0.5b")
+    keys = 2 * prompts * config.num_kv_heads * length * config.head_dim
+    sizes = {x.name: shape_bytes(x.shape) for x in loop_instructions(text)}
+    assert sizes and max(sizes.values()) < keys
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_exact_search_of_a_wikipedia_moves_no_padded_copy(devices):
+    """21,015,324 passages in bfloat16: only blocks of the scan and their scores are temporary."""
+    rows, width, queries = padded(share_of_first(21_015_324, devices)), 768, 256
+    mesh = mesh_of("h200:1")
+    arguments = (
+        batch_array((queries, width), jnp.float32, mesh),
+        batch_array((rows, width), jnp.bfloat16, mesh),
+        replicated_array((), jnp.int32, mesh),
+    )
+    with jax.set_mesh(mesh):
+        program = compile_program(nearest.lower(*arguments, k=64), mesh)
+    # A block of vectors and its scores; a copy of all vectors has 4 GB or more.
+    assert program.facts["temporary_bytes"] < 3e8 < 2 * rows * width / 10
