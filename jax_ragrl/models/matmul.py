@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_ragrl.models.saveable import is_for_cpu
+
 
 def einsum_f32(subscripts: str, x: Array, y: Array) -> Array:
     """Returns `einsum(subscripts, x, y)` in float32, whatever the dtype of `x` and `y`."""
@@ -30,15 +32,9 @@ def matmul(x: Array, kernel: Array, inputs: int = 1) -> Array:
     Returns:
       An array in the dtype of `x`.
     """
-    if x.dtype == jnp.bfloat16 and _is_for_cpu():
+    if x.dtype == jnp.bfloat16 and is_for_cpu():
         return _native_matmul(inputs, x, kernel)
     return jnp.tensordot(x, kernel, axes=inputs)
-
-
-def _is_for_cpu() -> bool:
-    """Returns whether the program is for a CPU: the devices of the mesh, or the default ones."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return (jax.default_backend() if device is None else device.platform) == "cpu"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
