@@ -20,21 +20,28 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.attention import IMPLEMENTATIONS
 from jax_ragrl.models.rope import RopeScaling
+from jax_ragrl.models.saveable import PRODUCT, STREAM
 
 # Primitives of the attention kernels: splash and cuDNN.
 ATTENTION_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
 
+# On a CPU a product in bfloat16 is inside a custom_vjp, where only its name is visible.
+_is_matmul = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(PRODUCT, STREAM),
+)
+
 
 def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
     """Saves matmuls with weights and, of an attention kernel, its output and log-sum-exp."""
-    is_matmul = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return primitive.name in ATTENTION_KERNELS or is_matmul(primitive, *args, **params)
+    is_kernel = primitive.name in ATTENTION_KERNELS
+    return is_kernel or _is_matmul(primitive, *args, **params)
 
 
 # Gradient checkpointing: which activations of a layer are saved for the backward pass.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "full": jax.checkpoint_policies.save_only_these_names(STREAM),
     "dots": _dots,
 }
 

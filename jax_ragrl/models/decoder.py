@@ -39,6 +39,7 @@ from jax_ragrl.models.config import (
 )
 from jax_ragrl.models.layer import LayerCall, decoder_layer, fuse_projections, rms_norm
 from jax_ragrl.models.rope import rope_tables
+from jax_ragrl.models.saveable import STREAM, pack, saveable, unpack
 from jax_ragrl.models.vocabulary import compute_copy, gradient_sink, look_up, project
 from jax_ragrl.runtime.sharding import Rules, constrain, replicate, tree_shardings
 
@@ -234,15 +235,19 @@ def _scan_layers(
     is_sliding = jnp.array([i in c.sliding_layers for i in range(c.num_layers)])
 
     def step(x_BLD: Array, layer: tuple) -> tuple[Array, KeysValues | None]:
-        x_BLD, (k, v) = decoder_layer(call, x_BLD, *layer)
-        return x_BLD, (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if return_cache else None
+        x_BLD, (k, v) = decoder_layer(call, saveable(x_BLD, STREAM), *layer)
+        new = (pack(jnp.swapaxes(k, 1, 2)), pack(jnp.swapaxes(v, 1, 2))) if return_cache else None
+        return x_BLD, new
 
     if c.remat != "none":
         # XLA cannot merge recomputation across the steps of a rolled scan; if layers are unrolled,
         # only barriers prevent it.
         step = jax.checkpoint(step, prevent_cse=c.scan_unroll > 1, policy=REMAT[c.remat])
     x_BLD, new = jax.lax.scan(step, x_BLD, (layers, is_sliding), unroll=c.scan_unroll)
-    return x_BLD, None if new is None else KVCache(tuple(new[0]), tuple(new[1]))
+    if new is None:
+        return x_BLD, None
+    k, v = (unpack(x, x_BLD.dtype) for x in new)
+    return x_BLD, KVCache(tuple(k), tuple(v))
 
 
 def _unrolled_layers(

@@ -30,6 +30,7 @@ from jax_ragrl.models.attention import (
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.matmul import matmul
 from jax_ragrl.models.rope import apply_rope
+from jax_ragrl.models.saveable import PRODUCT, saveable
 from jax_ragrl.runtime.sharding import axis_size, constrain
 
 
@@ -196,11 +197,10 @@ def _add_adapter(
     y: Array, x: Array, name: str, p: dict[str, Array], scale: float, inputs: int = 1
 ) -> Array:
     """Adds the term of a projection's adapter to its output `y`, if it has an adapter."""
-    if f"{name}_lora_a" not in p:
-        return y
-    low = matmul(x, p[f"{name}_lora_a"].astype(x.dtype), inputs)
-    delta = matmul(low, p[f"{name}_lora_b"].astype(x.dtype))
-    return y + jnp.asarray(scale, x.dtype) * delta
+    if f"{name}_lora_a" in p:
+        low = matmul(x, p[f"{name}_lora_a"].astype(x.dtype), inputs)
+        y = y + jnp.asarray(scale, x.dtype) * matmul(low, p[f"{name}_lora_b"].astype(x.dtype))
+    return saveable(y, PRODUCT)
 
 
 def _to_dtype(kernel: Any, dtype: jnp.dtype) -> Array:
