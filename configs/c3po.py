@@ -130,7 +130,6 @@ def get_config() -> ConfigDict:
                 "questions_per_step": 48,
                 # One half is sampled while the other waits for the frozen model.
                 "pipeline_groups": 2,
-                "compile_ahead": True,  # in threads, before the first step
                 "save_every": 20,
                 "eval_every": 20,
                 "baseline_style": "c3po",

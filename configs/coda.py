@@ -108,7 +108,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "run": {
                 "steps": 300,
                 "questions_per_step": 256,
-                "compile_ahead": True,  # in threads, before the first step
                 "save_every": 20,
                 "eval_every": 20,
                 "baseline_style": "c3po",

@@ -120,7 +120,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "run": {
                 "steps": 700,  # one epoch of HotpotQA
                 "questions_per_step": 128,
-                "compile_ahead": True,  # in threads, before the first step
                 "save_every": 20,
                 "eval_every": 20,
                 "baseline_style": "c3po",

@@ -149,7 +149,6 @@ def get_config(preset: str = "paper") -> ConfigDict:
             "run": {
                 "steps": 329,
                 "questions_per_step": 64,
-                "compile_ahead": True,  # in threads, before the first step
                 "save_every": 20,
                 "eval_every": 20,
                 "baseline_style": "c3po",
