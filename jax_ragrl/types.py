@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 # The end of a chunk's id: characters of the passage that was divided, as in RFC 5147.
 CHUNK = re.compile(r"[#&]char=[0-9]+,[0-9]+$")
-# The place in a document, after the path of its file (`corpus.formats.documents`). The suffix tells
-# such an id from the id of a data set that happens to contain a number sign.
+# The place in a document, after the path of its file (`corpus.formats.documents`). The suffix
+# distinguishes it from the id of a data set that happens to contain a number sign.
 PLACE = re.compile(r"(\.(?:txt|md|html?|pdf))#.*", re.IGNORECASE | re.DOTALL)
 
 # A NumPy array while a batch is built on the host, and a JAX array in a jitted step.

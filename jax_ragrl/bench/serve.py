@@ -5,8 +5,8 @@ leave during their body; and send bodies that are too large. On this machine the
 addresses (127.0.0.2) than the good ones, as the limits per client require. Every good request
 should get an answer, and the server should end within its deadline with a request unfinished.
 
-The good clients also ask alone, before and after the hostile ones, so that both durations are those
-of one server on one machine: other work on the machine, or a drift, is in both.
+The good clients also ask alone, before and after the hostile ones, so that both durations are of
+one server on one machine: other work on the machine, or a drift, affects both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 from jax_ragrl.errors import UserError
 
-# Addresses of this machine. Each has limits of its own, and a probe must not use up those of the
+# Addresses of this machine. Each has separate limits, and a probe must not use up the limits of the
 # good clients.
 HOSTILE, PROBE = "127.0.0.2", "127.0.0.3"
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -104,7 +104,9 @@ class Target:
             # Proxies of the environment would hide the server under test.
             trust_env=False,
             transport=httpx2.AsyncHTTPTransport(
-                limits=httpx2.Limits(max_connections=None), local_address=local_address
+                # A new connection per request: the server may close an idle one at any time.
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+                local_address=local_address,
             ),
         )
 
@@ -177,33 +179,33 @@ def run_load(work: ServeWork, target: Target) -> dict[str, Any]:
       work: the load.
       target: the server.
     """
-    before, beside, after = asyncio.run(_load(work, target))
-    # What the server allocated beside hostile clients stays after them.
-    memory = [max(x.memory) if x.memory else None for x in (before, beside)]
+    before, during, after = asyncio.run(_load(work, target))
+    # Memory that the server allocated with hostile clients stays after they end.
+    memory = [max(x.memory) if x.memory else None for x in (before, during)]
     alone = before.merge(after)
     return {
         **dataclasses.asdict(work),
         "good_alone": dict(alone.good),
-        "good": dict(beside.good),
-        "hostile": dict(beside.hostile),
-        **_compared("p50_s", alone.quantile(50), beside.quantile(50)),
-        **_compared("p95_s", alone.quantile(95), beside.quantile(95)),
-        **_compared("max_s", alone.quantile(100), beside.quantile(100)),
-        **_compared("server_s_per_reply", alone.server_s_per_reply(), beside.server_s_per_reply()),
+        "good": dict(during.good),
+        "hostile": dict(during.hostile),
+        **_compared("p50_s", alone.quantile(50), during.quantile(50)),
+        **_compared("p95_s", alone.quantile(95), during.quantile(95)),
+        **_compared("max_s", alone.quantile(100), during.quantile(100)),
+        **_compared("server_s_per_reply", alone.server_s_per_reply(), during.server_s_per_reply()),
         **_compared("rss_peak_bytes", *memory),
-        "health_max_s": round(max(beside.health_seconds, default=0.0), 3),
+        "health_max_s": round(max(during.health_seconds, default=0.0), 3),
     }
 
 
-def _compared(name: str, alone: float | None, beside: float | None) -> dict[str, float | None]:
-    """A quantity with hostile clients, without them, and the ratio; None: the server tells none."""
-    ratio = beside / alone if alone and beside else None
-    values = {name: beside, f"{name}_alone": alone, f"{name}_ratio": ratio}
+def _compared(name: str, alone: float | None, during: float | None) -> dict[str, float | None]:
+    """A quantity with hostile clients, without them, and the ratio; None if it is unknown."""
+    ratio = during / alone if alone and during else None
+    values = {name: during, f"{name}_alone": alone, f"{name}_ratio": ratio}
     return {key: x if x is None else round(x, 3) for key, x in values.items()}
 
 
 async def _load(work: ServeWork, target: Target) -> tuple[Tally, Tally, Tally]:
-    """Returns what good clients saw before hostile ones, beside them and after them."""
+    """Returns what good clients saw before, during and after the load of hostile ones."""
     peaceful = ServeWork(work.seconds / 2, work.clients, half_open=0, held=0, leaving=0, huge=0)
     async with target.http() as http, target.http(PROBE) as probe:
         await _wait_until_ready(http)
@@ -211,8 +213,8 @@ async def _load(work: ServeWork, target: Target) -> tuple[Tally, Tally, Tally]:
         names = [f"the first {n}" for n in range(work.clients)]
         await asyncio.gather(*(_ask(http, target, Tally(), name, 0.0, 2) for name in names))
         before = await _stretch(http, probe, peaceful, target, "before")
-        beside = await _stretch(http, probe, work, target, "beside")
-        return before, beside, await _stretch(http, probe, peaceful, target, "after")
+        during = await _stretch(http, probe, work, target, "during")
+        return before, during, await _stretch(http, probe, peaceful, target, "after")
 
 
 async def _stretch(
@@ -225,7 +227,7 @@ async def _stretch(
       probe: further connections.
       work: the load.
       target: the server.
-      name: makes the questions differ from those of other stretches.
+      name: makes the questions differ between stretches.
     """
     tally = Tally()
     start = await _server_seconds(probe)
@@ -269,7 +271,7 @@ async def _ask(
       target: the server.
       tally: counts and durations.
       client: its name.
-      end: the time of `time.monotonic` after which it asks no more.
+      end: the time of `time.monotonic` of its last request.
       least: the least number of requests.
     """
     number = 0
@@ -308,7 +310,7 @@ async def _server_seconds(http: httpx2.AsyncClient) -> float:
 
 
 async def _metric(http: httpx2.AsyncClient, name: str) -> float | None:
-    """A value of `/metrics`; None if the server has none of this name."""
+    """A value of `/metrics`; None if the server does not report it."""
     text = (await http.get("/metrics")).text
     line = re.search(rf"^{name} (\S+)", text, re.MULTILINE)
     return float(line[1]) if line else None

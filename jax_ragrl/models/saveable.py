@@ -1,8 +1,8 @@
 """Activations in the form in which a loop over layers keeps them.
 
 XLA for CPUs cannot write bfloat16 into a part of an array: to keep the activations of one layer it
-converts those of all layers to float32 and back, in every layer (JAX 0.10). Integers of 16 bits are
-written in place, so bfloat16 is kept as its bits on a CPU.
+converts the array of all layers to float32 and back, in every layer (JAX 0.10). Integers of 16 bits
+are written in place, so bfloat16 is kept as its bits on a CPU.
 """
 
 from __future__ import annotations

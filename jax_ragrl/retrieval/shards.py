@@ -30,8 +30,8 @@ from jax_ragrl.runtime.jsonl import write_json
 SHARD = 1024  # least passages per shard: minutes of a slow encoder on a CPU
 MOST_SHARDS = 256  # so that an index of millions of passages opens fast
 HEADER, RECORDS, PROGRESS = "zarr.json", "shards.json", "progress"
-# With the first row that is read, so many bytes are compared with the records: all of a small
-# array in less than a second, and a sample of a large one.
+# The number of bytes that the first read compares with the records: all of a small array in less
+# than a second, and a sample of a large one.
 CHECKED_BYTES = 1 << 27
 SAMPLED_ROWS = 4  # per shard
 

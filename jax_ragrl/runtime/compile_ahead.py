@@ -1,8 +1,8 @@
 """Compiles programs before they are called, several at a time.
 
 A jitted function compiles within its first call, so a run meets its programs one after another, and
-the devices wait. Here threads compile a list of them first: `f.lower(...).compile()` leaves the
-program where a later call finds it, if its arguments have the same shapes, dtypes and shardings.
+the devices wait. Here threads compile a list of them first: `f.lower(...).compile()` keeps the
+program for a later call, if its arguments have the same shapes, dtypes and shardings.
 (Tracing holds Python's lock; the compiler of XLA, which takes most of the time, does not.)
 """
 

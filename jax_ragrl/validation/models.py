@@ -50,7 +50,7 @@ def check_tokenizers(job: Job) -> Iterator[Finding]:
 
 
 def check_models(job: Job, has_world: bool) -> Iterator[Finding]:
-    """Checks that the frozen models which need no server can be used; sends and loads nothing.
+    """Checks that frozen models without a server can be used; sends and loads nothing.
 
     Args:
       job: the run.

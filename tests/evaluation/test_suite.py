@@ -217,4 +217,4 @@ def test_an_index_brings_its_passages(option, sets, capsys, monkeypatch):
     if option == "--questions":
         args = [option, "one.jsonl", "--index", "index", "--systems", "direct"]
         assert main(["evaluate", "--json", *args]) == 0
-        assert json.loads(capsys.readouterr().out)["direct"] == row  # and nothing else
+        assert json.loads(capsys.readouterr().out)["direct"] == row

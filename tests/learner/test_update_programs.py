@@ -55,7 +55,7 @@ def test_an_update_compiles_none_of_the_listed_programs(objective, optimizer, sh
     assert compiled_programs() > before, "compiled by an earlier test: this one shows nothing"
 
     def update_twice() -> None:
-        # Three full batches and one that is half empty, or a single one.
+        # Three full batches and a half empty one, or a single batch.
         groups = group_turns(turns(7), LAYOUT)
         after, _ = update(policy, groups, random.Random(0), is_measured=True)
         update(after, groups[:1], random.Random(0), is_measured=True)

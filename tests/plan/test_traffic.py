@@ -145,7 +145,7 @@ def test_an_asynchronous_slice_reads_the_slice_alone():
 
 
 def test_an_array_that_an_inner_fusion_renames_is_read():
-    """XLA wraps the renamed weights of a product on a TPU in a fusion of their own."""
+    """XLA wraps the renamed weights of a product on a TPU in a separate fusion."""
     rename = (
         "%rename (x: bf16[8,64,32]) -> bf16[8,64,32] {\n"
         "  %x = bf16[8,64,32]{2,1,0} parameter(0)\n"

@@ -13,7 +13,7 @@ from jax_ragrl.runtime.compile_cache import compiled_programs
 
 
 def program(factor: int, name: str = "", **kw) -> tuple[Program, jax.Array]:
-    """A program of its own that multiplies by a factor, and its argument."""
+    """A separate program that multiplies by a factor, and its argument."""
     x = jnp.arange(5.0)
     return Program(name, jax.jit(lambda x: factor * x), (x,), **kw), x
 

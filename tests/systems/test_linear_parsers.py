@@ -1,4 +1,4 @@
-"""The parsers of replies read a text once: those of frozen models have any length."""
+"""The parsers of replies read a text once, because replies of frozen models have any length."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _without_spare_commas(text: str) -> str:
             if text.startswith('"', string.end()):
                 position = string.end() + 1
             else:
-                # No string: what ends this one, where it does, would also end each one within it.
+                # Not a string: the place that ends this one would also end each string within it.
                 open_until = string.end()
     return "".join(parts) + text[rest:]
 
