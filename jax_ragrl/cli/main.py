@@ -133,9 +133,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(_join_config_values(argv))
     unknown = [r for r in rest if not (options.takes_config and r.startswith("--config"))]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command = f"ragrl {argv[0]}" if argv[0] in names else "ragrl"
+        raise UserError(_unknown_arguments(command, unknown))
     options.config = rest
     return options
+
+
+def _unknown_arguments(command: str, arguments: Sequence[str]) -> str:
+    # Without their values, which argparse cannot tell from positional arguments.
+    options = [x for x in arguments if x.startswith("-")] or arguments
+    return (
+        f"'{command}' does not take {' '.join(options)!r}: '{command} --help' lists its arguments"
+    )
 
 
 def _unknown_command(name: str, names: Collection[str]) -> str:
