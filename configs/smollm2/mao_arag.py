@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
             "policy": "smollm2",
             "mesh": (),  # the first device
             "compute_dtype": "bfloat16",
-            "remat": "dots",  # recomputes all but matmuls: a third of the memory in the same time
+            "remat": "dots",  # recomputes all but matmuls: less memory, and faster on a CPU
             "data": {
                 "files": {
                     "corpus": "nq:corpus",

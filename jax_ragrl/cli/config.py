@@ -46,12 +46,8 @@ def run_validate(options: argparse.Namespace) -> None:
         line = json.dumps(finding._asdict()) if options.json else finding.line()
         print(line, flush=True)
     if errors:
-        count = (
-            "1 error: mend it as its line says"
-            if errors == 1
-            else (f"{errors} errors: mend them as their lines say")
-        )
-        raise UserError(f"{count}, and validate again")
+        count = "1 error" if errors == 1 else f"{errors} errors"
+        raise UserError(f"{count}: do what each line says, and validate again")
 
 
 def run_config(options: argparse.Namespace) -> None:

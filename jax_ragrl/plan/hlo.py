@@ -22,8 +22,7 @@ DIRECTION = re.compile(r"\bdirection=(\w+)")
 TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 # Memory spaces other than 0 (device memory) and 5 (of the host) are on the chip, in a TPU's VMEM.
 ON_CHIP = re.compile(r"S\([1-46-9]\)")
-
-
+# Targets of custom calls whose last result may be scratch memory.
 LIBRARIES = ("__cublas", "__cudnn")
 
 

@@ -205,7 +205,7 @@ def test_every_time_of_a_step_has_a_title():
 
 
 def test_wide_pictures_have_a_narrow_version_with_all_labels():
-    """A phone would scale a wide picture down until nobody could read its text."""
+    """On a phone the text of a wide picture would be too small to read."""
     curve = Curve((1.0, 10.0), (0.1, 0.9))
     bars = [charts.Bar("Warm start: always No Retrieval", 46.0), charts.Bar("Trained", 57.0, True)]
     for picture in (
