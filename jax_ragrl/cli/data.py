@@ -106,11 +106,13 @@ def run_world(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
-    from jax_ragrl.runtime.multihost import is_process_zero, join
+    from jax_ragrl.runtime.multihost import is_process_zero, join, on_process_zero
 
     join()  # jax.distributed must start before JAX looks for devices
     from jax_ragrl.run.index_folder import build_folder, section_of
+    from jax_ragrl.run.lock import lock_folder
 
+    on_process_zero(lambda: lock_folder(options.out, "--out"))
     if options.add or options.remove:
         result = _update(options)
     elif not options.corpus:

@@ -181,6 +181,16 @@ def _check_url(url: str, kind: str) -> None:
             f"index.url is empty, but index.kind {kind} asks a server: give its address, such as "
             "--config.index.url=http://HOST:PORT"
         )
+    _check_scheme("index.url", url)
+
+
+def _check_scheme(key: str, url: str) -> None:
+    """Refuses an address that no client could ask, such as `localhost:8000`."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(
+            f"{key} is {url!r}, without http:// or https://: give the whole address, such as "
+            f"http://{url}"
+        )
 
 
 ServerIndex = RemoteIndex | SearxngIndex | SerperIndex
@@ -330,6 +340,10 @@ class OpenAIConfig:
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cache: bool = True
     kind: Literal["openai"] = "openai"
+
+    def __post_init__(self) -> None:
+        if self.base_url:
+            _check_scheme("base_url", self.base_url)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.effects import Effect
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.types import Hits, Passage, Question
@@ -67,3 +68,17 @@ class System(Protocol):
 
     def advance(self, state: Any, reply: Any) -> State:
         """Returns the state after the reply."""
+
+
+def check_members(system: Any) -> None:
+    """Checks that an object has all members of `System`.
+
+    Raises:
+      UserError: it lacks some; a rollout would fail long after the first line of a run.
+    """
+    names = [name for name in vars(System) if not name.startswith("_")]
+    if missing := [name for name in names if not hasattr(system, name)]:
+        raise UserError(
+            f"the system {type(system).__name__} has no {', '.join(missing)}: a system needs "
+            f"{', '.join(names)} (see jax_ragrl.rollout.system.System)"
+        )

@@ -36,6 +36,7 @@ from jax_ragrl.models.config import REMAT
 from jax_ragrl.models.lora import LoRAConfig
 from jax_ragrl.retrieval.web import ENGINES
 from jax_ragrl.rollout.costs import FREE, Prices
+from jax_ragrl.rollout.system import check_members
 from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.guards import Guard
 from jax_ragrl.sampling.sampler import Shapes
@@ -289,6 +290,8 @@ class Job:
             )
         # The evaluated system may have roles with other limits than the trained one.
         systems = (self.recipe.system, self.recipe.evaluation_system)
+        for system in systems:
+            check_members(system)
         for role in (role for system in systems for role in system.roles.values()):
             tokens, limit = role.sampling.max_tokens, self.shapes.max_new_tokens
             if tokens > limit:

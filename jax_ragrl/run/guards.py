@@ -45,6 +45,8 @@ class Guard:
       kl: `kl/mean`, in nats per token.
       entropy: the `entropy/old` of a role, as a fraction of the first steps.
       dead_groups: `frac_reward_zero_std`, the fraction of questions that teach nothing.
+      reward_order: `reward_order`, the fraction of pairs of a right and a wrong answer of which the
+        right one has the higher reward.
       searches: `searches_per_rollout`, as a fraction of the highest of the first steps.
       grad_norm: `grad_norm`, in multiples of the first steps.
       sampler_gap: `sampler_gap/max` of fresh rollouts, in nats.
@@ -60,6 +62,7 @@ class Guard:
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
+    reward_order: Limit = Limit(0.6)
     searches: Limit = Limit(0.1)
     grad_norm: Limit = Limit(20.0)
     sampler_gap: Limit = Limit(2.0)

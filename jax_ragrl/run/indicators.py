@@ -170,6 +170,9 @@ INDICATORS: Mapping[str, Indicator] = {
         "entropy/old/<role>", functools.partial(_ratio, least=ENTROPY), True, "of its first steps"
     ),
     "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions", False),
+    "reward_order": Indicator(
+        "reward_order", _itself, True, "of the pairs of a right and a wrong answer", False
+    ),
     "searches": Indicator(
         "searches_per_rollout",
         functools.partial(_of_highest, least=SEARCHES),

@@ -1,4 +1,4 @@
-"""A lock on a folder of results: one process at a time writes to it."""
+"""A lock on a folder or a file of results: one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,16 @@ def lock_folder(folder: pathlib.Path, place: str = "--workdir") -> None:
     Raises:
       UserError: another process holds the lock.
     """
-    path = folder.resolve() / FILE
+    _lock(folder.resolve() / FILE, folder, place)
+
+
+def lock_output(out: pathlib.Path, place: str = "--out") -> None:
+    """Locks a file of results by a file next to it; arguments and errors as in `lock_folder`."""
+    _lock(out.resolve().with_name(f".{out.name}{FILE}"), out, place)
+
+
+def _lock(path: pathlib.Path, results: pathlib.Path, place: str) -> None:
+    """Locks the file `path`, which stands for `results`."""
     if fcntl is None or path in _locks:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +53,8 @@ def lock_folder(folder: pathlib.Path, place: str = "--workdir") -> None:
         owner = file.read().strip() or "another process"
         file.close()
         raise UserError(
-            f"{folder} is in use by {owner}, and two runs would overwrite each other's files: wait "
-            f"for its end, or choose another {place}"
+            f"{results} is in use by {owner}, and two runs would overwrite each other's files: "
+            f"wait for its end, or choose another {place}"
         ) from None
     except OSError:
         file.close()

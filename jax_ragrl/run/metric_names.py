@@ -43,6 +43,12 @@ ROLLOUT = (
         "fraction",
         "groups of a role's actions that all have the same reward",
     ),
+    Metric(
+        "reward_order",
+        "fraction",
+        "pairs of a right and a wrong answer to one question, of which the right one has the "
+        "higher reward",
+    ),
     Metric("valid_frac/<role>", "fraction", "sampled actions of a role that can be used"),
     Metric("invalid_action/<error>", "actions", "actions that violate the grammar, by error"),
     Metric("unanswered/<reason>", "rollouts", "rollouts that ended without an answer, by reason"),

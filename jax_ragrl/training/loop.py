@@ -44,6 +44,7 @@ from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.run.evaluate import METRICS as ANSWER_METRICS
 from jax_ragrl.run.guards import RunMonitor
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.inference import evaluate_models, trained_policies
@@ -224,7 +225,13 @@ def rollout_metrics(
       credit_N: the credit of each node, NaN if it is undefined.
       roles: the roles that the step trains.
     """
-    metrics = describe_rollout(forest, credit_N, job.recipe.reward_terms, job.prices)
+    metrics = describe_rollout(
+        forest,
+        credit_N,
+        job.recipe.reward_terms,
+        job.prices,
+        ANSWER_METRICS[job.recipe.metric],
+    )
     return metrics | expert_fractions(forest, job.recipe.expander(frozenset(roles)), roles)
 
 

@@ -10,12 +10,16 @@ import numpy as np
 from jax_ragrl.retrieval.measures import names_of, recall_by_turn
 from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
+from jax_ragrl.rollout.rewards import answer_rewards
 from jax_ragrl.rollout.searches import search_turns
 from jax_ragrl.rollout.tree import LEAF, SEARCH, Forest, sibling_groups
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.runtime.servers import take_counts
 
 RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
+AnswerMetric = Callable[[str, Sequence[str]], float]
+# The scores of a right and of a wrong answer. A reward need not see the differences in between.
+RIGHT, WRONG = 1.0, 0.5
 
 
 def describe_rollout(
@@ -23,6 +27,7 @@ def describe_rollout(
     credit_N: np.ndarray,
     reward_terms: RewardTerms | None = None,
     prices: Prices = FREE,
+    metric: AnswerMetric | None = None,
 ) -> dict[str, float]:
     """Returns the metrics of a step's rollouts.
 
@@ -31,10 +36,12 @@ def describe_rollout(
       credit_N: float, the credit of trained nodes; nan at all other nodes.
       reward_terms: from a forest to the terms of the leaves' reward, float32 `[N]` each.
       prices: prices of searches and of the frozen language model's tokens.
+      metric: the score of an answer against the gold answers, for `reward_order`.
     """
     return (
         _sizes(forest)
         | _reward_terms(forest, reward_terms)
+        | (reward_order(forest, metric) if metric else {})
         | _role_metrics(forest, credit_N)
         | zero_variance_fraction(forest)
         | role_rewards(forest)
@@ -141,6 +148,27 @@ def zero_variance_fraction(forest: Forest) -> dict[str, float]:
         rewards[int(forest.question_N[i])].append(float(forest.reward_N[i]))
     equal = [len(set(values)) == 1 for values in rewards.values() if len(values) > 1]
     return {"frac_reward_zero_std": float(np.mean(equal))} if equal else {}
+
+
+def reward_order(forest: Forest, metric: AnswerMetric) -> dict[str, float]:
+    """Returns `reward_order`: how often the reward of a right answer is above that of a wrong one.
+
+    It is a fraction of the pairs of leaves of one question with scores of `RIGHT` and of at most
+    `WRONG`. A reward that pays for a form without content pays both alike, from the first step on.
+    Without such pairs there is no metric.
+
+    Args:
+      forest: the rollouts with their rewards.
+      metric: the score of an answer against the gold answers. The verdict of a judge replaces it.
+    """
+    score_N, orders = answer_rewards(forest, metric), list[bool]()
+    for question in range(len(forest.questions)):
+        leaves = forest.nodes_of(question)
+        leaves = leaves[forest.leaf_N[leaves]]
+        score_L, reward_L = score_N[leaves], forest.reward_N[leaves]
+        is_pair_LL = (score_L[:, None] >= RIGHT) & (score_L[None, :] <= WRONG)
+        orders += (reward_L[:, None] > reward_L[None, :])[is_pair_LL].tolist()
+    return {"reward_order": float(np.mean(orders))} if orders else {}
 
 
 def role_rewards(forest: Forest) -> dict[str, float]:

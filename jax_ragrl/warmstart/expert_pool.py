@@ -28,6 +28,7 @@ from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.rollout.policy import PolicySampler
 from jax_ragrl.run.components import build_components, load_llm
 from jax_ragrl.run.config import load_job, model_of, parse_llm
+from jax_ragrl.run.lock import lock_output
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.systems.opera import Settings, recipe
 from jax_ragrl.systems.opera.expert_pool import (
@@ -142,6 +143,7 @@ def make_pool(
     job = load_job(values)
     if out.exists() and not candidates_file(out).exists():
         raise UserError(f"{out} exists and was not written by 'ragrl pool': choose another --out")
+    lock_output(out)
     parts = build_components(job, out.parent)
     sampler: ActionSampler = (
         PolicySampler(parts.models(), parts.tokenizer, job.shapes)

@@ -35,6 +35,7 @@ from jax_ragrl.run.components import (
     policy_folder,
 )
 from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
+from jax_ragrl.run.lock import lock_output
 from jax_ragrl.runtime.jsonl import read_rows
 from jax_ragrl.runtime.sharding import local_mesh
 from jax_ragrl.systems.base import innermost_system
@@ -100,6 +101,7 @@ def make_demos(
             f"--writer labels is for the system of a config, not for --of {of}: choose a language "
             "model"
         )
+    lock_output(out)
     # The index is built here if it is missing: demonstrations are the first stage of a run.
     data = load_data(job.data, index_folder(job.index, out.parent), job.index)
     tokenizer = ChatTokenizer.load(policy_folder(job.policy, weights=False))

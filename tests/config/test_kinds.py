@@ -84,8 +84,14 @@ def test_an_override_of_an_unread_key_is_refused():
         load_job(load_config(CONFIGS / "tiny" / "c3po.py", given))
 
 
+def test_an_address_of_a_language_model_has_a_scheme():
+    values = {"kind": "openai", "model": "m", "base_url": "localhost:8000/v1"}
+    with pytest.raises(UserError, match="without http:// or https://: .*http://localhost:8000/v1"):
+        convert(LLM, values, "config.llm")
+
+
 def test_the_kind_of_a_saved_config_can_be_overridden():
-    values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "base_url": "u"}}
+    values: dict[str, Any] = {"llm": {"kind": "openai", "model": "m", "base_url": "http://u"}}
     override(values, ["--config.llm.kind=world_reader", "--config.llm.noise=0.5"])
     assert convert(LLM, values["llm"], "config.llm") == WorldReaderConfig(noise=0.5)
 

@@ -188,6 +188,7 @@ def test_a_run_caches_hits_in_its_folder(tmp_path: pathlib.Path):
         ),
         ("searxng", "", "index.url is empty"),
         ("remote", "", "index.url is empty"),
+        ("remote", "localhost:1", "index.url is 'localhost:1', without http"),
         (
             "exact",
             "http://localhost:1",

@@ -28,6 +28,7 @@ COLLAPSES = {
     "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
     "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
     "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
+    "reward_order": ("reward_order", (1.0, 0.9, 1.0, 0.7, 0.8), 0.5),
     "searches": ("searches_per_rollout", (1.5, 1.0, 2.0, 0.5, 3.0), 0.0),
     "grad_norm": ("grad_norm", (1.0, 0.5, 3.0, 9.0, 2.0), 40.0),
     "sampler_gap": ("sampler_gap/max", (0.01, 0.7, 0.1, 0.05, 0.0), 3.0),

@@ -16,6 +16,7 @@ from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.mapgrpo import Groups, Injection
+from jax_ragrl.text.metrics import exact_match
 from jax_ragrl.training.log import (
     Clock,
     Log,
@@ -31,6 +32,7 @@ from jax_ragrl.training.rollout_metrics import (
     error_counts,
     expert_fractions,
     retrieval_recall,
+    reward_order,
     rewarded_logps,
     role_rewards,
     zero_variance_fraction,
@@ -92,6 +94,33 @@ def test_a_step_has_sizes_strategy_rewards_and_costs():
         == metrics["llm_calls"]
         == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "order"),
+    [
+        ({"Ulm": 1.0, "Bonn": 0.0}, 1.0),
+        ({"Ulm": 1.0, "Bonn": 1.0}, 0.0),  # only the form is paid for
+        ({"Ulm": 0.2, "Bonn": 0.8}, 0.0),
+    ],
+)
+def test_the_order_of_rewards_is_compared_with_that_of_answers(rewards, order):
+    """One of two rollouts answers right, the other one wrong."""
+    texts = {"router": ["[No Retrieval]", "[Retrieval] x"], "filter": ["Thought: t\nAction: [1]"]}
+    replies = {"answer_direct": lambda _: "Ulm", "answer": lambda _: "Bonn"}
+
+    def pair(effect, question):
+        return Branching(2 if effect.role == "router" else 1)
+
+    forest = play(Tape(texts, {"x": [passage(1)]}, replies), ANN, expander=pair)
+    paid = [rewards.get(record.answer, 0.0) for record in forest.records]
+    forest = forest._replace(reward_N=np.array(paid, np.float32))
+    assert reward_order(forest, exact_match) == {"reward_order": order}
+
+
+def test_equal_answers_have_no_order():
+    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
+    assert reward_order(forest, exact_match) == {}
 
 
 def test_recall_leaves_out_failed_questions():

@@ -1,4 +1,4 @@
-"""Laws of the folder of a supervised training."""
+"""One process at a time writes the results of a command."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ import sys
 import pytest
 
 from jax_ragrl.cli.main import main
-from jax_ragrl.run.lock import FILE
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ROOT / "configs" / "tiny"
 DEMO = {"role": "router", "prompt": "who directed", "reply": "film"}
 HOLDER = """
 import pathlib, sys
-from jax_ragrl.run.lock import lock_folder
-lock_folder(pathlib.Path(sys.argv[1]), "--out")
+from jax_ragrl.run import lock
+getattr(lock, sys.argv[1])(pathlib.Path(sys.argv[2]), "--out")
 print("locked", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "lock"),
     [
-        ["warmup"],
-        ["sft", f"--config={TINY / 'vanilla_sft.py'}"],
-        ["sft", f"--config={TINY / 'sft_c3po.py'}", "--config.data.demos=DEMOS"],
+        (["warmup"], "lock_folder"),
+        (["sft", f"--config={TINY / 'vanilla_sft.py'}"], "lock_folder"),
+        (["sft", f"--config={TINY / 'sft_c3po.py'}", "--config.data.demos=DEMOS"], "lock_folder"),
+        (["index", "--corpus=DEMOS", "--kind=bm25"], "lock_folder"),
+        (["demos", f"--config={TINY / 'mmoa_rag.py'}", "--writer=labels"], "lock_output"),
+        (["pool", f"--config={TINY / 'opera.py'}"], "lock_output"),
     ],
-    ids=["warmup", "sft on passages", "sft on demonstrations"],
+    ids=["warmup", "sft on passages", "sft on demonstrations", "index", "demos", "pool"],
 )
-def test_one_process_at_a_time_trains_in_a_folder(command, tmp_path, capsys):
-    demos, out = tmp_path / "demos.jsonl", tmp_path / "out"
+def test_one_process_at_a_time_writes_results(command, lock, tmp_path, capsys):
+    demos, out = tmp_path / "demos.jsonl", tmp_path / "results" / "out"
     demos.write_text(json.dumps(DEMO) + "\n")
     arguments = [x.replace("DEMOS", str(demos)) for x in command]
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out)],
+        [sys.executable, "-c", HOLDER, lock, str(out)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -46,10 +48,11 @@ def test_one_process_at_a_time_trains_in_a_folder(command, tmp_path, capsys):
     )
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        before = sorted(out.parent.rglob("*"))
         code = main([*arguments, f"--out={out}"])
     lines = capsys.readouterr().err.splitlines()
     assert code == 2 and len(lines) == 1, lines
     assert f"{out} is in use by process {holder.pid}" in lines[0]
     assert "another --out" in lines[0]
     # Nothing of the other process was touched.
-    assert [x.name for x in out.iterdir()] == [FILE]
+    assert sorted(out.parent.rglob("*")) == before

@@ -1,0 +1,19 @@
+"""The interface of a system."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.rollout.system import check_members
+from jax_ragrl.systems.c3po.system import C3PO
+
+
+def test_a_system_of_a_paper_is_complete():
+    check_members(C3PO())
+
+
+def test_members_that_a_system_lacks_are_named():
+    system = SimpleNamespace(roles={}, start=0, next_effects=0, advance=0)
+    with pytest.raises(UserError, match="SimpleNamespace has no style, top_k: a system needs"):
+        check_members(system)
