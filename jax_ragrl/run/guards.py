@@ -13,7 +13,17 @@ from typing import Any
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
-from jax_ragrl.run.indicators import AT_ONCE, INDICATORS, History, Incident, Limit, observe
+from jax_ragrl.run.indicators import (
+    AT_ONCE,
+    INDICATORS,
+    OFF,
+    STOP,
+    WARN,
+    History,
+    Incident,
+    Limit,
+    observe,
+)
 from jax_ragrl.run.metric_names import current_name
 
 ADVICE_TOO_LONG = (
@@ -62,7 +72,7 @@ class Guard:
     kl: Limit = Limit(1.0)
     entropy: Limit = Limit(0.05)
     dead_groups: Limit = Limit(0.95)
-    reward_order: Limit = Limit(0.6)
+    reward_order: Limit = Limit(0.5)
     searches: Limit = Limit(0.1)
     grad_norm: Limit = Limit(20.0)
     sampler_gap: Limit = Limit(2.0)
@@ -90,6 +100,11 @@ class Guard:
             raise UserError(
                 f"guard.dev_drop.action is {self.dev_drop.action!r}, but an evaluation does not "
                 "say which update was wrong: use warn, lower_rate, roll_back or stop"
+            )
+        if self.reward_order.action not in (OFF, WARN, STOP):
+            raise UserError(
+                f"guard.reward_order.action is {self.reward_order.action!r}, but no update mends a "
+                "reward that does not follow the answers: use warn or stop"
             )
 
 

@@ -170,8 +170,9 @@ INDICATORS: Mapping[str, Indicator] = {
         "entropy/old/<role>", functools.partial(_ratio, least=ENTROPY), True, "of its first steps"
     ),
     "dead_groups": Indicator("frac_reward_zero_std", _itself, False, "of the questions", False),
+    # The reward of the first step is as wrong as that of any other.
     "reward_order": Indicator(
-        "reward_order", _itself, True, "of the pairs of a right and a wrong answer", False
+        "reward_order", _itself, True, "of the pairs of a right and a wrong answer", False, True
     ),
     "searches": Indicator(
         "searches_per_rollout",

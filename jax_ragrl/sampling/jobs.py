@@ -78,8 +78,8 @@ class Shapes:
         doubles up to `max_new_tokens`. A batch of which half or more is done continues in a smaller
         one.
       copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal
-        prompts are computed once. Empty: powers of two, which waste few rows but need more
-        programs.
+        prompts are computed once. The smallest batch may have any of them, whatever its number of
+        rows. Empty: powers of two, which waste few rows but need more programs.
       decode_rows: rows per device that are decoded together in slots, which are refilled as rows
         end (`sampling/engine.py`). 0: batches of prompts, which are not refilled but read a prompt
         once for all of its rows.
@@ -134,12 +134,15 @@ class Shapes:
           length: the padded length of the prompts in tokens.
           devices: the number of devices that share the batch.
           copies: how many equal prompts each prompt of the batch stands for. More than 1 may allow
-            no size, because a batch never has more rows than the largest batch without copies.
+            no size, because a batch never has more rows than the largest batch without copies;
+            the smallest batch has, with a number of `self.copies`.
         """
         first, *larger = self.global_batch_sizes(devices)
         limit = self.max_prompt_tokens * devices
         fitting = [first, *(n for n in larger if n * length <= limit)]
-        return [n for n in fitting if copies == 1 or n * copies <= max([first, *larger])]
+        # A number that a config lists must be of use: the smallest batch is exempt here, too.
+        rows = max(first * copies if self.copies else 0, first, *larger)
+        return [n for n in fitting if copies == 1 or n * copies <= rows]
 
     def max_batch_size(self, length: int, devices: int = 1) -> int:
         """Returns the largest batch of prompts of a padded length, over all devices."""

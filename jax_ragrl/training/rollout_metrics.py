@@ -20,6 +20,7 @@ RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
 AnswerMetric = Callable[[str, Sequence[str]], float]
 # The scores of a right and of a wrong answer. A reward need not see the differences in between.
 RIGHT, WRONG = 1.0, 0.5
+FEW_PAIRS = 6  # fewer say little about a reward that adds terms to the score of the answer
 
 
 def describe_rollout(
@@ -155,7 +156,7 @@ def reward_order(forest: Forest, metric: AnswerMetric) -> dict[str, float]:
 
     It is a fraction of the pairs of leaves of one question with scores of `RIGHT` and of at most
     `WRONG`. A reward that pays for a form without content pays both alike, from the first step on.
-    Without such pairs there is no metric.
+    Without `FEW_PAIRS` such pairs there is no metric.
 
     Args:
       forest: the rollouts with their rewards.
@@ -168,7 +169,7 @@ def reward_order(forest: Forest, metric: AnswerMetric) -> dict[str, float]:
         score_L, reward_L = score_N[leaves], forest.reward_N[leaves]
         is_pair_LL = (score_L[:, None] >= RIGHT) & (score_L[None, :] <= WRONG)
         orders += (reward_L[:, None] > reward_L[None, :])[is_pair_LL].tolist()
-    return {"reward_order": float(np.mean(orders))} if orders else {}
+    return {"reward_order": float(np.mean(orders))} if len(orders) >= FEW_PAIRS else {}
 
 
 def role_rewards(forest: Forest) -> dict[str, float]:

@@ -28,7 +28,7 @@ COLLAPSES = {
     "kl": ("kl/mean", (0.0, 0.1, 0.2, 0.05, 0.4), 1.5),
     "entropy": ("entropy/old/planner", (0.9, 0.8, 0.7, 0.5, 0.3), 0.01),
     "dead_groups": ("frac_reward_zero_std", (0.1, 0.5, 0.4, 0.9, 0.6), 1.0),
-    "reward_order": ("reward_order", (1.0, 0.9, 1.0, 0.7, 0.8), 0.5),
+    "reward_order": ("reward_order", (1.0, 0.9, 1.0, 0.7, 0.8), 0.2),
     "searches": ("searches_per_rollout", (1.5, 1.0, 2.0, 0.5, 3.0), 0.0),
     "grad_norm": ("grad_norm", (1.0, 0.5, 3.0, 9.0, 2.0), 40.0),
     "sampler_gap": ("sampler_gap/max", (0.01, 0.7, 0.1, 0.05, 0.0), 3.0),
@@ -36,7 +36,7 @@ COLLAPSES = {
 }
 # Indicators that wait for steps in a row, and those that do not.
 PATIENT = [name for name in COLLAPSES if not INDICATORS[name].acts_at_once]
-PROMPT = ["update_kl", "dev_drop"]
+PROMPT = ["update_kl", "reward_order", "dev_drop"]
 SETTINGS = {"baseline_steps": 3, "patience": 2}
 
 
@@ -107,6 +107,12 @@ def test_a_skipped_update_has_the_patience_of_skip():
 def test_an_evaluation_undoes_no_update(action: str):
     with pytest.raises(UserError, match=r"guard\.dev_drop\.action is"):
         Guard(dev_drop=Limit(2.5, action))
+
+
+@pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
+def test_no_update_mends_a_wrong_reward(action: str):
+    with pytest.raises(UserError, match=r"guard\.reward_order\.action is"):
+        Guard(reward_order=Limit(0.5, action))
 
 
 @pytest.mark.parametrize("name", PATIENT)

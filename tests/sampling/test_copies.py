@@ -2,6 +2,9 @@
 
 import pytest
 
+from jax_ragrl.cli.main import CONFIGS
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.sampling.grouping import batch_jobs
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
@@ -33,3 +36,16 @@ def test_batches_have_the_listed_numbers_only(draws):
 def test_a_list_without_one_or_without_order_is_refused(copies):
     with pytest.raises(UserError, match=r"shapes.copies is .*ascending numbers from 1"):
         Shapes(copies=copies)
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "smollm2").glob("*.py")), ids=lambda x: x.stem)
+def test_real_configs_compute_the_prompt_of_a_group_once(file):
+    """Eight rollouts of eight questions begin with eight prompts, not with 64."""
+    shapes = build(Shapes, load_config(file, []).get("shapes", {}))
+    for length in shapes.prompt_lengths if shapes.copies else ():
+        jobs = [
+            SamplingJob((question,) * length, 8 * question + rollout, 1.0, 1.0, 8)
+            for question in range(8)
+            for rollout in range(8)
+        ]
+        assert sum(chunk.size for chunk in batch_jobs(jobs, 1, shapes)) == 8

@@ -28,6 +28,7 @@ from jax_ragrl.training.log import (
 )
 from jax_ragrl.training.loop import _open_log
 from jax_ragrl.training.rollout_metrics import (
+    FEW_PAIRS,
     describe_rollout,
     error_counts,
     expert_fractions,
@@ -105,22 +106,22 @@ def test_a_step_has_sizes_strategy_rewards_and_costs():
     ],
 )
 def test_the_order_of_rewards_is_compared_with_that_of_answers(rewards, order):
-    """One of two rollouts answers right, the other one wrong."""
-    texts = {"router": ["[No Retrieval]", "[Retrieval] x"], "filter": ["Thought: t\nAction: [1]"]}
+    """One of two rollouts of each question answers right, the other one wrong."""
+    routes, selection = ["[No Retrieval]", "[Retrieval] x"], ["Thought: t\nAction: [1]"]
     replies = {"answer_direct": lambda _: "Ulm", "answer": lambda _: "Bonn"}
 
     def pair(effect, question):
         return Branching(2 if effect.role == "router" else 1)
 
-    forest = play(Tape(texts, {"x": [passage(1)]}, replies), ANN, expander=pair)
-    paid = [rewards.get(record.answer, 0.0) for record in forest.records]
-    forest = forest._replace(reward_N=np.array(paid, np.float32))
-    assert reward_order(forest, exact_match) == {"reward_order": order}
+    def order_of(count: int) -> dict[str, float]:
+        questions = [dataclasses.replace(ANN, id=str(i)) for i in range(count)]
+        texts = {"router": routes * count, "filter": selection * count}
+        forest = play(Tape(texts, {"x": [passage(1)]}, replies), *questions, expander=pair)
+        paid = [rewards.get(record.answer, 0.0) for record in forest.records]
+        return reward_order(forest._replace(reward_N=np.array(paid, np.float32)), exact_match)
 
-
-def test_equal_answers_have_no_order():
-    forest = play(Tape(always(router="[No Retrieval]")), ANN, BOB)
-    assert reward_order(forest, exact_match) == {}
+    assert order_of(FEW_PAIRS) == {"reward_order": order}
+    assert order_of(FEW_PAIRS - 1) == {}
 
 
 def test_recall_leaves_out_failed_questions():
