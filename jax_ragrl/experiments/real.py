@@ -103,11 +103,11 @@ def stages(steps: int, warm_steps: int) -> tuple[Stage, ...]:
     return (
         Stage("index and demonstrations", 3.0, exists("demos-all.jsonl")),
         Stage("warm start", 0.7 * warm_steps, training_of("warm", warm_steps)),
-        Stage("baselines", 10.0, keys_of("baselines.json", 3)),
-        Stage("training", 0.6 * steps, rows_of("metrics.jsonl", steps)),
-        Stage("evaluation", 4.5, exists("trained.json")),
-        Stage("supervised alternative", 0.6 * steps, training_of("supervised", steps)),
-        Stage("its evaluation", 4.5, exists("supervised.json")),
+        Stage("baselines", 15.0, keys_of("baselines.json", 3)),
+        Stage("training", 0.9 * steps, rows_of("metrics.jsonl", steps)),
+        Stage("evaluation", 7.0, exists("trained.json")),
+        Stage("supervised alternative", 0.9 * steps, training_of("supervised", steps)),
+        Stage("its evaluation", 7.0, exists("supervised.json")),
     )
 
 

@@ -53,6 +53,7 @@ TITLES = {
     "response_length/mean": "Response length",
     "grad_norm": "Gradient norm",
     "frac_reward_zero_std": "Questions with equal rewards",
+    "reward_order": "Right answers with the higher reward",
     "retrieval/recall": "Recall of gold passages",
     "retrieval/recall_per_rollout": "Recall of gold passages per rollout",
     "retrieval/recall_first_search": "Recall of gold passages, first search",
@@ -72,6 +73,7 @@ SMALL = (
     *(
         "role_reward/",
         "frac_reward_zero_std",
+        "reward_order",
         "retrieval/recall",
         "valid_frac/",
         "actions_per_rollout/",

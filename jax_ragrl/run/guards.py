@@ -90,6 +90,11 @@ class Guard:
         return observe(self.limits, self.patience, self.baseline_steps, history, row)
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            limit = getattr(self, field.name)
+            if isinstance(limit, Limit) and math.isnan(limit.threshold):
+                limit = dataclasses.replace(limit, threshold=field.default.threshold)  # type: ignore[union-attr]
+                object.__setattr__(self, field.name, limit)
         wrong = [triple for triple in self.bounds if not triple[1] < triple[2]]
         if wrong or self.patience < 1:
             raise UserError(

@@ -40,13 +40,14 @@ class Limit:
     """The threshold of an indicator, and what happens beyond it.
 
     Fields:
-      threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit.
+      threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit. NaN:
+        the default of the indicator.
       action: `off`; `warn`; `skip` (the update is not applied); `undo` (it is not applied, and the
         rate is halved); `lower_rate` (of the policies, to half); `roll_back` (to the newest
         checkpoint, with half the rate); `stop`.
     """
 
-    threshold: float
+    threshold: float = math.nan
     action: str = WARN
 
     def __post_init__(self) -> None:

@@ -109,6 +109,11 @@ def test_an_evaluation_undoes_no_update(action: str):
         Guard(dev_drop=Limit(2.5, action))
 
 
+def test_an_action_alone_keeps_the_threshold():
+    guard = build(Guard, {"kl": {"action": "stop"}})
+    assert guard.kl == Limit(Guard().kl.threshold, "stop")
+
+
 @pytest.mark.parametrize("action", ["skip", "undo", "lower_rate", "roll_back"])
 def test_no_update_mends_a_wrong_reward(action: str):
     with pytest.raises(UserError, match=r"guard\.reward_order\.action is"):
