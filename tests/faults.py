@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socketserver
 import threading
 import time
@@ -33,8 +34,10 @@ def answering(answer: Answer) -> Iterator[tuple[str, list[float]]]:
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            with contextlib.suppress(OSError, ValueError):  # the client may have gone
-                headers = b"".join(iter(self.rfile.readline, b"\r\n")).lower()
+            with contextlib.suppress(OSError, ValueError, LookupError):  # the client may have gone
+                # A client that leaves ends the lines, too: without that this loop would spin.
+                lines = itertools.takewhile(lambda x: x.strip(), iter(self.rfile.readline, None))
+                headers = b"".join(lines).lower()
                 body = self.rfile.read(int(headers.partition(b"content-length:")[2].split()[0]))
                 times.append(time.monotonic())
                 for piece in answer(len(times) - 1, body):

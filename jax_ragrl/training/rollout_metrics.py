@@ -59,8 +59,9 @@ def describe_rollout(
 
 def _sizes(forest: Forest) -> dict[str, float]:
     leaves = np.flatnonzero(forest.leaf_N)
-    return {
-        "reward/mean": float(forest.reward_N[leaves].mean()) if len(leaves) else 0.0,
+    # A step whose questions all failed says nothing about the policy.
+    reward = {"reward/mean": float(forest.reward_N[leaves].mean())} if len(leaves) else {}
+    return reward | {
         "nodes": float(len(forest.records) - len(leaves)),
         "leaves": float(len(leaves)),
         "failed": float(len(forest.failed_questions)),

@@ -178,7 +178,8 @@ class Faulty:
       name: of the run.
       outcome: its end.
       steps: number of rows of metrics.
-      reward: mean reward of the last third of the steps, and its standard error.
+      reward: mean reward of the last third of the steps, without those in which every question
+        failed, and its standard error.
       failed: questions that failed in all.
       counts: faults by kind.
       saved: the steps of its checkpoints.
@@ -222,7 +223,8 @@ def run_with_faults(
         else:
             outcome = train(variant, workdir, seconds)
     rows = list(read_rows(workdir / "metrics.jsonl"))
-    rewards = np.array([row["reward/mean"] for row in rows[-max(1, len(rows) // 3) :]], float)
+    last = rows[-max(1, len(rows) // 3) :]
+    rewards = np.array([row["reward/mean"] for row in last if row["leaves"]] or [np.nan])
     steps = tuple(sorted(int(x.name) for x in workdir.glob("checkpoints/*") if x.name.isdigit()))
     return Faulty(
         name,
