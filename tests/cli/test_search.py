@@ -89,7 +89,7 @@ def test_a_config_and_a_server_are_searched_like_a_folder(folder, tmp_path, caps
         (["nowhere", "q"], "holds no complete index"),
         (["q"], "give either one QUERY"),
         (["i", "q", "--retriever", "http://localhost:1"], "one retriever is searched"),
-        (["q", "--retriever", "nonsense"], "is not the address of a retriever"),
+        (["q", "--retriever", "nonsense"], "is 'nonsense', without http:// or https://"),
         (["i", "q", "--queries", "f"], "give either one QUERY"),
         (["i", "--queries", "absent.txt"], "absent.txt"),
     ],
