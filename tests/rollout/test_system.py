@@ -14,6 +14,6 @@ def test_a_system_of_a_paper_is_complete():
 
 
 def test_members_that_a_system_lacks_are_named():
-    system = SimpleNamespace(roles={}, start=0, next_effects=0, advance=0)
-    with pytest.raises(UserError, match="SimpleNamespace has no style, top_k: a system needs"):
+    system = SimpleNamespace(roles={}, start=0, next_effects=0)
+    with pytest.raises(UserError, match="SimpleNamespace has no style, advance: a system needs"):
         check_members(system)
