@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jax_ragrl.config.schema import kinds_of, local
+from jax_ragrl.config.schema import is_http, kinds_of, local
 from jax_ragrl.errors import UserError
 
 HASHED_WORDS, FORMER_HASHED_WORDS = "hashed", "lexical"  # the encoder of hashed words
@@ -186,7 +186,7 @@ def _check_url(url: str, kind: str) -> None:
 
 def _check_scheme(key: str, url: str) -> None:
     """Refuses an address that no client could ask, such as `localhost:8000`."""
-    if not url.startswith(("http://", "https://")):
+    if not is_http(url):
         raise UserError(
             f"{key} is {url!r}, without http:// or https://: give the whole address, such as "
             f"http://{url}"
@@ -262,7 +262,7 @@ def parse_retriever(text: str) -> SingleIndex:
         return SearxngIndex(url)
     if name == "serper":
         return SerperIndex(url)
-    if text.startswith(("http://", "https://")):
+    if is_http(text):
         return RemoteIndex(text)
     return parse_local_index(text)
 

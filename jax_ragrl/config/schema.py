@@ -271,6 +271,11 @@ def one_of(where: str, value: str, valid: Iterable[str]) -> None:
         raise UserError(f"{where} is {value!r}: use one of {', '.join(valid)}")
 
 
+def is_http(address: str) -> bool:
+    """Whether an address begins with `http://` or `https://`."""
+    return address.startswith(("http://", "https://"))
+
+
 def local(path: str | pathlib.Path) -> pathlib.Path:
     """Returns a path on this machine.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 
+from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.llm.cache import ReplyCache, request_key
 from jax_ragrl.llm.completions import read_completion
@@ -154,7 +155,7 @@ class OpenAILLM:
 
 def _check_place(model: str, address: str | None, key: str | None) -> None:
     """Raises `UserError` unless a model has a name, and an address or the key of OpenAI."""
-    if not model or (address and not address.startswith(("http://", "https://"))):
+    if not model or (address and not is_http(address)):
         raise UserError(
             f"model {model!r} at {address!r} is not a language model: give the server's "
             "name of the model, and an address such as http://HOST:PORT/v1"

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 
+from jax_ragrl.config.schema import is_http
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.runtime.servers import (
@@ -117,7 +118,7 @@ def _is_address(place: str) -> bool:
         host.encode("idna")  # an empty label, such as in `a..b`, is in no name
     except (httpx2.InvalidURL, UnicodeError):
         return False
-    return bool(host) and place.startswith(("http://", "https://"))
+    return bool(host) and is_http(place)
 
 
 def _is_readable(reply: httpx2.Response) -> bool:

@@ -9,6 +9,9 @@ import numpy as np
 from jax_ragrl.rollout.tree import Forest
 from jax_ragrl.types import Question
 
+# From an answer and the gold answers to a score from 0 to 1.
+AnswerMetric = Callable[[str, Sequence[str]], float]
+
 
 def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np.ndarray:
     """Returns `reward(question, answer)` of each leaf, float32 `[N]`; 0 at all other nodes.
@@ -23,7 +26,7 @@ def leaf_rewards(reward: Callable[[Question, str], float], forest: Forest) -> np
     return reward_N
 
 
-def answer_rewards(forest: Forest, metric: Callable[[str, Sequence[str]], float]) -> np.ndarray:
+def answer_rewards(forest: Forest, metric: AnswerMetric) -> np.ndarray:
     """Returns the score of each leaf's answer, float32 `[N]`; 0 at all other nodes.
 
     `metric` compares the answer with the gold answers. If a judge graded the answer, the verdict of

@@ -134,8 +134,8 @@ class Shapes:
           length: the padded length of the prompts in tokens.
           devices: the number of devices that share the batch.
           copies: how many equal prompts each prompt of the batch stands for. More than 1 may allow
-            no size, because a batch never has more rows than the largest batch without copies;
-            the smallest batch has, with a number of `self.copies`.
+            no size, because a batch never has more rows than the largest batch without copies.
+            A number that `self.copies` lists always allows the smallest batch.
         """
         first, *larger = self.global_batch_sizes(devices)
         limit = self.max_prompt_tokens * devices

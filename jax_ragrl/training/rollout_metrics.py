@@ -10,14 +10,13 @@ import numpy as np
 from jax_ragrl.retrieval.measures import names_of, recall_by_turn
 from jax_ragrl.rollout.costs import FREE, Prices, step_costs
 from jax_ragrl.rollout.expand import Expander
-from jax_ragrl.rollout.rewards import answer_rewards
+from jax_ragrl.rollout.rewards import AnswerMetric, answer_rewards
 from jax_ragrl.rollout.searches import search_turns
 from jax_ragrl.rollout.tree import LEAF, SEARCH, Forest, sibling_groups
 from jax_ragrl.runtime.multihost import all_gather_object
 from jax_ragrl.runtime.servers import take_counts
 
 RewardTerms = Callable[[Forest], Mapping[str, np.ndarray]]
-AnswerMetric = Callable[[str, Sequence[str]], float]
 # The scores of a right and of a wrong answer. A reward need not see the differences in between.
 RIGHT, WRONG = 1.0, 0.5
 FEW_PAIRS = 6  # fewer say little about a reward that adds terms to the score of the answer

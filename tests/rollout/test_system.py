@@ -6,11 +6,6 @@ import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.system import check_members
-from jax_ragrl.systems.c3po.system import C3PO
-
-
-def test_a_system_of_a_paper_is_complete():
-    check_members(C3PO())
 
 
 def test_members_that_a_system_lacks_are_named():
