@@ -65,7 +65,8 @@ def small_shards(monkeypatch):
 
 
 def files_of(folder: pathlib.Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    """The contents by path, without the lock, which names the process that made the folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
