@@ -158,12 +158,13 @@ def test_a_python_of_pyenv_trains_resumes_and_tests_in_a_venv_of_its_own(tmp_pat
         (1, "failed: odd\nFAILED tests/a.py\nchecks: 1 passed, 1 failed\n", 1),
     ],
 )
-def test_a_skipped_stage_and_a_failed_test_are_named_in_the_last_lines(tmp_path, code, last, status):
+def test_the_last_lines_name_skipped_stages_and_failed_tests(tmp_path, code, last, status):
     """The functions and the end of the real script, with two other stages."""
     _, _, rest = (CI / "run").read_text().partition("passed=0\n")
     functions, end = rest.partition("# The reference")[0], rest.partition("docs/_build\n")[2]
-    script = f"set -euo pipefail\nlogs={tmp_path}\npassed=0\n{functions}stage even true\nstage odd exits\n{end}"
-    script = f"exits() {{ echo 1 test; echo FAILED tests/a.py; return {code}; }}\n{script}"
+    stages = "exits() { echo 1 test; echo FAILED tests/a.py; return " + f"{code}; }}\n"
+    stages += f"{functions}stage even true\nstage odd exits\n"
+    script = f"set -euo pipefail\nlogs={tmp_path}\npassed=0\n{stages}{end}"
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ran.stdout.endswith(last) and ran.returncode == status, (ran.stdout, ran.stderr)
 
