@@ -15,6 +15,7 @@ from jax_ragrl.corpus.passages import Corpus, save_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, shards
 from jax_ragrl.retrieval.index import build_index, open_index, stored_corpus
+from jax_ragrl.run import lock
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.memory import peak_bytes
 from jax_ragrl.runtime.multihost import NAMES
@@ -65,8 +66,8 @@ def small_shards(monkeypatch):
 
 
 def files_of(folder: pathlib.Path) -> dict[str, bytes]:
-    """The contents by path, without the lock, which names the process that made the folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    """Returns contents by path, without the lock, which names the process that made the folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != lock.FILE)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
