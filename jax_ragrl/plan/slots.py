@@ -44,7 +44,7 @@ def count_slots(
       `prompts` is [slots, tokens per context]. `begun_bytes` are the kept contexts.
     """
     devices = data_parallel_size(mesh)
-    capacity = capacity_for(shapes.prompt_lengths[-1] + shapes.max_new_tokens)
+    capacity = capacity_for(shapes.longest, shapes)
     # Every device has its slots and contexts.
     rows = shapes.decode_rows * devices
     # A prefill runs one chunk of the largest size.
@@ -97,8 +97,8 @@ def count_slot_programs(shapes: Shapes) -> int:
     Args:
       shapes: static shapes of sampling, with `decode_rows`.
     """
-    longest = capacity_for(shapes.prompt_lengths[-1] + shapes.max_new_tokens)
-    capacities = (longest // MIN_CAPACITY).bit_length()
+    # The smallest one, and each doubling up to the largest.
+    capacities = 1 + (capacity_for(shapes.longest, shapes) // MIN_CAPACITY - 1).bit_length()
     chunks = sum(
         1 + sum(1 < n <= shapes.contexts and n * length <= shapes.max_prompt_tokens for n in COUNTS)
         for length in CHUNKS

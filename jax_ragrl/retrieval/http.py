@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
@@ -25,8 +25,17 @@ from jax_ragrl.types import Hits
 TRANSIENT = (429, 502, 503, 504)  # independent of the request; worth a retry
 
 
+def is_json(content: bytes) -> bool:
+    """Whether a body holds JSON, not a proxy's page or half a reply."""
+    try:
+        loads(content)
+    except ValueError:
+        return False
+    return True
+
+
 class RetryingClient:
-    """An HTTP client that retries time-outs, lost connections, 429, 5xx and replies without JSON.
+    """An HTTP client that retries time-outs, lost connections, 429, 5xx and unreadable replies.
 
     Args:
       place: the address of the server.
@@ -51,21 +60,26 @@ class RetryingClient:
         self._count, self._tries = retries + 1, Tries(retries, pause)
         self._client = BoundedClient(timeout)
 
-    def post(self, path: str, body: Any, *, patient: bool = True, key: str = "") -> httpx2.Response:
+    def post(self, path: str, body: Any, *, key: str = "", **options: Any) -> httpx2.Response:
         """Posts JSON, see `send`.
 
         Args:
           path: appended to the address.
           body: a value for JSON.
-          patient: see `send`.
           key: the user's API key; empty sends none.
+          options: `patient` and `is_readable` of `send`.
         """
         headers = {"Content-Type": "application/json"} | ({"X-API-KEY": key} if key else {})
-        content = json.dumps(body)
-        return self.send("POST", path, patient=patient, content=content, headers=headers)
+        return self.send("POST", path, content=json.dumps(body), headers=headers, **options)
 
     def send(
-        self, method: str, path: str, *, patient: bool = True, **request: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        patient: bool = True,
+        is_readable: Callable[[bytes], bool] = is_json,
+        **request: Any,
     ) -> httpx2.Response:
         """Retries until a reply that another try would not change.
 
@@ -74,6 +88,8 @@ class RetryingClient:
           path: appended to the address.
           patient: whether an internal error of the server (500) is retried too; if not, it is
             returned at once.
+          is_readable: whether the body of a reply with status 200 has the right form; if not, the
+            request is tried again.
           request: further arguments of `httpx2.AsyncClient.request`.
 
         Raises:
@@ -82,7 +98,13 @@ class RetryingClient:
         """
 
         async def attempt() -> httpx2.Response:
-            return await self._attempt(method, path, patient, request)
+            reply = await self._attempt(method, path, request)
+            status = reply.status_code
+            is_bad = status == 200 and not is_readable(reply.content)
+            if status in TRANSIENT or (status >= 500 and patient) or is_bad:
+                why = f"status {status}: {excerpt(reply.text)}"
+                raise TryFailed(why, retry_after(reply.headers), reply)
+            return reply
 
         try:
             return wait_for(self._tries.ask(attempt))
@@ -98,18 +120,11 @@ class RetryingClient:
             why = f"{self.place}: {error}"
         raise EffectError(why)
 
-    async def _attempt(
-        self, method: str, path: str, patient: bool, request: dict[str, Any]
-    ) -> httpx2.Response:
+    async def _attempt(self, method: str, path: str, request: dict[str, Any]) -> httpx2.Response:
         try:
-            reply = await self._client.request(method, f"{self.place}{path}", **request)
+            return await self._client.request(method, f"{self.place}{path}", **request)
         except httpx2.RequestError as error:
             raise TryFailed(f"{type(error).__name__}: {error}") from error
-        status = reply.status_code
-        if status in TRANSIENT or (status >= 500 and patient) or not _is_readable(reply):
-            why = f"status {status}: {excerpt(reply.text)}"
-            raise TryFailed(why, retry_after(reply.headers), reply)
-        return reply
 
 
 def _is_address(place: str) -> bool:
@@ -119,16 +134,6 @@ def _is_address(place: str) -> bool:
     except (httpx2.InvalidURL, UnicodeError):
         return False
     return bool(host) and is_http(place)
-
-
-def _is_readable(reply: httpx2.Response) -> bool:
-    """Whether a reply that claims success holds JSON, not a proxy's page or half a reply."""
-    try:
-        if reply.status_code == 200:
-            loads(reply.content)
-    except ValueError:
-        return False
-    return True
 
 
 def check_refusals(

@@ -20,7 +20,7 @@ from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json
 from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
 
@@ -41,7 +41,7 @@ class RemoteRetriever:
       url: `http://HOST:PORT`, with or without `/retrieve`.
       batch: maximum number of queries per request.
       retries: tries after the first, on time-outs, broken connections, 429, 5xx and replies
-        without JSON.
+        without JSON; and, once the server has returned hits, on replies of another form.
       timeout: seconds from the start of a try to the last byte of its reply.
       pause: seconds before the second try; doubles before each further one.
 
@@ -90,8 +90,16 @@ class RemoteRetriever:
     ) -> Iterator[Hits | UserError | EffectError]:
         """Yields a result per query, in order; `is_split` marks half of a failed request."""
         body = {"queries": list(queries), "topk": k, "return_scores": True}
+
+        def has_results(content: bytes) -> bool:
+            return _results(content, len(queries)) is not None
+
+        # Another form is a passing fault only if the server is known to send the right one.
+        is_readable = has_results if self._has_answered else is_json
         # Halves are not retried on status 500: the complete request already was.
-        reply = self._server.post(PATH, body, patient=not is_split, key=self._key)
+        reply = self._server.post(
+            PATH, body, patient=not is_split, is_readable=is_readable, key=self._key
+        )
         place, status = f"{self.fingerprint}{PATH}", reply.status_code
         if status == 200:
             yield from read_result(reply, place, len(queries), k)
@@ -119,15 +127,21 @@ def read_result(reply: httpx2.Response, place: str, queries: int, k: int) -> lis
       queries: number of queries of the request.
       k: maximum number of hits per query.
     """
-    body = loads_or_none(reply.content)
-    result = body.get("result") if isinstance(body, dict) else None
-    if not isinstance(result, list) or len(result) != queries:
+    result = _results(reply.content, queries)
+    if result is None:
         message = (
             f"{place} sent {excerpt(reply.text)} for {queries} queries: it must be "
             '{"result": [...]} with a list of hits for each'
         )
         return [UserError(message)] * queries
     return [_hits(entries, k, f"{place}, query {q}") for q, entries in enumerate(result, start=1)]
+
+
+def _results(content: bytes, queries: int) -> list[Any] | None:
+    """Returns the entry of each query; None if a body has another form."""
+    body = loads_or_none(content)
+    result = body.get("result") if isinstance(body, dict) else None
+    return result if isinstance(result, list) and len(result) == queries else None
 
 
 def _hits(entries: Any, k: int, place: str) -> Hits | UserError:

@@ -29,7 +29,7 @@ from jax_ragrl.sampling.slots import (
 CHUNKS = (16, 64, 256, 1024)
 # Programs that copy contexts, or extend them, take these numbers of contexts per device.
 COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
-MIN_CAPACITY = 64  # tokens per context at first; it doubles
+MIN_CAPACITY = 64  # tokens per context at first; it doubles up to the longest context
 NOTHING = 2**30  # a number that stands for padding
 
 
@@ -50,9 +50,8 @@ class ContextCache:
     def __init__(self, model: SplitModel, shapes: Shapes, counters: SamplingCounters) -> None:
         self._model, self._shapes, self._counters = model, shapes, counters
         self._mesh = mesh_of(model.params)
-        longest = shapes.prompt_lengths[-1] + shapes.max_new_tokens
         devices = data_parallel_size(self._mesh)
-        self.by_device = [KeptContexts(shapes.contexts, longest) for _ in range(devices)]
+        self.by_device = [KeptContexts(shapes.contexts, shapes.longest) for _ in range(devices)]
         self.capacity = MIN_CAPACITY
         with mesh_context(self._mesh):
             self.arrays: KVCache = empty_contexts(
@@ -121,7 +120,7 @@ class ContextCache:
 
     def grow(self, tokens: int) -> None:
         """Makes room for contexts of a number of tokens."""
-        self.capacity = max(self.capacity, capacity_for(tokens))
+        self.capacity = max(self.capacity, capacity_for(tokens, self._shapes))
         if self.arrays.k[0].shape[2] < self.capacity:
             self.arrays = grow_slots(self.arrays, self.capacity)
 
@@ -134,9 +133,13 @@ class ContextCache:
         return shard_batch(numbers_DN, self._mesh)
 
 
-def capacity_for(tokens: int) -> int:
-    """Returns the static size that contexts of a number of tokens have."""
-    return MIN_CAPACITY * 2 ** max(0, math.ceil(math.log2(tokens / MIN_CAPACITY)))
+def capacity_for(tokens: int, shapes: Shapes) -> int:
+    """Returns the static size that contexts of a number of tokens have.
+
+    It is a power of two, unless the longest context of `shapes` needs less.
+    """
+    doubled = MIN_CAPACITY * 2 ** max(0, math.ceil(math.log2(tokens / MIN_CAPACITY)))
+    return min(doubled, math.ceil(shapes.longest / MIN_CAPACITY) * MIN_CAPACITY)
 
 
 def _chunks(

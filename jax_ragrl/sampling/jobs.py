@@ -108,6 +108,11 @@ class Shapes:
         """The contexts per device that are kept: a prompt must be kept to get its slots."""
         return max(self.kept_contexts, self.decode_rows)
 
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt with the longest reply."""
+        return self.prompt_lengths[-1] + self.max_new_tokens
+
     def copies_up_to(self, draws: int) -> Iterator[int]:
         """Yields the numbers of rows per prompt, up to the first one that holds `draws` rows."""
         # Powers of two without end, unless the config lists the numbers.

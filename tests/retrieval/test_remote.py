@@ -153,6 +153,15 @@ def test_a_transient_outage_is_retried():
     assert hits.passages[0].title == "a 0" and len(seen) == 4
 
 
+def test_another_form_is_retried_if_the_server_has_sent_the_right_one():
+    odd = [lambda body: (200, b"{}"), lambda body: (200, {"result": []})]
+    replies = iter([documents, *odd, documents])
+    with answering(lambda body: next(replies)(body)) as (address, seen, _):
+        remote = RemoteRetriever(address, retries=2, pause=0.01)
+        results = [remote.search(["a"], 1)[0] for _ in range(2)]
+    assert is_found(results) == [True, True] and len(seen) == 4
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_an_unavailable_server_gets_no_single_queries(status: int):
     with answering(lambda body: (status, {})) as (address, seen, _):

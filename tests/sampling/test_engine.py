@@ -66,6 +66,18 @@ def test_slots_sample_the_tokens_of_batches(width, options, strict):
     assert own.counters.tokens <= own.counters.row_steps < 1.5 * own.counters.tokens
 
 
+def test_contexts_grow_no_farther_than_the_longest_one():
+    """Prompts of 96 tokens and 64 new ones fill 160 places, which powers of two hold in 256."""
+    jobs = [job._replace(ids=(*job.ids, *[5] * (96 - len(job.ids)))) for job in jobs_of([64, 40])]
+    shapes = {"prompt_lengths": (96,), "max_new_tokens": 64}
+    expected = sample_jobs(
+        split_policy(), tokenizer(), jobs, 1, dataclasses.replace(BATCHES, **shapes)
+    )
+    own = engine(**shapes)
+    assert_equal_rows(own.sample(jobs, 1), expected)
+    assert own.contexts.capacity == own.contexts.arrays.k[0].shape[2] == 192
+
+
 def test_slots_of_several_devices_sample_the_tokens_of_one():
     jobs = jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2, 5, 6], top_p=0.9)
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
