@@ -9,7 +9,8 @@ from typing import Any
 import claim_table
 import pytest
 
-from jax_ragrl.experiments.claims import OPEN, load_claims
+from jax_ragrl.experiments.claims import OPEN, load_claims, load_results
+from jax_ragrl.experiments.pairs import FAILS, HOLDS
 
 ONE = "ragrl reproduce --claims 1 --training-seeds 0,1 --world-seed 100"
 PAIR = {"text": "new over old (F1)", "mean": 3.5, "ci95": [1.0, 6.0], "detectable": 3.57}
@@ -62,3 +63,11 @@ def test_results_have_differences_seeds_and_commands(render):
     assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
     assert f"- `{ONE}`, commit `abc1234`, 2 cores.\n" in text
     assert "- `ragrl reproduce --claims 16,6`, commit `abc1234`, 2 cores.\n" in text
+
+
+def test_the_readme_counts_the_decided_claims():
+    root = pathlib.Path(__file__).parents[2]
+    results = load_results(root / "docs" / "data" / "claims.json")
+    decided = sum(row["verdict"] in (HOLDS, FAILS) for row in results)
+    text = (root / "README.md").read_text("utf-8")
+    assert f"{decided} of {len(load_claims())} so far" in text
