@@ -153,6 +153,11 @@ def shape_bytes(shape: str) -> int:
     return sum(_array_bytes(*array) for array in ARRAY.findall(shape))
 
 
+def total_bytes(shape: str) -> int:
+    """Returns the bytes of the arrays of a shape, in device memory and on the chip."""
+    return shape_bytes(ON_CHIP.sub("", shape))
+
+
 def workspace_bytes(x: Instruction) -> int:
     """Returns the bytes of the scratch memory of a call to cuBLAS or cuDNN, its last result.
 

@@ -17,6 +17,7 @@ from jax_ragrl.plan.hlo import (
     parse,
     shape_bytes,
     slice_bytes,
+    total_bytes,
     workspace_bytes,
 )
 
@@ -28,6 +29,8 @@ FREE = frozenset(
 ALIASES = frozenset(("bitcast", "reshape"))
 SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand with the new values
+# Parts of a collective that a TPU began earlier: fusions that also compute, and the last one.
+LATER_PARTS = ("async_collective_fusion", "AsyncCollectiveDone")
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -38,7 +41,7 @@ class Traffic:
     Fields:
       hbm_bytes: bytes that are read from and written to device memory.
       kernels: instructions that run: kernels on a GPU, program steps on a TPU.
-      collective_bytes: per kind, the larger of operands and results.
+      collective_bytes: per kind, the larger of operands and results, which may lie on the chip.
       collectives: per kind, how many.
       unknown_loops: loops whose number of iterations the compiler does not know; one is counted.
     """
@@ -115,8 +118,8 @@ class _Counter:
         if x.operation in ("while", "call", "conditional", "async-start"):
             return self._nested(x)
         traffic = Traffic(self._moved(computation, x), kernels=1)
-        if kind := self._collective(x):
-            size = max(_operand_bytes(computation, x), shape_bytes(x.shape))
+        if collective := self._collective(computation, x):
+            kind, size = collective
             traffic.collectives, traffic.collective_bytes = {kind: 1}, {kind: size}
         return traffic
 
@@ -131,20 +134,23 @@ class _Counter:
             total.add(body, 1 if trips is None else trips)
         return total
 
-    def _collective(self, x: Instruction) -> str | None:
-        """The kind of a collective, alone or inside of a fusion."""
-        if x.operation != "fusion":
-            return next((kind for kind in COLLECTIVES if x.operation.startswith(kind)), None)
-        inside = {
-            kind
-            for name in x.callees
-            for y in self._computations[name].instructions.values()
-            if (kind := self._collective(y))
-        }
+    def _collective(self, computation: Computation, x: Instruction) -> tuple[str, int] | None:
+        """The kind and the bytes of a collective, alone or inside of a fusion."""
+        if x.operation == "fusion":
+            return self._fused_collective(computation, x)
+        kind = next((kind for kind in COLLECTIVES if x.operation.startswith(kind)), None)
+        return (kind, _exchanged(computation, x)) if kind else None
+
+    def _fused_collective(self, computation: Computation, x: Instruction) -> tuple[str, int] | None:
         # A TPU scatters a sum by a fusion of an all-reduce and a slice.
         if any(name.startswith("all-reduce-scatter") for name in x.callees):
-            return "reduce-scatter"
-        return next((kind for kind in COLLECTIVES if kind in inside), None)
+            return "reduce-scatter", _exchanged(computation, x)
+        bodies = [self._computations[name] for name in x.callees]
+        parts = [y.literal for body in bodies for y in body.instructions.values()]
+        if any(part.startswith(LATER_PARTS) for part in (*x.callees, *parts)):
+            return None
+        inside = (self._collective(body, y) for body in bodies for y in body.instructions.values())
+        return min(filter(None, inside), key=lambda x: COLLECTIVES.index(x[0]), default=None)
 
     def _moved(self, computation: Computation, x: Instruction) -> int:
         """Bytes that one instruction reads and writes."""
@@ -214,6 +220,14 @@ def _source(computation: Computation, name: str) -> str:
 
 def _operand(computation: Computation, x: Instruction, number: int) -> Instruction:
     return computation.instructions[x.operands[number]]
+
+
+def _exchanged(computation: Computation, x: Instruction) -> int:
+    """The larger of the operands and the results of a collective, in bytes."""
+    operands = sum(total_bytes(computation.instructions[name].shape) for name in x.operands)
+    # The shape of a start may be a tuple that has the operands too.
+    results = total_bytes(x.shape) - (operands if x.operation.endswith("-start") else 0)
+    return max(operands, results)
 
 
 def _operand_bytes(computation: Computation, x: Instruction) -> int:

@@ -165,6 +165,49 @@ def test_a_fused_sum_and_slice_is_a_reduce_scatter():
     assert program_traffic(text).collectives == {"all-reduce": 8, "reduce-scatter": 8}
 
 
+def test_a_collective_counts_its_arrays_on_the_chip():
+    text = MODULE.replace("%slice_of_weights", "%all-reduce-scatter.3")
+    text = text.replace("1,0}", "1,0:S(1)}")
+    facts = program_traffic(text).facts()["collectives"]
+    assert isinstance(facts, dict)
+    assert facts["reduce-scatter"]["bytes"] == 8 * (8 * SLICE + 4)  # the operands
+    assert facts["all-reduce"]["bytes"] == 8 * SLICE
+
+
+def test_the_parts_of_a_collective_on_a_tpu_count_once():
+    """A TPU begins it in a fusion, goes on in fusions that also compute, and ends it in another."""
+
+    def body(name: str, target: str) -> str:
+        last = f'  ROOT %c = bf16[128,32]{{1,0}} custom-call(%g), custom_call_target="{target}"\n'
+        return (
+            f"%{name} (p: bf16[64,32]) -> bf16[128,32] {{\n"
+            "  %p = bf16[64,32]{1,0:S(1)} parameter(0)\n"
+            f"  %g = bf16[128,32]{{1,0}} all-gather(%p), dimensions={{0}}\n{last}}}\n\n"
+        )
+
+    bodies = (
+        body("first", "AsyncCollectiveStart")
+        + body("async_collective_fusion.7", "Product")
+        + body("last", "AsyncCollectiveDone")
+    )
+    calls = "".join(
+        f"  %part.{i} = bf16[128,32]{{1,0}} fusion(%fusion.1), kind=kCustom, calls=%{name}\n"
+        for i, name in enumerate(("first", "async_collective_fusion.7", "last"))
+    )
+    text = MODULE.replace("%layer (", f"{bodies}%layer (", 1)
+    text = text.replace("  ROOT %tuple.1", f"{calls}  ROOT %tuple.1")
+    facts = program_traffic(text).facts()["collectives"]
+    assert isinstance(facts, dict)
+    assert facts["all-gather"] == {"count": 8, "bytes": 8 * 2 * SLICE}
+
+
+def test_the_operands_in_the_shape_of_a_start_are_not_results():
+    start = "(bf16[64,32]{1,0}, bf16[128,32]{1,0}) all-gather-start(%fusion.1)"
+    text = MODULE.replace("bf16[64,32]{1,0} all-reduce(%fusion.1)", start)
+    facts = program_traffic(text).facts()["collectives"]
+    assert facts == {"all-gather": {"count": 8, "bytes": 8 * 2 * SLICE}}
+
+
 def test_a_compiled_scan_reads_its_weights_once():
     layers, width = 6, 64
 
