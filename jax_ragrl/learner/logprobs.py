@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.matmul import einsum_f32
-from jax_ragrl.runtime.sharding import axis_size
+from jax_ragrl.runtime.sharding import batch_axes, target_platform
 from jax_ragrl.sampling.decode import mask_logits
 from jax_ragrl.sampling.grammar import allowed_tokens
 from jax_ragrl.text.automaton import TokenAutomaton
@@ -90,7 +90,6 @@ def score_tokens(
     On a mesh each device processes its own rows: the head is gathered once, and its gradient is
     summed over devices once, not per chunk. Of that sum, a device keeps only the columns that it
     trains, since the full sum in float32 would be several times as large as the head.
-    (XLA for TPU may still compute the full sum first, as observed with 192 columns per device.)
 
     Args:
       policy: the decoder, for its output embedding.
@@ -148,7 +147,7 @@ def _head_and_tokens(
 
 def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
     """Runs a function of a mesh axis, a head and tokens on each device's own rows."""
-    if not (axes := _batch_axes()):
+    if not (axes := batch_axes()):
         return function(None, head, *by_token)
     split = "fsdp" if "fsdp" in axes else None
     by_row, everywhere = PartitionSpec(axes), PartitionSpec()
@@ -162,11 +161,6 @@ def _per_device(function: Any, head: _Head, *by_token: Any) -> Any:
         check_vma=False,
     )
     return function_on_mesh(head, *by_token)
-
-
-def _batch_axes() -> tuple[str, ...]:
-    """Returns the mesh axes that split a batch, under `jax.set_mesh`."""
-    return tuple(axis for axis in ("data", "fsdp") if axis_size(axis) > 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -305,11 +299,20 @@ def _add_chunk(grads: _Grads, grad_RCV: Array, head: _Head, chunk: _Tokens, c: A
 
 def _cotangents(split: str | None, grads: _Grads) -> tuple[_Head, _Tokens]:
     """Returns the cotangents of head and tokens; of the head only the columns of this device."""
-    head_VD = grads.head_VD
-    if split is not None:
-        # Scattered along the first axis of the transpose, whose rows are contiguous in memory.
-        head_VD = jax.lax.psum_scatter(head_VD.T, split, tiled=True).T
+    head_VD = grads.head_VD if split is None else _sum_columns(split, grads.head_VD)
     return _Head(None, head_VD, None, None), _Tokens(grads.hidden_RMD, None, None, None, None)  # type: ignore[arg-type]
+
+
+def _sum_columns(split: str, partial_VD: Array) -> Array:
+    """Returns the columns of this device, summed over the devices of a mesh axis."""
+    if target_platform() == "tpu":
+        # XLA for TPU would sum all columns on every device. Sent to their owners, they are summed
+        # there. Other platforms do that in one operation, which needs no second buffer.
+        devices, (vocab, width) = jax.lax.axis_size(split), partial_VD.shape
+        parts_VND = partial_VD.reshape(vocab, devices, width // devices)
+        return jnp.sum(jax.lax.all_to_all(parts_VND, split, 1, 0), axis=0)
+    # Scattered along the first axis of the transpose, whose rows are contiguous in memory.
+    return jax.lax.psum_scatter(partial_VD.T, split, tiled=True).T
 
 
 _in_chunks.defvjp(_forward, _backward)

@@ -8,12 +8,13 @@ Therefore `matmul` asks for float32 on a CPU, in both passes, and rounds the res
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_ragrl.runtime.sharding import target_platform
+from jax_ragrl.runtime.sharding import axis_size, target_platform
 
 
 def einsum_f32(subscripts: str, x: Array, y: Array) -> Array:
@@ -34,7 +35,35 @@ def matmul(x: Array, kernel: Array, inputs: int = 1) -> Array:
     """
     if x.dtype == jnp.bfloat16 and target_platform() == "cpu":
         return _native_matmul(inputs, x, kernel)
+    if kernel.ndim > 2 and target_platform() == "tpu" and axis_size("fsdp") > 1:
+        return _scattered_matmul(inputs, x, kernel)
     return jnp.tensordot(x, kernel, axes=inputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scattered_matmul(inputs: int, x: Array, kernel: Array) -> Array:
+    """Returns the product; the gradient of the kernel is computed with two axes.
+
+    XLA for TPU sums the gradient of a kernel with narrow heads on every device. It scatters the sum
+    of a flat one, if nothing moves the reshaping across the sum.
+    """
+    return jnp.tensordot(x, kernel, inputs)
+
+
+def _scattered_backward(
+    inputs: int, residuals: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
+    x, kernel = residuals
+    (dx,) = jax.linear_transpose(lambda x: jnp.tensordot(x, kernel, inputs), x)(grad)
+    width = math.prod(kernel.shape[:inputs])
+    flat = x.reshape(-1, width).T @ grad.reshape(-1, kernel.size // width)
+    return dx, jax.lax.optimization_barrier(flat).reshape(kernel.shape)
+
+
+_scattered_matmul.defvjp(
+    lambda inputs, x, kernel: (_scattered_matmul(inputs, x, kernel), (x, kernel)),
+    _scattered_backward,
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from jax_ragrl.models.matmul import einsum_f32
-from jax_ragrl.runtime.sharding import constrain
+from jax_ragrl.runtime.sharding import axis_size, batch_axes, constrain
 
 
 def compute_copy(table_VD: Array, dtype: Any) -> Array:
@@ -56,7 +57,49 @@ def _look_up_forward(copy_VD: Array, sink_VD: Array, ids: Array) -> tuple[Array,
 
 def _look_up_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[None, Array, None]:
     sink_VD, ids = residuals
+    if _columns_are_split(sink_VD, ids):
+        return None, _add_on_owners(sink_VD.shape[0], ids, grad), None
     return None, jnp.zeros_like(sink_VD).at[ids].add(grad.astype(jnp.float32)), None
+
+
+def _columns_are_split(sink_VD: Array, ids: Array) -> bool:
+    """Whether fsdp devices own columns of the table, and each device has rows of tokens."""
+    owners, rows = axis_size("fsdp"), axis_size("data") * axis_size("fsdp")
+    return owners > 1 and sink_VD.shape[1] % owners == 0 and ids.shape[0] % rows == 0
+
+
+def _add_on_owners(vocab: int, ids: Array, grad: Array) -> Array:
+    """Sums the cotangents of tokens on the devices that own their columns.
+
+    A device sends to each other one the columns that the other owns. XLA would sum the gradient of
+    the whole table, which is far larger than the cotangents, or gather them in float32.
+
+    Args:
+      vocab: rows of the table.
+      ids: int32 token ids `[B, ...]`.
+      grad: their cotangents `[B, ..., D]` in the compute dtype.
+
+    Returns:
+      The gradient, float32 `[V, D]`, whose columns are split over the axis fsdp.
+    """
+    axes = batch_axes()
+
+    def on_device(ids: Array, grad: Array) -> Array:
+        all_N = jax.lax.all_gather(ids.reshape(-1), "fsdp", tiled=True)
+        rows = grad.reshape(-1, grad.shape[-1])
+        columns = jax.lax.all_to_all(rows, "fsdp", split_axis=1, concat_axis=0, tiled=True)
+        zeros = jnp.zeros((vocab, columns.shape[1]), jnp.float32)
+        total = zeros.at[all_N].add(columns.astype(jnp.float32))
+        return jax.lax.psum(total, "data") if "data" in axes else total
+
+    on_mesh = jax.shard_map(
+        on_device,
+        in_specs=(PartitionSpec(axes), PartitionSpec(axes)),
+        out_specs=PartitionSpec(None, "fsdp"),
+        axis_names=set(axes),
+        check_vma=False,
+    )
+    return on_mesh(ids, grad)
 
 
 look_up.defvjp(_look_up_forward, _look_up_backward)

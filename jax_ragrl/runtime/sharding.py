@@ -142,6 +142,11 @@ def axis_size(axis: str) -> int:
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
 
 
+def batch_axes() -> tuple[str, ...]:
+    """Returns the axes of the mesh in context that split a batch; none without a mesh."""
+    return tuple(axis for axis in ("data", "fsdp") if axis_size(axis) > 1)
+
+
 def to_spec(
     logical_axes: LogicalAxes,
     shape: Sequence[int],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from typing import Any
 
@@ -30,6 +31,7 @@ from jax_ragrl.learner.logprobs import SCORED_TOKENS, score_tokens, token_loss
 from jax_ragrl.learner.objective import KL, Objective
 from jax_ragrl.learner.packing import Rows
 from jax_ragrl.learner.targets import Targets
+from jax_ragrl.models import matmul
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
 from jax_ragrl.models.heads import ActorCritic, Critic
@@ -226,11 +228,15 @@ def test_padding_never_reaches_the_gradient():
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
-def test_eight_devices_compute_the_gradient_of_one():
+@pytest.mark.parametrize(("platform", "shape"), [("cpu", (2, 2, 2)), ("tpu", (1, 4, 2))])
+def test_eight_devices_compute_the_gradient_of_one(platform, shape, monkeypatch):
+    """Also by the way that a TPU takes. The meshes differ, so that each is traced by itself."""
+    for module in (logprobs, matmul):
+        monkeypatch.setattr(module, "target_platform", lambda: platform)
     (batch,) = pack([*siblings(), *(t._replace(node=t.node + 10) for t in strangers())])
     (targets,) = targets_of([batch])
     expected = total_gradient(split_policy(), [batch], GRPO, [targets])
-    mesh = make_mesh((2, 2, 2))
+    mesh = make_mesh(shape)
     decoder = nnx.merge(*policy())
     model = SplitModel.from_model(init_sharded(decoder.config, mesh, nnx.Rngs(0)))
     with jax.set_mesh(mesh):
@@ -240,7 +246,8 @@ def test_eight_devices_compute_the_gradient_of_one():
         actual = gradient(model, rows, placed, one, tenth, objective=GRPO, layout=layout)
     assert_close(Gradient(*jax.device_get(actual)), expected)
     q_grad = actual.grads["layers"]["q_proj"][...]
-    assert q_grad.addressable_shards[0].data.size == q_grad.size // 4  # embed and heads
+    embed_and_heads = math.prod(shape[1:])
+    assert q_grad.addressable_shards[0].data.size == q_grad.size // embed_and_heads
 
 
 def test_on_a_mesh_the_head_is_gathered_once():

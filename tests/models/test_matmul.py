@@ -11,6 +11,7 @@ import pytest
 
 from jax_ragrl.models import matmul as module
 from jax_ragrl.models.matmul import matmul
+from jax_ragrl.runtime.sharding import make_mesh
 
 
 def arrays(inputs: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -59,3 +60,17 @@ def test_other_matmuls_are_plain(dtype, backend, monkeypatch):
     x, kernel, _ = arrays(1, dtype)
     text = str(jax.make_jaxpr(matmul)(x, kernel))
     assert text == str(jax.make_jaxpr(lambda x, w: jnp.tensordot(x, w, 1))(x, kernel))
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_a_flat_gradient_equals_that_with_heads(inputs, monkeypatch):
+    """A TPU with an fsdp axis computes the gradient of a flat kernel, and separately."""
+    x, kernel, grad = arrays(inputs, "float32")
+    expected = jax.jit(products(inputs))(x, kernel, grad)
+    monkeypatch.setattr(module, "target_platform", lambda: "tpu")
+    with jax.set_mesh(make_mesh((1, 4, 2))):
+        traced = jax.jit(products(inputs)).trace(x, kernel, grad)
+        actual = traced.lower().compile()(*jax.device_get((x, kernel, grad)))
+    assert "optimization_barrier" in str(traced.jaxpr)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(jax.device_get(a), jax.device_get(b), rtol=1e-5, atol=1e-4)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jax_ragrl.models.vocabulary import compute_copy, gradient_sink, look_up, project
+from jax_ragrl.plan.traffic import program_traffic
+from jax_ragrl.runtime.sharding import make_mesh, shard_batch, to_sharding
 
 RNG = np.random.default_rng(0)
 TABLE_VD = RNG.normal(size=(16, 8)).astype(np.float32)
@@ -70,3 +72,26 @@ def test_backward_matmuls_are_in_the_compute_dtype():
     for line in matmuls:
         operands = line.rpartition(": (")[2].partition(")")[0]
         assert operands.count("bf16") == 2, line
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 4, 1), (2, 2, 2)])
+def test_each_device_sums_the_gradient_of_its_own_columns(shape):
+    """Equal to one device, and no device exchanges the gradient of a whole table."""
+    mesh, ids_BL = make_mesh(shape), IDS[:4000].reshape(8, 500)
+    push_BLD = RNG.normal(size=(8, 500, 8)).astype(np.float32)
+
+    def total(table_VD, ids_BL, push_BLD):
+        return jnp.sum(embed(table_VD, ids_BL, "float32") * push_BLD)
+
+    expected_VD = np.zeros((16, 8))
+    np.add.at(expected_VD, ids_BL, push_BLD)
+    columns = to_sharding(("vocab", "embed"), (16, 8), mesh)
+    with jax.set_mesh(mesh):
+        args = jax.device_put(TABLE_VD, columns), *shard_batch((ids_BL, push_BLD), mesh)
+        program = jax.jit(jax.grad(total), out_shardings=columns).lower(*args).compile()
+        grad_VD = jax.device_get(program(*args))
+    np.testing.assert_allclose(grad_VD, expected_VD, rtol=1e-4, atol=1e-4)
+    traffic = program_traffic(program.as_text())
+    assert traffic.collectives["all-to-all"] == 1
+    own = 16 * 8 * 4 // (shape[1] * shape[2])
+    assert traffic.collective_bytes.get("all-reduce", 0) == (own if shape[0] > 1 else 0)
