@@ -19,7 +19,7 @@ from jax_ragrl.plan.abstract_arrays import Program
 from jax_ragrl.plan.hlo import ARRAY, parse
 from jax_ragrl.plan.policies import PlannedPolicy, _gradient_program
 from jax_ragrl.runtime.sharding import data_parallel_size, make_mesh
-from jax_ragrl.runtime.topology import describe_devices, memory_of
+from jax_ragrl.runtime.topology import describe_devices
 
 pytestmark = pytest.mark.slow
 LAYERS = 2
@@ -61,6 +61,20 @@ def sums_on_every_device(text: str) -> Iterator[int]:
                     yield math.prod(int(size) for size in sizes.split(",") if size)
 
 
+def scattered_matrices(text: str) -> int:
+    """The number of arrays of which each device sums its own part, a loop over layers once."""
+    count = 0
+    for name, computation in parse(text).computations.items():
+        # A ring: while devices pass partial sums on, each multiplies for the next one.
+        count += "windowed_dot_general_body_rs" in name
+        for x in computation.instructions.values():
+            if x.operation.startswith("reduce-scatter") or any(
+                callee.startswith("all-reduce-scatter") for callee in x.callees
+            ):
+                count += len(ARRAY.findall(x.shape))
+    return count
+
+
 @pytest.mark.parametrize(
     ("name", "topology"),
     [
@@ -78,5 +92,4 @@ def test_no_device_sums_the_gradient_of_a_whole_matrix(name, topology):
     whole = {*matrices(config), config.vocab_size * config.hidden_size}
     sums = list(sums_on_every_device(program.text))
     assert sums and not whole.intersection(sums)
-    scattered = program.traffic().collective_bytes["reduce-scatter"]
-    assert scattered >= 2 * LAYERS * sum(matrices(config))  # bfloat16
+    assert scattered_matrices(program.text) >= len(matrices(config))
