@@ -11,10 +11,14 @@ exclusive. `_mask_info` converts places to the tables that the kernel reads:
   2. `data_next`, `mask_next`: which block of keys and which mask to load next; repeating the
      previous number loads nothing.
   3. `_partial_masks`: the masks of the pairs on or below the diagonal.
+
+The kernel reads masks as 32-bit integers, 8.7 GB for a row of 65,536 tokens. Such a row attends in
+chunks of queries, one after the other, each with its own masks.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -34,6 +38,8 @@ from jax_ragrl.runtime.sharding import Rules, axis_size, to_spec
 # Sides of a block, of which the largest that divides a row is used; the kernel takes multiples of
 # 128.
 BLOCK_SIDES = (512, 256, 128)
+# Bytes of the masks that exist at a time.
+MASK_BYTES = 2**30
 # Below this number of keys XLA's scores are small, and its fused softmax has no loop over blocks.
 SPLASH_MIN_KEYS = 1024
 
@@ -79,17 +85,45 @@ def _on_device(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | No
     scaled_q = (q_BLHF.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(q_BLHF.dtype)
     q, k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, length, width) for x in (scaled_q, k_BLKF, v_BLKF))
     if until_BL is None:
-        kernel = _causal_kernel(length, batch * heads)
+        out = _causal_kernel(length, batch * heads)(q, k, v)
     else:
-        kernel = _tree_kernel(until_BL, heads)
-    return jnp.swapaxes(kernel(q, k, v).reshape(batch, heads, length, width), 1, 2)
+        out = _tree_attention(q, k, v, until_BL)
+    return jnp.swapaxes(out.reshape(batch, heads, length, width), 1, 2)
 
 
-def _causal_kernel(length: int, heads: int) -> Any:
-    """Returns the kernel of plain causal attention."""
+def _tree_attention(q_NLF: Array, k_MLF: Array, v_MLF: Array, until_BL: Array) -> Array:
+    """Runs the kernel with places, in chunks of queries if its masks are too large."""
+    batch, length = until_BL.shape
+    heads, chunk = q_NLF.shape[0] // batch, _queries_at_a_time(batch, length)
+    if chunk == length:
+        return _tree_kernel(until_BL, heads, chunk, 0)(q_NLF, k_MLF, v_MLF)
+
+    # The backward pass makes the masks again, and keeps the outputs of the kernel.
+    @functools.partial(jax.checkpoint, policy=lambda x, *_, **__: x.name == "pallas_call")
+    def attend(_: None, first: Array) -> tuple[None, Array]:
+        q_NCF = jax.lax.dynamic_slice_in_dim(q_NLF, first, chunk, axis=1)
+        return None, _tree_kernel(until_BL, heads, chunk, first)(q_NCF, k_MLF, v_MLF)
+
+    _, out = jax.lax.scan(attend, None, jnp.arange(0, length, chunk, dtype=jnp.int32))
+    return jnp.swapaxes(out, 0, 1).reshape(q_NLF.shape)
+
+
+def _queries_at_a_time(batch: int, length: int) -> int:
+    """Returns the number of queries whose masks fit into `MASK_BYTES`; it divides the length."""
+    # The masks of a whole row are those on or below the diagonal, half of all.
+    if 2 * batch * length**2 <= MASK_BYTES:
+        return length
+    side = _side(length)
+    blocks = length // side
+    most = max(1, MASK_BYTES // (4 * batch * length * side))
+    return side * next(n for n in range(min(most, blocks), 0, -1) if blocks % n == 0)
+
+
+def _causal_kernel(length: int, heads: int, queries: int = 0) -> Any:
+    """Returns the kernel of plain causal attention, of all queries or a number of them."""
     side = _side(length)
     sizes = BlockSizes(side, side, side, side, side, side, side, side)  # of its three passes
-    mask = MultiHeadMask([CausalMask((length, length))] * heads)
+    mask = MultiHeadMask([CausalMask((queries or length, length))] * heads)
     return make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
 
 
@@ -97,34 +131,56 @@ def _side(length: int) -> int:
     return next(side for side in BLOCK_SIDES if length % side == 0)
 
 
-def _tree_kernel(until_BL: Array, heads: int) -> Any:
-    """Returns the kernel of rows with limited ranges of visibility, `heads` heads per row."""
+def _tree_kernel(until_BL: Array, heads: int, queries: int, first: Array | int) -> Any:
+    """Returns the kernel of rows with limited ranges of visibility.
+
+    Args:
+      until_BL: the places up to which keys are visible.
+      heads: heads per row.
+      queries: the number of queries.
+      first: the place of the first query.
+    """
     # JAX makes kernels from masks that are known at compile time. Here the mask is data: take a
     # causal kernel and exchange its tables.
-    kernel = _causal_kernel(until_BL.shape[1], 1)
-    forward, backward = (_mask_info(until_BL, heads, by_key) for by_key in (False, True))
+    kernel = _causal_kernel(until_BL.shape[1], 1, queries)
+    forward, backward = (
+        _mask_info(until_BL, heads, by_key, queries, first) for by_key in (False, True)
+    )
     kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info = forward, forward, backward
     kernel.kwargs["mask_function"] = None
     return kernel
 
 
-def _mask_info(until_BL: Array, heads: int, by_key: bool) -> MaskInfo:
+def _mask_info(
+    until_BL: Array, heads: int, by_key: bool, queries: int = 0, first: Array | int = 0
+) -> MaskInfo:
     """Returns the kernel's tables over pairs of a block of queries `I` and a block of keys `J`.
 
     The kernel holds one block of queries and visits the blocks of keys; with `by_key` it is the
     other way round. For each pair its tables say whether the pair is masked, partly visible or
     visible, which block to load and which mask. A pair without a load repeats the number before
     it, so nothing is loaded again.
+
+    Args:
+      until_BL: the places up to which keys are visible.
+      heads: heads per row.
+      by_key: see above.
+      queries: the number of queries; 0: all.
+      first: the place of the first query.
     """
     batch, side = until_BL.shape[0], _side(until_BL.shape[1])
     until_BJK = until_BL.reshape(batch, -1, side)
-    count = until_BJK.shape[1]
+    keys = until_BJK.shape[1]
+    blocks = queries // side or keys
     # 1. The kind of each pair.
-    kind_BIJ = _block_kinds(until_BJK)
-    # 2. Numbers of the visited block and of the mask of each pair on or below the diagonal.
-    block_1IJ = np.indices((1, count, count), np.int32)[1 if by_key else 2]
-    pairs = np.asarray(np.tril_indices(count), np.int32)
-    number_BIJ = np.zeros((batch, count, count), np.int32)
+    starts_I = first + jnp.arange(0, blocks * side, side)
+    kind_BIJ = _block_kinds(until_BJK, starts_I)
+    # 2. Numbers of the visited block and of the mask of each pair, of all queries only on or below
+    # the diagonal.
+    block_1IJ = np.indices((1, blocks, keys), np.int32)[1 if by_key else 2]
+    some = np.tri(blocks, dtype=bool) if blocks == keys else np.ones((blocks, keys), bool)
+    pairs = np.asarray(np.nonzero(some), np.int32)
+    number_BIJ = np.zeros((batch, blocks, keys), np.int32)
     number_BIJ[:, *pairs] = np.arange(batch * pairs.shape[1]).reshape(batch, -1)
 
     def repeat_last_needed(needed_BIJ: Array, number_BIJ: np.ndarray) -> Array:
@@ -142,13 +198,13 @@ def _mask_info(until_BL: Array, heads: int, by_key: bool) -> MaskInfo:
         data_next=repeat_last_needed(kind_BIJ > 0, block_1IJ),
         mask_next=repeat_last_needed(kind_BIJ == 1, number_BIJ),
         block_mask=per_head(kind_BIJ.astype(jnp.int8)),
-        partial_mask_blocks=_partial_masks(until_BJK, pairs, by_key),
+        partial_mask_blocks=_partial_masks(until_BJK, starts_I, pairs, by_key),
         q_sequence=None,
         is_dynamic_mask=True,
     )
 
 
-def _block_kinds(until_BJK: Array) -> Array:
+def _block_kinds(until_BJK: Array, starts_I: Array) -> Array:
     """Returns, int32 `[B, I, J]`, whether a pair is masked (0), partly visible (1), visible (2).
 
     A pair below the diagonal is visible if all its keys are visible beyond the last query, and
@@ -156,18 +212,19 @@ def _block_kinds(until_BJK: Array) -> Array:
     visible, above it masked.
     """
     _, count, side = until_BJK.shape
-    first_1I1 = jnp.arange(0, count * side, side)[None, :, None]
-    below_1IJ, same_1IJ = jnp.tri(count, k=-1, dtype=bool)[None], jnp.eye(count, dtype=bool)[None]
+    first_1I1, keys_11J = starts_I[None, :, None], jnp.arange(0, count * side, side)[None, None]
+    below_1IJ, same_1IJ = keys_11J < first_1I1, keys_11J == first_1I1
     some_BIJ = (jnp.max(until_BJK, axis=2)[:, None] > first_1I1) & below_1IJ
     all_BIJ = (jnp.min(until_BJK, axis=2)[:, None] >= first_1I1 + side) & below_1IJ
     return jnp.where(all_BIJ, 2, jnp.where(some_BIJ | same_1IJ, 1, 0))
 
 
-def _partial_masks(until_BJK: Array, pairs: np.ndarray, by_key: bool) -> Array:
+def _partial_masks(until_BJK: Array, starts_I: Array, pairs: np.ndarray, by_key: bool) -> Array:
     """Returns the mask of each pair, bool `[B * pairs, queries, keys]`; `by_key` transposes it."""
     side, query, key = until_BJK.shape[2], *((3, 2) if by_key else (2, 3))
     within_11S = jnp.arange(side)[None, None]
-    at_query, at_key = (x[None, :, None] * side + within_11S for x in pairs)
+    at_query = starts_I[pairs[0]][None, :, None] + within_11S
+    at_key = pairs[1][None, :, None] * side + within_11S
     at_query, at_key = jnp.expand_dims(at_query, key), jnp.expand_dims(at_key, query)
     until = jnp.expand_dims(until_BJK[:, pairs[1]], query)
     return ((at_key <= at_query) & (at_query < until)).reshape(-1, side, side)

@@ -79,6 +79,23 @@ def test_keys_are_visible_up_to_their_places(rows):
     )
 
 
+@pytest.mark.parametrize(("rows", "chunks"), [(1, 4), (2, 4)])
+def test_long_rows_attend_in_chunks_of_queries(rows, chunks, monkeypatch):
+    args = *_random_qkv(rows, 4, 2), _trees()[:rows]
+    expected = _value_and_gradients(_masked_attention, *args)
+    monkeypatch.setattr(splash_module, "MASK_BYTES", 4 * rows * LENGTH * (LENGTH // chunks))
+    assert splash_module._queries_at_a_time(rows, LENGTH) == LENGTH // chunks
+    assert_close(_value_and_gradients(splash, *args), expected)
+
+
+def test_the_masks_of_a_chunk_fit_into_a_limit(monkeypatch):
+    monkeypatch.setattr(splash_module, "BLOCK_SIDES", BLOCK_SIDES)
+    at_a_time = splash_module._queries_at_a_time
+    assert at_a_time(1, 16384) == 16384 and at_a_time(2, 16384) == 16384
+    assert at_a_time(1, 32768) == 8192 and at_a_time(1, 65536) == 4096
+    assert at_a_time(64, 65536) == 512
+
+
 def test_without_places_attention_is_plain_causal():
     qkv = _random_qkv(2, 4, 2)
     assert_close(
