@@ -85,7 +85,7 @@ def _on_device(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | No
     scaled_q = (q_BLHF.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(q_BLHF.dtype)
     q, k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, length, width) for x in (scaled_q, k_BLKF, v_BLKF))
     if until_BL is None:
-        out = _causal_kernel(length, batch * heads)(q, k, v)
+        out = _causal_kernel(batch * heads, length, length)(q, k, v)
     else:
         out = _tree_attention(q, k, v, until_BL)
     return jnp.swapaxes(out.reshape(batch, heads, length, width), 1, 2)
@@ -95,14 +95,15 @@ def _tree_attention(q_NLF: Array, k_MLF: Array, v_MLF: Array, until_BL: Array) -
     """Runs the kernel with places, in chunks of queries if its masks are too large."""
     batch, length = until_BL.shape
     heads, chunk = q_NLF.shape[0] // batch, _queries_at_a_time(batch, length)
+    starts_I = jnp.arange(0, chunk, _side(length), dtype=jnp.int32)
     if chunk == length:
-        return _tree_kernel(until_BL, heads, chunk, 0)(q_NLF, k_MLF, v_MLF)
+        return _tree_kernel(until_BL, heads, starts_I)(q_NLF, k_MLF, v_MLF)
 
     # The backward pass makes the masks again, and keeps the outputs of the kernel.
     @functools.partial(jax.checkpoint, policy=lambda x, *_, **__: x.name == "pallas_call")
     def attend(_: None, first: Array) -> tuple[None, Array]:
         q_NCF = jax.lax.dynamic_slice_in_dim(q_NLF, first, chunk, axis=1)
-        return None, _tree_kernel(until_BL, heads, chunk, first)(q_NCF, k_MLF, v_MLF)
+        return None, _tree_kernel(until_BL, heads, first + starts_I)(q_NCF, k_MLF, v_MLF)
 
     _, out = jax.lax.scan(attend, None, jnp.arange(0, length, chunk, dtype=jnp.int32))
     return jnp.swapaxes(out, 0, 1).reshape(q_NLF.shape)
@@ -119,11 +120,11 @@ def _queries_at_a_time(batch: int, length: int) -> int:
     return side * next(n for n in range(min(most, blocks), 0, -1) if blocks % n == 0)
 
 
-def _causal_kernel(length: int, heads: int, queries: int = 0) -> Any:
-    """Returns the kernel of plain causal attention, of all queries or a number of them."""
-    side = _side(length)
+def _causal_kernel(heads: int, queries: int, keys: int) -> Any:
+    """Returns the kernel of plain causal attention."""
+    side = _side(keys)
     sizes = BlockSizes(side, side, side, side, side, side, side, side)  # of its three passes
-    mask = MultiHeadMask([CausalMask((queries or length, length))] * heads)
+    mask = MultiHeadMask([CausalMask((queries, keys))] * heads)
     return make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
 
 
@@ -131,28 +132,26 @@ def _side(length: int) -> int:
     return next(side for side in BLOCK_SIDES if length % side == 0)
 
 
-def _tree_kernel(until_BL: Array, heads: int, queries: int, first: Array | int) -> Any:
+def _tree_kernel(until_BL: Array, heads: int, starts_I: Array) -> Any:
     """Returns the kernel of rows with limited ranges of visibility.
 
     Args:
       until_BL: the places up to which keys are visible.
       heads: heads per row.
-      queries: the number of queries.
-      first: the place of the first query.
+      starts_I: the place of the first query of each block.
     """
     # JAX makes kernels from masks that are known at compile time. Here the mask is data: take a
     # causal kernel and exchange its tables.
-    kernel = _causal_kernel(until_BL.shape[1], 1, queries)
-    forward, backward = (
-        _mask_info(until_BL, heads, by_key, queries, first) for by_key in (False, True)
-    )
+    length = until_BL.shape[1]
+    kernel = _causal_kernel(1, len(starts_I) * _side(length), length)
+    forward, backward = (_mask_info(until_BL, heads, by_key, starts_I) for by_key in (False, True))
     kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info = forward, forward, backward
     kernel.kwargs["mask_function"] = None
     return kernel
 
 
 def _mask_info(
-    until_BL: Array, heads: int, by_key: bool, queries: int = 0, first: Array | int = 0
+    until_BL: Array, heads: int, by_key: bool, starts_I: Array | None = None
 ) -> MaskInfo:
     """Returns the kernel's tables over pairs of a block of queries `I` and a block of keys `J`.
 
@@ -165,22 +164,23 @@ def _mask_info(
       until_BL: the places up to which keys are visible.
       heads: heads per row.
       by_key: see above.
-      queries: the number of queries; 0: all.
-      first: the place of the first query.
+      starts_I: the place of the first query of each block; None: the blocks of all queries.
     """
     batch, side = until_BL.shape[0], _side(until_BL.shape[1])
     until_BJK = until_BL.reshape(batch, -1, side)
-    keys = until_BJK.shape[1]
-    blocks = queries // side or keys
+    key_blocks = until_BJK.shape[1]
+    if starts_I is None:
+        starts_I = jnp.arange(0, key_blocks * side, side)
+    query_blocks = len(starts_I)
     # 1. The kind of each pair.
-    starts_I = first + jnp.arange(0, blocks * side, side)
     kind_BIJ = _block_kinds(until_BJK, starts_I)
-    # 2. Numbers of the visited block and of the mask of each pair, of all queries only on or below
-    # the diagonal.
-    block_1IJ = np.indices((1, blocks, keys), np.int32)[1 if by_key else 2]
-    some = np.tri(blocks, dtype=bool) if blocks == keys else np.ones((blocks, keys), bool)
-    pairs = np.asarray(np.nonzero(some), np.int32)
-    number_BIJ = np.zeros((batch, blocks, keys), np.int32)
+    # 2. Numbers of the visited block and of the mask of each pair. With all queries, no pair above
+    # the diagonal needs a mask.
+    block_1IJ = np.indices((1, query_blocks, key_blocks), np.int32)[1 if by_key else 2]
+    needed_IJ = np.ones((query_blocks, key_blocks), bool)
+    needed_IJ = np.tril(needed_IJ) if query_blocks == key_blocks else needed_IJ
+    pairs = np.asarray(np.nonzero(needed_IJ), np.int32)
+    number_BIJ = np.zeros((batch, query_blocks, key_blocks), np.int32)
     number_BIJ[:, *pairs] = np.arange(batch * pairs.shape[1]).reshape(batch, -1)
 
     def repeat_last_needed(needed_BIJ: Array, number_BIJ: np.ndarray) -> Array:

@@ -175,7 +175,7 @@ def test_a_collective_counts_its_arrays_on_the_chip():
 
 
 def test_the_parts_of_a_collective_on_a_tpu_count_once():
-    """A TPU begins it in a fusion, goes on in fusions that also compute, and ends it in another."""
+    """On a TPU it has a fusion that begins it, fusions that also compute, and one that ends it."""
 
     def body(name: str, target: str) -> str:
         last = f'  ROOT %c = bf16[128,32]{{1,0}} custom-call(%g), custom_call_target="{target}"\n'
