@@ -7,7 +7,7 @@
   blockwise  CPU, causal: skips pairs of blocks that are masked `models/blockwise.py`
   xla        everything else: dense, for causal rows in blocks of queries
 
-`shared_prefix_attention` is the one for decoding: siblings read the cache of their prompt once.
+Rows that are being decoded have an attention of their own, see `models/prefix_attention.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax import Array
 from jax_ragrl.models.blockwise import blockwise
 from jax_ragrl.models.matmul import einsum_f32
 from jax_ragrl.models.splash import splash, splash_supports
-from jax_ragrl.runtime.sharding import axis_size
+from jax_ragrl.runtime.sharding import axis_size, target_platform
 from jax_ragrl.types import Tensor
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash", "blockwise")
@@ -53,8 +53,7 @@ def attention(
         per query; None for all keys up to the query's own place; or int32 places `[B, L]` of each
         key, see `splash`, allowed only if `uses_splash`.
       impl: `xla`, `cudnn`, `splash`, `blockwise` (the last two are causal only), or `auto`, which
-        takes the kernel that suits the default backend; name one to compile ahead of time for
-        another backend.
+        takes the kernel that suits the devices of the program.
       causal: promises that L equals S and that the mask hides every later key, so the pairs above
         the diagonal are not computed.
 
@@ -66,7 +65,7 @@ def attention(
     if no_mask and uses_splash(impl, q_BLHF.shape[1], k_BSKF.shape[2]):
         return splash(q_BLHF, k_BSKF, v_BSKF, visibility)
     # 2. cuDNN: without a mask it reads no bias.
-    if impl == "cudnn" or (impl == "auto" and _on_cuda() and cudnn_supports(q_BLHF, k_BSKF)):
+    if impl == "cudnn" or (impl == "auto" and on_cuda() and cudnn_supports(q_BLHF, k_BSKF)):
         mask_B1LS = None if visibility is None else visibility[:, None]
         return jax.nn.dot_product_attention(
             q_BLHF, k_BSKF, v_BSKF, mask=mask_B1LS, is_causal=causal, implementation="cudnn"
@@ -74,65 +73,13 @@ def attention(
     # 3. The others need a mask.
     mask_BLS = lower_triangular_mask(q_BLHF.shape[1]) if visibility is None else visibility
     side = _block_side(q_BLHF.shape[1])
-    on_cpu = impl == "auto" and jax.default_backend() == "cpu"
+    on_cpu = impl == "auto" and target_platform() == "cpu"
     if causal and side and (on_cpu or impl == "blockwise"):
         q_BLKGF = q_BLHF.reshape(*q_BLHF.shape[:2], k_BSKF.shape[2], -1, q_BLHF.shape[3])
         return blockwise(q_BLKGF, k_BSKF, v_BSKF, mask_BLS, side).reshape(q_BLHF.shape)
     if causal:
         return _causal_attention(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
     return _dense_attention(q_BLHF, k_BSKF, v_BSKF, mask_BLS)
-
-
-def shared_prefix_attention(
-    q_BLHF: Array, prefix_kv: KeysValues, own_kv: KeysValues, mask_BLS: Array
-) -> Array:
-    """Returns the `attention` of rows that share prefixes; each prefix is read once for its rows.
-
-    The queries of all rows of a prefix form one matmul with it (Hydragen, Juravsky et al. 2024,
-    arXiv 2402.05099). Prefix and own part keep separate scores and share maximum and sum:
-
-      m = max(s', s''),   out = (exp(s' - m) v' + exp(s'' - m) v'') / sum(exp(s' - m), exp(s'' - m))
-
-    Args:
-      q_BLHF: queries.
-      prefix_kv: keys and values `[P, K, S', F]`, each of B / P adjacent rows.
-      own_kv: keys and values `[B, K, S'', F]` of each row, which come after the prefix.
-      mask_BLS: bool, S = S' + S''.
-
-    Returns:
-      `[B, L, H, F]` in the dtype of `q`.
-    """
-    batch, length, heads, width = q_BLHF.shape
-    prompts, kv, prefix = prefix_kv[0].shape[:3]
-    # 1. Split rows into prompts P and their W siblings.
-    by_prompt = prompts, batch // prompts
-    q_PWLKGF = q_BLHF.reshape(*by_prompt, length, kv, heads // kv, width)
-    k_PWKSF, v_PWKSF = (x.reshape(*by_prompt, *x.shape[1:]) for x in own_kv)
-    mask_PWLS = mask_BLS.reshape(*by_prompt, length, -1)
-    # 2. Scores of both parts.
-    first = einsum_f32("pwlkgf,pksf->pkwlgs", q_PWLKGF, prefix_kv[0])
-    first = _scale_and_mask(first, mask_PWLS[:, None, :, :, None, :prefix], width)
-    if q_PWLKGF.shape[1] == 1:
-        # Without siblings both einsums have equal shapes, and XLA would merge them into one: its
-        # GPU pass first copies both sets of keys into one array, for every token.
-        q_PWLKGF = jax.lax.optimization_barrier(q_PWLKGF)
-    last = einsum_f32("pwlkgf,pwksf->pwklgs", q_PWLKGF, k_PWKSF)
-    last = _scale_and_mask(last, mask_PWLS[:, :, None, :, None, prefix:], width)
-    # 3. One softmax over both, `[P, W, K, L, G]`, without concatenating the scores.
-    top = jnp.maximum(_swap_rows(jnp.max(first, -1)), jnp.max(last, -1))
-    first, last = jnp.exp(first - _swap_rows(top)[..., None]), jnp.exp(last - top[..., None])
-    total = _swap_rows(jnp.sum(first, -1)) + jnp.sum(last, -1)
-    # 4. Weighted values of both parts.
-    first, last = (x.astype(v_PWKSF.dtype) for x in (first, last))
-    out = _swap_rows(einsum_f32("pkwlgs,pksf->pkwlgf", first, prefix_kv[1]))
-    out = out + einsum_f32("pwklgs,pwksf->pwklgf", last, v_PWKSF)
-    out = (out / total[..., None]).astype(q_BLHF.dtype)
-    return jnp.swapaxes(out, 2, 3).reshape(q_BLHF.shape)
-
-
-def _swap_rows(x: Array) -> Array:
-    """Swaps axes 1 and 2: `[P, K, W, ...]`, as a matmul with a prefix has them, and back."""
-    return jnp.swapaxes(x, 1, 2)
 
 
 def lower_triangular_mask(length: int) -> Array:
@@ -159,7 +106,7 @@ def uses_splash(impl: str, length: int, kv_heads: int) -> bool:
       length: queries and keys per row.
       kv_heads: the number of key-value heads.
     """
-    on_tpu = impl == "auto" and jax.default_backend() == "tpu"
+    on_tpu = impl == "auto" and target_platform() == "tpu"
     return (on_tpu or impl == "splash") and splash_supports(length, kv_heads)
 
 
@@ -200,10 +147,12 @@ def cudnn_supports(q_BLHF: Tensor, k_BSKF: Tensor) -> bool:
     return half and fits and keys >= CUDNN_MIN_KEYS
 
 
-def _on_cuda() -> bool:
-    """Returns whether the default devices are NVIDIA GPUs that cuDNN's attention supports."""
-    if jax.default_backend() != "gpu":
+def on_cuda() -> bool:
+    """Returns whether a program is for NVIDIA GPUs that the kernels of attention support."""
+    if target_platform() != "gpu":
         return False
+    if jax.default_backend() != "gpu":
+        return True  # a described device (`runtime/topology.py`); all of them are Ampere or newer
     gpu = jax.local_devices(backend="gpu")[0]
     # The platform version of AMD GPUs names ROCm, and their capability is not a number.
     is_cuda = "cuda" in gpu.client.platform_version
@@ -216,13 +165,16 @@ def _dense_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Arra
     kv_heads = k_BSKF.shape[2]
     q_BLKGF = q_BLHF.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     scores = einsum_f32("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
-    scores = _scale_and_mask(scores, mask_BLS[:, None, None], head_dim)
+    scores = scale_and_mask(scores, mask_BLS[:, None, None], head_dim)
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
     out = einsum_f32("bkgls,bskf->blkgf", probs, v_BSKF)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
 
 
-def _scale_and_mask(scores: Array, mask: Array, head_dim: int) -> Array:
-    # The lowest finite number, not minus infinity: a query without a visible key gets the average
-    # of all values instead of a nan.
+def scale_and_mask(scores: Array, mask: Array, head_dim: int) -> Array:
+    """Divides float32 scores by the root of `head_dim`; hides the pairs that are False in `mask`.
+
+    Hidden pairs get the lowest finite number, not minus infinity: a query without a visible key
+    gets the average of all values instead of a nan.
+    """
     return jnp.where(mask, scores * jnp.float32(head_dim**-0.5), jnp.finfo(jnp.float32).min)

@@ -38,6 +38,7 @@ from jax_ragrl.models.config import (
     weights,
 )
 from jax_ragrl.models.layer import LayerCall, decoder_layer, fuse_projections, rms_norm
+from jax_ragrl.models.prefix_attention import VisibleKeys, uses_decode_kernel
 from jax_ragrl.models.rope import rope_tables
 from jax_ragrl.models.saveable import STREAM, pack, saveable, unpack
 from jax_ragrl.models.vocabulary import compute_copy, gradient_sink, look_up, project
@@ -114,7 +115,7 @@ class Decoder(nnx.Module):
         self,
         ids_BL: Array,
         positions_BL: Array,
-        visibility: Array | None,
+        visibility: Array | VisibleKeys | None,
         cache: KVCache | None = None,
         write_B: Array | None = None,
         key_positions_BS: Array | None = None,
@@ -134,6 +135,8 @@ class Decoder(nnx.Module):
             int32 places `[B, L]`, without a cache only: key j is visible to queries from place j
             up to this place, exclusive, as in a row that holds a prefix tree.
             None, without a cache only: each token attends to itself and all earlier ones.
+            `VisibleKeys`, with a cache that has a prefix and one token per row: the first keys of
+            the prefix and of the row's own slots.
           cache: keys and values so far. The new ones are written to slots `write_B` to
             `write_B + L` of each row before attending; slots past the end are dropped.
           write_B: int32 offsets into the cache; required with a cache.
@@ -162,7 +165,7 @@ class Decoder(nnx.Module):
             config=c,
             adapter_scale=self.adapter_scale,
             rope=rope_tables(positions_BL, c.head_dim, c.rope_theta, c.rope_scaling),
-            visibility=_for_kernel(c, visibility),
+            visibility=_for_kernel(c, visibility, cache),
             window_mask=_window_mask(
                 positions_BL, key_positions_BS, c.sliding_window if c.sliding_layers else None
             ),
@@ -210,11 +213,18 @@ class Decoder(nnx.Module):
             )
 
 
-def _for_kernel(config: DecoderConfig, visibility: Array | None) -> Array | None:
-    """Converts places to a mask, once for all layers, unless every layer's kernel reads places."""
+def _for_kernel(
+    config: DecoderConfig, visibility: Array | VisibleKeys | None, cache: KVCache | None
+) -> Array | VisibleKeys | None:
+    """Converts places and counts to a mask, once for all layers, unless the kernel reads them."""
+    c = config
+    if isinstance(visibility, VisibleKeys):
+        assert cache is not None and cache.prefix is not None, "the counts are of two parts"
+        slots = cache.prefix.k[0].shape[2], cache.k[0].shape[2]
+        return visibility if uses_decode_kernel(c, *slots) else visibility.mask(*slots)
     if visibility is None or visibility.ndim == 3:
         return visibility
-    c, length = config, visibility.shape[1]
+    length = visibility.shape[1]
     # Sliding layers combine the mask with their window, so they always need one.
     reads_places = not c.sliding_layers and uses_splash(c.attention_impl, length, c.num_kv_heads)
     return visibility if reads_places else visible_until_mask(visibility)

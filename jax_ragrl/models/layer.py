@@ -25,10 +25,10 @@ from jax_ragrl.models.attention import (
     KeysValues,
     attention,
     lower_triangular_mask,
-    shared_prefix_attention,
 )
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.matmul import matmul
+from jax_ragrl.models.prefix_attention import VisibleKeys, prefix_attention
 from jax_ragrl.models.rope import apply_rope
 from jax_ragrl.models.saveable import PRODUCT, saveable
 from jax_ragrl.runtime.sharding import axis_size, constrain
@@ -45,7 +45,8 @@ class LayerCall(NamedTuple):
         None: itself and all earlier tokens (without a cache only);
         a bool mask `[B, L, S]`: the pairs that are True;
         int32 `[B, L]` places: a query attends to a key from the key's own place up to this place
-          of the key, exclusive (without a cache, and only if `uses_splash`).
+          of the key, exclusive (without a cache, and only if `uses_splash`);
+        `VisibleKeys`: the first keys of prefix and cache (only if `uses_decode_kernel`).
       window_mask: bool `[B, L, S]`, True for keys within the sliding window, which the sliding
         layers add to the mask; None if no layer slides.
       write_B: int32, the cache slot of the first new token of each row; None
@@ -55,7 +56,7 @@ class LayerCall(NamedTuple):
     config: DecoderConfig
     adapter_scale: float
     rope: tuple[Array, Array]
-    visibility: Array | None
+    visibility: Array | VisibleKeys | None
     window_mask: Array | None
     write_B: Array | None
 
@@ -96,12 +97,13 @@ def decoder_layer(
         )
     # 5. Attend.
     visibility = call.visibility
-    if call.window_mask is not None:
+    if call.window_mask is not None and not isinstance(visibility, VisibleKeys):
         mask = lower_triangular_mask(x_BLD.shape[1]) if visibility is None else visibility
         visibility = mask & (call.window_mask | ~is_sliding)
     if prefix_kv is not None and visibility is not None:
-        out_BLHF = shared_prefix_attention(q_BLHF, prefix_kv, new_kv, visibility)
+        out_BLHF = prefix_attention(q_BLHF, prefix_kv, new_kv, visibility)
     else:
+        assert not isinstance(visibility, VisibleKeys), "the counts are of a prefix and a cache"
         k_BSKF, v_BSKF = new_kv if cache is None else (jnp.swapaxes(x, 1, 2) for x in new_kv)
         impl, causal = call.config.attention_impl, cache is None
         out_BLHF = attention(q_BLHF, k_BSKF, v_BSKF, visibility, impl, causal=causal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_ragrl.models.attention import cudnn_supports
 from jax_ragrl.models.config import DecoderConfig, abstract_params, compute_dtype_of, logical_axes
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.lora import LoRAConfig, adapter_weights, with_adapter
@@ -74,23 +72,6 @@ def batch_array(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtyp
 def replicated_array(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
     """An abstract array of a `shape` and `dtype` that all devices of a `mesh` hold."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-
-
-def with_attention(config: DecoderConfig, length: int, mesh: Mesh) -> DecoderConfig:
-    """The `config` with the attention kernel that a `mesh` selects for rows of a `length`."""
-    c, (device, *_) = config, mesh.devices.flat
-    if c.attention_impl != "auto":
-        return c
-    q, k = (
-        jax.ShapeDtypeStruct((1, length, heads, c.head_dim), jnp.dtype(c.dtype))
-        for heads in (c.num_heads, c.num_kv_heads)
-    )
-    # A run chooses by the present device, a plan by the described one.
-    impl = "splash" if device.platform == "tpu" else "xla"
-    if is_gpu(device):
-        with jax.set_mesh(mesh):
-            impl = "cudnn" if cudnn_supports(q, k) else "xla"
-    return dataclasses.replace(config, attention_impl=impl)
 
 
 class Program(NamedTuple):

@@ -31,7 +31,6 @@ from jax_ragrl.plan.abstract_arrays import (
     bytes_of,
     compile_program,
     replicated_array,
-    with_attention,
 )
 from jax_ragrl.plan.operations import gradient_flops
 from jax_ragrl.plan.sampling import count_sampling
@@ -61,10 +60,9 @@ class PlannedPolicy:
         dtype = "float32" if self.lora is None else self.config.dtype
         return dataclasses.replace(self.config, param_dtype=dtype)
 
-    def training_model(self, mesh: Mesh, length: int = 1) -> SplitModel:
-        """The abstract model for training, with the attention kernel for rows of a length."""
-        config = with_attention(self.stored_config(), length, mesh)
-        return self._split(abstract_decoder(config, mesh, lora=self.lora))
+    def training_model(self, mesh: Mesh) -> SplitModel:
+        """The abstract model for training."""
+        return self._split(abstract_decoder(self.stored_config(), mesh, lora=self.lora))
 
     def sampling_model(self, mesh: Mesh) -> SplitModel:
         """The abstract model for rollouts."""
@@ -230,7 +228,7 @@ def _update(
 ) -> dict[str, Any]:
     """The gradient of the longest rows, with scores for all tokens."""
     length = max(layout.row_lengths)
-    model = policy.training_model(mesh, length)
+    model = policy.training_model(mesh)
     count = layout.count(length, data_parallel_size(mesh))
     program = _gradient_program(model, (count, length), objective, mesh)
     # The sum of gradients is allocated before the first batch, and each gradient is added in place.

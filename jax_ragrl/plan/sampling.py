@@ -19,7 +19,6 @@ from jax_ragrl.plan.abstract_arrays import (
     bytes_of,
     compile_program,
     replicated_array,
-    with_attention,
     with_shardings,
 )
 from jax_ragrl.plan.operations import head_flops, layers_flops
@@ -63,7 +62,7 @@ def count_sampling(
         shapes.prompt_lengths, key=lambda n: shapes.max_batch_size(n, devices) * (n + new_tokens)
     )
     # Sampling holds a copy of the weights in the compute dtype.
-    acting = dataclasses.replace(with_attention(config, length, mesh), param_dtype=config.dtype)
+    acting = dataclasses.replace(config, param_dtype=config.dtype)
     model = SplitModel.from_model(abstract_decoder(acting, mesh, rules, lora))
     count = shapes.max_batch_size(length, devices)
     if shapes.decode_rows:

@@ -26,6 +26,7 @@ from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_ragrl.models.decoder import KVCache, init_cache
+from jax_ragrl.models.prefix_attention import VisibleKeys
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain, target_platform
@@ -351,14 +352,13 @@ def _next_logits(
     model: Any, layers: Any, rows: Prompts, s: DecodeState, ids_B: Array
 ) -> tuple[Array, KVCache]:
     """Runs the model on a token per row; slot `t` of the cache takes their keys and values."""
-    mask_BS, positions_BS = _key_mask(rows, s.t, s.ids_BT.shape[1])
     hidden_BLD, cache = model(
         ids_B[:, None],
         (rows.length_B + s.t)[:, None],
-        mask_BS[:, None],
+        VisibleKeys(rows.length_B, jnp.full_like(ids_B, s.t + 1)),
         s.cache,
         jnp.full_like(ids_B, s.t),
-        positions_BS,
+        _key_positions(rows, s.ids_BT.shape[1]),
         layers=layers,
     )
     return model.logits(hidden_BLD[:, 0]), cache
@@ -439,16 +439,11 @@ def check_stops(grammar: Grammar, ids_B: Array, stop_state_B: Array) -> tuple[Ar
     return is_stop_B, stop_state_B
 
 
-def _key_mask(rows: Prompts, t: Array, slots: int) -> tuple[Array, Array]:
-    """Returns which keys token `t` attends to, bool `[B, P + slots]`, and their int32 positions.
-
-    The keys belong to the prompt, without its padding, then to the row's own tokens.
-    """
+def _key_positions(rows: Prompts, slots: int) -> Array:
+    """Returns the positions, int32 `[B, P + slots]`, of the keys of prompts and own tokens."""
     length_B1, prompt_BP = rows.length_B[:, None], jnp.zeros_like(rows.ids_BP)
     prompt_BP = prompt_BP + jnp.arange(prompt_BP.shape[1])[None]
-    own_BT = jnp.zeros_like(length_B1) + jnp.arange(slots)[None]
-    mask_BS = jnp.concatenate([prompt_BP < length_B1, own_BT <= t], axis=1)
-    return mask_BS, jnp.concatenate([prompt_BP, length_B1 + own_BT], axis=1)
+    return jnp.concatenate([prompt_BP, length_B1 + jnp.arange(slots)[None]], axis=1)
 
 
 def mask_logits(logits: Array, allowed_mask: Array) -> Array:

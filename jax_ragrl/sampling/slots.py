@@ -27,6 +27,7 @@ from jax import Array
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import KVCache, init_cache
 from jax_ragrl.models.layer import write_cache
+from jax_ragrl.models.prefix_attention import VisibleKeys
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import constrain, target_platform
@@ -375,15 +376,15 @@ def _next_logits(
     row at its own place of its context would make a TPU copy all contexts.
     """
     place_B1 = (start_B + t)[:, None]
-    is_context_B1C, position_BC = _visible(contexts, (start_B - 1)[:, None])
-    new_BT = jnp.zeros_like(place_B1) + jnp.arange(MAX_STEPS)[None]
+    context_BC = jnp.zeros_like(place_B1) + jnp.arange(contexts.k[0].shape[2])[None]
+    new_BT = start_B[:, None] + jnp.arange(MAX_STEPS)[None]
     hidden_B1D, cache = model(
         s.rows.last_B[:, None],
         place_B1,
-        jnp.concatenate([is_context_B1C, (new_BT <= t)[:, None]], axis=-1),
+        VisibleKeys(start_B, jnp.full_like(start_B, t + 1)),
         s.cache,
         jnp.full_like(start_B, t),
-        jnp.concatenate([position_BC, start_B[:, None] + new_BT], axis=-1),
+        jnp.concatenate([context_BC, new_BT], axis=-1),
         layers=layers,
     )
     return model.logits(hidden_B1D[:, 0]), cache

@@ -1,7 +1,5 @@
 """Implementations of attention agree, and `auto` chooses the right one."""
 
-import importlib.util
-import re
 import types
 
 import jax
@@ -15,10 +13,8 @@ from jax_ragrl.models.attention import (
     MIN_QUERY_BLOCK,
     attention,
     cudnn_supports,
-    shared_prefix_attention,
 )
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.runtime.topology import describe_devices
 
 
 @pytest.mark.parametrize("impl", ["xla", "blockwise"])
@@ -101,46 +97,3 @@ def test_causal_attention_without_a_mask_is_lower_triangular(impl):
     actual = without_mask(*jax.device_put((q, k, v)))
     expected = with_mask(*jax.device_put((q, k, v, mask)))
     np.testing.assert_allclose(*jax.device_get((actual, expected)), rtol=1e-5, atol=2e-6)
-
-
-def decode_args(width, dtype=np.float32, *, prompts=2, prefix=24, own=8, head_dim=4):
-    """Arguments of `shared_prefix_attention` for one token of `width` siblings per prompt."""
-    rows = prompts * width
-    shapes = [(rows, 1, 4, head_dim)]
-    shapes += 2 * [(prompts, 2, prefix, head_dim)] + 2 * [(rows, 2, own, head_dim)]
-    rng = np.random.default_rng(0)
-    q, k0, v0, k1, v1 = (rng.normal(size=shape).astype(dtype) for shape in shapes)
-    mask = rng.random((rows, 1, prefix + own)) < 0.5
-    mask[..., 0] = True
-    return q, (k0, v0), (k1, v1), mask
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_shared_prefix_attention_is_attention_over_both_parts(width):
-    q, prefix_kv, own_kv, mask = jax.device_put(decode_args(width))
-    keys_values = [
-        jnp.swapaxes(jnp.concatenate([jnp.repeat(b, width, axis=0), o], axis=2), 1, 2)
-        for b, o in zip(prefix_kv, own_kv, strict=True)
-    ]
-    actual = jax.jit(shared_prefix_attention)(q, prefix_kv, own_kv, mask)
-    expected = attention(q, *keys_values, mask)
-    np.testing.assert_allclose(*jax.device_get((actual, expected)), rtol=1e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize(("width", "barriers"), [(1, 1), (2, 0)])
-def test_a_barrier_separates_the_matmuls_of_a_single_sibling(width, barriers):
-    jaxpr = str(jax.make_jaxpr(shared_prefix_attention)(*decode_args(width)))
-    assert jaxpr.count("optimization_barrier") == barriers
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_a_gpu_does_not_concatenate_the_keys_of_both_parts(width):
-    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        pytest.skip("a CUDA plugin describes GPUs; the lock for tests has none")
-    prefix, own = 512, 128
-    arrays = decode_args(width, jnp.bfloat16, prefix=prefix, own=own, head_dim=64)
-    on_gpu = jax.sharding.SingleDeviceSharding(describe_devices("h100:1")[0])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_gpu), arrays)
-    hlo = jax.jit(shared_prefix_attention).lower(*shapes).compile().as_text()
-    assert re.search(rf"bf16\[[0-9,]*\b{prefix}\b", hlo)
-    assert not re.search(rf"bf16\[[0-9,]*\b{prefix + own}\b", hlo)

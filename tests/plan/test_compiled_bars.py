@@ -90,7 +90,7 @@ def _instructions(module: Module, name: str) -> Iterator[Instruction]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "most"), [("h200:1", 5.1e9), ("v5e:2x2", 3.0e9)], ids=["h200", "v5e"]
+    ("topology", "most"), [("h200:1", 3.5e9), ("v5e:2x2", 3.0e9)], ids=["h200", "v5e"]
 )
 def test_the_bytes_of_a_decode_step_stay_below_a_bound(topology, most):
     """256 rows, 8 siblings after prompts of 1,024 tokens; weights, caches and logits are 2.1 GB."""
@@ -101,7 +101,7 @@ def test_the_bytes_of_a_decode_step_stay_below_a_bound(topology, most):
 def test_the_kernels_of_a_layer_on_a_gpu_stay_below_a_bound():
     step, _ = decode_program("h200:1", 32, 8, 1024)
     layers = published_config("qwen2.5-0.5b").num_layers
-    assert step["kernels"] / layers < 23
+    assert step["kernels"] / layers <= 16
 
 
 def test_without_siblings_a_token_writes_no_array_as_large_as_the_keys_of_the_prompts():

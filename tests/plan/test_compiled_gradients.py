@@ -39,7 +39,7 @@ def gradient_program(
         published_config(name), dtype="bfloat16", num_layers=LAYERS, remat="full"
     )
     mesh = make_mesh(ALL_DEVICES, describe_devices(topology), config.hidden_size)
-    model = PlannedPolicy(name, config).training_model(mesh, length)
+    model = PlannedPolicy(name, config).training_model(mesh)
     rows = data_parallel_size(mesh), length
     return _gradient_program(model, rows, Objective(), mesh), config, dict(mesh.shape)
 

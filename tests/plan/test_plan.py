@@ -31,7 +31,6 @@ from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.models.hf_config import to_hf
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.plan import PlanConfig, config_named, plan, plan_values, policies_of
-from jax_ragrl.plan.abstract_arrays import with_attention
 from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.other_models import OtherModels, count_other_models
 from jax_ragrl.plan.policies import (
@@ -263,16 +262,6 @@ def test_an_architecture_is_that_of_a_folder_or_a_published_model(model_folders,
     assert [policy.config.num_layers for policy in policies.values()] == [1, 36] and not unknown
     with pytest.raises(UserError, match="policies names 'filter': this system has policy"):
         policies_of(dataclasses.replace(RUN, policies=(("filter", "llm"),)), SMALL)
-
-
-@pytest.mark.parametrize(
-    ("platform", "name", "expected"),
-    [("tpu", "auto", "splash"), ("tpu", "xla", "xla"), ("cpu", "auto", "xla")],
-)
-def test_the_attention_kernel_is_that_of_the_device(platform, name, expected):
-    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
-    config = dataclasses.replace(SMALL, attention_impl=name)
-    assert with_attention(config, 2048, mesh).attention_impl == expected
 
 
 def test_width_and_policies_come_from_the_recipe():
