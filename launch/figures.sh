@@ -53,6 +53,8 @@ for mean in 200 0; do
     measure "sample-$mean-$slots" sample --shape qwen2.5-0.5b --mean "$mean" --slots "$slots"
   done
 done
+# The same without the kernel for decoded rows.
+measure sample-0-128-xla sample --shape qwen2.5-0.5b --mean 0 --slots 128 --attention xla
 # The same in slots that are refilled. Conversations of six turns, in batches and in slots.
 measure sample-200-refilled sample --shape qwen2.5-0.5b --mean 200 --decode-rows 256
 for rows in 0 64; do

@@ -50,6 +50,7 @@ class SampleWork:
       observation: tokens between two turns.
       decode_rows: rows that are decoded together in slots, which keep contexts; 0: batches.
       dtype: dtype of weights and computation.
+      attention: attention kernel.
       repeats: number of timed rollouts.
     """
 
@@ -65,6 +66,7 @@ class SampleWork:
     observation: int = 256
     decode_rows: int = 0
     dtype: str = "bfloat16"
+    attention: str = "auto"
     repeats: int = 3
 
     def __post_init__(self) -> None:
@@ -129,7 +131,9 @@ def bench_sample(work: SampleWork) -> dict[str, Any]:
     """Measures a rollout, and the first one, which compiles."""
     config = published_config(work.shape)
     # Weights in the dtype of computation, as in a sampler: another dtype would need a copy.
-    config = dataclasses.replace(config, dtype=work.dtype, param_dtype=work.dtype)
+    config = dataclasses.replace(
+        config, dtype=work.dtype, param_dtype=work.dtype, attention_impl=work.attention
+    )
     model = for_sampling({"policy": Decoder(config, rngs=nnx.Rngs(0))})["policy"]
     rollout = time_step(lambda: roll_out(work, model, config.vocab_size) and (), work.repeats)
     return {

@@ -181,6 +181,8 @@ def _add_model_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
     _add_number_options(kind, numbers)
     dtypes = ("bfloat16", "float32")
     kind.add_argument("--dtype", default="bfloat16", choices=dtypes, help="dtype of computation")
+    attention = ("auto", "cudnn", "splash", "xla")
+    kind.add_argument("--attention", default="auto", choices=attention, help="attention kernel")
 
 
 def _add_number_options(kind: argparse.ArgumentParser, numbers: Numbers) -> None:
@@ -239,8 +241,6 @@ def _add_train_options(kind: argparse.ArgumentParser) -> None:
     _add_model_options(kind, numbers)
     remat = ("none", "full", "dots")
     kind.add_argument("--remat", default="full", choices=remat, help="gradient checkpointing")
-    attention = ("auto", "cudnn", "splash", "xla")
-    kind.add_argument("--attention", default="auto", choices=attention, help="attention kernel")
     _add_layout_options(kind)
     libraries = ("transformers", "tunix")
     baseline = "another library to measure with the same work"
