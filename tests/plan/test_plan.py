@@ -167,9 +167,9 @@ def test_policies_of_different_sizes_add_up():
     large = dataclasses.replace(SMALL, hidden_size=32, intermediate_size=64)
     separate = [plan(RUN, config, jax.devices()) for config in (SMALL, large)]
     policies = {"a": SMALL, "b": SMALL, "c": large}
+    changes = {"dtype": RUN.compute_dtype, "remat": RUN.remat}
     planned_policies = {
-        name: PlannedPolicy("", dataclasses.replace(x, dtype="bfloat16"))
-        for name, x in policies.items()
+        name: PlannedPolicy("", dataclasses.replace(x, **changes)) for name, x in policies.items()
     }
     mesh = make_mesh(RUN.mesh, jax.devices())
     small, more = (result["state_bytes"] for result in separate)
