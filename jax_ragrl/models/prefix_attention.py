@@ -23,7 +23,7 @@ from jax import Array
 from jax_ragrl.models.attention import KeysValues, on_cuda, scale_and_mask
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.matmul import einsum_f32
-from jax_ragrl.runtime.sharding import Rules, axis_size, target_platform, to_spec
+from jax_ragrl.runtime.sharding import axis_size, on_each_device, target_platform
 
 # Keys of a block, of which the kernel takes the largest that divides a part and has at most
 # `BLOCK_NUMBERS` numbers: any GPU's shared memory holds two blocks of keys and two of values.
@@ -135,17 +135,11 @@ def _by_kernel(
     q_BLHF: Array, prefix_kv: KeysValues, own_kv: KeysValues, visible: VisibleKeys
 ) -> Array:
     """Runs the kernel, on a mesh on each device's own rows and heads."""
-    arrays = (q_BLHF, *prefix_kv, *own_kv, *visible)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return _on_device(*arrays)
     # Prefixes that do not divide over the mesh are replicated, and their rows with them.
-    (prefix_axes,) = to_spec(("batch",), prefix_kv[0].shape[:1], mesh, Rules(uneven=("batch",)))
-    rules, kv_names = Rules(batch=prefix_axes), ("batch", "kv", None, None)
-    names = (("batch", None, "heads", None), *[kv_names] * 4, ("batch",), ("batch",))
-    specs = [to_spec(name, x.shape, mesh, rules) for name, x in zip(names, arrays, strict=True)]
-    on_each = jax.shard_map(_on_device, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
-    return on_each(*arrays)
+    divides = prefix_kv[0].shape[0] % (axis_size("data") * axis_size("fsdp")) == 0
+    batch = "batch" if divides else None
+    names = ((batch, None, "heads", None), *[(batch, "kv", None, None)] * 4, (batch,), (batch,))
+    return on_each_device(_on_device, (q_BLHF, *prefix_kv, *own_kv, *visible), names)
 
 
 def _on_device(

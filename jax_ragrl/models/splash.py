@@ -33,7 +33,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-from jax_ragrl.runtime.sharding import Rules, axis_size, to_spec
+from jax_ragrl.runtime.sharding import LogicalAxes, axis_size, on_each_device
 
 # Sides of a block, of which the largest that divides a row is used; the kernel takes multiples of
 # 128.
@@ -67,16 +67,11 @@ def splash(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None) 
     Returns:
       An array of the shape and dtype of `q_BLHF`; scores and sums are float32.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    arrays = [q_BLHF, k_BLKF, v_BLKF, *([] if until_BL is None else [until_BL])]
-    if mesh.empty or mesh.size == 1:
-        return _on_device(*arrays)
-    # A batch that does not divide over the mesh is replicated instead of refused.
-    rules = Rules(uneven=("batch",))
-    names = [("batch", None, heads, None) for heads in ("heads", "kv", "kv")] + [("batch", None)]
-    specs = [to_spec(name, x.shape, mesh, rules) for name, x in zip(names, arrays, strict=False)]
-    on_each = jax.shard_map(_on_device, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
-    return on_each(*arrays)
+    names: list[LogicalAxes] = [("batch", None, heads, None) for heads in ("heads", "kv", "kv")]
+    if until_BL is None:
+        return on_each_device(_on_device, (q_BLHF, k_BLKF, v_BLKF), names)
+    names.append(("batch", None))
+    return on_each_device(_on_device, (q_BLHF, k_BLKF, v_BLKF, until_BL), names)
 
 
 def _on_device(q_BLHF: Array, k_BLKF: Array, v_BLKF: Array, until_BL: Array | None = None) -> Array:

@@ -258,6 +258,29 @@ def constrain(x: jax.Array, logical_axes: LogicalAxes) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, to_spec(logical_axes, x.shape, mesh, rules))
 
 
+def on_each_device(
+    f: Callable[..., jax.Array], arrays: Sequence[jax.Array], names: Sequence[LogicalAxes]
+) -> jax.Array:
+    """Returns `f(*arrays)`, which under `jax.set_mesh` each device computes for its own parts.
+
+    For kernels, which the compiler cannot divide. The result is divided as the first array is. A
+    batch that does not divide over the mesh is replicated.
+
+    Args:
+      f: the function of one device.
+      arrays: its arguments.
+      names: the logical axes of each argument.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return f(*arrays)
+    rules = Rules(uneven=("batch",))
+    specs = [to_spec(name, x.shape, mesh, rules) for name, x in zip(names, arrays, strict=True)]
+    divided = jax.shard_map(f, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
+    result: jax.Array = divided(*arrays)
+    return result
+
+
 def replicate(tree: Any, mesh: Mesh | None) -> Any:
     """Places every array of a tree, or random key, whole on every device of a mesh."""
     if mesh is None:
