@@ -87,7 +87,6 @@ def get_config() -> ConfigDict:
                 "batch_sizes": (4, 16),
                 "copies": (1, 8),  # few programs: each takes 20 seconds to compile
                 "max_new_tokens": 16,
-                "max_prompt_tokens": 8192,
             },
             "packing": {
                 "row_lengths": (256, 512, 640),

@@ -80,7 +80,6 @@ def get_config() -> ConfigDict:
                 "batch_sizes": (4, 16),
                 "copies": (1, 8),  # few programs: each takes 20 seconds to compile
                 "max_new_tokens": 64,
-                "max_prompt_tokens": 8192,
             },
             # Tokens per forward and backward pass, and the lengths of the packed rows.
             "packing": {
