@@ -167,7 +167,9 @@ def _dense_attention(q_BLHF: Array, k_BSKF: Array, v_BSKF: Array, mask_BLS: Arra
     scores = einsum_f32("blkgf,bskf->bkgls", q_BLKGF, k_BSKF)
     scores = scale_and_mask(scores, mask_BLS[:, None, None], head_dim)
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BSKF.dtype)
-    out = einsum_f32("bkgls,bskf->blkgf", probs, v_BSKF)
+    # XLA for CPUs has no bfloat16 product for a result with the queries before the heads if these
+    # are few: it would swap the operands.
+    out = jnp.moveaxis(einsum_f32("bkgls,bskf->bkglf", probs, v_BSKF), 3, 1)
     return out.astype(q_BLHF.dtype).reshape(batch, length, heads, head_dim)
 
 

@@ -43,6 +43,23 @@ def test_causal_attention_in_blocks_equals_dense_attention(length, impl):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("queries", [1, 16])
+def test_few_queries_in_bfloat16_attend_to_a_cache(queries):
+    """Keys and values of a cache have the heads before the places, unlike those of a row."""
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(2, queries, 6, 64)).astype(np.float32)
+    k, v = (rng.normal(size=(2, 2, 64, 64)).astype(np.float32) for _ in range(2))
+    mask = rng.random((2, queries, 64)) < 0.5
+
+    @jax.jit
+    def attend(q, k, v, mask):
+        return attention(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask)
+
+    exact = attend(*jax.device_put((q, k, v, mask)))
+    rounded = attend(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), jax.device_put(mask))
+    np.testing.assert_allclose(*jax.device_get((rounded, exact)), atol=0.03)
+
+
 def test_blockwise_is_the_default_on_a_cpu_only():
     """A named implementation wins: a program for another device may be compiled on a CPU."""
     q, k = jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 2, 4)), jnp.zeros((1, 2 * MAX_BLOCK_SIDE, 1, 4))
