@@ -279,8 +279,8 @@ def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """
     lines = [(f"test `{test}`", "", "", row["proof"]) for test in row["tests"]]
     for pair in row["pairs"]:
-        difference = f"{pair['mean']:+.2f} [{pair['ci95'][0]}, {pair['ci95'][1]}]"
-        lines.append((pair["text"], difference, f"{pair['detectable']}", pair["verdict"]))
+        difference = "{:+.2f} [{:.2f}, {:.2f}]".format(pair["mean"], *pair["ci95"])
+        lines.append((pair["text"], difference, f"{pair['detectable']:.2f}", pair["verdict"]))
     if row["missing"]:
         lines.append((row["missing"], "", "", OPEN))
     return lines

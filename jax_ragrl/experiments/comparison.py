@@ -67,7 +67,7 @@ def adjust_for_family(pairs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     comparisons = list(pairs)
     p_values = holm([comparison["p"] for comparison in comparisons])
-    return [c | {"p_adjusted": round(p, 5)} for c, p in zip(comparisons, p_values, strict=True)]
+    return [c | {"p_adjusted": p} for c, p in zip(comparisons, p_values, strict=True)]
 
 
 def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
@@ -85,24 +85,24 @@ def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
       UserError: as in `paired_differences`.
     """
     differences = paired_differences(pair, rows)
-    # Questions whose environment failed in one of the arms cannot be paired.
-    finite = [x_Q[np.isfinite(x_Q)] for x_Q in differences.values()]
     # A training is one unit, however many steps it has.
     if is_of_training(pair.metric):
-        per_seed = np.concatenate(finite)
+        per_seed = np.concatenate(list(differences.values()))
+        per_seed = per_seed[np.isfinite(per_seed)]
         (mean, low, high), p = seed_interval(per_seed), seed_test(per_seed - pair.boundary)
     else:
-        mean, low, high = hierarchical_bootstrap(finite)
+        # Questions whose environment failed in one of the arms are NaN: they cannot be paired.
+        mean, low, high = hierarchical_bootstrap([np.stack(x) for x in by_world(differences)])
         p = sign_flip_test(mean_by_question(differences) - pair.boundary)
     return {
         "metric": pair.metric,
         "arm": pair.first,
         "over": pair.second,
         "cells": len(differences),
-        "mean": round(mean, 2),
-        "ci95": [round(low, 2), round(high, 2)],
-        "detectable": round(detectable_difference(low, high), 2),
-        "p": round(p, 5),
+        "mean": mean,
+        "ci95": [low, high],
+        "detectable": detectable_difference(low, high),
+        "p": p,
     }
 
 
@@ -147,16 +147,19 @@ def _differences(pair: Pair, first: Mapping[str, Any], second: Mapping[str, Any]
 def mean_by_question(differences: Mapping[tuple[int, int, int], np.ndarray]) -> np.ndarray:
     """Returns the mean difference of each question over training and warm-start seeds.
 
-    Worlds have different questions, which are separate units.
-
     Args:
       differences: see `paired_differences`.
     """
+    means_Q = np.concatenate([np.mean(x, axis=0) for x in by_world(differences)])
+    return means_Q[np.isfinite(means_Q)]
+
+
+def by_world(differences: Mapping[tuple[int, int, int], np.ndarray]) -> list[list[np.ndarray]]:
+    """Returns the differences of the seeds of each world, which answer the same questions."""
     worlds: dict[int, list[np.ndarray]] = {}
     for (_, world, _), x_Q in differences.items():
         worlds.setdefault(world, []).append(x_Q)
-    means_Q = np.concatenate([np.mean(x, axis=0) for x in worlds.values()])
-    return means_Q[np.isfinite(means_Q)]
+    return list(worlds.values())
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
@@ -164,7 +167,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
 
     Both the interval over seeds and questions and the adjusted test must exclude 0.
     """
-    undecided = f"undecided (a difference of {comparison['detectable']} points could be seen)"
+    undecided = f"undecided (a difference of {comparison['detectable']:.2f} points could be seen)"
     # The rule of a claim that the arm is higher.
     decision = decide(Pair(comparison["arm"], comparison["over"]), comparison)
     return {HOLDS: "higher", FAILS: "lower"}.get(decision, undecided)
@@ -232,8 +235,8 @@ def page(result: Mapping[str, Any]) -> str:
             title_of(c["metric"]),
             f"{c['arm']} over {c['over']}",
             f"{c['mean']:+.2f}",
-            f"{c['ci95'][0]} to {c['ci95'][1]}",
-            c["p_adjusted"],
+            "{:.2f} to {:.2f}".format(*c["ci95"]),
+            f"{c['p_adjusted']:.5f}",
             c["verdict"],
         )
         for c in comparisons

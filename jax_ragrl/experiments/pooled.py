@@ -19,10 +19,11 @@ Scores = dict[str, list[float]]
 
 
 class Pair(NamedTuple):
-    """Scores of two policies on the same questions of one seed."""
+    """Scores of two policies on the same questions of one seed; `asked` identifies these."""
 
     before: Scores
     after: Scores
+    asked: str
 
 
 def pooled_rows(
@@ -42,15 +43,17 @@ def pooled_rows(
         scored_trials = [(f, p) for f, p in trials if metric in p.before and metric in p.after]
         if not scored_trials:
             continue
+        asked = [pair.asked for _, pair in scored_trials]
         pairs = [(pair.before[metric], pair.after[metric]) for _, pair in scored_trials]
-        row = (system, METRIC_NAMES.get(metric, metric), len(scored_trials), *pooled_gain(pairs))
+        gain = pooled_gain(pairs, asked)
+        row = (system, METRIC_NAMES.get(metric, metric), len(scored_trials), *gain)
         if baseline is None:
             rows.append(row)
             continue
-        others = [trained_scores(baseline / folder.name)[metric] for folder, _ in scored_trials]
+        others = [trained_row(baseline / f.name)["scores"][metric] for f, _ in scored_trials]
         score_pairs = zip(others, (after for _, after in pairs), strict=True)
-        *_, gain, interval = pooled_gain([*score_pairs])
-        rows.append((*row, f"{gain}, {interval}"))
+        *_, mean, interval = pooled_gain([*score_pairs], asked)
+        rows.append((*row, f"{mean}, {interval}"))
     return rows
 
 
@@ -60,33 +63,39 @@ def load_pair(folder: pathlib.Path) -> Pair | None:
     if not baselines.is_file() or not (folder / "trained.json").is_file():
         return None
     before = json.loads(baselines.read_text(encoding="utf-8"))["warm_start"]["scores"]
-    return Pair(before, trained_scores(folder))
+    row = trained_row(folder)
+    return Pair(before, row["scores"], row["asked"])
 
 
-def trained_scores(folder: pathlib.Path) -> Scores:
-    """Returns the scores of the trained policy of a trial."""
-    row = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-    scores: Scores = row["scores"]
-    return scores
+def trained_row(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the row of the trained policy of a trial: `scores`, and `asked`."""
+    row: dict[str, Any] = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
+    return row
 
 
 def pooled_gain(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], asked: Sequence[str]
 ) -> tuple[float, float, float | str, float, str]:
     """Returns means over seeds, in percent: before, after, its deviation, the gain, the interval.
 
     A seed counts with its own mean, whatever its number of questions. The interval of the gain
-    resamples seeds, and questions within each seed. With one seed there is no deviation, and the
-    interval is that of its questions.
+    resamples seeds and questions (`hierarchical_bootstrap`). With one seed there is no deviation,
+    and the interval is that of its questions.
 
     Args:
       pairs: scores before and after of each seed, in the order of its questions. Only questions
         with both scores count.
+      asked: what identifies the questions of each seed: equal for seeds with the same questions.
     """
-    arrays = [(np.array(a, np.float64), np.array(b, np.float64)) for a, b in pairs]
-    finite = [(a[ok], b[ok]) for a, b in arrays if (ok := np.isfinite(a) & np.isfinite(b)).any()]
-    before_S, after_S = (np.array([100 * pair[i].mean() for pair in finite]) for i in (0, 1))
-    gain, low, high = hierarchical_bootstrap([100 * (b - a) for a, b in finite])
-    deviation = round(float(after_S.std(ddof=1)), 2) if len(finite) > 1 else ""
-    means = (round(float(x_S.mean()), 2) for x_S in (before_S, after_S))
+    before_S, after_S, differences = list[float](), list[float](), dict[str, list[np.ndarray]]()
+    for pair, name in zip(pairs, asked, strict=True):
+        both_2Q = 100 * np.array(pair, np.float64)
+        both_2Q[:, ~np.isfinite(both_2Q).all(axis=0)] = np.nan
+        if not np.isnan(both_2Q).all():
+            before_S.append(float(np.nanmean(both_2Q[0])))
+            after_S.append(float(np.nanmean(both_2Q[1])))
+            differences.setdefault(name, []).append(both_2Q[1] - both_2Q[0])
+    gain, low, high = hierarchical_bootstrap([np.stack(x) for x in differences.values()])
+    deviation = round(float(np.std(after_S, ddof=1)), 2) if len(after_S) > 1 else ""
+    means = (round(float(np.mean(x_S)), 2) for x_S in (before_S, after_S))
     return (*means, deviation, round(gain, 2), f"{low:.2f} to {high:.2f}")  # type: ignore[return-value]

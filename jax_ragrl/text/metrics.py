@@ -170,35 +170,62 @@ def hierarchical_bootstrap(
     """Returns the mean over groups of their means, with its 95 % percentile bootstrap interval.
 
     A resample draws as many groups as there are, with replacement, and within each drawn group its
-    members, with replacement (Davison and Hinkley 1997, section 3.8). With one group it is
-    `bootstrap_interval`. A few groups do not estimate their own variance well: with three, the
-    interval is too narrow.
+    questions (Davison and Hinkley 1997, section 3.8). Several seeds that answer the same questions
+    are one group, of which a resample draws seeds and, for all of them alike, questions (Owen 2007,
+    arXiv 0712.2526): drawn apart for each seed, hard questions of one would offset easy ones of
+    another. With one group and one seed it is `bootstrap_interval`. A few groups or seeds do not
+    estimate their own variance well: with three, the interval is too narrow.
 
     Args:
-      groups: finite scores, float64 `[N]` each, such as the questions of each seed.
+      groups: scores, float64 `[Q]`, or `[S, Q]` of seeds with the same questions. NaN does not
+        count.
       samples: number of resamples.
 
     Returns:
       (mean, low, high).
 
     Raises:
-      UserError: there are no groups, or one is empty or not finite.
+      UserError: there are no groups, or one has no finite score.
     """
-    if not groups or not all(len(x_N) and np.isfinite(x_N).all() for x_N in groups):
+    tables = [_scored(np.atleast_2d(np.asarray(x, np.float64))) for x in groups]
+    if not tables or not all(x_SQ.size for x_SQ in tables):
         raise UserError(
-            f"{len(groups)} groups of scores have no interval: give at least one group, and at "
+            f"{len(tables)} groups of scores have no interval: give at least one group, and at "
             "least one finite number in each"
         )
-    if len(groups) == 1:
-        return bootstrap_interval(groups[0], samples=samples)
-    drawn_BS = np.random.default_rng(1).integers(len(groups), size=(samples, len(groups)))
+    drawn_BS = np.random.default_rng(1).integers(len(tables), size=(samples, len(tables)))
     means_BS = np.empty(drawn_BS.shape)
-    for number, x_N in enumerate(groups):
+    for number, x_SQ in enumerate(tables):
         where_BS = drawn_BS == number
-        draws = list(_resampled_means(x_N, int(where_BS.sum()), seed=number))
+        draws = list(_crossed_means(x_SQ, int(where_BS.sum()), seed=number))
         means_BS[where_BS] = np.concatenate(draws) if draws else 0.0
     low, high = np.percentile(means_BS.mean(axis=1), [2.5, 97.5])
-    return float(np.mean([x_N.mean() for x_N in groups])), float(low), float(high)
+    return float(np.mean([np.nanmean(x_SQ) for x_SQ in tables])), float(low), float(high)
+
+
+def _scored(x_SQ: np.ndarray) -> np.ndarray:
+    """Returns the seeds and the questions with a finite score; other scores become NaN."""
+    x_SQ = np.where(np.isfinite(x_SQ), x_SQ, np.nan)
+    return x_SQ[~np.isnan(x_SQ).all(axis=1)][:, ~np.isnan(x_SQ).all(axis=0)]
+
+
+def _crossed_means(x_SQ: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields the means of resamples of seeds and questions, in blocks that bound the memory."""
+    seeds, questions = x_SQ.shape
+    if seeds == 1:
+        yield from _resampled_means(x_SQ[0], samples, seed)
+        return
+    rng, known_SQ = np.random.default_rng(seed), ~np.isnan(x_SQ)
+    filled_SQ, block = np.where(known_SQ, x_SQ, 0.0), max(1, BLOCK // questions)
+    for start in range(0, samples, block):
+        rows = min(block, samples - start)
+        # How often each seed and each question is drawn.
+        times_BS, times_BQ = (rng.multinomial(n, [1 / n] * n, size=rows) for n in x_SQ.shape)
+        total_B, count_B = (
+            np.sum(times_BS @ values_SQ * times_BQ, axis=1) for values_SQ in (filled_SQ, known_SQ)
+        )
+        # Without a score, which only a table with few of them allows, the mean is that of all.
+        yield np.where(count_B, total_B / np.maximum(count_B, 1), np.nanmean(x_SQ))
 
 
 def paired_bootstrap(

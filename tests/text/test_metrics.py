@@ -128,6 +128,28 @@ def test_a_hierarchical_interval_contains_the_variance_between_groups():
             metrics.hierarchical_bootstrap(groups)
 
 
+def test_seeds_that_answer_the_same_questions_do_not_multiply_them():
+    x_Q = np.random.default_rng(0).normal(size=400)
+    one, three = (metrics.hierarchical_bootstrap([np.stack([x_Q] * n)]) for n in (1, 3))
+    assert one == metrics.bootstrap_interval(x_Q)
+    np.testing.assert_allclose(three, one, atol=0.01)
+    # As other questions of other worlds, the same scores have a narrower interval.
+    apart = metrics.hierarchical_bootstrap([x_Q] * 3)
+    assert apart[2] - apart[1] < 0.7 * (one[2] - one[1])
+    missing = np.stack([np.where(np.arange(400) < 7, np.nan, x_Q), x_Q])
+    np.testing.assert_allclose(metrics.hierarchical_bootstrap([missing]), one, atol=0.03)
+
+
+def test_the_interval_of_seeds_with_the_same_questions_covers_about_95_percent():
+    rng, inside = np.random.default_rng(3), 0
+    for _ in range(100):
+        hardness_Q, skill_S = rng.normal(0, 4, 80), rng.normal(0, 0.2, 4)
+        table_SQ = hardness_Q + skill_S[:, None] + rng.normal(0, 1, (4, 80))
+        _, low, high = metrics.hierarchical_bootstrap([table_SQ], samples=500)
+        inside += low <= 0 <= high
+    assert 88 <= inside <= 99
+
+
 def test_bootstrap_interval_covers_about_95_percent():
     rng = np.random.default_rng(2)
     inside = 0
