@@ -11,8 +11,8 @@
 
 Chen et al. 2025, "Improving Retrieval-Augmented Generation through Multi-Agent Reinforcement
 Learning". From the paper: the modules, the shared F1 reward and the penalties. Simplified for a
-model of this size: no rewriter (a question of this set needs one search), four passages in place of
-ten, short prompts, and groups of rollouts in place of a critic.
+model of this size: no rewriter (a question of this set needs one search), three passages in place
+of ten, short prompts, and groups of rollouts in place of a critic.
 """
 
 from ml_collections import ConfigDict

@@ -27,7 +27,7 @@ class VectorIndex:
     """A vector index of the corpus on this machine.
 
     Fields:
-      encoder: `hashed` (words, without weights), `minilm`, or the folder of an encoder.
+      encoder: `hashed` (words, without weights), `minilm`, a folder, or `OWNER/NAME` on the Hub.
       kind: `scann` searches approximately, `exact` compares with every passage.
       dtype: the dtype of stored vectors; `int8`, of the kind `exact`, keeps eight bits on the
         devices and scores the best candidates again in float32 from disk.
@@ -299,7 +299,7 @@ class LocalLLMConfig:
     """A model on this machine's devices.
 
     Fields:
-      model: a Hugging Face folder, or `tiny` for the policy that ships with the package.
+      model: a model by its name: a folder, a `.gguf` file, `OWNER/NAME`, `tiny` or `smollm2`.
       int8: eight-bit weights (needs Qwix). A policy in training keeps its own precision: the same
         weights must sample and score.
       dtype: the dtype of the weights and of the computation.

@@ -224,7 +224,7 @@ class Job:
       prices: prices of the environment, which give metrics and tables a cost in dollars.
       shapes: static shapes of sampling.
       packing: static shapes of training batches.
-      policy: the folder that all policies start from, or `tiny`.
+      policy: the model that all policies start from, by its name (`docs/howto/name_a_model.md`).
       thinking: whether actions of the roles may begin with a think block, for models whose chat
         template knows thinking (Qwen3). `off`: the template is asked for a prompt without
         thinking. `on`: the block is sampled and trained, and removed before the action is parsed.
@@ -236,7 +236,7 @@ class Job:
       lora: adapters to train; None: all weights are trained.
       schedule: phases that train some of the roles.
       preference: with it, the update is DPO on pairs of rollouts (`learner/dpo.py`).
-      guard: bounds of metrics that stop a diverging run.
+      guard: bounds of metrics that report, mend or stop a diverging run.
       compute_dtype: the dtype of forward and backward passes.
       remat: the activations that the backward pass computes again (gradient checkpointing).
       attention: an implementation in `models/attention.py`, such as `xla`, which has no kernel.

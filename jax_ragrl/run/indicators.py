@@ -42,9 +42,9 @@ class Limit:
     Fields:
       threshold: the value beyond which the indicator is wrong; `run.indicators` has its unit. NaN:
         the default of the indicator.
-      action: `off`; `warn`; `skip` (the update is not applied); `undo` (it is not applied, and the
-        rate is halved); `lower_rate` (of the policies, to half); `roll_back` (to the newest
-        checkpoint, with half the rate); `stop`.
+      action: `off`; `warn`; `skip` (the update is not applied); `undo` (it is undone, and the rate
+        is a quarter from then on); `lower_rate` (of the policies, to half); `roll_back` (to the
+        newest checkpoint, with half the rate); `stop`.
     """
 
     threshold: float = math.nan
