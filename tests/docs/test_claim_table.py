@@ -57,7 +57,7 @@ def test_results_have_differences_seeds_and_commands(render):
         result(6, tests=["tests/a.py::test_b"], proof="does not hold", verdict="does not hold"),
     )
     assert "does not hold 1, " in text and "undecided 1." in text
-    evidence = "new over old (F1): +3.50 [1.0, 6.0], 3.57"
+    evidence = "new over old (F1): +3.50 [1.00, 6.00], 3.57"
     assert f"| {evidence}: holds<br>{evidence}: undecided<br>{OPEN}: more seeds |" in rows["1"]
     assert "| undecided | " in rows["1"] and rows["1"].endswith(" | 0, 1 |")
     assert "test `tests/a.py::test_b`: does not hold" in rows["6"]
