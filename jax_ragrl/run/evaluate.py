@@ -22,6 +22,7 @@ from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_m
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
 from jax_ragrl.rollout.tree import Action, Forest, Record
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
     cover_match,
@@ -184,7 +185,10 @@ def evaluate(
     if judge is not None:
         # A failed question is neither right nor wrong, also for the judge.
         has_failed = np.array([leaf is None for leaf in leaves])
-        scores["judge"] = np.where(has_failed, np.nan, grade_answers(judge, questions, answers))
+        # One judge: hosts with other grades of a server would disagree about the best policies,
+        # and each would pay for them.
+        grades = on_process_zero(lambda: grade_answers(judge, questions, answers))
+        scores["judge"] = np.where(has_failed, np.nan, grades)
     records = [record for forest in forests for record in forest.records]
     return Result(
         scores=scores,

@@ -21,6 +21,7 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
+from jax_ragrl.runtime import multihost
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
 from tests.rollout.tape import ANN, BOB, Tape, system
 from tests.tiny import tokenizer
@@ -94,6 +95,20 @@ def test_a_failed_question_is_never_judged():
     result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], environment, judge=judge)
     np.testing.assert_array_equal(result.scores["judge"], [1.0, np.nan])
     assert result.mean("judge") == 1.0 and judge.num_requests == 1
+
+
+def test_process_zero_alone_asks_the_judge(monkeypatch):
+    grades, judge = np.array([0.0, 1.0]), Yes()
+    monkeypatch.setattr(multihost, "is_process_zero", lambda: False)
+    monkeypatch.setattr(multihost, "all_gather_object", lambda work: [grades, work()])
+    result = evaluate(
+        direct("c3po_tiny"),
+        [ANN, BOB],
+        Tape({}).environment()._replace(sampler=NoSampler()),
+        judge=judge,
+    )
+    assert judge.num_requests == 0
+    np.testing.assert_array_equal(result.scores["judge"], grades)
 
 
 def test_the_verdict_of_the_judge_is_the_reported_metric(tmp_path, monkeypatch):
