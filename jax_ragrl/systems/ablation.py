@@ -108,10 +108,7 @@ def with_own_policies(recipe: Recipe, names: Collection[str]) -> Recipe:
     Names that are not roles of the system are ignored: they may be names of policies.
     """
     own = frozenset(names) & recipe.system.roles.keys()
-    if not own:
-        return recipe
-    inference = OwnPolicies(recipe.inference, own) if recipe.inference else None
-    return dataclasses.replace(recipe, system=OwnPolicies(recipe.system, own), inference=inference)
+    return recipe.with_systems(lambda system: OwnPolicies(system, own)) if own else recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,5 +138,4 @@ def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
                     f"config.grammar is 'strict', but role {role.name} of this system has no "
                     "regular expression: give its Role an action_regex, or use 'loose'"
                 )
-    inference = StrictGrammars(recipe.inference) if recipe.inference else None
-    return dataclasses.replace(recipe, system=StrictGrammars(recipe.system), inference=inference)
+    return recipe.with_systems(StrictGrammars)

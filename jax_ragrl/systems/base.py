@@ -164,3 +164,12 @@ class Recipe:
     def evaluation_system(self) -> System:
         """The system for evaluation."""
         return self.inference or self.system
+
+    def with_systems(self, wrap: Callable[[System], System]) -> Recipe:
+        """Returns the recipe with `wrap` around each of its systems, fixed strategies included."""
+        return dataclasses.replace(
+            self,
+            system=wrap(self.system),
+            inference=wrap(self.inference) if self.inference else None,
+            fixed_strategies={name: wrap(x) for name, x in self.fixed_strategies.items()},
+        )

@@ -24,5 +24,4 @@ class ThinkingRoles(WrappedSystem):
 
 def with_thinking(recipe: Recipe) -> Recipe:
     """Returns the recipe with roles that think, in training and in evaluation."""
-    inference = ThinkingRoles(recipe.inference) if recipe.inference else None
-    return dataclasses.replace(recipe, system=ThinkingRoles(recipe.system), inference=inference)
+    return recipe.with_systems(ThinkingRoles)

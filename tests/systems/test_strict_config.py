@@ -11,6 +11,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.rollout.roles import ParsedAction, Role
 from jax_ragrl.rollout.tree import Action, Record, build_forest
+from jax_ragrl.run.config import load_recipe
 from jax_ragrl.systems.ablation import with_grammar, with_own_policies
 from jax_ragrl.systems.base import WrappedSystem
 from jax_ragrl.systems.registry import MODULES, system_module
@@ -42,6 +43,22 @@ def test_a_role_with_its_own_policy_can_be_strict():
     both = with_grammar(with_own_policies(recipe_of("mmoa_rag"), ["selector"]), "strict")
     role = both.system.roles["selector"]
     assert role.strict and role.policy == "selector"
+
+
+@pytest.mark.parametrize("name", ["c3po", "mao_arag"])
+@pytest.mark.parametrize("choice", [{}, {"grammar": "strict"}, {"thinking": "on"}])
+def test_roles_of_fixed_strategies_are_those_of_the_evaluation(name, choice):
+    """Own policies, strict grammars and thinking; the workflows of MAO-ARAG have no roles."""
+    names = [*recipe_of(name).system.roles]
+    policies = tuple((role, "") for role in names)
+    recipe = load_recipe({"system": name, "policies": policies, **choice})
+    assert recipe.fixed_strategies
+    for system in recipe.fixed_strategies.values():
+        assert len(system.roles) == (len(names) - 1 if name == "c3po" else 0)
+        for role in system.roles.values():
+            assert role == recipe.evaluation_system.roles[role.name]
+            is_strict, thinks = "grammar" in choice, "thinking" in choice
+            assert (role.policy, role.strict, role.thinking) == (role.name, is_strict, thinks)
 
 
 class WithoutRegex(WrappedSystem):
