@@ -97,7 +97,11 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
       UserError: `workdir` holds results with another corpus.
     """
     file, now = workdir / "corpus.json", sorted({c.fingerprint for c in corpora_of(retriever)})
-    before = _saved_corpora(file) if has_results(workdir) and file.exists() else None
+    # Asked once: a slow host would see the file that the first process has just written, and would
+    # miss the collective that follows.
+    before = on_process_zero(
+        lambda: _saved_corpora(file) if has_results(workdir) and file.exists() else None
+    )
     if before is None:
         on_process_zero(lambda: write_json(file, now))
     elif before != now:

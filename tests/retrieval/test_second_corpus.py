@@ -15,6 +15,7 @@ from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.run.components import load_retriever
 from jax_ragrl.run.workdir import claim_corpus
+from jax_ragrl.runtime import multihost
 from jax_ragrl.types import Passage, Question
 
 
@@ -87,6 +88,19 @@ def test_a_run_that_has_results_keeps_its_corpus(tmp_path):
     assert not claim_corpus(second, tmp_path)
     with pytest.raises(UserError, match=r"was begun with the corpus .* another --workdir"):
         claim_corpus(first, tmp_path)
+
+
+def test_hosts_agree_whether_a_corpus_is_recorded_already(tmp_path, monkeypatch):
+    """The file of the first process is visible to this one before it looks itself."""
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    corpus = searcher(Passage("a", "", "x"))
+    (tmp_path / "corpus.json").write_text(json.dumps([corpus.fingerprint]))
+    collectives = []
+    monkeypatch.setattr(multihost, "is_process_zero", lambda: False)
+    monkeypatch.setattr(
+        multihost, "all_gather_object", lambda work: collectives.append(work()) or [None, None]
+    )
+    assert claim_corpus(corpus, tmp_path) and collectives == [None, None]
 
 
 @pytest.mark.parametrize("text", ["", "[", "3", "[1]", "null", '{"a": 1}'])
