@@ -13,7 +13,7 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.index import load_indexed, stored_corpus
 from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
-from jax_ragrl.run.config import Data, parse_index
+from jax_ragrl.run.config import Data, parse_index, with_default_index
 from jax_ragrl.run.index_folder import open_folder as open_index_folder
 
 
@@ -47,9 +47,10 @@ def open_config(values: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
     """Opens or builds the retriever of a config; reads its sections `data` and `index` only.
 
     Args:
-      values: the values of a config.
+      values: the values of a config; without a section `index`, the retriever is that of its run.
       workdir: the folder of the index, unless the config names another.
     """
+    values = with_default_index(values)
     index = convert(Index, values.get("index", {}), "config.index")
     if isinstance(index, ServerIndex):
         return server_retriever(index, index_folder(index, workdir))

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from jax_ragrl.cli.main import main
+from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.kinds import (
     BM25Index,
     Index,
@@ -29,9 +29,9 @@ from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.rerank import RerankedRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
-from jax_ragrl.run import pipeline
-from jax_ragrl.run.components import load_retriever
-from jax_ragrl.run.config import with_default_index
+from jax_ragrl.run import pipeline, retrievers
+from jax_ragrl.run.components import index_folder, load_data, load_retriever
+from jax_ragrl.run.config import load_job, with_default_index
 from jax_ragrl.run.index_folder import open_folder
 from jax_ragrl.systems.baselines.standard import StandardRAG
 
@@ -204,3 +204,18 @@ def test_files_without_a_section_are_searched_by_words():
     assert with_default_index(files)["index"] == {"kind": "bm25"}
     assert with_default_index({**files, "index": {}})["index"] == {}
     assert "index" not in with_default_index({"data": {"world": {}}})
+
+
+def test_a_config_without_a_section_opens_the_retriever_of_its_run(files):
+    values = load_config(CONFIGS / "tiny" / "c3po.py", [])
+    del values["index"]
+    questions = dict.fromkeys(("train", "dev", "test"), f"{files}/questions.jsonl")
+    values["data"] = {"files": {"corpus": f"{files}/corpus.jsonl", **questions}}
+    job, folder = load_job(values), files / "run"
+    corpus = load_data(job.data, index_folder(job.index, folder), job.index).corpus
+    of_run = load_retriever(corpus, job.index, folder)
+    opened = retrievers.open_config(values, files / "search")
+    assert isinstance(opened, BM25Retriever) and isinstance(of_run, BM25Retriever)
+    assert opened.fingerprint == of_run.fingerprint
+    queries = [question.text for question in MADE.questions["dev"][:5]]
+    assert opened.search(queries, 4) == of_run.search(queries, 4)
