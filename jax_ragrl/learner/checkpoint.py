@@ -59,6 +59,9 @@ class Checkpoints:
           step: number of finished updates.
           state: a tree of arrays.
           meta: values for the JSON object; values of type `bytes`, not empty, are another item.
+
+        Raises:
+          UserError: there is a checkpoint of this step or of a later one.
         """
         contents = {name: x for name, x in meta.items() if isinstance(x, bytes)}
         # Flat paths instead of the tree: a checkpoint does not depend on Python classes.
@@ -72,7 +75,18 @@ class Checkpoints:
         if contents:
             data = {name: np.frombuffer(x, np.uint8) for name, x in contents.items()}
             items[CONTENTS] = ocp.args.PyTreeSave(data)
-        self._manager.save(step, args=ocp.args.Composite(**items))
+        if not self._manager.save(step, args=ocp.args.Composite(**items)):
+            newest = self.folder / str(self._manager.latest_step())
+            raise UserError(
+                f"checkpoint {step} is not saved, because {newest} is not older: remove that "
+                "folder, or choose another --workdir"
+            )
+
+    def delete_from(self, step: int) -> None:
+        """Deletes the checkpoints of `step` and of later steps; after it, `step` can be saved."""
+        for later in self.steps():
+            if later >= step:
+                self._manager.delete(later)
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the state of a step in the structure of `like`, and `meta` as it was saved.

@@ -29,4 +29,7 @@ def keep_best(workdir: pathlib.Path, step: int, score: float, policies: Policies
         if score > best:
             states = {name: policy.state.policy for name, policy in policies.items()}
             params = {name: {"policy": {"params": x.params}} for name, x in states.items()}
+            # A run that resumed from an older checkpoint has lost the updates of a later best one.
+            # A run that ends before the save repeats this evaluation, and saves then.
+            checkpoints.delete_from(step)
             checkpoints.save(step, params, {"score": score})

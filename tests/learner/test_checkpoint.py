@@ -43,6 +43,20 @@ def test_a_step_is_restored_exactly_and_two_are_retained(tmp_path):
             assert [x.tolist() for x in jax.device_get(state)] == [[step] * 2, [-step] * 2]
 
 
+def test_a_step_that_is_not_the_newest_is_refused_until_later_ones_are_deleted(tmp_path):
+    with contextlib.closing(Checkpoints(tmp_path, keep=3)) as checkpoints:
+        for step in (1, 4, 6):
+            checkpoints.save(step, tree(step), {})
+        for step in (3, 6):
+            with pytest.raises(UserError, match=rf"checkpoint {step} is not saved, .*6 is not old"):
+                checkpoints.save(step, tree(step), {})
+        checkpoints.wait()
+        checkpoints.delete_from(3)
+        assert checkpoints.steps() == [1]
+        checkpoints.save(3, tree(3), {})
+        assert checkpoints.wait() == 3 and checkpoints.steps() == [1, 3]
+
+
 def test_a_part_restores_its_own_paths_only(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.save(1, {"a": tree(1), "b": tree(2, 3)}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 
 import jax
@@ -12,11 +13,12 @@ from flax import nnx
 from jax_ragrl.cli import train as train_command
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.checkpoint import Checkpoints
+from jax_ragrl.learner.checkpoint import BEST, Checkpoints
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.training import loop
+from jax_ragrl.training.best import keep_best
 from tests.training.test_outage import result, roll_out_nothing, small_run, small_values
 
 
@@ -71,6 +73,17 @@ def test_a_resumed_run_keeps_the_best_policies_unless_a_score_is_higher(
     loop.train(longer, parts, folder)
     assert weights(parse_run(f"{folder}@best"), longer, parts) == {7}
     assert [step for step in (5, 6, 7) if (folder / "best" / str(step)).exists()] == [7]
+
+
+def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pathlib.Path):
+    """A run that has resumed before step 7 evaluates it after the step 10 of its lost updates."""
+    job, parts = small_run(tmp_path, steps=10)
+    policies = loop.prepare_policies(job, parts.policies, parts.tokenizer)
+    for step, score in ((10, 0.3), (7, 0.6), (8, 0.5), (7, 0.6)):
+        keep_best(tmp_path, step, score, moved(policies, step - 1))
+    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
+        assert checkpoints.steps() == [7] and checkpoints.meta(7)["score"] == 0.6
+    assert weights(parse_run(f"{tmp_path}@best"), job, parts) == {7}
 
 
 def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factory):
