@@ -126,16 +126,28 @@ def with_grammar(recipe: Recipe, grammar: str) -> Recipe:
     """Returns the recipe with strict grammars if `grammar` is `strict`.
 
     Raises:
-      UserError: the name is unknown, or a role of the system has no regular expression.
+      UserError: the name is unknown, a role of the system has no regular expression, or a role
+        thinks although its grammar has no think tags.
     """
     one_of("config.grammar", grammar, (LOOSE, STRICT))
     if grammar == LOOSE:
         return recipe
     for system in filter(None, (recipe.system, recipe.inference)):
         for role in system.roles.values():
-            if not role.action_regex:
-                raise UserError(
-                    f"config.grammar is 'strict', but role {role.name} of this system has no "
-                    "regular expression: give its Role an action_regex, or use 'loose'"
-                )
+            _check_strict(role)
     return recipe.with_systems(StrictGrammars)
+
+
+def _check_strict(role: Role) -> None:
+    if not role.action_regex:
+        raise UserError(
+            f"config.grammar is 'strict', but role {role.name} of this system has no "
+            "regular expression: give its Role an action_regex, or use 'loose'"
+        )
+    # The mask would keep the role from writing a block, or from closing one that its prompt opens.
+    if role.thinking and not role.reads_thoughts:
+        raise UserError(
+            f"config.grammar is 'strict' and config.thinking 'on', but the grammar of role "
+            f"{role.name} has no think tags, so that it could not think: use grammar 'loose', or "
+            "thinking 'off'"
+        )

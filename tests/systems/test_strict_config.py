@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import check_grammars
-from jax_ragrl.rollout.roles import ParsedAction, Role
+from jax_ragrl.rollout.roles import ParsedAction, Role, parse_action
 from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.run.config import load_recipe
 from jax_ragrl.systems.ablation import with_grammar, with_own_policies
@@ -59,6 +60,27 @@ def test_roles_of_fixed_strategies_are_those_of_the_evaluation(name, choice):
             assert role == recipe.evaluation_system.roles[role.name]
             is_strict, thinks = "grammar" in choice, "thinking" in choice
             assert (role.policy, role.strict, role.thinking) == (role.name, is_strict, thinks)
+
+
+def strict_and_thinking(name: str):
+    return load_recipe({"system": name, "grammar": "strict", "thinking": "on"})
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("c3po", "router"), ("mao_arag", "planner"), ("mmoa_rag", "rewriter"), ("opera", "plan")],
+)
+def test_a_strict_role_whose_grammar_has_no_think_tags_cannot_think(name, role):
+    with pytest.raises(UserError, match=f"role {role} has no think tags.*'loose', or thinking 'of"):
+        strict_and_thinking(name)
+
+
+@pytest.mark.parametrize("name", ["coda", "jax_ragrl.systems.baselines.executor"])
+def test_a_strict_role_whose_grammar_has_think_tags_thinks(name):
+    text = "<think>One hop.</think>\n<answer>Ulm</answer>"
+    for role in strict_and_thinking(name).system.roles.values():
+        assert role.strict and role.thinking
+        assert re.fullmatch(role.action_regex, text) and parse_action(role, text).valid
 
 
 class WithoutRegex(WrappedSystem):
