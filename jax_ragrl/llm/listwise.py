@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_ragrl.errors import EffectError
-from jax_ragrl.llm.base import FrozenLLM
+from jax_ragrl.llm.base import FrozenLLM, without_thoughts
 from jax_ragrl.retrieval.rerank import Pair
 from jax_ragrl.text.prompts import user_turn
 from jax_ragrl.types import LLMRequest, Passage, Sampling
@@ -99,7 +99,7 @@ class ListwiseReranker:
         """Orders one window per query, in place; a query whose request failed gets the error."""
         live = [(q, order, w) for q, w in places.items() if isinstance(order := orders[q], list)]
         requests = [self._request(*pairs[q], order[window]) for q, order, window in live]
-        replies = self.llm.complete(requests) if requests else []
+        replies = without_thoughts(self.llm.complete(requests)) if requests else []
         for (q, order, window), reply in zip(live, replies, strict=True):
             if isinstance(reply, EffectError):
                 orders[q] = reply
