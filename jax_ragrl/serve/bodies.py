@@ -109,17 +109,23 @@ def parse_flag(body: dict[str, Any], name: str) -> bool:
     return flag
 
 
-def parse_search_request(body: dict[str, Any], top_k: int) -> tuple[list[tuple[str, int]], bool]:
+def parse_search_request(
+    body: dict[str, Any], top_k: int, limit: int
+) -> tuple[list[tuple[str, int]], bool]:
     """The queries of a request, each with its number of passages, and whether scores are wanted.
 
-    A query may be any text: the queries of a policy are never refused. `top_k` is the default
-    number of passages.
+    A query may be any text: the queries of a policy are never refused.
+
+    Args:
+      body: the request.
+      top_k: the default number of passages.
+      limit: max number of queries.
     """
     queries, k = body.get("queries"), body.get("topk")
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise bad_request(f"queries is {excerpt(queries)}: give a list of texts")
-    if len(queries) > MAX_QUERIES:
-        raise bad_request(f"queries holds {len(queries)} texts: give {MAX_QUERIES} at most", 413)
+    if len(queries) > limit:
+        raise bad_request(f"queries holds {len(queries)} texts: give {limit} at most", 413)
     k = top_k if k is None else k
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_TOP_K:
         raise bad_request(f"topk is {excerpt(k)}: give a number from 1 to {MAX_TOP_K}")

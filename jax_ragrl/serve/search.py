@@ -69,6 +69,8 @@ class SearchService:
         limits: Limits = LIMITS,
     ) -> None:
         self.retriever, self.top_k, self.seconds = retriever, top_k, seconds
+        # More than the queue holds would never fit: "try again later" (503) would be untrue.
+        self.max_queries = min(bodies.MAX_QUERIES, limits.waiting)
         self.searches: Batcher[tuple[str, int], Hits] = Batcher(
             self._search, limits.batch, limits.waiting
         )
@@ -84,7 +86,7 @@ class SearchService:
         """The documents of each query, best first, with scores if requested."""
         async with deadline(self.seconds, self.searches):
             body = await bodies.read_json(request)
-            requests, with_scores = bodies.parse_search_request(body, self.top_k)
+            requests, with_scores = bodies.parse_search_request(body, self.top_k, self.max_queries)
             note(request, "queries", [query for query, _ in requests])
             hits = [result_or_raise(x) for x in await results(self.searches, requests, request)]
         return StreamingResponse(_parts(hits, with_scores), media_type="application/json")

@@ -15,6 +15,7 @@ from jax_ragrl.config.kinds import RemoteIndex, VectorIndex
 from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.corpus.world import generate
 from jax_ragrl.errors import EffectError, UserError
+from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.rollout.collect import Environment, collect
 from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run.components import load_retriever
@@ -124,7 +125,7 @@ def test_a_request_past_its_deadline_is_refused_and_not_searched():
         ({"queries": "q"}, 400, "a list of texts"),
         ({"queries": ["q"] * (MAX_QUERIES + 1)}, 413, "at most"),
         ({"queries": ["q" * (MAX_BYTES + 1)]}, 413, "bytes"),
-        ({"queries": ["q"] * 3}, 503, "queue is full"),
+        ({"queries": ["q"] * 3}, 413, "give 2 at most"),
         ({"queries": ["bad"]}, 502, "no route"),
     ],
 )
@@ -133,6 +134,32 @@ def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message)
         wait_until(lambda: http.get("/health").status_code == 200)
         reply = http.post("/retrieve", json=fields)
         assert reply.status_code == status and message in reply.json()["error"]["message"]
+
+
+def test_a_request_that_exceeds_the_queue_is_divided_by_the_client():
+    with listening(application(slow := Slow(opened=True), limits=Limits(2, 3))) as address:
+        remote, queries = RemoteRetriever(address, retries=2, pause=0.01), ["a", "b", "c", "d"]
+        assert [hits.passages[0].id for hits in remote.search(queries, 1)] == [
+            "a0",
+            "b0",
+            "c0",
+            "d0",
+        ]
+    assert slow.sizes == [2, 2]
+
+
+def test_a_request_that_may_fit_later_is_to_be_tried_again():
+    slow = Slow()
+    with TestClient(application(slow, limits=Limits(1, 2))) as http, ThreadPoolExecutor(2) as pool:
+        wait_until(lambda: http.get("/health").status_code == 200)
+        first = pool.submit(post, http, "a")
+        slow.is_waiting.wait(20)
+        second = pool.submit(post, http, "b")
+        wait_until(lambda: http.get("/health").json()["waiting"] == 1)
+        full = post(http, "c", "d")
+        assert full.status_code == 503 and "queue is full" in full.json()["error"]["message"]
+        slow.opened.set()
+        assert first.result().status_code == second.result().status_code == 200
 
 
 def test_health_reports_an_outage_until_it_ends():
