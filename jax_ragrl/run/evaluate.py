@@ -21,7 +21,7 @@ from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.searches import search_turns, seen_passages, trajectory_measures
 from jax_ragrl.rollout.system import System
 from jax_ragrl.rollout.trace import failure_of, transcript_steps
-from jax_ragrl.rollout.tree import Action, Forest, Record
+from jax_ragrl.rollout.tree import Action, Forest, Record, build_forest
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.text.metrics import (
     bootstrap_interval,
@@ -174,12 +174,7 @@ def evaluate(
       batch: the number of questions rolled out together; results do not depend on it.
     """
     forests = _roll_out(system, questions, environment, batch)
-    lost_errors = [lost_questions(forest) for forest in forests]
-    leaves = [
-        None if question in errors else leaf
-        for forest, errors in zip(forests, lost_errors, strict=True)
-        for question, leaf in enumerate(forest.leaves())
-    ]
+    leaves = [leaf for forest in forests for leaf in forest.leaves()]
     answers = tuple(leaf.answer if leaf else None for leaf in leaves)
     scores = {name: _scores(metric, questions, leaves) for name, metric in METRICS.items()}
     if judge is not None:
@@ -198,10 +193,7 @@ def evaluate(
         costs=_columns([cost for forest in forests for cost in costs_of(forest, prices)]),
         roles=role_costs(forests),
         answers=answers,
-        failures=(
-            *(message for forest in forests for message in forest.failures),
-            *(message for errors in lost_errors for message in errors.values()),
-        ),
+        failures=tuple(message for forest in forests for message in forest.failures),
         retrieval=retrieval_scores(questions, leaves),
         passages=tuple(seen_passages(leaf) if leaf else () for leaf in leaves),
         traces=tuple(trace for forest in forests for trace in _traces(forest)),
@@ -214,16 +206,20 @@ def _roll_out(
     roll_out = functools.partial(collect, system, single_chain, environment=environment)
     # Chunks bound the memory of the trees and the number of requests at once.
     chunks = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    return [data_parallel_rollout(chunk, roll_out) for chunk in chunks]
+    return [_without_lost(data_parallel_rollout(chunk, roll_out)) for chunk in chunks]
+
+
+def _without_lost(forest: Forest) -> Forest:
+    """Makes failures of the questions that a policy on a server did not answer."""
+    failures = zip(forest.failed_questions, forest.failures, strict=True)
+    return build_forest(forest.questions, forest.records, lost_questions(forest) | dict(failures))
 
 
 def _traces(forest: Forest) -> Iterator[Trace]:
     """Yields the trace of each question of unbranched rollouts."""
-    lost_errors = lost_questions(forest)
     for number, leaf in enumerate(forest.leaves()):
-        if leaf is None or number in lost_errors:
-            message = lost_errors[number] if number in lost_errors else failure_of(forest, number)
-            yield Trace("failed", None, (message,), ())
+        if leaf is None:
+            yield Trace("failed", None, (failure_of(forest, number),), ())
             continue
         records = [forest.records[node] for node in forest.nodes_of(number)]
         faults = tuple(error for record in records for error in _errors(record))

@@ -18,6 +18,7 @@ from jax_ragrl.experiments.experiment import (
 )
 from jax_ragrl.llm.judge import grade_answers
 from jax_ragrl.rollout.collect import Environment
+from jax_ragrl.rollout.tree import Action
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import NoSampler, Result, evaluate, intervals, table
@@ -95,6 +96,27 @@ def test_a_failed_question_is_never_judged():
     result = evaluate(StandardRAG("c3po_tiny", 2), [ANN, BOB], environment, judge=judge)
     np.testing.assert_array_equal(result.scores["judge"], [1.0, np.nan])
     assert result.mean("judge") == 1.0 and judge.num_requests == 1
+
+
+class LosesBob(Tape):
+    """A policy on a server that fails when Bob's search results are to be selected."""
+
+    def _actions(self, request):
+        if request.role.name == "filter" and "Bob" in request.messages[-1].content:
+            return [Action((1, 2), (), "", None, "HTTP 500")]
+        return super()._actions(request)
+
+
+def test_costs_of_a_question_that_a_server_lost_are_nan():
+    texts = {"router": "[Retrieval] $question", "filter": "Thought: t\nAction: [1]"}
+    tape = LosesBob(lambda role, prompt, rng: texts[role])
+    result = evaluate(system(), [ANN, BOB], tape.environment())
+    alone = evaluate(system(), [ANN], tape.environment())
+    assert result.finish_reasons == {"answered": 1, "failed": 1}
+    assert result.failures == ("HTTP 500",) and result.traces[1].faults == ("HTTP 500",)
+    assert result.roles == alone.roles and result.roles["policy"]["router"]["calls"] == 1
+    for name, cost in result.costs.items():
+        np.testing.assert_array_equal(cost, [alone.costs[name][0], np.nan], name)
 
 
 def test_process_zero_alone_asks_the_judge(monkeypatch):
