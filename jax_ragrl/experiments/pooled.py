@@ -35,7 +35,7 @@ def pooled_rows(
       system: the name of the system.
       folders: the folders of its trials, one per seed.
       baseline: the folder of other trials of the same names. Each row then also has the gain over
-        them, with its interval.
+        them, with its interval; empty for a metric that they lack.
     """
     trials = [(folder, pair) for folder in folders if (pair := load_pair(folder)) is not None]
     rows: list[tuple[Any, ...]] = []
@@ -45,16 +45,28 @@ def pooled_rows(
             continue
         asked = [pair.asked for _, pair in scored_trials]
         pairs = [(pair.before[metric], pair.after[metric]) for _, pair in scored_trials]
-        gain = pooled_gain(pairs, asked)
-        row = (system, METRIC_NAMES.get(metric, metric), len(scored_trials), *gain)
-        if baseline is None:
-            rows.append(row)
-            continue
-        others = [trained_row(baseline / f.name)["scores"][metric] for f, _ in scored_trials]
-        score_pairs = zip(others, (after for _, after in pairs), strict=True)
-        *_, mean, interval = pooled_gain([*score_pairs], asked)
-        rows.append((*row, f"{mean}, {interval}"))
+        row = (system, METRIC_NAMES.get(metric, metric), len(pairs), *pooled_gain(pairs, asked))
+        rows.append(row if baseline is None else (*row, gain_over(baseline, metric, scored_trials)))
     return rows
+
+
+def gain_over(
+    baseline: pathlib.Path, metric: str, trials: Sequence[tuple[pathlib.Path, Pair]]
+) -> str:
+    """Returns the gain over other trials with its interval; empty if one of them lacks the metric.
+
+    Args:
+      baseline: the folder of the other trials.
+      metric: a metric of `METRICS`.
+      trials: the folder and the scores of each trial.
+    """
+    others = [trained_row(baseline / folder.name)["scores"] for folder, _ in trials]
+    # The baseline may have been run without a judge.
+    if not all(metric in scores for scores in others):
+        return ""
+    pairs = [(s[metric], pair.after[metric]) for s, (_, pair) in zip(others, trials, strict=True)]
+    *_, gain, interval = pooled_gain(pairs, [pair.asked for _, pair in trials])
+    return f"{gain}, {interval}"
 
 
 def load_pair(folder: pathlib.Path) -> Pair | None:

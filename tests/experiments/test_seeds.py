@@ -111,6 +111,20 @@ def test_the_seeds_of_a_system_are_pooled_for_every_metric(tmp_path):
     assert over.splitlines()[3].endswith("| 0.0, 0.00 to 0.00 |")
 
 
+def test_a_metric_that_the_baseline_lacks_has_no_gain_over_it(tmp_path):
+    """As when the trials have a judge and the baseline had none."""
+    for out, metrics in (("line", ("f1", "judge")), ("tree", ("f1",))):
+        write_trial(tmp_path / out / "a-0", 1.0, 0.0)
+        row = {"scores": {metric: [1.0, 0.0] for metric in metrics}}
+        (tmp_path / out / "a-0" / "trained.json").write_text(json.dumps(row))
+        warm = json.dumps({"warm_start": row})
+        (tmp_path / out / "a-0" / "baselines.json").write_text(warm)
+    table = seeds.over_seeds([("a", tmp_path / "line" / "a-0")], tmp_path / "tree")
+    *_, f1, judge = table.splitlines()
+    assert f1.endswith("| 0.0, 0.00 to 0.00 |")
+    assert "judge" in judge and judge.endswith(" to 0.00 |  |")
+
+
 def test_an_invalid_baseline_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(seeds, "quickstart", None)
     with pytest.raises(UserError, match=r"tree/a-0 holds no finished trial.*--out .*tree"):
