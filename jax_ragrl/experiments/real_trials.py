@@ -25,6 +25,7 @@ import numpy as np
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row
 from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
+from jax_ragrl.retrieval.recall import corpus_fingerprints
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
@@ -44,6 +45,8 @@ COLUMNS = (
     *("system", "seed", "policy", *(METRIC_NAMES[m] for m in METRICS)),
     *("minutes", "peak GB", "tokens/s"),
 )
+# Places of indexes, servers and files of replies, which no score depends on.
+PLACES = ("folder", "url", "base_url", "cache")
 WRITERS = {"mmoa_rag": f"{LABELS}:answer"}  # the rule of its published code; others: LABELS
 
 Values = dict[str, Any]
@@ -133,8 +136,9 @@ def run_trial(
     questions = parts.questions["test"][: job.run.test_questions]
     reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
     key = {"asked": fingerprint(questions)}
-    # All systems share the row of the reader, so its key has everything that it depends on.
-    reader_key = key | {"llm": dataclasses.asdict(job.llm), "style": reader.style}
+    # Other systems or seeds share these rows, so their keys have everything that they depend on.
+    reader_key = key | environment_key(job, parts) | {"style": reader.style}
+    untrained_key = reader_key | {k: trial.values.get(k) for k in ("policy", "policies", "recipe")}
 
     def row(file: pathlib.Path, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
         return stage(file, key, functools.partial(function, *args, questions))
@@ -145,13 +149,35 @@ def run_trial(
             reader_key,
             functools.partial(evaluate_reader, parts, reader, questions),
         ),
-        "untrained": row(
-            out / f"{trial.system}-untrained.json", evaluate_untrained, trial, parts, workdir
+        "untrained": stage(
+            out / f"{trial.system}-untrained.json",
+            untrained_key,
+            functools.partial(evaluate_untrained, trial, parts, workdir, questions),
         ),
         "warm_start": row(workdir / "warm_start.json", evaluate_models, job, parts, parts.models()),
         "trained": row(workdir / "trained.json", train_and_evaluate, job, parts, workdir)
         | training_speed(workdir),
     }
+
+
+def environment_key(job: Job, parts: Components) -> dict[str, Any]:
+    """Returns what determines passages and replies: settings of index and model, and the corpora.
+
+    Args:
+      job: the run.
+      parts: its retriever.
+    """
+    settings = {"llm": dataclasses.asdict(job.llm), "index": dataclasses.asdict(job.index)}
+    return {**_without_places(settings), "corpora": corpus_fingerprints(parts.retriever)}
+
+
+def _without_places(settings: Any) -> Any:
+    """Returns settings as JSON without the keys in `PLACES`, at any depth."""
+
+    def rest(section: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in section.items() if key not in PLACES}
+
+    return json.loads(json.dumps(settings), object_hook=rest)
 
 
 def evaluate_untrained(
@@ -211,6 +237,7 @@ def stage(
     Raises:
       UserError: the environment failed on every question; nothing is written.
     """
+    key = json.loads(json.dumps(key))  # tuples become lists, as in the file
     if file.is_file():
         row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if {name: row.get(name) for name in key} == key:

@@ -164,6 +164,11 @@ def corpora_of(retriever: Any) -> Iterator[Corpus]:
         yield from corpora_of(part)
 
 
+def corpus_fingerprints(retriever: Any) -> list[str]:
+    """Returns the fingerprints of the corpora of a retriever, sorted, each once."""
+    return sorted({corpus.fingerprint for corpus in corpora_of(retriever)})
+
+
 def describe_quality(
     retriever: Retriever, questions: Sequence[Question], corpus: Corpus
 ) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.dense import DenseRetriever
-from jax_ragrl.retrieval.recall import corpora_of, report_gold
+from jax_ragrl.retrieval.recall import corpus_fingerprints, report_gold
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.lock import lock_folder
 from jax_ragrl.runtime.jsonl import write_json
@@ -96,7 +96,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
     Raises:
       UserError: `workdir` holds results with another corpus.
     """
-    file, now = workdir / "corpus.json", sorted({c.fingerprint for c in corpora_of(retriever)})
+    file, now = workdir / "corpus.json", corpus_fingerprints(retriever)
     # Asked once: a slow host would see the file that the first process has just written, and would
     # miss the collective that follows.
     before = on_process_zero(

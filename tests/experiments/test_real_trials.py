@@ -2,16 +2,22 @@
 
 import importlib.util
 import json
+import types
 
 import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import CONFIGS, main
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.corpus.passages import Corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments import real_trials
 from jax_ragrl.models import by_name
+from jax_ragrl.run.components import Components
+from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import Result
 from jax_ragrl.runtime.memory import peak_bytes, reset_peak
+from jax_ragrl.types import Passage, Question
 from tests import smollm2_shape
 
 SYSTEMS = ("c3po", "coda", "mao_arag", "opera", "search_r1")
@@ -109,6 +115,53 @@ def test_a_stage_is_computed_once_per_key(tmp_path):
     file = tmp_path / "row.json"
     rows = [real_trials.stage(file, {"asked": key}, compute) for key in ("a", "a", "b")]
     assert len(calls) == 2 and rows[0] == rows[1] and rows[2]["asked"] == "b"
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    """Returns which of the two shared rows a trial evaluates."""
+    names = []
+
+    def record(name):
+        return lambda *_: names.append(name) or result(1.0)
+
+    for name in ("reader", "untrained", "models"):
+        monkeypatch.setattr(real_trials, f"evaluate_{name}", record(name))
+    monkeypatch.setattr(real_trials, "train_and_evaluate", record("trained"))
+    monkeypatch.setattr(real_trials, "claim_workdir", lambda values, _: load_job(values))
+
+    (tmp_path / "c3po-0").mkdir()
+
+    def run(passage="a film", **changes):
+        searcher = types.SimpleNamespace(corpus=Corpus((Passage("1", "A", passage),)))
+        questions = {"test": (Question("1", "who", ("x",)),)}
+        parts = Components(questions, searcher, None, {}, None)
+        monkeypatch.setattr(real_trials, "build_components", lambda *_: parts)
+        values = load_config(CONFIGS / "smollm2" / "c3po.py", []) | changes
+        names.clear()
+        real_trials.run_trial(real_trials.Trial("c3po", 0, values, {}), tmp_path / "c", tmp_path)
+        return {*names} & {"reader", "untrained"}
+
+    return run
+
+
+def test_a_shared_row_is_that_of_the_same_index_corpus_and_policy(evaluated):
+    both, exact = {"reader", "untrained"}, {"encoder": "minilm", "kind": "exact"}
+    assert evaluated() == both
+    assert evaluated() == set()
+    assert evaluated(index=exact) == both
+    assert evaluated(index=exact | {"folder": "elsewhere"}) == set()
+    assert evaluated("a book", index=exact) == both
+    assert evaluated("a book", index=exact, policy="tiny") == {"untrained"}
+
+
+def test_the_place_of_a_retriever_in_a_pipeline_is_no_setting(evaluated):
+    def pipeline(**bm25):
+        return {"kind": "pipeline", "retrievers": ("hashed", {"kind": "bm25", **bm25})}
+
+    assert evaluated(index=pipeline()) == {"reader", "untrained"}
+    assert evaluated(index=pipeline(folder="elsewhere")) == set()
+    assert evaluated(index=pipeline(k1=1.0)) == {"reader", "untrained"}
 
 
 def test_a_stage_without_any_answer_is_not_kept(tmp_path):
