@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
+from jax_ragrl.config.snapshot import load_saved_config, save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.measures import with_facts
 from jax_ragrl.experiments.stages import (
@@ -25,6 +26,9 @@ from jax_ragrl.experiments.stages import (
     LABELS,
     POLICY,
     answer_again,
+    check_imitation,
+    check_unchanged,
+    check_warm_up,
     ensure_imitation,
     ensure_warm_up,
     fixed_strategy,
@@ -32,6 +36,9 @@ from jax_ragrl.experiments.stages import (
 )
 from jax_ragrl.run.config import load_job
 from jax_ragrl.runtime.jsonl import write_json
+
+# In the folder of a cell that shares a training: how it was trained, and the strategy.
+TRAINING = "training.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +84,11 @@ def arm_key(arm: Arm) -> str:
     first, later = dataclasses.astuple(arm)[:3], dataclasses.fields(arm)[3:]
     extras = {f.name: x for f in later if (x := getattr(arm, f.name)) != f.default}
     content = json.dumps((*first, extras) if extras else first)
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return f"{pathlib.Path(arm.config).stem}-{digest[:8]}"
+    return _unique_name(pathlib.Path(arm.config), content)
+
+
+def _unique_name(file: pathlib.Path, content: str) -> str:
+    return f"{file.stem}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,13 +193,15 @@ def run_cells(
       The rows of the cells, see `run_cell`, with what `measures.with_facts` adds.
 
     Raises:
-      UserError: a config is not valid; no cell has started.
+      UserError: a config is not valid, or not that of a finished cell; no cell has started.
     """
     experiment = with_training_arms(experiment)
     # All configs are read before the first training, so that a mistake costs nothing.
     for cell in cells:
         for one in (training_cell(experiment, cell), cell):
             job = load_job(cell_values(experiment, one, out) | {"policy": "tiny"})
+            if (out / one.folder / "cell.json").is_file():
+                check_cell(experiment, one, out)
         if name := experiment.arms[cell.arm].strategy:
             fixed_strategy(job, name)
     return {c: with_facts(run_cell(experiment, c, out), out / c.folder) for c in cells}
@@ -230,13 +242,65 @@ def _values_before_imitation(
     # A frozen test set: all arms answer the same questions.
     values["run"] = {**values["run"], "test_questions": experiment.test_questions}
     if arm.warm_up:
-        values["policy"] = str(warm_folder(arm, cell, out) / "checkpoint")
+        values["policy"] = str(warm_folder(experiment, cell, out) / "checkpoint")
     return values
 
 
-def warm_folder(arm: Arm, cell: Cell, out: pathlib.Path) -> pathlib.Path:
+def warm_folder(experiment: Experiment, cell: Cell, out: pathlib.Path) -> pathlib.Path:
     """Returns the folder of the warm-up of a cell, which cells of equal warm-ups share."""
-    return out / f"{pathlib.Path(arm.warm_up).stem}-s{cell.warm_start}"
+    file = pathlib.Path(experiment.arms[cell.arm].warm_up)
+    files = (pathlib.Path(arm.warm_up) for arm in experiment.arms.values())
+    # The first file of a name has the plain one, so that cells of earlier versions resume.
+    is_first = file == next(other for other in files if other.stem == file.stem)
+    name = file.stem if is_first else _unique_name(file, str(file))
+    return out / f"{name}-s{cell.warm_start}"
+
+
+def check_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> None:
+    """Checks that a finished cell and the stages before it had the present configs.
+
+    Args:
+      experiment: the arms, see `with_training_arms`.
+      cell: the arm and its seeds.
+      out: the folder of the experiment.
+
+    Raises:
+      UserError: a config has changed, so that the scores belong to another arm.
+    """
+    arm, origin = experiment.arms[cell.arm], training_cell(experiment, cell)
+    folder, former_out = out / cell.folder, _former_out(arm, out / cell.folder, out)
+    check_unchanged(folder / "config.json", cell_values(experiment, cell, former_out))
+    if origin != cell:
+        check_unchanged(folder / TRAINING, _training_settings(experiment, cell, former_out))
+        check_cell(experiment, origin, out)
+        return
+    if arm.warm_up:
+        check_warm_up(arm.warm_up, cell.warm_start, warm_folder(experiment, cell, out))
+    if arm.sft:
+        values = _values_before_imitation(experiment, cell, former_out)
+        check_imitation(values, arm.sft, arm.demos, folder)
+
+
+def _former_out(arm: Arm, folder: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the experiment when a cell ran, since the finished one may have moved.
+
+    Args:
+      arm: the arm of the cell.
+      folder: the folder of the cell.
+      out: the present folder of the experiment.
+    """
+    file = folder / "config.json"
+    if not (file.is_file() and (arm.warm_up or arm.sft)):
+        return out
+    # OUT/WARM_UP/checkpoint, or after an imitation OUT/CELL/imitation/checkpoint.
+    start = pathlib.Path(load_saved_config(file).get("policy", "")).parent.parent
+    return start.parent if arm.sft else start
+
+
+def _training_settings(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
+    """Returns the config of the training that a cell shares, and the strategy of its answers."""
+    strategy = experiment.arms[cell.arm].strategy
+    return cell_values(experiment, training_cell(experiment, cell), out) | {"strategy": strategy}
 
 
 def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str, Any]:
@@ -261,6 +325,8 @@ def run_cell(experiment: Experiment, cell: Cell, out: pathlib.Path) -> dict[str,
     start, values = time.perf_counter(), cell_values(experiment, cell, out)
     folder.mkdir(parents=True, exist_ok=True)
     if origin != cell:
+        settings = _training_settings(experiment, cell, out)
+        save_config(folder / TRAINING, settings, renew=True)
         row = answer_again(values, arm.strategy, out / origin.folder, folder)
     else:
         _ensure_policy(experiment, cell, out)
@@ -275,7 +341,7 @@ def _ensure_policy(experiment: Experiment, cell: Cell, out: pathlib.Path) -> Non
     """Makes the policy that a cell starts from, unless it exists."""
     arm = experiment.arms[cell.arm]
     if arm.warm_up:
-        ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(arm, cell, out))
+        ensure_warm_up(arm.warm_up, cell.warm_start, warm_folder(experiment, cell, out))
     if arm.sft:
         values = _values_before_imitation(experiment, cell, out)
         ensure_imitation(values, arm.sft, arm.demos, out / cell.folder)
@@ -293,13 +359,16 @@ def finished_part(
       out: the folder of the experiment.
 
     Raises:
-      UserError: no cell of the baseline is finished.
+      UserError: no cell of the baseline is finished, or a cell had another config.
     """
     files = {cell: out / cell.folder / "cell.json" for cell in cells_of(experiment)}
+    files = {cell: file for cell, file in files.items() if file.is_file()}
+    with_origins = with_training_arms(experiment)
+    for cell in files:
+        check_cell(with_origins, cell, out)
     rows = {
         cell: with_facts(json.loads(file.read_text(encoding="utf-8")), file.parent)
         for cell, file in files.items()
-        if file.is_file()
     }
     seeds = {cell.seeds for cell in rows if cell.arm == experiment.baseline}
     if not seeds:

@@ -1,15 +1,18 @@
 """Stages of a cell of an experiment: warm-up, imitation, training and evaluation.
 
-Each stage has its own folder, and a finished one is not run again.
+Each stage has its own folder, and a finished one is not run again. It is refused if its config has
+changed since.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax_ragrl.config.overrides import load_config
+from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.experiment import result_row
@@ -24,8 +27,8 @@ from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.training.loop import acting_models, train
-from jax_ragrl.warmstart.demos import load_warm_start, warm_start
-from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos
+from jax_ragrl.warmstart.demos import WarmStart, load_warm_start, warm_start
+from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, demo_settings, make_demos
 from jax_ragrl.warmstart.warmup import warm_up
 
 # Sums over the steps of a training, the x axes on which arms may be matched.
@@ -37,6 +40,21 @@ POLICY = "policy"  # the author of demonstrations: the policy that imitates them
 DEMO_QUESTIONS = 400
 
 
+def check_unchanged(
+    file: pathlib.Path, values: Mapping[str, Any], free: Collection[str] = ()
+) -> None:
+    """Raises `UserError` if a stage ran with another config.
+
+    Args:
+      file: the saved config of the stage; without it, as in a copy of the rows alone, nothing is
+        compared.
+      values: the present config.
+      free: dotted keys (`config.a.b`) that may differ, in addition to places.
+    """
+    if file.is_file():
+        check_saved_config(file, values, (*LOCATION_KEYS, *free), "--out")
+
+
 def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     """Runs a warm-up, or resumes it, unless its folder holds a finished one.
 
@@ -44,10 +62,23 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
       config: the path of its config.
       seed: the seed of the warm-up.
       folder: the output folder.
+
+    Raises:
+      UserError: the folder holds a warm-up of another config.
     """
-    if not (folder / "done.json").is_file():
-        values = load_config(pathlib.Path(config), []) | {"seed": seed}
-        write_json(folder / "done.json", warm_up(values, folder))
+    if (folder / "done.json").is_file():
+        check_warm_up(config, seed, folder)
+    else:
+        write_json(folder / "done.json", warm_up(_warm_up_values(config, seed), folder))
+
+
+def check_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
+    """Raises `UserError` if a warm-up had another config; arguments as in `ensure_warm_up`."""
+    check_unchanged(folder / "config.json", _warm_up_values(config, seed))
+
+
+def _warm_up_values(config: str, seed: int) -> dict[str, Any]:
+    return load_config(pathlib.Path(config), []) | {"seed": seed}
 
 
 def ensure_imitation(
@@ -60,16 +91,37 @@ def ensure_imitation(
       config: the path of a config of `ragrl sft`.
       author: the author of the demonstrations, `POLICY` or `LABELS`.
       folder: the folder of the cell, which gets demonstrations and the subfolder `IMITATION`.
+
+    Raises:
+      UserError: the folder holds a policy of another config or author.
     """
-    out, demos = folder / IMITATION, folder / "demos.jsonl"
-    if (out / "checkpoint").exists():
+    if (folder / IMITATION / "checkpoint").exists():
+        check_imitation(values, config, author, folder)
         return
+    make_demos(values, folder / "demos.jsonl", _writer(values, author), DEMO_QUESTIONS)
+    warm_start(_imitation(values, config, folder), folder / IMITATION)
+
+
+def check_imitation(
+    values: Mapping[str, Any], config: str, author: str, folder: pathlib.Path
+) -> None:
+    """Raises `UserError` if an imitation had another config; arguments as in `ensure_imitation`."""
+    check_unchanged(folder / "demos.config.json", demo_settings(values, _writer(values, author)))
+    run = dataclasses.asdict(_imitation(values, config, folder))
+    # The number of demonstrations is a result, and their file moves with the folder.
+    check_unchanged(folder / IMITATION / "config.json", run, ("config.demos", "config.data.demos"))
+
+
+def _writer(values: Mapping[str, Any], author: str) -> WriterConfig:
     # The policy writes for itself: only its rollouts with a correct answer become demonstrations.
-    writer = LABELS if author == LABELS else str(values["policy"])
-    make_demos(values, demos, WriterConfig(writer), DEMO_QUESTIONS)
+    return WriterConfig(LABELS if author == LABELS else str(values["policy"]))
+
+
+def _imitation(values: Mapping[str, Any], config: str, folder: pathlib.Path) -> WarmStart:
+    demos = folder / "demos.jsonl"
     changes = {"data.demos": demos, "policy": values["policy"], "seed": values["seed"]}
     overrides = [f"--config.{key}={value}" for key, value in changes.items()]
-    warm_start(load_warm_start(load_config(pathlib.Path(config), overrides)), out)
+    return load_warm_start(load_config(pathlib.Path(config), overrides))
 
 
 def train_and_evaluate(values: Mapping[str, Any], folder: pathlib.Path) -> dict[str, Any]:

@@ -116,13 +116,17 @@ def make_demos(
         function = label_function(job, parts, writer.name, str(values.get("system")))
     else:
         function = demo_function(job, parts, writer, source)
+    claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT)
+    run_resumable(function, questions, out, DEMO_OUTPUT)
+    return demo_summary(out)
+
+
+def demo_settings(values: Mapping[str, Any], writer: WriterConfig, of: str = "") -> dict[str, Any]:
+    """Returns the settings that are saved next to demonstrations; arguments as in `make_demos`."""
     # The model without its address: a server may move between calls.
     settings = {**values, "writer": writer._replace(name=model_of(writer.name))._asdict()}
     # Absent without a baseline, so that files of earlier versions have equal settings.
-    settings |= {"of": of} if of else {}
-    claim_output(out, settings, DEMO_OUTPUT)
-    run_resumable(function, questions, out, DEMO_OUTPUT)
-    return demo_summary(out)
+    return settings | ({"of": of} if of else {})
 
 
 def _is_labels(writer: WriterConfig) -> bool:

@@ -9,8 +9,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.experiments import arms
+from jax_ragrl.experiments import arms, stages
 from jax_ragrl.experiments.arms import (
     Arm,
     Cell,
@@ -27,6 +28,8 @@ from jax_ragrl.experiments.arms import (
 from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
 from jax_ragrl.experiments.measures import with_facts
 from jax_ragrl.experiments.pairs import Pair
+from jax_ragrl.warmstart.make_demos import demo_settings
+from jax_ragrl.warmstart.unfinished import claim_folder
 
 TINY = str(pathlib.Path("configs/tiny/c3po.py").resolve())
 CHAIN = (
@@ -176,6 +179,138 @@ def test_an_arm_that_imitates_starts_from_what_it_learned(tmp_path, monkeypatch)
     ]
     with pytest.raises(UserError, match="demos is 'me': use policy or labels"):
         Arm(TINY, demos="me")
+
+
+@pytest.fixture
+def stages_without_training(monkeypatch):
+    """Every stage saves its config as usual, and trains nothing; returns the list of the stages."""
+    names = []
+
+    def warm_up(values, out):
+        names.append(out.name)
+        claim_folder(values, out)
+        return {}
+
+    def make_demos(values, out, writer, count):
+        save_config(out.with_suffix(".config.json"), demo_settings(values, writer), renew=True)
+
+    def warm_start(run, out):
+        names.append(out.name)
+        claim_folder(dataclasses.asdict(run) | {"demos": 7}, out)
+        (out / "checkpoint").mkdir()
+
+    def evaluate(values, *rest):
+        names.append(rest[-1].name)
+        save_config(rest[-1] / "config.json", values, renew=True)
+        return row(np.zeros(3))
+
+    for name, stage in (("warm_up", warm_up), ("make_demos", make_demos)):
+        monkeypatch.setattr(stages, name, stage)
+    monkeypatch.setattr(stages, "warm_start", warm_start)
+    monkeypatch.setattr(arms, "train_and_evaluate", evaluate)
+    monkeypatch.setattr(arms, "answer_again", evaluate)
+    return names
+
+
+def copy_configs(folder: pathlib.Path) -> dict[str, str]:
+    """Copies a config of each kind, and returns their paths by the key of an arm."""
+    sources = {"config": "c3po", "warm_up": "warmup_opera", "sft": "sft_c3po"}
+    folder.mkdir(exist_ok=True)
+    for key, name in sources.items():
+        text = (pathlib.Path(TINY).parent / f"{name}.py").read_text()
+        (folder / f"{key}.py").write_text(text)
+    return {key: str(folder / f"{key}.py") for key in sources}
+
+
+def change_config(file: str, key: str, value: object) -> None:
+    """Gives a key of a config file another value."""
+    path = pathlib.Path(file)
+    text = path.read_text().replace("def get_config", "def former_config")
+    lines = ("def get_config():", "    config = former_config()", f"    config.{key} = {value!r}")
+    path.write_text("\n".join([text, "", *lines, "    return config", ""]))
+
+
+def one_arm(**changes) -> Experiment:
+    """An experiment of one arm and one cell."""
+    return Experiment({"a": Arm(**changes)}, "a", training_seeds=(0,))
+
+
+def check_refused(experiment: Experiment, out: pathlib.Path, key: str) -> None:
+    """Asserts that both readers of finished cells refuse those in `out`, and name a key."""
+    message = rf"another config \(config\.{key} differs\).*another --out"
+    with pytest.raises(UserError, match=message):
+        run_cells(experiment, cells_of(experiment), out)
+    with pytest.raises(UserError, match=message):
+        finished_part(experiment, out)
+
+
+def test_finished_cells_of_another_config_are_refused(tmp_path, stages_without_training):
+    files, out = copy_configs(tmp_path / "configs"), tmp_path / "out"
+    config = files["config"]
+    done = one_arm(config=config, answer_with=("recipe.system.top_k=7",))
+    rows = run_cells(done, cells_of(done), out)
+    stages_without_training.clear()
+    # Equal configs are accepted.
+    assert run_cells(done, cells_of(done), out) == finished_part(done, out)[1] == rows
+    other = Arm(config, ("recipe.tree.width=1",), answer_with=("recipe.system.top_k=7",))
+    check_refused(dataclasses.replace(done, arms={"a": other}), out, "recipe.tree.width")
+    check_refused(dataclasses.replace(done, test_questions=5), out, "run.test_questions")
+    one = Arm(config, answer_with=("recipe.system.top_k=7",), strategy="Planning")
+    check_refused(dataclasses.replace(done, arms={"a": one}), out, "strategy")
+    # The schedule of the training is only in its own config.
+    scheduled = Arm(config, ("schedule.joint_steps=3",), answer_with=("recipe.system.top_k=7",))
+    check_refused(dataclasses.replace(done, arms={"a": scheduled}), out, "schedule.joint_steps")
+    change_config(config, "optimizer.policy_lr", 0.5)
+    check_refused(done, out, "optimizer.policy_lr")
+    assert not stages_without_training
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value"),
+    [("warm_up", "learning_rate", 0.5), ("sft", "optimizer.policy_lr", 0.5), ("demos", "", "")],
+)
+def test_finished_cells_of_another_warm_up_or_imitation_are_refused(
+    stage, key, value, tmp_path, stages_without_training
+):
+    files = copy_configs(tmp_path / "configs")
+    done = one_arm(**files)
+    run_cells(done, cells_of(done), tmp_path / "out")
+    assert stages_without_training == ["warm_up-s0", "imitation", "a-t0-w0-s0"]
+    # A finished experiment may move.
+    out = (tmp_path / "out").rename(tmp_path / "moved")
+    assert run_cells(done, cells_of(done), out) == finished_part(done, out)[1]
+    if stage == "demos":
+        return check_refused(one_arm(**files, demos="labels"), out, "writer.name")
+    change_config(files[stage], key, value)
+    check_refused(done, out, key)
+    assert len(stages_without_training) == 3
+
+
+def test_an_unfinished_cell_takes_no_stage_of_another_config(tmp_path, stages_without_training):
+    files, out = copy_configs(tmp_path / "configs"), tmp_path / "out"
+    done = one_arm(**files)
+    run_cells(done, cells_of(done), out)
+    (out / "a-t0-w0-s0" / "cell.json").unlink()
+    with pytest.raises(UserError, match=r"writer\.name differs"):
+        run_cells(one_arm(**files, demos="labels"), cells_of(done), out)
+    change_config(files["warm_up"], "learning_rate", 0.5)
+    with pytest.raises(UserError, match=r"warm_up-s0 holds .*learning_rate differs"):
+        run_cells(done, cells_of(done), out)
+
+
+def test_warm_ups_of_equal_file_names_are_not_shared(tmp_path, stages_without_training):
+    configs = [copy_configs(tmp_path / name) for name in "ab"]
+    first, second = (files["warm_up"] for files in configs)
+    given = {"x": first, "y": second, "z": first}
+    named = {name: Arm(TINY, warm_up=file) for name, file in given.items()}
+    both = Experiment(named, "y", training_seeds=(0,))
+    run_cells(both, cells_of(both), tmp_path / "out")
+    warm_ups = [name for name in stages_without_training if "-t0-" not in name]
+    # The first arm has the folder of an experiment without the second one.
+    assert len(warm_ups) == 2 and "warm_up-s0" in warm_ups
+    policies = [cell_values(both, Cell(x, 0, 0, 0), tmp_path)["policy"] for x in named]
+    assert policies[0] == policies[2] == str(tmp_path / "warm_up-s0" / "checkpoint")
+    assert policies[1] != policies[0]
 
 
 def test_the_cells_of_earlier_versions_keep_their_names():

@@ -7,7 +7,14 @@ import pathlib
 import pytest
 
 from jax_ragrl.experiments import stages
-from jax_ragrl.experiments.arms import Arm, Experiment, cells_of, run_cells, training_cell
+from jax_ragrl.experiments.arms import (
+    Arm,
+    Experiment,
+    cells_of,
+    finished_part,
+    run_cells,
+    training_cell,
+)
 from jax_ragrl.experiments.measures import values_of
 from jax_ragrl.runtime.jsonl import read_rows
 
@@ -19,6 +26,11 @@ SMALL = (
 )
 C3PO = "configs/tiny/c3po.py"
 BASE = Arm(C3PO, SMALL)
+
+
+def finished_rows(experiment: Experiment, out: pathlib.Path) -> dict[str, dict]:
+    """The rows of finished cells, after a comparison of their saved configs."""
+    return {cell.arm: row for cell, row in finished_part(experiment, out)[1].items()}
 
 
 @pytest.mark.slow
@@ -38,6 +50,7 @@ def test_later_answers_are_those_of_the_trained_policy(tmp_path: pathlib.Path):
     rows = {
         cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
     }
+    assert rows == finished_rows(experiment, tmp_path)
     assert rows["again"]["scores"] == rows["trained"]["scores"]
     assert rows["again"]["facts"] == rows["trained"]["facts"] and len(rows["again"]["facts"]) == 24
     assert len({row["questions"] for row in rows.values()}) == 1
@@ -69,6 +82,7 @@ def test_a_policy_learns_from_demonstrations_before_its_training(
     rows = {
         cell.arm: row for cell, row in run_cells(experiment, cells_of(experiment), tmp_path).items()
     }
+    assert rows == finished_rows(experiment, tmp_path)
     (cell,) = (cell for cell in cells_of(experiment) if cell.arm == "taught")
     folder = tmp_path / cell.folder
     assert list(read_rows(folder / "demos.jsonl"))
