@@ -22,6 +22,7 @@ from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job
 from jax_ragrl.run.inference import evaluate_models, trained_policies
+from jax_ragrl.run.lock import lock_unless_done
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.jsonl import read_rows, write_json
@@ -58,6 +59,8 @@ def check_unchanged(
 def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     """Runs a warm-up, or resumes it, unless its folder holds a finished one.
 
+    If another process, such as another share of the experiment, runs it, this one waits for it.
+
     Args:
       config: the path of its config.
       seed: the seed of the warm-up.
@@ -66,10 +69,12 @@ def ensure_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:
     Raises:
       UserError: the folder holds a warm-up of another config.
     """
-    if (folder / "done.json").is_file():
+    done = folder / "done.json"
+    lock_unless_done(folder, done)
+    if done.is_file():
         check_warm_up(config, seed, folder)
     else:
-        write_json(folder / "done.json", warm_up(_warm_up_values(config, seed), folder))
+        write_json(done, warm_up(_warm_up_values(config, seed), folder))
 
 
 def check_warm_up(config: str, seed: int, folder: pathlib.Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
+import sys
+import time
 from typing import IO
 
 from jax_ragrl.errors import UserError
@@ -15,6 +17,7 @@ except ImportError:  # Windows, whose file system would need another call
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
+POLL_SECONDS = 1.0
 # Open files, because closing one releases its lock. The system releases the locks of a process
 # however it ends, so that no stale lock stops a run that resumes.
 _locks: dict[pathlib.Path, IO[str]] = {}
@@ -40,10 +43,36 @@ def lock_output(out: pathlib.Path, place: str = "--out") -> None:
     _lock(out.resolve().with_name(f".{out.name}{FILE}"), out, place)
 
 
+def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> None:
+    """Locks a folder as `lock_folder` does, or waits until another process has its result.
+
+    If that process ends without the result, this one gets the lock and can continue.
+
+    Args:
+      folder: the folder, which is created if it does not exist.
+      result: the file that marks the end of the work in the folder.
+    """
+    former_owner = ""
+    while not result.is_file() and (owner := _try_lock(folder.resolve() / FILE)):
+        if owner != former_owner:
+            print(f"ragrl: waiting for {result} of {owner}", file=sys.stderr, flush=True)
+        former_owner = owner
+        time.sleep(POLL_SECONDS)
+
+
 def _lock(path: pathlib.Path, results: pathlib.Path, place: str) -> None:
     """Locks the file `path`, which stands for `results`."""
+    if owner := _try_lock(path):
+        raise UserError(
+            f"{results} is in use by {owner}, and two runs would overwrite each other's files: "
+            f"wait for its end, or choose another {place}"
+        )
+
+
+def _try_lock(path: pathlib.Path) -> str:
+    """Locks a file; returns the name of another process that holds it, or an empty one."""
     if fcntl is None or path in _locks:
-        return
+        return ""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+", encoding="utf-8")
     try:
@@ -52,17 +81,15 @@ def _lock(path: pathlib.Path, results: pathlib.Path, place: str) -> None:
         file.seek(0)
         owner = file.read().strip() or "another process"
         file.close()
-        raise UserError(
-            f"{results} is in use by {owner}, and two runs would overwrite each other's files: "
-            f"wait for its end, or choose another {place}"
-        ) from None
+        return owner
     except OSError:
         file.close()
-        return
+        return ""
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     _locks[path] = file
+    return ""
 
 
 def unlock_folder(folder: pathlib.Path) -> None:

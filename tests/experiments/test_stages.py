@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
@@ -16,7 +20,9 @@ from jax_ragrl.experiments.arms import (
     training_cell,
 )
 from jax_ragrl.experiments.measures import values_of
-from jax_ragrl.runtime.jsonl import read_rows
+from jax_ragrl.run.lock import FILE, unlock_folder
+from jax_ragrl.runtime.jsonl import read_rows, write_json
+from jax_ragrl.warmstart.unfinished import claim_folder
 
 SMALL = (
     "data.world.size=40",
@@ -24,6 +30,16 @@ SMALL = (
     "run.questions_per_step=2",
     "run.dev_questions=2",
 )
+# Another process that has locked a folder.
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+file.write("process 7 on a host")
+file.flush()
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(600)
+"""
 C3PO = "configs/tiny/c3po.py"
 BASE = Arm(C3PO, SMALL)
 
@@ -31,6 +47,37 @@ BASE = Arm(C3PO, SMALL)
 def finished_rows(experiment: Experiment, out: pathlib.Path) -> dict[str, dict]:
     """The rows of finished cells, after a comparison of their saved configs."""
     return {cell.arm: row for cell, row in finished_part(experiment, out)[1].items()}
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["done", "killed"])
+def test_a_warm_up_of_another_process_is_awaited(is_done, tmp_path, monkeypatch, capsys):
+    """A result is used; if the process ends without one, the warm-up is continued here."""
+    config, folder = "configs/tiny/warmup_opera.py", tmp_path / "warm"
+    folder.mkdir()
+    calls = []
+
+    def warm_up(values, out):
+        claim_folder(values, out)
+        calls.append(out)
+        return {}
+
+    monkeypatch.setattr(stages, "warm_up", warm_up)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, folder / FILE], stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"locked\n"
+
+    def end():
+        if is_done:
+            write_json(folder / "done.json", {})
+        holder.kill()
+
+    started = time.monotonic()
+    threading.Timer(1.0, end).start()
+    stages.ensure_warm_up(config, 0, folder)
+    assert time.monotonic() - started > 0.9 and calls == ([] if is_done else [folder])
+    holder.wait()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"ragrl: waiting for {folder / 'done.json'} of process 7 on a host"
+    unlock_folder(folder)
 
 
 @pytest.mark.slow
