@@ -19,11 +19,11 @@ Scores = dict[str, list[float]]
 
 
 class Pair(NamedTuple):
-    """Scores of two policies on the same questions of one seed; `asked` identifies these."""
+    """Scores of two policies on the questions of one seed, whose fingerprint is `questions`."""
 
     before: Scores
     after: Scores
-    asked: str
+    questions: str
 
 
 def pooled_rows(
@@ -43,9 +43,9 @@ def pooled_rows(
         scored_trials = [(f, p) for f, p in trials if metric in p.before and metric in p.after]
         if not scored_trials:
             continue
-        asked = [pair.asked for _, pair in scored_trials]
+        questions = [pair.questions for _, pair in scored_trials]
         pairs = [(pair.before[metric], pair.after[metric]) for _, pair in scored_trials]
-        row = (system, METRIC_NAMES.get(metric, metric), len(pairs), *pooled_gain(pairs, asked))
+        row = (system, METRIC_NAMES.get(metric, metric), len(pairs), *pooled_gain(pairs, questions))
         rows.append(row if baseline is None else (*row, gain_over(baseline, metric, scored_trials)))
     return rows
 
@@ -65,7 +65,7 @@ def gain_over(
     if not all(metric in scores for scores in others):
         return ""
     pairs = [(s[metric], pair.after[metric]) for s, (_, pair) in zip(others, trials, strict=True)]
-    *_, gain, interval = pooled_gain(pairs, [pair.asked for _, pair in trials])
+    *_, gain, interval = pooled_gain(pairs, [pair.questions for _, pair in trials])
     return f"{gain}, {interval}"
 
 
@@ -86,7 +86,7 @@ def trained_row(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def pooled_gain(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], asked: Sequence[str]
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], questions: Sequence[str]
 ) -> tuple[float, float, float | str, float, str]:
     """Returns means over seeds, in percent: before, after, its deviation, the gain, the interval.
 
@@ -97,10 +97,10 @@ def pooled_gain(
     Args:
       pairs: scores before and after of each seed, in the order of its questions. Only questions
         with both scores count.
-      asked: what identifies the questions of each seed: equal for seeds with the same questions.
+      questions: the fingerprint of each seed's questions; seeds may share their questions.
     """
     before_S, after_S, differences = list[float](), list[float](), dict[str, list[np.ndarray]]()
-    for pair, name in zip(pairs, asked, strict=True):
+    for pair, name in zip(pairs, questions, strict=True):
         both_2Q = 100 * np.array(pair, np.float64)
         both_2Q[:, ~np.isfinite(both_2Q).all(axis=0)] = np.nan
         if not np.isnan(both_2Q).all():
