@@ -115,7 +115,7 @@ def test_a_metric_that_the_baseline_lacks_has_no_gain_over_it(tmp_path):
     """As when the trials have a judge and the baseline had none."""
     for out, metrics in (("line", ("f1", "judge")), ("tree", ("f1",))):
         write_trial(tmp_path / out / "a-0", 1.0, 0.0)
-        row = {"scores": {metric: [1.0, 0.0] for metric in metrics}}
+        row = {"asked": "", "scores": {metric: [1.0, 0.0] for metric in metrics}}
         (tmp_path / out / "a-0" / "trained.json").write_text(json.dumps(row))
         warm = json.dumps({"warm_start": row})
         (tmp_path / out / "a-0" / "baselines.json").write_text(warm)
