@@ -171,10 +171,10 @@ def hierarchical_bootstrap(
 
     A resample draws as many groups as there are, with replacement, and within each drawn group its
     questions (Davison and Hinkley 1997, section 3.8). Several seeds that answer the same questions
-    are one group, of which a resample draws seeds and, for all of them alike, questions (Owen 2007,
-    arXiv 0712.2526): drawn apart for each seed, hard questions of one would offset easy ones of
-    another. With one group and one seed it is `bootstrap_interval`. A few groups or seeds do not
-    estimate their own variance well: with three, the interval is too narrow.
+    are one group, of which a resample draws seeds and, for all of them alike, questions (the
+    pigeonhole bootstrap, Owen 2007): drawn apart for each seed, hard questions of one would offset
+    easy ones of another. With one group and one seed it is `bootstrap_interval`. A few groups or
+    seeds do not estimate their own variance well: with three, the interval is too narrow.
 
     Args:
       groups: scores, float64 `[Q]`, or `[S, Q]` of seeds with the same questions. NaN does not
