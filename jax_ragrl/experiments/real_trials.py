@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_ragrl.config.snapshot import LOCATION_KEYS
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row
 from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
@@ -45,8 +46,8 @@ COLUMNS = (
     *("system", "seed", "policy", *(METRIC_NAMES[m] for m in METRICS)),
     *("minutes", "peak GB", "tokens/s"),
 )
-# Places of indexes, servers and files of replies, which no score depends on.
-PLACES = ("folder", "url", "base_url", "cache")
+# Places of indexes, servers and files of replies, which no score depends on, in any section.
+PLACES = frozenset(key.rpartition(".")[2] for key in LOCATION_KEYS)
 WRITERS = {"mmoa_rag": f"{LABELS}:answer"}  # the rule of its published code; others: LABELS
 
 Values = dict[str, Any]

@@ -301,8 +301,8 @@ def test_an_unfinished_cell_takes_no_stage_of_another_config(tmp_path, stages_wi
 def test_warm_ups_of_equal_file_names_are_not_shared(tmp_path, stages_without_training):
     configs = [copy_configs(tmp_path / name) for name in "ab"]
     first, second = (files["warm_up"] for files in configs)
-    given = {"x": first, "y": second, "z": first}
-    named = {name: Arm(TINY, warm_up=file) for name, file in given.items()}
+    warm_up_of = {"x": first, "y": second, "z": first}
+    named = {name: Arm(TINY, warm_up=file) for name, file in warm_up_of.items()}
     both = Experiment(named, "y", training_seeds=(0,))
     run_cells(both, cells_of(both), tmp_path / "out")
     warm_ups = [name for name in stages_without_training if "-t0-" not in name]

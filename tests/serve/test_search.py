@@ -139,12 +139,8 @@ def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message)
 def test_a_request_that_exceeds_the_queue_is_divided_by_the_client():
     with listening(application(slow := Slow(opened=True), limits=Limits(2, 3))) as address:
         remote, queries = RemoteRetriever(address, retries=2, pause=0.01), ["a", "b", "c", "d"]
-        assert [hits.passages[0].id for hits in remote.search(queries, 1)] == [
-            "a0",
-            "b0",
-            "c0",
-            "d0",
-        ]
+        ids = [hits.passages[0].id for hits in remote.search(queries, 1)]
+    assert ids == ["a0", "b0", "c0", "d0"]
     assert slow.sizes == [2, 2]
 
 
