@@ -8,6 +8,7 @@ one that compiles; building the index is not part of it.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import time
@@ -16,18 +17,24 @@ from typing import Any, NamedTuple
 
 import tqdm
 
+from jax_ragrl.config.kinds import LISTWISE
 from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.corpus.formats import FORMATS, detect, load_questions
 from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.evaluation.suite import DataSet, parse_data
+from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.measures import DEPTH, KS
 from jax_ragrl.retrieval.recall import mean_measures, report_missing_gold
+from jax_ragrl.run.components import load_llm
+from jax_ragrl.run.config import model_of, parse_llm
+from jax_ragrl.run.pipeline import LoadLLM
 from jax_ragrl.run.retrievers import retriever_from
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows, write_json
 from jax_ragrl.runtime.revision import device_name, revision
+from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.types import Hits, Question
 
 BATCH = 32  # queries per search
@@ -69,22 +76,35 @@ class GoldSet(NamedTuple):
         return f"{self.corpus.fingerprint} {fingerprint(self.questions)}"
 
 
-def sections(names: Sequence[str], reranker: str = "") -> dict[str, dict[str, Any]]:
+def sections(
+    names: Sequence[str], reranker: str = "", llm: str = "", candidates: int = 0
+) -> dict[str, dict[str, Any]]:
     """Returns the config section `index` of each retriever, by its name.
 
     Args:
       names: names in `SECTIONS`.
-      reranker: name or folder of the cross-encoder of `hybrid+rerank`.
+      reranker: the reranker of `hybrid+rerank`, see `PipelineIndex.rerank`.
+      llm: the language model of a listwise reranker.
+      candidates: hits that the two pipelines fuse and rerank; 0: as in `HYBRID`.
 
     Raises:
-      UserError: a name is unknown, or the reranker is missing.
+      UserError: a name is unknown, or the reranker or its language model is missing.
     """
     for name in names:
         one_of("--retrievers", name, SECTIONS)
     if RERANK in names and not reranker:
-        raise UserError(f"{RERANK} needs a cross-encoder: give its name or folder, --reranker")
+        raise UserError(
+            f"{RERANK} needs a reranker: give the name or folder of a cross-encoder, --reranker, "
+            f"or --reranker {LISTWISE} with a language model, --llm"
+        )
+    if reranker == LISTWISE and not llm:
+        raise UserError(f"--reranker {LISTWISE} needs a language model: name it with --llm")
     all_sections = SECTIONS | {RERANK: {**HYBRID, "rerank": reranker}}
-    return {name: all_sections[name] for name in names}
+    result = {name: dict(all_sections[name]) for name in names}
+    for section in result.values():
+        if candidates and "candidates" in section:
+            section["candidates"] = candidates
+    return result
 
 
 def parse_set(text: str) -> list[DataSet]:
@@ -173,7 +193,11 @@ def open_set(data: DataSet, workdir: pathlib.Path, limit: int = 0) -> GoldSet:
 
 
 def bench_retrieval(
-    sets: Sequence[DataSet], retrievers: Retrievers, workdir: pathlib.Path, limit: int = 0
+    sets: Sequence[DataSet],
+    retrievers: Retrievers,
+    workdir: pathlib.Path,
+    limit: int = 0,
+    llm: str = "",
 ) -> list[Row]:
     """Measures each retriever on each set.
 
@@ -182,6 +206,7 @@ def bench_retrieval(
       retrievers: the result of `sections`.
       workdir: holds indexes and finished cells (resumable).
       limit: number of questions per set, from the first; 0 = all.
+      llm: the language model of a listwise reranker, see `parse_llm`; empty: none.
 
     Returns:
       One row per set and retriever, in order; a row that could not be measured has an `error`.
@@ -191,6 +216,7 @@ def bench_retrieval(
         raise UserError(f"two sets are called {repeated_names[0]!r}: name them, NAME=...")
     workdir.mkdir(parents=True, exist_ok=True)
     file, rows = workdir / "rows.jsonl", []
+    load = functools.cache(functools.partial(_load_llm, llm)) if llm else None
     # Cells that failed in an earlier call are measured again.
     filter_rows(file, lambda row: "error" not in row)
     bar = tqdm.tqdm(total=len(sets) * len(retrievers), unit="cell", disable=None)
@@ -199,10 +225,10 @@ def bench_retrieval(
         missing = report_missing_gold(gold_set.questions, gold_set.corpus)
         for name, section in retrievers.items():
             bar.set_description(f"{data.name} {name}")
-            key = _key(gold_set, name, section)
+            key = _key(gold_set, name, section, llm)
             row = _finished(file, key)
             if row is None:
-                row = key | missing | _cell(gold_set, name, section, workdir)
+                row = key | missing | _cell(gold_set, name, section, workdir, load)
                 append_row(file, row)
             rows.append(row)
             bar.update()
@@ -210,8 +236,13 @@ def bench_retrieval(
     return rows
 
 
-def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any]) -> dict[str, Any]:
+def _load_llm(name: str) -> FrozenLLM:
+    return load_llm(parse_llm(name), None, "", Shapes())
+
+
+def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any], llm: str) -> dict[str, Any]:
     """The fields that a cell must share with a finished one, as they are read again."""
+    reader = {"llm": model_of(llm)} if section.get("rerank") == LISTWISE else {}
     # JSON has lists in place of tuples.
     index = {k: [*v] if isinstance(v, tuple) else v for k, v in section.items()}
     return {
@@ -221,6 +252,7 @@ def _key(gold_set: GoldSet, retriever: str, section: Mapping[str, Any]) -> dict[
         "data": gold_set.identity,
         "passages": len(gold_set.corpus),
         "questions": len(gold_set.questions),
+        **reader,
     }
 
 
@@ -230,14 +262,18 @@ def _finished(file: pathlib.Path, key: Mapping[str, Any]) -> Row | None:
 
 
 def _cell(
-    gold_set: GoldSet, name: str, section: Mapping[str, Any], workdir: pathlib.Path
+    gold_set: GoldSet,
+    name: str,
+    section: Mapping[str, Any],
+    workdir: pathlib.Path,
+    llm: LoadLLM | None,
 ) -> dict[str, Any]:
     """Measures one retriever on one set; any failure is an error of this cell alone."""
     # A reranker has no index: the pipelines with and without one share a folder.
     folder = workdir / "indexes" / gold_set.corpus.fingerprint / name.removesuffix("+rerank")
     try:
         start = time.perf_counter()
-        retriever = retriever_from(gold_set.corpus, section, folder)
+        retriever = retriever_from(gold_set.corpus, section, folder, llm)
         build_s = round(time.perf_counter() - start, 2)
         return {"build_s": build_s} | measure(retriever, gold_set.questions)
     except Exception as error:  # any error: the other cells must not be lost

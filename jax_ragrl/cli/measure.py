@@ -99,8 +99,12 @@ def _add_retrieval_options(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--data", nargs="+", required=True, metavar=form, help=data)
     names = "comma-separated: hashed, bm25, minilm, hybrid, hybrid+rerank"
     kind.add_argument("--retrievers", default="hashed,bm25,minilm,hybrid", help=names)
-    reranker = "name or folder of the cross-encoder of hybrid+rerank"
+    reranker = "reranker of hybrid+rerank: name or folder of a cross-encoder, or llm (listwise)"
     kind.add_argument("--reranker", default="", help=reranker)
+    llm = f"language model of --reranker llm: openai:MODEL[@URL], or {MODEL_FORMS}"
+    kind.add_argument("--llm", default="", help=llm)
+    candidates = "hits that hybrid fuses and reranks; 0 = 100"
+    kind.add_argument("--candidates", type=natural, default=0, help=candidates)
     kind.add_argument("--limit", type=natural, default=0, help="questions per set; 0 = all")
     out = "write the table to OUT.json and OUT.md"
     kind.add_argument("--out", type=local, metavar="OUT", help=out)
@@ -401,13 +405,15 @@ def measure_retrieval(options: argparse.Namespace) -> dict[str, Any] | str:
     from jax_ragrl.bench import retrieval
 
     sets = [data for text in options.data for data in retrieval.parse_set(text)]
-    retrievers = retrieval.sections(options.retrievers.split(","), options.reranker)
-    rows = retrieval.bench_retrieval(sets, retrievers, options.workdir, options.limit)
+    names = options.retrievers.split(",")
+    retrievers = retrieval.sections(names, options.reranker, options.llm, options.candidates)
+    rows = retrieval.bench_retrieval(sets, retrievers, options.workdir, options.limit, options.llm)
     # Tables are published: absolute folders mean nothing on another machine.
     data = [re.sub(r"(?<![^=@:])/[^@:]*/", "", text.rstrip("/")) for text in options.data]
     words = ["ragrl bench retrieval --data", *data, "--retrievers", options.retrievers]
-    words += ["--reranker", options.reranker] if options.reranker else []
-    words += ["--limit", str(options.limit)] if options.limit else []
+    for name in ("reranker", "llm", "candidates", "limit"):
+        if value := getattr(options, name):
+            words += [f"--{name}", str(value)]
     table = retrieval.table(rows, " ".join(words))
     if options.out:
         retrieval.write_table(table, options.out)

@@ -15,17 +15,24 @@ from jax_ragrl.retrieval.index import load_indexed, stored_corpus
 from jax_ragrl.run.components import index_folder, load_data, load_retriever, server_retriever
 from jax_ragrl.run.config import Data, parse_index, with_default_index
 from jax_ragrl.run.index_folder import open_folder as open_index_folder
+from jax_ragrl.run.pipeline import LoadLLM
 
 
-def retriever_from(corpus: Corpus, section: Mapping[str, Any], workdir: pathlib.Path) -> Retriever:
+def retriever_from(
+    corpus: Corpus,
+    section: Mapping[str, Any],
+    workdir: pathlib.Path,
+    llm: LoadLLM | None = None,
+) -> Retriever:
     """Opens or builds the retriever of a config section `index`.
 
     Args:
       corpus: the passages.
       section: the values of the section, with its `kind`.
       workdir: the folder of the index, unless the section names another.
+      llm: loads the language model of a listwise reranker.
     """
-    return load_retriever(corpus, convert(Index, dict(section), "config.index"), workdir)
+    return load_retriever(corpus, convert(Index, dict(section), "config.index"), workdir, llm)
 
 
 def open_folder(folder: pathlib.Path, corpus: pathlib.Path | None = None) -> Retriever:

@@ -13,6 +13,7 @@ from jax_ragrl.cli.main import main
 from jax_ragrl.corpus.formats import load_questions
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.llm.listwise import TOKENS_PER_PASSAGE
 from jax_ragrl.retrieval.recall import search_quality
 from jax_ragrl.types import Hits
 
@@ -45,10 +46,10 @@ def fake(monkeypatch):
     """A second retriever, `fake`, in place of one that this package cannot build yet."""
     original = retrieval.retriever_from
 
-    def open_retriever(corpus, section, workdir):
+    def open_retriever(corpus, section, workdir, llm):
         if section["kind"] == "fake":
             return Reversed(corpus)
-        return original(corpus, section, workdir)
+        return original(corpus, section, workdir, llm)
 
     monkeypatch.setitem(SECTIONS, "fake", {"kind": "fake", "parts": ("a", "b")})
     monkeypatch.setattr(retrieval, "retriever_from", open_retriever)
@@ -132,7 +133,35 @@ def test_wrong_names_are_refused(folder, tmp_path, capsys):
 
 
 def test_a_reranker_must_be_named():
-    with pytest.raises(UserError, match="needs a cross-encoder"):
+    with pytest.raises(UserError, match="needs a reranker"):
         retrieval.sections(["hybrid+rerank"])
     section = retrieval.sections(["hybrid+rerank"], "some/folder")["hybrid+rerank"]
     assert section["rerank"] == "some/folder" and section["kind"] == "pipeline"
+
+
+def test_a_language_model_orders_the_candidates_of_the_hybrid(
+    folder, tmp_path, monkeypatch, capsys
+):
+    """The fused hits in reverse, of two candidates per retriever and no others."""
+
+    class LastFirst:
+        name = "last"
+
+        def complete(self, requests):
+            counts = [request.sampling.max_tokens // TOKENS_PER_PASSAGE for request in requests]
+            return [" > ".join(map(str, range(count, 0, -1))) for count in counts]
+
+    parts = {**retrieval.HYBRID, "retrievers": ("bm25", "hashed")}  # MiniLM may be absent
+    monkeypatch.setattr(retrieval, "HYBRID", parts)
+    monkeypatch.setitem(SECTIONS, "hybrid", {**parts, "rerank": ""})
+    monkeypatch.setattr(retrieval, "load_llm", lambda *args: LastFirst())
+    options = ("--retrievers", "hybrid,hybrid+rerank", "--candidates", "2", "--reranker", "llm")
+    assert bench(folder, tmp_path, *options) == 2
+    assert "name it with --llm" in capsys.readouterr().err
+    assert bench(folder, tmp_path, *options, "--llm", "tiny", "--json") == 0
+    before, after = json.loads(capsys.readouterr().out)["rows"]
+    # Both read the same two passages, in opposite orders.
+    assert before["cells"]["Recall@5"] == after["cells"]["Recall@5"] > 0
+    assert before["cells"]["MRR@10"] > after["cells"]["MRR@10"]
+    words = "--reranker llm --llm tiny --candidates 2"
+    assert after["command"].endswith(words)
