@@ -14,18 +14,51 @@ def arm(*overrides: str) -> dict:
     }
 
 
+def single_agent(**answers: object) -> dict:
+    """Search-R1: one agent with one context, trained in the same world from the same policy."""
+    return {
+        "config": "configs/tiny/search_r1.py",
+        "warm_up": "configs/tiny/warmup_auto_rag.py:search_r1",
+        **answers,
+    }
+
+
+# Three times the passages per search of the training, for the test questions alone.
+MORE_PASSAGES = ("recipe.system.top_k=9", "shapes.prompt_lengths=(80,160,288,640,1280)")
+
 CLAIMS = (
     {
         "number": 12,
         "statement": "With more passages per search the hierarchy keeps its F1, and a single "
         "agent loses about half.",
         "source": "context overload: -52 % from 3 to 30 passages for the single agent",
-        "missing": "the tiny policy has never read 30 passages, in either system",
+        "arms": {
+            "hierarchy, 3 passages": arm(),
+            "hierarchy, 9 passages": arm() | {"answer_with": MORE_PASSAGES},
+            "single agent, 3 passages": single_agent(),
+            "single agent, 9 passages": single_agent(answer_with=MORE_PASSAGES),
+        },
+        "pairs": (
+            {
+                "first": "hierarchy, 9 passages",
+                "second": "hierarchy, 3 passages",
+                "kind": "not lower",
+                "margin": 5.0,
+            },
+            ("single agent, 3 passages", "single agent, 9 passages"),
+        ),
+        "missing": "30 passages: the tiny policy has never read more than three",
     },
     {
         "number": 13,
         "statement": "The hierarchy is better than a single agent, the more so the more hops.",
         "source": "+21.5 % EM above three hops",
+        "arms": {"hierarchy": arm(), "single agent": single_agent()},
+        "pairs": tuple(
+            {"first": "hierarchy", "second": "single agent", "among": f"hops={hops}"}
+            for hops in (1, 2)
+        ),
+        "metric": "em",
         "missing": "the two systems have different warm starts, and the tiny ones answer two hops",
     },
     {

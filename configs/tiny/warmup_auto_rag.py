@@ -2,6 +2,7 @@
 
     ragrl warmup --config=configs/tiny/warmup_auto_rag.py --out=DIR
     ragrl evaluate --systems auto_rag ... --policy DIR/checkpoint
+    ragrl warmup --config=configs/tiny/warmup_auto_rag.py:search_r1 ...    (another agent)
 
 Yu et al. 2024. The shipped policy first learns the format from a careful teacher. Then the teacher
 often takes a value from the wrong passage, and only traces with a correct answer are kept.
@@ -10,7 +11,7 @@ often takes a value from the wrong passage, and only traces with a correct answe
 from ml_collections import ConfigDict
 
 
-def get_config() -> ConfigDict:
+def get_config(kind: str = "auto_rag") -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
@@ -24,7 +25,7 @@ def get_config() -> ConfigDict:
             "system": "jax_ragrl.systems.baselines.executor",
             "recipe": {
                 "system": {
-                    "kind": "auto_rag",
+                    "kind": kind,
                     "style": "coda_tiny",
                     "top_k": 3,
                     "max_turns": 6,
