@@ -22,7 +22,7 @@ from jax_ragrl.cli.common import (
 )
 from jax_ragrl.config.arguments import natural
 from jax_ragrl.config.overrides import load_config, override
-from jax_ragrl.config.schema import local
+from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,6 +106,11 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
     count = "labeled questions per warm start of a pretrained model; 0 = all"
     sub.add_argument("--demo-questions", type=natural, default=300, help=count)
+    others = (
+        "with a pretrained model: other retrievers with which trained policies answer as well, "
+        "comma-separated: hashed, bm25, hybrid"
+    )
+    sub.add_argument("--retrievers", default="", help=others)
     sub.add_argument(
         "--out", type=local, default=pathlib.Path("runs/trials"), help="output folder (resumable)"
     )
@@ -202,6 +207,11 @@ def _train_values(start_from: str, arguments: Sequence[str]) -> dict[str, Any]:
 def run_trials(options: argparse.Namespace) -> None:
     if options.configs != TINY_CONFIGS:
         return _run_real_trials(options)
+    if options.retrievers:
+        raise UserError(
+            f"--retrievers {options.retrievers} is for a pretrained model: leave it out, or give "
+            "--configs smollm2"
+        )
     from jax_ragrl.experiments import seeds
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
@@ -287,7 +297,7 @@ def _trial_keys(overrides: Sequence[str]) -> set[str]:
 
 def _run_real_trials(options: argparse.Namespace) -> None:
     """Runs the trials of a folder of configs with a pretrained model."""
-    from jax_ragrl.experiments.real_trials import Trial, run_real_trials
+    from jax_ragrl.experiments.real_trials import OTHER_RETRIEVERS, Trial, run_real_trials
     from jax_ragrl.runtime.compile_cache import enable_compile_cache
 
     if options.baseline is not None:
@@ -296,6 +306,9 @@ def _run_real_trials(options: argparse.Namespace) -> None:
             "these trials compare with Standard RAG, the untrained policy and the warm start"
         )
     _trial_keys(options.config)
+    retrievers = tuple(filter(None, options.retrievers.split(",")))
+    for name in retrievers:
+        one_of("--retrievers", name, OTHER_RETRIEVERS)
     folder, index = CONFIGS / options.configs, str(options.out / "index")
     trials = []
     for system in options.systems.split(","):
@@ -305,7 +318,7 @@ def _run_real_trials(options: argparse.Namespace) -> None:
         sections = {key: values[key] for key in WARM_START_KEYS if key in values}
         warm = load_config(folder / "warm_start.py", []) | sections
         seeds = parse_numbers(options.seeds)
-        trials += [Trial(system, seed, values | {"seed": seed}, warm) for seed in seeds]
+        trials += [Trial(system, seed, values | {"seed": seed}, warm, retrievers) for seed in seeds]
     enable_compile_cache(options.out, also_cpu=True)
     print(run_real_trials(trials, options.out, options.demo_questions))
 

@@ -5,7 +5,8 @@ Every stage leaves a file in the output folder, so that an interrupted call resu
     standard_rag-K.json       the frozen model with K passages, the same for all systems
     SYSTEM-warm/              demonstrations, and the policy that learned from them
     SYSTEM-untrained.json     the system with the policy before its warm start
-    SYSTEM-SEED/              the run, with warm_start.json and trained.json
+    SYSTEM-SEED/              the run, with warm_start.json and trained.json, and trained-NAME.json
+                              for another retriever
     trials.md                 the table, rewritten after each trial
 """
 
@@ -22,12 +23,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_ragrl.config.kinds import Index
+from jax_ragrl.config.schema import convert
 from jax_ragrl.config.snapshot import LOCATION_KEYS
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row
 from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
 from jax_ragrl.retrieval.recall import corpus_fingerprints
-from jax_ragrl.run.components import Components, build_components
+from jax_ragrl.run.components import (
+    Components,
+    build_components,
+    index_folder,
+    load_data,
+    load_retriever,
+)
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
@@ -41,7 +50,7 @@ from jax_ragrl.warmstart.demos import load_warm_start, warm_start
 from jax_ragrl.warmstart.make_demos import LABELS, WriterConfig, make_demos
 
 METRICS = ("f1", "em", "cover_em")
-POLICIES = ("standard_rag", "untrained", "warm_start", "trained")
+OTHER_RETRIEVERS = ("hashed", "bm25", "hybrid")
 COLUMNS = (
     *("system", "seed", "policy", *(METRIC_NAMES[m] for m in METRICS)),
     *("minutes", "peak GB", "tokens/s"),
@@ -61,12 +70,19 @@ class Trial(NamedTuple):
       seed: the seed of the training.
       values: the config of the run; its `policy` is the one before the warm start.
       warm: the config of the warm start, without its demonstrations.
+      retrievers: names in `OTHER_RETRIEVERS`, with which the trained policy answers as well.
     """
 
     system: str
     seed: int
     values: Values
     warm: Values
+    retrievers: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its run."""
+        return f"{self.system}-{self.seed}"
 
 
 def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: int) -> str:
@@ -129,36 +145,90 @@ def run_trial(
       out: folder of all trials.
 
     Returns:
-      A row per name in `POLICIES`.
+      The rows of `shared_rows` and `own_rows`.
     """
-    workdir = out / f"{trial.system}-{trial.seed}"
+    workdir = out / trial.folder
     job = claim_workdir(trial.values | {"policy": str(checkpoint)}, workdir)
     parts = build_components(job, workdir)
     questions = parts.questions["test"][: job.run.test_questions]
+    return shared_rows(trial, job, parts, out, questions) | own_rows(
+        trial, job, parts, out, questions
+    )
+
+
+def shared_rows(
+    trial: Trial, job: Job, parts: Components, out: pathlib.Path, questions: Sequence[Question]
+) -> dict[str, dict[str, Any]]:
+    """Returns the rows `standard_rag` and `untrained`, which other trials may share.
+
+    Args:
+      trial: the system and its seed.
+      job: its run.
+      parts: the components of the run.
+      out: folder of all trials.
+      questions: the questions.
+    """
     reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
-    key = {"asked": fingerprint(questions)}
-    # Other systems or seeds share these rows, so their keys have everything that they depend on.
-    reader_key = key | environment_key(job, parts) | {"style": reader.style}
-    untrained_key = reader_key | {k: trial.values.get(k) for k in ("policy", "policies", "recipe")}
-
-    def row(file: pathlib.Path, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
-        return stage(file, key, functools.partial(function, *args, questions))
-
+    # The keys have all that the rows depend on.
+    key = {"asked": fingerprint(questions)} | environment_key(job, parts) | {"style": reader.style}
+    untrained_key = key | {k: trial.values.get(k) for k in ("policy", "policies", "recipe")}
     return {
         "standard_rag": stage(
             out / f"standard_rag-{reader.top_k}.json",
-            reader_key,
+            key,
             functools.partial(evaluate_reader, parts, reader, questions),
         ),
         "untrained": stage(
             out / f"{trial.system}-untrained.json",
             untrained_key,
-            functools.partial(evaluate_untrained, trial, parts, workdir, questions),
+            functools.partial(evaluate_untrained, trial, parts, out / trial.folder, questions),
         ),
-        "warm_start": row(workdir / "warm_start.json", evaluate_models, job, parts, parts.models()),
-        "trained": row(workdir / "trained.json", train_and_evaluate, job, parts, workdir)
+    }
+
+
+def own_rows(
+    trial: Trial, job: Job, parts: Components, out: pathlib.Path, questions: Sequence[Question]
+) -> dict[str, dict[str, Any]]:
+    """Returns the rows `warm_start` and `trained`, and `trained, NAME` for each other retriever.
+
+    Args:
+      trial: the system and its seed.
+      job: its run.
+      parts: the components of the run.
+      out: folder of all trials.
+      questions: the questions.
+    """
+    workdir, key = out / trial.folder, {"asked": fingerprint(questions)}
+
+    def row(name: str, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
+        compute = functools.partial(function, *args, questions)
+        return stage(workdir / f"{name}.json", key, compute)
+
+    rows = {
+        "warm_start": row("warm_start", evaluate_models, job, parts, parts.models()),
+        "trained": row("trained", train_and_evaluate, job, parts, workdir)
         | training_speed(workdir),
     }
+    for name in trial.retrievers:
+        index = other_index(name, trial, out)
+        rows[f"trained, {name}"] = row(f"trained-{name}", answer_with, index, job, parts, workdir)
+    return rows
+
+
+def other_index(name: str, trial: Trial, out: pathlib.Path) -> Index:
+    """Returns the config of another retriever; a hybrid fuses BM25 with the trial's own.
+
+    Args:
+      name: a name in `OTHER_RETRIEVERS`.
+      trial: the trial.
+      out: holds one folder per retriever.
+    """
+    sections: Mapping[str, Values] = {
+        "hashed": {"kind": "exact", "encoder": "hashed"},
+        "bm25": {"kind": "bm25"},
+        "hybrid": {"kind": "pipeline", "retrievers": ("bm25", trial.values["index"])},
+    }
+    return convert(Index, sections[name] | {"folder": str(out / f"index-{name}")}, "index")
 
 
 def environment_key(job: Job, parts: Components) -> dict[str, Any]:
@@ -212,6 +282,28 @@ def train_and_evaluate(
     return evaluate_models(job, parts, acting_models(train(job, parts, workdir)), questions)
 
 
+def answer_with(
+    index: Index,
+    job: Job,
+    parts: Components,
+    workdir: pathlib.Path,
+    questions: Sequence[Question],
+) -> Result:
+    """Evaluates the trained policies with another retriever.
+
+    Args:
+      index: the config of the retriever.
+      job: the run, which has been trained.
+      parts: its components.
+      workdir: its folder.
+      questions: the questions.
+    """
+    corpus = load_data(job.data, index_folder(index, workdir), index).corpus
+    retriever = load_retriever(corpus, index, workdir, lambda: parts.llm)
+    models = acting_models(train(job, parts, workdir))
+    return evaluate_models(job, parts._replace(retriever=retriever), models, questions)
+
+
 def evaluate_reader(
     parts: Components, system: StandardRAG, questions: Sequence[Question]
 ) -> Result:
@@ -263,7 +355,7 @@ def training_speed(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def trial_lines(trial: Trial, rows: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Returns the lines of a trial in the table, one per name in `POLICIES`.
+    """Returns the lines of a trial in the table, one per policy.
 
     A score is in percent. All but the warm start's have their difference from the warm start, with
     its paired 95 % interval.
@@ -276,12 +368,12 @@ def trial_lines(trial: Trial, rows: Mapping[str, Mapping[str, Any]]) -> list[tup
     return [
         (
             *(trial.system, trial.seed, name.replace("_", " ")),
-            *(score_cell(warm[m], rows[name]["scores"][m], name != "warm_start") for m in METRICS),
-            round(rows[name]["wall_s"] / 60, 1),
-            round(rows[name]["peak_bytes"] / 1e9, 2),
-            rows[name].get("tokens_per_sec", ""),
+            *(score_cell(warm[m], row["scores"][m], name != "warm_start") for m in METRICS),
+            round(row["wall_s"] / 60, 1),
+            round(row["peak_bytes"] / 1e9, 2),
+            row.get("tokens_per_sec", ""),
         )
-        for name in POLICIES
+        for name, row in rows.items()
     ]
 
 

@@ -16,6 +16,7 @@ from jax_ragrl.models import by_name
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import load_job
 from jax_ragrl.run.evaluate import Result
+from jax_ragrl.run.pipeline import placed_sections
 from jax_ragrl.runtime.memory import peak_bytes, reset_peak
 from jax_ragrl.types import Passage, Question
 from tests import smollm2_shape
@@ -59,11 +60,13 @@ def run_trials(system, out, overrides, *more) -> int:
 def test_a_system_learns_from_labels_then_from_rewards(system, small, tmp_path, capsys):
     phases = "({'steps':1,'roles':('plan',)},{'steps':1,'roles':('analysis',)})"
     more = {"schedule.phases": phases} if system == "opera" else {}
-    assert run_trials(system, tmp_path, small | more) == 0
+    others = ("bm25", "hybrid") if system == "coda" else ()
+    options = [f"--retrievers={','.join(others)}"]
+    assert run_trials(system, tmp_path, small | more, *options) == 0
     table = capsys.readouterr().out.strip().splitlines()
-    assert [line.split(" | ")[2] for line in table[-4:]] == [
-        *("standard rag", "untrained", "warm start", "trained")
-    ]
+    policies = ("standard rag", "untrained", "warm start", "trained")
+    policies += tuple(f"trained, {name}" for name in others)
+    assert [line.split(" | ")[2] for line in table[-len(policies) :]] == [*policies]
     run = tmp_path / f"{system}-0"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2]
@@ -71,7 +74,7 @@ def test_a_system_learns_from_labels_then_from_rewards(system, small, tmp_path, 
     assert len(trained["scores"]["f1"]) == 4 and trained["peak_bytes"] > 1e7
     # A second call reads every stage.
     (run / "trained.json").write_text(json.dumps(trained | {"wall_s": 6000.0}))
-    assert run_trials(system, tmp_path, small | more) == 0
+    assert run_trials(system, tmp_path, small | more, *options) == 0
     assert "| 100.0 |" in capsys.readouterr().out
 
 
@@ -93,6 +96,20 @@ def test_the_real_model_takes_a_step(tmp_path):
 def test_a_baseline_folder_is_refused(tmp_path, capsys):
     assert run_trials("c3po", tmp_path, {}, f"--baseline={tmp_path}") == 2
     assert "--baseline" in capsys.readouterr().err
+
+
+def test_other_retrievers_are_for_a_pretrained_model_and_known(tmp_path, capsys):
+    assert main(["trials", "--retrievers=bm25", f"--out={tmp_path}"]) == 2
+    assert "give --configs smollm2" in capsys.readouterr().err
+    assert run_trials("c3po", tmp_path, {}, "--retrievers=bm26") == 2
+    assert "--retrievers is 'bm26'" in capsys.readouterr().err
+
+
+def test_a_hybrid_fuses_the_index_of_the_trial_with_words(tmp_path):
+    index = {"kind": "exact", "encoder": "hashed", "folder": str(tmp_path / "index")}
+    trial = real_trials.Trial("c3po", 0, {"index": index}, {})
+    words, vectors = placed_sections(real_trials.other_index("hybrid", trial, tmp_path), tmp_path)
+    assert (words.kind, vectors.folder) == ("bm25", index["folder"])
 
 
 def test_a_config_without_its_folder_is_a_one_line_error(tmp_path, capsys):
