@@ -2,7 +2,7 @@
 # A Slurm job that trains on several nodes: sbatch runs it in this checkout, which all nodes share.
 #
 #   sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 launch/slurm.sh \
-#       train --config=configs/c3po.py --config.mesh="(1,-1,1)" --workdir=/mnt/runs/c3po
+#       train --config=configs/c3po.py --workdir=/mnt/runs/c3po
 #
 # One task per GPU. If a node or a task dies, the job is queued again (up to RAGRL_RESTARTS times, 3
 # by default) and resumes from its newest checkpoint. A user error (exit code 2) ends it.

@@ -72,8 +72,8 @@ class SampleWork:
     def __post_init__(self) -> None:
         if self.mean and self.turns > 1:
             raise UserError(
-                f"--mean {self.mean} with --turns {self.turns}: turns have equal lengths; leave "
-                "one of both out"
+                f"--mean {self.mean} with --turns {self.turns}: turns have equal lengths: leave "
+                "one of the two options out"
             )
 
     @property

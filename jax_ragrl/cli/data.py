@@ -42,7 +42,8 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--encoder",
         default="",
-        help="text encoder: hashed, minilm, a folder, or OWNER/NAME (default: none, for bm25)",
+        help="text encoder: hashed, minilm, a folder, or OWNER/NAME (default: none for bm25, "
+        "hashed for other kinds)",
     )
     kind = "kind of search: bm25, scann, exact or pipeline (default: scann with an encoder)"
     sub.add_argument("--kind", default="", help=kind)

@@ -27,7 +27,9 @@ def add_commands(command: AddCommand) -> None:
     sub.add_argument("--explorer", type=local, metavar="FILE", help=explorer)
     live = "serve both pages instead of writing them: they follow the run while it trains"
     sub.add_argument("--serve", action="store_true", help=live)
-    sub.add_argument("--port", type=natural, default=8001, help="with --serve; 0 = any free port")
+    sub.add_argument(
+        "--port", type=natural, default=8001, help="TCP port of --serve; 0 = any free port"
+    )
     sub = command("evaluate", run_evaluate, "evaluate systems on questions", takes_config=True)
     sub.epilog = (
         "--config.recipe.KEY=VALUE and --config.shapes.KEY=VALUE change the systems of --run."
@@ -82,7 +84,9 @@ def _add_question_options(sub: argparse.ArgumentParser) -> None:
     limit = "questions per set, a random sample; 0 = all"
     sub.add_argument("--limit", type=natural, default=0, help=limit)
     sample = sub.add_mutually_exclusive_group()
-    sample.add_argument("--limit-seed", type=natural, default=0, help="seed of that sample")
+    sample.add_argument(
+        "--limit-seed", type=natural, default=0, help="random seed of the sample of --limit"
+    )
     sample.add_argument(
         "--first", action="store_true", help="--limit takes the first questions instead"
     )

@@ -54,7 +54,7 @@ def _add_source_options(sub: argparse.ArgumentParser) -> None:
 
 def _add_search_options(sub: argparse.ArgumentParser) -> None:
     _add_source_options(sub)
-    query = "text to search; without INDEX_FOLDER it is the only argument"
+    query = "text of the query; with --retriever or --config it is the only positional argument"
     sub.add_argument("query", nargs="?", metavar="QUERY", help=query)
     sub.add_argument("--queries", type=local, metavar="FILE", help="file with one query per line")
     questions = "question file in any known format, whose texts are the queries"
@@ -63,7 +63,7 @@ def _add_search_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object per query")
     run = "write a TREC run file instead of printing passages"
     sub.add_argument("--run", dest="run_file", type=local, metavar="FILE", help=run)
-    sub.add_argument("--tag", default="ragrl", help="name of the run in --run")
+    sub.add_argument("--tag", default="ragrl", help="run name that the file of --run holds")
     sub.epilog = f"{CONFIG_HELP} Give INDEX_FOLDER and QUERY next to each other."
 
 

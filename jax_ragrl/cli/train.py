@@ -101,7 +101,7 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
         "learns from labels"
     )
     sub.add_argument("--configs", default=TINY_CONFIGS, help=folder)
-    systems = "comma-separated names of files in that folder"
+    systems = "comma-separated names of files in the folder of --configs"
     sub.add_argument("--systems", default=",".join(PAPERS), help=systems)
     sub.add_argument("--seeds", default="0,1,2", help="comma-separated random seeds")
     count = "labeled questions per warm start of a pretrained model; 0 = all"

@@ -258,8 +258,8 @@ def _check_questions(settings: TableSettings, data: DataSet, cells: Cells) -> No
     questions = load_questions(settings._replace(questions=data.questions))
     if before != {fingerprint(questions)}:
         raise UserError(
-            f"the table has cells of other questions called {data.name!r} than {data.questions}: "
-            "give these another name (--data NAME=FILE), or use another --workdir"
+            f"the table already has cells of another question set named {data.name!r}: give "
+            f"{data.questions} another name (--data NAME=FILE), or use another --workdir"
         )
 
 

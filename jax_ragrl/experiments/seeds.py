@@ -126,8 +126,8 @@ def check_baseline(
         for trial in (baseline / folder.name, *own):
             if load_trained_scores(trial)["asked"] != questions_id:
                 raise UserError(
-                    f"{trial} was asked other held-out questions than {folder} will be: give both "
-                    "the same data and the same run.test_questions"
+                    f"{trial} has other held-out questions than {folder}: give both the same data "
+                    "and the same run.test_questions"
                 )
 
 
@@ -148,8 +148,8 @@ def load_trained_scores(folder: pathlib.Path) -> dict[str, Any]:
         )
     if not (file := folder / "trained.json").is_file():
         raise UserError(
-            f"{folder} is of a version that kept no scores: delete its summary.json and run its "
-            "'ragrl trials' again, which evaluates without further training"
+            f"{folder} was written by a version that stored no scores: delete its summary.json and "
+            "repeat its 'ragrl trials', which evaluates without training again"
         )
     row: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return row

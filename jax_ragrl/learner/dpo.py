@@ -203,7 +203,8 @@ def dpo_update(
     spec, state = policy
     if state.reference is None:
         raise UserError(
-            "DPO needs a reference, but objective.kl.where is 'none': choose another place"
+            "DPO needs a reference, but objective.kl.where is 'none': set it to loss, reward or "
+            "terminal"
         )
     # 1. Pack the pairs; both answers of a pair are in one row and share its prompt.
     (batches,) = _laid_out(spec, pairs).parts

@@ -157,7 +157,9 @@ class Tries:
         async with self._trial:
             if self._failures > failures:  # since this request began to wait
                 COUNTS["server_skipped"] += 1
-                raise EffectError(f"not asked: {self._failures} requests in a row failed before")
+                raise EffectError(
+                    f"not sent: the last {self._failures} requests to this server failed"
+                )
             if self._failures:
                 return await self._counted(attempt)
         return await self._counted(attempt)

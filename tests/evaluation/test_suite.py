@@ -135,7 +135,7 @@ def test_cells_of_other_questions_are_refused(sets, capsys, monkeypatch):
         before = len(requests)
         assert run(sets, address, "direct") == 2 and len(requests) == before
     message = capsys.readouterr().err
-    assert "other questions called 'two'" in message and "--data NAME=FILE" in message
+    assert "another question set named 'two'" in message and "--data NAME=FILE" in message
 
 
 def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):

@@ -131,13 +131,13 @@ def test_an_invalid_baseline_is_refused_before_training(tmp_path, monkeypatch):
         compare(tmp_path)
     fewer = types.SimpleNamespace(data=JOB.data, run=types.SimpleNamespace(test_questions=2))
     write_trial(tmp_path / "tree" / "a-0", 0.0, 1.0, job=fewer)
-    with pytest.raises(UserError, match=r"tree/a-0 was asked other held-out questions than .*line"):
+    with pytest.raises(UserError, match=r"tree/a-0 has other held-out questions than .*line"):
         compare(tmp_path)
     write_trial(tmp_path / "line" / "a-0", 0.0, 1.0, 1.0)
-    with pytest.raises(UserError, match=r"line/a-0 was asked other"):  # finished before
+    with pytest.raises(UserError, match=r"line/a-0 has other"):  # finished before
         compare(tmp_path, fewer)
     (tmp_path / "tree" / "a-0" / "trained.json").unlink()
-    with pytest.raises(UserError, match=r"kept no scores: delete its summary.json"):
+    with pytest.raises(UserError, match=r"stored no scores: delete its summary.json"):
         compare(tmp_path, fewer)
 
 
