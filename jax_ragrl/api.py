@@ -32,6 +32,7 @@ from jax_ragrl.run.inference import (
 )
 from jax_ragrl.run.workdir import claim_workdir
 from jax_ragrl.runtime.compile_cache import enable_compile_cache
+from jax_ragrl.systems.base import Recipe
 from jax_ragrl.training import loop
 from jax_ragrl.types import Question
 
@@ -111,15 +112,15 @@ def train(
       The run with its trained policies.
 
     Raises:
-      UserError: an invalid config, an unreachable environment, or training that diverges; a later
-        call with the same arguments continues from the newest checkpoint.
+      UserError: an invalid config, a reward that the credit does not read, an unreachable
+        environment, or training that diverges; a later call with the same arguments continues from
+        the newest checkpoint.
     """
     folder = local(workdir)
     job = claim_workdir(config, folder)
     # The function is not part of the config, so that a resumed run may pass another one.
     if reward is not None:
-        recipe = dataclasses.replace(job.recipe, reward=functools.partial(leaf_rewards, reward))
-        job = dataclasses.replace(job, recipe=recipe)
+        job = dataclasses.replace(job, recipe=_with_reward(job.recipe, reward))
     # Before the components, whose models are the first programs to compile.
     enable_compile_cache(folder)
     components = _components(job, folder, questions, retriever, llm)
@@ -129,6 +130,22 @@ def train(
     if not (job.run.steps or job.start_from or has_checkpoints(folder)):
         return TrainedRun(job, components, folder)
     return _with_trained_policies(job, components, RunCheckpoint(folder))
+
+
+def _with_reward(recipe: Recipe, reward: Reward) -> Recipe:
+    """Returns the recipe with a function of question and answer as its reward.
+
+    Raises:
+      UserError: the credit of the recipe does not read the rewards of answers.
+    """
+    if not recipe.reads_leaves:
+        raise UserError(
+            "reward is a function of the answer, but the roles of this system learn from their own "
+            "rewards: set config.credit, such as siblings, or leave out the reward"
+        )
+    leaves = functools.partial(leaf_rewards, reward)
+    # The terms of the former reward would not add up to this one.
+    return dataclasses.replace(recipe, reward=leaves, reward_terms=None)
 
 
 def open_run(

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import jax_ragrl as rag
+from jax_ragrl import api
+from jax_ragrl.run.config import load_job
 from jax_ragrl.types import Hits, Passage
 from tests.conftest import REPO
 
@@ -80,6 +82,18 @@ def test_a_run_uses_its_own_reward_and_retriever(tmp_path):
     question = run.questions["test"][0].text
     assert rag.ask(again, question) == rag.ask(run, question)
     assert question in rag.ask(run, question).transcript
+
+
+def test_a_reward_that_the_credit_does_not_read_is_refused(tmp_path):
+    config = rag.load_config("configs/tiny/opera.py", {"policy": "tiny"})
+    with pytest.raises(rag.UserError, match="roles of this system learn from their own rewards"):
+        rag.train(config, tmp_path, reward=lambda question, answer: 1.0)
+
+
+def test_a_reward_replaces_the_terms_of_the_former_one():
+    recipe = load_job(rag.load_config("configs/tiny/coda.py", {})).recipe
+    assert recipe.reward_terms is not None
+    assert api._with_reward(recipe, lambda question, answer: 1.0).reward_terms is None
 
 
 def test_a_run_without_steps_answers_with_its_untrained_policies(tmp_path):

@@ -25,14 +25,13 @@ from typing import Any
 import jax
 
 from jax_ragrl.errors import UserError
-from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.rollout.pipelining import ContextProxy
 from jax_ragrl.rollout.waiting import DEVICE
 from jax_ragrl.run.components import Components, build_components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.runtime.compile_cache import compile_seconds
-from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies
+from jax_ragrl.training.loop import learn, make_rollouts, prepare_policies, turns_to_train
 from jax_ragrl.training.rollouts import Rollouts
 
 FIRST_STEPS = 2  # first steps: they compile, and the first rollouts of a run are never stale
@@ -116,7 +115,7 @@ def _measure_step(
     rollouts.begin(policies, step + 1)
     roles = job.schedule.roles(step, tuple(job.policy_of))
     credit_N, weight_N = job.credit(rollout.forest, rollout.forest.reward_N)
-    turns = turns_of(rollout.forest, credit_N, weight_N, include_forced=job.train_forced)
+    turns = turns_to_train(job, rollout.forest, credit_N, weight_N)
     policies, _ = learn(job, policies, rollout.forest, turns, roles, step)
     # Updates are dispatched asynchronously: the step ends when the parameters are computed.
     jax.block_until_ready([policy.state.policy.params for policy in policies.values()])

@@ -20,7 +20,6 @@ from flax import nnx
 
 from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
-from jax_ragrl.learner.packing import turns_of
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
@@ -28,7 +27,13 @@ from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.pipelining import ContextProxy
 from jax_ragrl.run.components import Components, build_components, mesh_for
 from jax_ragrl.run.config import Job
-from jax_ragrl.training.loop import acting_environment, learn, prepare_policies, roll_out
+from jax_ragrl.training.loop import (
+    acting_environment,
+    learn,
+    prepare_policies,
+    roll_out,
+    turns_to_train,
+)
 from jax_ragrl.types import Question
 
 Interval = tuple[float, float]
@@ -132,7 +137,7 @@ def _measure_step(
     environment = _time_calls(acting_environment(job, components, policies), seconds)
     forest = roll_out(job, environment, questions, roles, step)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
-    turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+    turns = turns_to_train(job, forest, credit_N, weight_N)
     rollout_end = time.perf_counter()
     policies, _ = learn(job, policies, forest, turns, roles, step)
     # Updates are dispatched asynchronously: the step ends when the parameters are computed.

@@ -64,7 +64,7 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preference:
-    """The config section `preference`; of the objective, only `kl` is then used.
+    """The config section `preference`; the objective then only selects the credit and the KL.
 
     Fields:
       beta: inverse temperature of the loss.

@@ -16,6 +16,7 @@ to themselves only and have weight 0.
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -231,6 +232,31 @@ def turns_of(
             # Nodes are in topological order, so all ancestors are in `turns` already.
             turns[node] = turn._replace(previous=_previous(turn, turns, forest.parent_N))
     return list(turns.values())
+
+
+def carry_credit(
+    turns: Sequence[Turn], forest: Forest, credit_N: np.ndarray, longest: int
+) -> list[Turn]:
+    """Returns the turns with the credit of the nodes that are not trained.
+
+    For the immediate rewards of a conversation (`Recipe.turn_credit`): the reward of a turn that is
+    left out, such as one whose prompt was too long, goes to the nearest ancestor that is trained.
+
+    Args:
+      turns: the turns of a forest, see `turns_of`.
+      forest: the rollouts.
+      credit_N: float32, the credit of each node.
+      longest: the tokens of the longest row; a longer turn is not trained.
+    """
+    nodes = {t.node for t in turns if len(t.prompt) + len(t.ids) <= longest}
+    more: dict[int, float] = collections.defaultdict(float)
+    for node in np.flatnonzero(credit_N).tolist():
+        ancestor = node
+        while ancestor >= 0 and ancestor not in nodes:
+            ancestor = int(forest.parent_N[ancestor])
+        if ancestor != node:
+            more[ancestor] += float(credit_N[node])
+    return [turn._replace(credit=turn.credit + more[turn.node]) for turn in turns]
 
 
 def _previous(turn: Turn, turns: Mapping[int, Turn], parent_N: np.ndarray) -> int:

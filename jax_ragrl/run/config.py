@@ -307,10 +307,24 @@ class Job:
 
     def _check_update(self) -> None:
         """Raises `UserError` if the update lacks something that it reads."""
+        if self.preference is not None:
+            self._check_preference()
+        self._check_credit()
         if self.preference is None:
-            self._check_credit()
             self._check_staleness()
-        elif self.run.role_gradients_every:
+
+    def _check_preference(self) -> None:
+        """Raises `UserError` if preference pairs could not be made or trained."""
+        if self.recipe.width < 2:
+            raise UserError(
+                "preference compares the actions of one decision, but this system tries one action "
+                "per decision: use a system with trees, such as c3po, or leave it out"
+            )
+        if self.objective.kl.where == "none":
+            raise UserError(
+                "preference needs a reference, but objective.kl.where is 'none': use reward"
+            )
+        if self.run.role_gradients_every:
             raise UserError(
                 f"run.role_gradients_every is {self.run.role_gradients_every}, but the loss of "
                 "preference pairs is not a sum over roles: use 0"
@@ -319,8 +333,9 @@ class Job:
     def _check_credit(self) -> None:
         """Raises `UserError` if the recipe has no credit for the objective, or compares nothing."""
         rule, recipe = self.objective.advantage, self.recipe
-        rules = tuple(recipe.advantages) or GAE_ADVANTAGES
-        # Without `advantages` a recipe has one credit, for the advantages of a critic.
+        # Without `advantages` a recipe has one credit, for a critic or for preference pairs.
+        own = GAE_ADVANTAGES if self.preference is None else (rule,)
+        rules = tuple(recipe.advantages) or own
         if rule not in rules:
             raise UserError(
                 f"objective.advantage is {rule!r}, but the credit of this system is not made for "

@@ -73,9 +73,13 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         return recipe
     if credit in RETURN_CREDITS:
         rule = RETURN_CREDITS[credit]
+        if isinstance(recipe.credit, functools.partial) and recipe.credit.func is rule:
+            rule = recipe.credit  # with the settings of the recipe
         # GAE over a conversation sums rewards itself: it needs the reward of each turn alone.
-        turn_credit = immediate_credit if credit == "earned" else None
-        return dataclasses.replace(recipe, credit=rule, advantages={}, turn_credit=turn_credit)
+        turn_credit = recipe.turn_credit if credit == "earned" else None
+        return dataclasses.replace(
+            recipe, credit=rule, advantages={}, turn_credit=turn_credit, reads_leaves=True
+        )
     one_of("config.credit", credit, (OWN, *RETURN_CREDITS, *GROUP_CREDITS))
     # Siblings are the actions that the expander tries in one state; whole rollouts are copies.
     size = "width" if credit == "siblings" else "rollouts"
@@ -84,7 +88,7 @@ def with_credit(recipe: Recipe, credit: str, rollouts: int) -> Recipe:
         rule.__name__: functools.partial(GROUP_CREDITS[credit], rule=rule)
         for rule in (group_centred, group_normalised, leave_one_out)
     }
-    return dataclasses.replace(recipe, advantages=advantages, turn_credit=None)
+    return dataclasses.replace(recipe, advantages=advantages, turn_credit=None, reads_leaves=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,6 +143,8 @@ class Recipe:
         None: all.
       width: the maximum number of actions that the expander samples per prompt; `ragrl plan` needs
         it to size batches.
+      reads_leaves: whether the credit depends on the rewards of leaves; otherwise it reads only the
+        rewards of actions.
     """
 
     system: System
@@ -159,6 +161,7 @@ class Recipe:
     reward_terms: Callable[[Forest], Mapping[str, np.ndarray]] | None = None
     fixed_strategies: Mapping[str, System] = dataclasses.field(default_factory=dict)
     trainable: Callable[[Forest], np.ndarray] | None = None
+    reads_leaves: bool = True
 
     @property
     def evaluation_system(self) -> System:

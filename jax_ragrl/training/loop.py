@@ -23,7 +23,7 @@ from jax_ragrl.errors import Preempted
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
 from jax_ragrl.learner.grammars import role_grammars
-from jax_ragrl.learner.packing import Turn, turns_of
+from jax_ragrl.learner.packing import Turn, carry_credit, turns_of
 from jax_ragrl.learner.policies import (
     Policies,
     update_all,
@@ -123,9 +123,9 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
             )
             last = step + 1 == job.run.steps or is_spent(rows, metrics, job.run.token_budget)
             if is_evaluated := (step + 1) % job.run.eval_every == 0 or last:
+                rollouts.wait()  # an evaluation calls the same models
                 metrics |= dev_metrics(job, parts, policies, monitor, workdir, step + 1)
-                policies, metrics = _judge(policies, metrics, rows, step, warden)
-                _follow(job, rollouts, step, warden)
+                policies, metrics = _judge(policies, metrics, rows, step, warden, rollouts)
             metrics |= server_metrics() | programs.metrics(has_evaluation=is_evaluated)
             rows.append(log.write(step + 1, metrics, step_trees))
             # Stop a diverging run, or save.
@@ -175,7 +175,7 @@ def _take_step(
     forest = rollout.forest
     monitor.check_rollout(forest)
     credit_N, weight_N = job.credit(forest, forest.reward_N)
-    turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+    turns = turns_to_train(job, forest, credit_N, weight_N)
     clock.lap("time/rollout_s")
     # 2. Update.
     policies, metrics = learn(job, policies, forest, turns, roles, step)
@@ -187,8 +187,25 @@ def _take_step(
     metrics |= speed(metrics, tokens, clock.laps["time/train_s"], on_mesh=bool(job.mesh))
     # 4. Act on indicators of a collapse.
     policies = warden.act(policies, before, metrics_row(step + 1, metrics), forest)
-    _follow(job, rollouts, step, warden)
+    _follow(rollouts, warden)
     return policies, metrics | warden.metrics(), _saved_trees(job, parts, forest, credit_N, step)
+
+
+def turns_to_train(
+    job: Job, forest: Forest, credit_N: np.ndarray, weight_N: np.ndarray
+) -> list[Turn]:
+    """Returns the turns of a forest to train, each with its credit.
+
+    Args:
+      job: the run's config.
+      forest: the rollouts.
+      credit_N: float32, one number per node.
+      weight_N: float32, positive at the nodes to train.
+    """
+    turns = turns_of(forest, credit_N, weight_N, include_forced=job.train_forced)
+    if job.objective.gae_span != "conversation":
+        return turns
+    return carry_credit(turns, forest, credit_N, job.packing.row_lengths[-1])
 
 
 def _judge(
@@ -197,21 +214,21 @@ def _judge(
     rows: Sequence[Mapping[str, Any]],
     step: int,
     warden: Warden,
+    rollouts: Rollouts,
 ) -> tuple[Policies, dict[str, float]]:
     """Compares an evaluation with the best one before; arguments as in `train`."""
     metrics = metrics | drop(rows, metrics)
     policies = warden.judge(policies, metrics_row(step + 1, metrics))
+    _follow(rollouts, warden)
     return policies, metrics | warden.metrics()
 
 
-def _follow(job: Job, rollouts: Rollouts, step: int, warden: Warden) -> None:
+def _follow(rollouts: Rollouts, warden: Warden) -> None:
     """Adapts the rollouts in flight to the policies after a step; arguments as in `_take_step`."""
     if warden.has_rolled_back:
         rollouts.discard()  # they come from the policies that are given up
     elif warden.has_undone:
         rollouts.refresh()  # they come from the policies that are trained again
-    if (step + 1) % job.run.eval_every == 0 or step + 1 == job.run.steps:
-        rollouts.wait()  # an evaluation asks the same models
 
 
 def rollout_metrics(

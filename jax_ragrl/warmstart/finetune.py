@@ -195,7 +195,6 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
 
     data = batches(examples, run.batch_size, run.seed)
     policy = train_supervised(policy, data, encode, run.steps, out, run.save_every)
-    save_finetuned(trained_decoder(policy), tokenizer, out)
     after = _accuracy(run, sampling_model(policy), tokenizer, retriever, test)
     summary = {
         "rows": run.examples,
@@ -208,6 +207,8 @@ def fine_tune(run: Finetune, out: pathlib.Path) -> dict[str, Any]:
         "checkpoint": str(out / MODEL),
     }
     write_json(out / "summary.json", summary)
+    # At the end: the same call resumes unless there is a model.
+    save_finetuned(trained_decoder(policy), tokenizer, out)
     return summary
 
 

@@ -16,6 +16,7 @@ from jax_ragrl.learner.packing import (
     Layout,
     Minibatches,
     Turn,
+    carry_credit,
     common_prefix,
     conversations,
     group_turns,
@@ -234,6 +235,20 @@ def test_conversations_are_paths_of_continued_turns():
     actions = all_actions(lay_out(group_turns(turns, LAYOUT), ROLES, LAYOUT))
     paths = [[int(actions.node_A[a]) for a in path] for path in conversations(actions)]
     assert sorted(paths) == [[0, 2], [0, 3], [1]]
+
+
+def test_the_reward_of_a_turn_that_is_left_out_goes_to_the_turn_before_it():
+    """The last prompt was too long to sample from, the turn before it is longer than a row."""
+    (question,) = generate(0, 40).questions["train"][:1]
+    long = (1, 2, 3, *range(4, 40))
+    acts = [Action((1, 2), (3,), "a"), Action(long, (3,), "a"), Action((), (), "")]
+    records = [Record(k - 1, 0, "planner", k, (0,) * (k + 1), act) for k, act in enumerate(acts)]
+    forest, ones = build_forest((question,), records), np.ones(3, np.float32)
+    credit_N = np.array([0.5, 0.25, -2.0], np.float32)
+    turns = turns_of(forest, credit_N, ones)
+    assert [turn.credit for turn in turns] == [0.5, 0.25]
+    assert [turn.credit for turn in carry_credit(turns, forest, credit_N, 100)] == [0.5, -1.75]
+    assert carry_credit(turns, forest, credit_N, 20)[0].credit == -1.25
 
 
 def test_a_prompt_without_the_previous_context_continues_nothing():

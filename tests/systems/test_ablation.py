@@ -59,7 +59,7 @@ def test_an_incompatible_objective_is_rejected(system, changes):
         ("coda", PPO | {"credit": "reachable_leaves"}),
         ("c3po", {"credit": "child_mean"}),
         ("coda", {"objective.advantage": "leave_one_out", "credit": "rollouts"}),
-        ("opera", PPO | {"credit": "earned", "objective.gae_span": "conversation"}),
+        ("search_r1", PPO | {"credit": "earned", "objective.gae_span": "conversation"}),
     ],
 )
 def test_the_config_selects_credit_and_rollouts(system, changes):
@@ -89,12 +89,35 @@ def test_a_comparison_uses_the_named_rule(credit):
         (GRPO | {"credit": "rollouts"}, "rollouts 1"),
         (GRPO | {"credit": "roles"}, "rollouts 1"),
         (PPO | {"credit": "shared", "objective.gae_span": "conversation"}, "use 'turn'"),
+        (PPO | {"credit": "earned", "objective.gae_span": "conversation"}, "use 'turn'"),
         ({"rollouts": -1}, "config.rollouts is -1"),
     ],
 )
 def test_invalid_combinations_are_rejected(changes, message):
     with pytest.raises(UserError, match=message):
         job("c3po", changes)
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "message"),
+    [
+        ("mmoa_rag", {}, "tries one action per decision"),
+        ("c3po", {"objective.kl.where": "none"}, "needs a reference"),
+        ("c3po", {"credit": "siblings"}, "use group_centred or group_normalised"),
+    ],
+)
+def test_preferences_need_decisions_a_reference_and_the_credit_of_the_config(
+    system, changes, message
+):
+    assert job("c3po", {"preference.beta": 0.1}).preference is not None
+    with pytest.raises(UserError, match=message):
+        job(system, {"preference.beta": 0.1} | changes)
+
+
+def test_a_credit_by_its_name_keeps_the_settings_of_the_recipe():
+    own = job("c3po", {"recipe.tree.dead_leaf": "ignore"})
+    named = job("c3po", {"recipe.tree.dead_leaf": "ignore", "credit": "reachable_leaves"})
+    assert named.credit.keywords == own.credit.keywords and own.credit.keywords
 
 
 def test_c3po_strategies_are_compared_as_siblings():

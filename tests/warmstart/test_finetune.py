@@ -117,6 +117,19 @@ def test_a_run_learns_and_saves_a_model(tmp_path, kind):
     assert load_policy(summary["checkpoint"])[1].vocabulary() == tokenizer().vocabulary()
 
 
+class Interrupted:
+    """A function whose second call is interrupted."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls == 2:
+            raise KeyboardInterrupt
+        return self.function(*args)
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypatch, capsys):
     tokenizer().save(tmp_path / "tokenizer")
@@ -139,7 +152,11 @@ def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypat
     assert sft("cut") == 143 and len(steps) == 2
     assert sft("cut", "--config.seed=1") == 2
     assert "another config (config.seed differs)" in capsys.readouterr().err
-    assert sft("cut") == 0 and len(steps) == 8
+    monkeypatch.setattr(finetune, "_accuracy", interrupted := Interrupted(finetune._accuracy))
+    with pytest.raises(KeyboardInterrupt):  # in the evaluation after the training
+        sft("cut")
+    monkeypatch.setattr(finetune, "_accuracy", interrupted.function)
+    assert sft("cut") == 0 and len(steps) >= 8
     summaries = [tmp_path / out / "summary.json" for out in ("whole", "cut")]
     one, other = (json.loads(x.read_text()) | {"checkpoint": ""} for x in summaries)
     assert one == other

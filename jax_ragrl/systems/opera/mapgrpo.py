@@ -167,6 +167,11 @@ def sibling_advantages(
     return credit_N, weight_N
 
 
+def is_sampled(forest: Forest) -> np.ndarray:
+    """Returns whether the policy sampled each action, and not an expert alone, bool `[N]`."""
+    return forest.multiplicity_N > forest.forced_N
+
+
 def over_answers(
     forest: Forest, reward_N: np.ndarray, rule: Callable[..., Any]
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -50,7 +50,13 @@ from jax_ragrl.rollout.expand import Expander
 from jax_ragrl.systems.base import Recipe
 from jax_ragrl.systems.opera.expert import load_expert
 from jax_ragrl.systems.opera.grammar import PLAN, REWRITE
-from jax_ragrl.systems.opera.mapgrpo import OVER_ANSWERS, Groups, Injection, sibling_advantages
+from jax_ragrl.systems.opera.mapgrpo import (
+    OVER_ANSWERS,
+    Groups,
+    Injection,
+    is_sampled,
+    sibling_advantages,
+)
 from jax_ragrl.systems.opera.role_rewards import GOLD, PLAN_REWARDS, role_rewards
 from jax_ragrl.systems.opera.system import ROLES, Opera
 
@@ -144,6 +150,8 @@ def recipe(settings: Settings) -> Recipe:
         expander=functools.partial(groups, settings=settings),
         width=settings.group_size,
         advantages={"group_centred": credit, "group_normalised": grpo_credit},
+        trainable=None if settings.expert.gradient else is_sampled,  # with any credit
+        reads_leaves=False,  # roles have their own rewards
     )
 
 

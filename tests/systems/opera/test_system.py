@@ -13,6 +13,7 @@ from jax_ragrl.rollout.expand import Branching
 from jax_ragrl.rollout.tree import Action, Record, build_forest
 from jax_ragrl.run.evaluate import evaluate
 from jax_ragrl.systems import opera
+from jax_ragrl.systems.ablation import with_credit
 from jax_ragrl.systems.opera import Opera, Settings
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
 from jax_ragrl.systems.opera.rewards import SubGoal
@@ -304,6 +305,10 @@ def test_the_settings_select_whether_experts_are_trained(gradient):
     for credit in (opera_recipe.credit, opera_recipe.advantages["group_centred"]):
         advantage_N, weight_N = credit(forest, reward_N)
         assert weight_N.tolist() == [float(gradient), 1.0] and advantage_N[1] == -0.5
+    # Another credit has no setting for experts: it needs the nodes that may be trained.
+    siblings = with_credit(opera_recipe, "siblings", 0)
+    trainable = None if siblings.trainable is None else siblings.trainable(forest).tolist()
+    assert trainable == (None if gradient else [False, True])
 
 
 def test_a_plan_earns_its_rollouts_reward():
