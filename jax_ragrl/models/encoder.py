@@ -20,6 +20,7 @@ import numpy as np
 import transformers
 from flax import nnx
 from jax import Array
+from tokenizers import normalizers
 
 from jax_ragrl.corpus.chunks import Units
 from jax_ragrl.corpus.passages import passage_text
@@ -30,9 +31,11 @@ from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.models.module_weights import leaf_name, load_module
 from jax_ragrl.models.pooling import Dense, DenseSpec, SentenceModel
 from jax_ragrl.models.sentence_files import (
+    Prefixes,
     Settings,
     dense_spec,
-    known_prefixes,
+    lowers_case,
+    model_prefixes,
     read_json,
     read_modules,
     read_settings,
@@ -189,8 +192,8 @@ def encoder_units(source: str) -> Units:
     """
     folder, backbone, settings = read_config(source)
     tokenizer = load_tokenizer(read_modules(folder).transformer, backbone)
-    prefixes = known_prefixes(source) or (settings.query_prefix, settings.passage_prefix)
-    return token_units(source, tokenizer, prefixes[1] or "", settings.max_length)
+    prefix = model_prefixes(settings, source).passage
+    return token_units(source, tokenizer, prefix, settings.max_length)
 
 
 def token_units(source: str, tokenizer: Any, prefix: str, limit: int) -> Units:
@@ -251,6 +254,23 @@ def load_tokenizer(folder: pathlib.Path, backbone: Backbone) -> Any:
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {backbone.vocab}: "
             "take tokenizer and weights from one model"
         )
+    return with_lower_case(tokenizer, folder) if lowers_case(folder) else tokenizer
+
+
+def with_lower_case(tokenizer: Any, folder: pathlib.Path) -> Any:
+    """Returns a tokenizer that lowers the case of texts first, as `do_lower_case` asks.
+
+    Raises:
+      UserError: the tokenizer has no `tokenizer.json`.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{folder} lowers the case of texts, which needs a tokenizer.json: save its tokenizer "
+            "again with a current version of transformers"
+        )
+    backend = tokenizer.backend_tokenizer
+    former = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *former])
     return tokenizer
 
 
@@ -344,21 +364,19 @@ def _warn_of_defaults(folder: pathlib.Path, settings: Settings) -> None:
 def _with_prefixes(
     settings: Settings, source: str, query_prefix: str | None, passage_prefix: str | None
 ) -> Settings:
-    """Returns settings with the given prefixes, else the folder's, else the known ones."""
-    query, passage = settings.query_prefix, settings.passage_prefix
-    card = None if query or passage else known_prefixes(source)
-    if card and query_prefix is None and passage_prefix is None:
-        query, passage = card
+    """Returns settings with the prefixes of the call; one that is None is that of the model."""
+    own = Prefixes(settings.query_prefix, settings.passage_prefix)
+    model = model_prefixes(settings, source)
+    query = model.query if query_prefix is None else query_prefix
+    passage = model.passage if passage_prefix is None else passage_prefix
+    if model != own and None in (query_prefix, passage_prefix):
         warnings.warn(
-            f"the files of {source} name no prefixes: the model card asks for "
-            f"{query!r} and {passage!r}, which are used; give prefixes to replace them",
+            f"the files of {source} name no prefixes: its model card asks for {model.query!r} "
+            f"before queries and {model.passage!r} before passages. This call uses {query!r} and "
+            f"{passage!r}: give both prefixes to replace them",
             stacklevel=3,
         )
-    return dataclasses.replace(
-        settings,
-        query_prefix=query if query_prefix is None else query_prefix,
-        passage_prefix=passage if passage_prefix is None else passage_prefix,
-    )
+    return dataclasses.replace(settings, query_prefix=query, passage_prefix=passage)
 
 
 def _load_dense(folder: pathlib.Path, spec: DenseSpec) -> Dense:

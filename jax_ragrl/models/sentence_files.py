@@ -67,6 +67,17 @@ KNOWN_PREFIXES = {
 }
 
 
+def model_prefixes(settings: Settings, source: pathlib.Path | str) -> Prefixes:
+    """Returns the prefixes in a folder's files, or else those of a family known by its name.
+
+    Args:
+      settings: of the folder's files.
+      source: the name or folder of the model.
+    """
+    own = Prefixes(settings.query_prefix, settings.passage_prefix)
+    return own if any(own) else known_prefixes(source) or own
+
+
 def known_prefixes(source: pathlib.Path | str) -> Prefixes | None:
     """Returns the prefixes of a family by the name of a model or folder; None for another."""
     parts = pathlib.PurePath(str(source)).parts
@@ -172,18 +183,15 @@ def _pooling(path: pathlib.Path, default: str) -> str:
 
 
 def max_length(transformer: pathlib.Path) -> int:
-    """Returns the longest input that the files of a transformer set; `MOST` if none.
-
-    Raises:
-      UserError: the input's case is lowered, which is not supported.
-    """
+    """Returns the longest input that the files of a transformer set; `MOST` if none."""
     fields = read_json(transformer / "sentence_bert_config.json")
-    if fields.get("do_lower_case"):
-        raise UserError(
-            f"{transformer} lowers its input's case, which is not supported: use another encoder"
-        )
     tokenizer = read_json(transformer / "tokenizer_config.json").get("model_max_length")
     return min(int(fields.get("max_seq_length") or tokenizer or MOST), MOST)
+
+
+def lowers_case(transformer: pathlib.Path) -> bool:
+    """Returns whether the files of a transformer ask for texts in lower case, as those of BGE."""
+    return bool(read_json(transformer / "sentence_bert_config.json").get("do_lower_case"))
 
 
 def read_settings(folder: pathlib.Path, defaults: Settings | None = None) -> Settings:

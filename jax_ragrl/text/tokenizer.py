@@ -24,6 +24,7 @@ from jax_ragrl.text.token_bytes import token_bytes
 from jax_ragrl.types import Message
 
 CACHE_SIZE = 1 << 22  # cached tokens of contents: 16 MB, and their texts
+DATE = "26 Jul 2024"  # the default of Llama 3.2's template, without a clock
 # Stands for the content while a template is rendered: a private-use character, in no template.
 _HOLE = "\ue000"
 
@@ -216,7 +217,10 @@ class ChatTokenizer:
             [{"role": role, "content": _HOLE} for role in roles],
             tokenize=False,
             add_generation_prompt=True,
-            enable_thinking=thinking,  # a template that does not know the variable ignores it
+            # A template that does not know a variable ignores it.
+            enable_thinking=thinking,
+            # Llama 3.2 shows today's date otherwise: a resumed run would have other prompts.
+            date_string=DATE,
         )
         pieces = str(text).split(_HOLE)
         if len(pieces) != len(roles) + 1:

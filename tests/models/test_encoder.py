@@ -219,7 +219,6 @@ def test_old_names_of_weights_are_translated():
         (lambda f: (f / "tokenizer.json").unlink(), "the tokenizer of|no readable tokenizer"),
         (lambda f: change(f / "1_Pooling/config.json", pooling_mode_cls_token=True), "pooling"),
         (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "without the prefix"),
-        (lambda f: change(f / "sentence_bert_config.json", do_lower_case=True), "input's case"),
         (
             lambda f: (f / "modules.json").write_text('[{"type": "x.Dense", "path": "2"}]'),
             "Dense",
@@ -230,6 +229,18 @@ def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
     damage(copy)
     with pytest.raises(UserError, match=reason):
         encoder.load_encoder(copy)
+
+
+def test_a_folder_may_lower_the_case_of_texts(copy):
+    """As the files of BGE v1.5: the tokens of upper case are those of lower case."""
+    before = encoder.load_encoder(copy)
+    change(copy / "sentence_bert_config.json", do_lower_case=True)
+    # This tokenizer lowers the case itself, unless it is told not to.
+    change(copy / "tokenizer_config.json", do_lower_case=False)
+    lower = encoder.load_encoder(copy)
+    assert lower.tokenize(["The Film"]) == before.tokenize(["the film"])
+    change(copy / "sentence_bert_config.json", do_lower_case=False)
+    assert encoder.load_encoder(copy).tokenize(["The Film"]) != before.tokenize(["the film"])
 
 
 def test_a_missing_folder_error_lists_the_choices(tmp_path, monkeypatch):

@@ -112,9 +112,12 @@ def test_known_prefixes_apply_with_a_warning_unless_others_are_given(tmp_path):
     assert (known.settings.query_prefix, known.settings.passage_prefix) == ("query: ", "passage: ")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plain = encoder.load_encoder(folder, query_prefix="")
+        plain = encoder.load_encoder(folder, query_prefix="", passage_prefix="")
         again = encoder.from_description(known.describe())
     assert (plain.settings.query_prefix, plain.settings.passage_prefix) == ("", "")
+    with pytest.warns(UserWarning, match="uses 'q: ' and 'passage: '"):
+        one = encoder.load_encoder(folder, query_prefix="q: ")
+    assert (one.settings.query_prefix, one.settings.passage_prefix) == ("q: ", "passage: ")
     assert again.settings == known.settings
 
 
