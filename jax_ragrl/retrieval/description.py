@@ -10,6 +10,7 @@ import contextlib
 import pathlib
 import re
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 from jax_ragrl.config.kinds import FORMER_HASHED_WORDS, HASHED_WORDS, BM25Index, PipelineIndex
@@ -58,6 +59,17 @@ def _is_complete(description: Any) -> bool:
     return all(isinstance(description.get(name), kind) for name, kind in facts.items()) and (
         isinstance(encoder, dict) and isinstance(encoder.get("kind"), str)
     )
+
+
+def encoder_source(description: Mapping[str, Any]) -> str:
+    """Returns the name or folder of the encoder of an index.
+
+    Args:
+      description: its `index.json`. Without a source it is the kind, such as `hashed`; an index of
+        words has `none`.
+    """
+    encoder = description.get("encoder", {"kind": "none"})
+    return str(encoder.get("source", encoder["kind"]))
 
 
 def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:

@@ -254,7 +254,8 @@ def open_index(
     if _identity(encoder.describe()) != _identity(description["encoder"]):
         raise UserError(
             f"index {folder} was built with the encoder {description['encoder']}, but "
-            f"{encoder.describe()} is loaded: rerun 'ragrl index'"
+            f"{encoder.describe()} is loaded: name the encoder of the index, or rerun 'ragrl "
+            "index' in another folder"
         )
     return _open(files, description, corpus, encoder)
 

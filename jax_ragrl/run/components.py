@@ -40,6 +40,7 @@ from jax_ragrl.llm.local import LocalLLM
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.models.by_name import model_config, resolve_model
 from jax_ragrl.models.decoder import Decoder
+from jax_ragrl.models.encoder import MINILM
 from jax_ragrl.models.hf import load_decoder
 from jax_ragrl.models.hf_config import from_hf
 from jax_ragrl.models.int8 import quantize_decoder
@@ -49,7 +50,8 @@ from jax_ragrl.retrieval.base import Retriever
 from jax_ragrl.retrieval.bm25 import open_or_build_bm25
 from jax_ragrl.retrieval.dense import DenseRetriever
 from jax_ragrl.retrieval.description import FILE as INDEX_FILE
-from jax_ragrl.retrieval.description import read_description
+from jax_ragrl.retrieval.description import encoder_source, read_description
+from jax_ragrl.retrieval.embed import Encoder
 from jax_ragrl.retrieval.index import (
     build_index,
     folder_of,
@@ -426,7 +428,8 @@ def open_or_build_index(
       workdir: the folder of the run, which holds the index unless the config names another folder.
 
     Raises:
-      UserError: the index in the folder has another kind, dtype or encoder.
+      UserError: the index in the folder has another kind, dtype or encoder, or the encoder of the
+        config cannot be loaded.
     """
     folder = process_zero_first(lambda: corpus_folder(corpus, index, workdir))
     if not on_process_zero((folder / INDEX_FILE).exists):
@@ -435,7 +438,38 @@ def open_or_build_index(
             corpus, encoder, index.kind, folder, dtype=index.dtype, recall=index.recall
         )
     check_index_settings(index, folder)
-    return process_zero_first(lambda: open_index(folder, corpus))
+    return process_zero_first(
+        lambda: open_index(folder, corpus, _config_encoder(index, folder, corpus))
+    )
+
+
+def _config_encoder(index: VectorIndex, folder: pathlib.Path, corpus: Corpus) -> Encoder | None:
+    """Returns the encoder of a config; None if an index has the same one, by its name or folder."""
+    if not has_other_source(index, folder):
+        return None
+    description = read_description(folder)["encoder"]
+    # A config has no prefixes, and the index may have been built with others than the model's.
+    names = ("query_prefix", "passage_prefix")
+    prefixes = {name: description[name] for name in names if name in description}
+    return make_encoder(index.encoder, corpus, **prefixes)
+
+
+def has_other_source(index: VectorIndex, folder: pathlib.Path) -> bool:
+    """Whether a config names another encoder than the index in a folder, perhaps a moved copy.
+
+    Args:
+      index: the config of the index.
+      folder: of the index.
+    """
+    path = pathlib.Path(index.encoder)
+    # As `load_encoder` describes its source: a built-in encoder is a name in any folder.
+    is_folder = index.encoder not in BUILTIN and path.is_dir()
+    return encoder_source(read_description(folder)) != (
+        str(path.absolute()) if is_folder else index.encoder
+    )
+
+
+BUILTIN = {HASHED_WORDS, MINILM}
 
 
 def check_index_settings(index: VectorIndex, folder: pathlib.Path) -> None:
@@ -443,11 +477,9 @@ def check_index_settings(index: VectorIndex, folder: pathlib.Path) -> None:
     # `open_index` takes kind, dtype and encoder from the folder.
     description = read_description(folder)
     kind, dtype = description["kind"], description.get("dtype", "float32")
-    # An index of words has no encoder.
-    built_with = description.get("encoder", {"kind": "none"})
-    encoder = built_with.get("source", built_with["kind"])
-    # Encoders in folders are not compared: the same encoder may have moved to another folder.
-    is_builtin = {encoder, index.encoder} & {HASHED_WORDS, "minilm"}
+    encoder = encoder_source(description)
+    # Folders are not compared here, but `open_index` compares their encoders: one may have moved.
+    is_builtin = {encoder, index.encoder} & BUILTIN
     if (kind, dtype) != (index.kind, index.dtype) or (is_builtin and encoder != index.encoder):
         raise UserError(
             f"index {folder} is of kind {kind}, in {dtype}, with the encoder {encoder}, but "

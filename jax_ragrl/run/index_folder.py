@@ -24,7 +24,13 @@ from jax_ragrl.retrieval.description import FILE, read_description
 from jax_ragrl.retrieval.index import KINDS, open_index, read_corpus, with_gold
 from jax_ragrl.retrieval.recall import describe_quality
 from jax_ragrl.run.components import load_retriever, section_units
-from jax_ragrl.run.pipeline import LoadLLM, describe_pipeline, local_parts, pipeline_of
+from jax_ragrl.run.pipeline import (
+    LoadLLM,
+    describe_pipeline,
+    local_parts,
+    pipeline_of,
+    with_stored_encoders,
+)
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, process_zero_first
 
@@ -47,7 +53,8 @@ def open_folder(
     if description["kind"] == BM25Index.kind:
         return open_bm25(folder, corpus)
     if description["kind"] == PipelineIndex.kind:
-        return load_retriever(corpus, pipeline_of(description, folder), folder, llm)
+        index = with_stored_encoders(pipeline_of(description, folder), folder)
+        return load_retriever(corpus, index, folder, llm)
     return open_index(folder, corpus)
 
 

@@ -21,6 +21,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.llm.base import FrozenLLM
 from jax_ragrl.llm.listwise import ListwiseReranker
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.description import FILE, encoder_source, read_description
 from jax_ragrl.retrieval.fuse import FusedRetriever
 from jax_ragrl.retrieval.rerank import RerankedRetriever, Reranker, load_cross_encoder
 from jax_ragrl.runtime.multihost import process_zero_first
@@ -113,6 +114,25 @@ def pipeline_of(description: Mapping[str, Any], folder: pathlib.Path) -> Pipelin
     names = [field.name for field in dataclasses.fields(PipelineIndex)]
     values = {name: description[name] for name in names if name in description}
     return build(PipelineIndex, values | {"folder": str(folder)}, "index")
+
+
+def with_stored_encoders(index: PipelineIndex, folder: pathlib.Path) -> PipelineIndex:
+    """Returns a pipeline with the encoders that its indexes name.
+
+    An index names a folder by its absolute path, the pipeline as it was typed.
+
+    Args:
+      index: the pipeline.
+      folder: of the pipeline.
+    """
+    parts = tuple(map(_with_stored_encoder, placed_sections(index, folder)))
+    return dataclasses.replace(index, retrievers=parts)
+
+
+def _with_stored_encoder(part: SingleIndex) -> SingleIndex:
+    if not isinstance(part, VectorIndex) or not (pathlib.Path(part.folder) / FILE).exists():
+        return part
+    return dataclasses.replace(part, encoder=encoder_source(read_description(part.folder)))
 
 
 def local_parts(index: PipelineIndex) -> list[VectorIndex | BM25Index]:

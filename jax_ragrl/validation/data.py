@@ -15,12 +15,14 @@ from jax_ragrl.corpus.passages import fingerprint
 from jax_ragrl.corpus.questions import load_answered, load_mixture
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import check_bm25_settings
+from jax_ragrl.retrieval.description import encoder_source, read_description
 from jax_ragrl.retrieval.index import FILE, folder_of
 from jax_ragrl.retrieval.lengths import describe_long, long_passages
 from jax_ragrl.retrieval.measures import example_names, missing_gold
 from jax_ragrl.run.components import (
     check_index_settings,
     config_reading,
+    has_other_source,
     index_folder,
     section_units,
 )
@@ -184,4 +186,10 @@ def check_index(
         check_bm25_settings(index, folder)
     else:
         check_index_settings(index, folder)
+        if has_other_source(index, folder):
+            source = encoder_source(read_description(folder))
+            text = f"{folder} was built with the encoder {source}, but index.encoder is"
+            remedy = "a run opens it only if both are the same model"
+            yield Finding("warning", "index", f"{text} {index.encoder}: {remedy}")
+            return
     yield Finding("ok", "index", f"{folder} fits the corpus and the config")

@@ -1,5 +1,6 @@
 """The encoder equals transformers and committed vectors, and follows the files of its folder."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from jax_ragrl.corpus.passages import load_corpus
+from jax_ragrl.config.kinds import VectorIndex
+from jax_ragrl.corpus.passages import Corpus, load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.models import bert, encoder, text_batches
 from jax_ragrl.models.sentence_files import Settings, read_settings
-from jax_ragrl.retrieval.index import open_index, run_index
+from jax_ragrl.retrieval.index import build_index, open_index, run_index
+from jax_ragrl.run.components import open_or_build_index
 from jax_ragrl.types import Passage
 
 TINY = pathlib.Path(__file__).parent / "tiny_bert"
@@ -199,6 +202,21 @@ def test_an_index_remembers_its_prefixes(tmp_path):
     assert opened.encoder.settings.query_prefix == "who "
     with pytest.raises(UserError, match="hashed words have none"):
         run_index(corpus, tmp_path / "other", "hashed", "exact", None, query_prefix="who ")
+
+
+def test_a_run_opens_an_index_with_the_encoder_of_its_config(copy, tmp_path):
+    corpus = Corpus((Passage("1", "film", "rome"), Passage("2", "film", "oslo")))
+    built_with = encoder.load_encoder(copy, query_prefix="who ")
+    build_index(corpus, built_with, "exact", tmp_path / "index")
+    config = VectorIndex(str(copy), kind="exact", folder=str(tmp_path / "index"))
+    moved = pathlib.Path(shutil.move(copy, tmp_path / "moved"))
+    opened = open_or_build_index(corpus, dataclasses.replace(config, encoder=str(moved)), tmp_path)
+    assert opened.encoder.describe() == {**built_with.describe(), "source": str(moved)}
+    other = pathlib.Path(shutil.copytree(moved, tmp_path / "other"))
+    cls_pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    change(other / "1_Pooling" / "config.json", **cls_pooling)
+    with pytest.raises(UserError, match="was built with the encoder .*'mean'.* but .*'cls'"):
+        open_or_build_index(corpus, dataclasses.replace(config, encoder=str(other)), tmp_path)
 
 
 def test_old_names_of_weights_are_translated():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import shutil
 import threading
 
 import numpy as np
@@ -32,10 +34,11 @@ from jax_ragrl.rollout.expand import single_chain
 from jax_ragrl.run import pipeline, retrievers
 from jax_ragrl.run.components import index_folder, load_data, load_retriever
 from jax_ragrl.run.config import load_job, with_default_index
-from jax_ragrl.run.index_folder import open_folder
+from jax_ragrl.run.index_folder import build_section, open_folder
 from jax_ragrl.systems.baselines.standard import StandardRAG
 
 MADE = world.generate(0, 40)
+TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 
 
 @pytest.fixture
@@ -146,6 +149,25 @@ def test_the_frozen_model_of_the_run_orders_the_hits_in_the_thread_of_the_sample
 
     collect(system, single_chain, [question], Environment(NoActions(), retriever, llm))
     assert llm.threads == {threading.current_thread()}
+
+
+def test_the_parts_of_a_pipeline_are_opened_with_the_encoder_of_its_config(tmp_path, monkeypatch):
+    """Two encoders have one name, by which the folders of their indexes are named."""
+    small = Corpus(MADE.passages[:4])
+    for place in ("a", "b"):
+        shutil.copytree(TINY_BERT, tmp_path / place / "encoder")
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True}
+    (tmp_path / "b" / "encoder" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    monkeypatch.chdir(tmp_path)
+    parts = [VectorIndex(f"{place}/encoder", kind="exact") for place in ("a", "b")]
+    indexes = [PipelineIndex(retrievers=(part,), folder=str(tmp_path / "out")) for part in parts]
+    build_section(small, indexes[0], tmp_path / "out")
+    with pytest.raises(UserError, match="was built with the encoder"):
+        load_retriever(small, indexes[1], tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # the encoder has a relative path
+    opened = open_folder(tmp_path / "out", small)
+    assert opened.encoder.describe()["source"] == str(tmp_path / "a" / "encoder")
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """A wrong set-up has a line per mistake, with its remedy; all lines of a right one say ok."""
 
 import json
+import pathlib
 import re
+import shutil
 import socket
 import warnings
 
@@ -12,7 +14,9 @@ from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.kinds import BM25Index
 from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
+from jax_ragrl.models.encoder import load_encoder
 from jax_ragrl.retrieval.bm25 import build_bm25
+from jax_ragrl.retrieval.index import build_index
 from jax_ragrl.rollout.tree import Action, Record
 from jax_ragrl.run.config import load_job
 from jax_ragrl.types import LLMRequest, Message, Passage, Question
@@ -23,6 +27,8 @@ from jax_ragrl.validation.findings import Finding
 
 QUESTIONS = [{"id": f"q{n}", "question": f"{n}?", "answer": "a", "gold": ["p1"]} for n in range(20)]
 PASSAGES = [{"id": f"p{n}", "title": f"T{n}", "text": f"Text {n}."} for n in range(4)]
+
+TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 
 
 def write(path, rows):
@@ -169,6 +175,16 @@ def test_an_index_is_compared_with_the_corpus_and_the_settings(files, tmp_path):
     build_bm25(corpus, BM25Index(k1=0.9), tmp_path / "run" / "index")
     (line,) = errors(findings(files, workdir=tmp_path / "run"))
     assert "has the k1 0.9" in line
+
+
+def test_an_index_with_another_encoder_is_not_called_fitting(files, tmp_path):
+    copy = shutil.copytree(TINY_BERT, tmp_path / "copy")
+    corpus = load_corpus(tmp_path / "corpus.jsonl")
+    build_index(corpus, load_encoder(copy), "exact", tmp_path / "index")
+    keys = {"index.kind": "exact", "index.folder": str(tmp_path / "index")}
+    assert not errors(findings(files | keys | {"index.encoder": str(copy)}))
+    (line,) = errors(findings(files | keys | {"index.encoder": str(TINY_BERT)}))
+    assert line.startswith("warning") and f"built with the encoder {copy}, but" in line
 
 
 def test_each_endpoint_is_asked_once(tmp_path):
