@@ -64,8 +64,9 @@ def _add_index_options(sub: argparse.ArgumentParser) -> None:
 def _add_vector_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--dtype",
-        default="float32",
-        help="dtype of the vectors: float32, bfloat16 (half the size), or int8 for the kind exact",
+        default="",
+        help="dtype of the vectors: float32 (default), bfloat16 (half the size), or int8 for the "
+        "kind exact",
     )
     recall = "recall of the ten nearest for which scann is tuned, such as 0.98; 0 = not tuned"
     sub.add_argument("--recall", type=float, default=0.0, help=recall)
@@ -157,7 +158,7 @@ def _index_vectors(options: argparse.Namespace) -> dict[str, Any]:
         kind=options.kind or "scann",
         questions_path=options.questions,
         vectors_path=options.vectors,
-        dtype=options.dtype,
+        dtype=options.dtype or "float32",
         qrels_path=options.qrels,
         near_duplicates=options.near_duplicates,
         reading=_reading(options),

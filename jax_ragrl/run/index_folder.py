@@ -84,7 +84,7 @@ def section_of(options: Mapping[str, Any]) -> BM25Index | PipelineIndex | None:
 
 # The kinds that read an option.
 READERS = {
-    **dict.fromkeys(("encoder", "vectors", "query_prefix", "passage_prefix"), KINDS),
+    **dict.fromkeys(("encoder", "vectors", "dtype", "query_prefix", "passage_prefix"), KINDS),
     "recall": ("scann",),
     "language": (BM25Index.kind,),
     **dict.fromkeys(("retrievers", "fuse", "rerank", "candidates"), (PipelineIndex.kind,)),

@@ -215,7 +215,7 @@ def _publish(folder: pathlib.Path, version: str) -> None:
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises `UserError` if the options of `ragrl index` combine an update and a build."""
     for name in BUILD_OPTIONS:
-        if options[name] and options[name] != "float32":  # the default of --dtype
+        if options[name]:
             raise UserError(
                 f"--{name.replace('_', '-')} is {options[name]}, but --add and --remove keep the "
                 "settings of the index: leave it out, or build another index with --corpus"

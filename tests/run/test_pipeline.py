@@ -192,6 +192,9 @@ def test_the_command_builds_words_unless_there_is_an_encoder(files, capsys, corp
     assert "only bm25 reads this option" in capsys.readouterr().err
     index(files, "--encoder", "minilm", "--kind", "bm25", code=2)
     assert "--encoder is minilm, but --kind is bm25" in capsys.readouterr().err
+    for options in (("--kind", "bm25"), ("--retrievers", "bm25,hashed")):
+        index(files, *options, "--dtype", "bfloat16", code=2)
+        assert "only exact or scann reads this option" in capsys.readouterr().err
     index(files, "--kind", "flat", code=2)
     assert "use one of bm25, exact, scann, pipeline" in capsys.readouterr().err
 
