@@ -7,6 +7,7 @@ each with a claim about their difference. What cannot be decided here says why.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -164,7 +165,12 @@ def reproduce(
 
     Returns:
       The row of each claim, see `run_claim`.
+
+    Raises:
+      UserError: pytest is not installed, or cannot run the tests of a claim.
     """
+    if any(claim.tests for claim in claims):
+        _has_tests()  # an experiment before the tests may take hours
     out.mkdir(parents=True, exist_ok=True)
     # Several calls fill one file: an experiment may take hours, and tests take seconds.
     rows = {row["number"]: row for row in load_results(out / "claims.json")}
@@ -218,12 +224,43 @@ def prove(tests: Sequence[str]) -> str:
 
     Args:
       tests: as in `Claim`.
+
+    Raises:
+      UserError: pytest is not installed, or cannot run the tests.
     """
-    root = CONFIGS.parent
-    if not (root / "tests").is_dir():
+    if not _has_tests():
         return OPEN
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    return FAILS if subprocess.run(command, cwd=root, capture_output=True).returncode else HOLDS
+    options: Any = {"capture_output": True, "text": True, "errors": "replace"}
+    process = subprocess.run(command, cwd=CONFIGS.parent, **options)
+    # Other codes do not concern the claim: pytest was interrupted, or there is no such test.
+    if process.returncode not in VERDICTS:
+        cause = _last_error(f"{process.stdout}\n{process.stderr}")
+        raise UserError(
+            f"pytest could not run {' '.join(tests)} (exit code {process.returncode}: {cause}): "
+            f"run {' '.join(command)!r} in {CONFIGS.parent}, and correct the cause"
+        )
+    return VERDICTS[process.returncode]
+
+
+VERDICTS = {0: HOLDS, 1: FAILS}  # by the exit code of pytest
+
+
+def _last_error(output: str) -> str:
+    """Returns the last line of the output of pytest that begins with ERROR, or the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+
+
+def _has_tests() -> bool:
+    """Whether this is a checkout with tests; raises `UserError` if pytest is not installed."""
+    has_tests = (CONFIGS.parent / "tests").is_dir()
+    if has_tests and importlib.util.find_spec("pytest") is None:
+        raise UserError(
+            "pytest is not installed, but tests decide a claim: install the extra `test` with "
+            f"'pip install -e {CONFIGS.parent}[test]', or choose other claims with --claims"
+        )
+    return has_tests
 
 
 def weaker(verdict: str, proof: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,23 @@ def test_a_failing_test_contradicts_a_claim(tmp_path, monkeypatch):
     assert module.prove(["tests/test_a.py::test_b", "tests/test_a.py::test_c"]) == FAILS
     monkeypatch.setattr(module, "CONFIGS", tmp_path / "elsewhere" / "configs")
     assert module.prove(["tests/test_a.py::test_b"]) == OPEN
+
+
+def test_tests_that_cannot_run_contradict_no_claim(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("import absent_package\n")
+    monkeypatch.setattr(module, "CONFIGS", tmp_path / "configs")
+    with pytest.raises(UserError, match="could not run tests/b.py .exit code 4: ERROR: .*b.py"):
+        module.prove(["tests/b.py"])
+    with pytest.raises(UserError, match=r"exit code 2: ERROR .*test_a.py.*: run '.*-m pytest"):
+        module.prove(["tests/test_a.py"])
+    monkeypatch.setattr(module, "run_cells", None)  # the error comes before the experiments
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=r"pytest is not installed, .*\[test\]"),
+    ):
+        patch.setitem(sys.modules, "pytest", None)
+        reproduce([claim(tests=("tests/a.py::test_b",))], tmp_path / "out", (0,), 0)
 
 
 @pytest.mark.parametrize(
