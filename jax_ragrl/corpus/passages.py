@@ -9,7 +9,8 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class Corpus:
       passages: a tuple, or passages on disk that are read one by one (`store.StoredPassages`).
       stored_fingerprint: the fingerprint of passages on disk, whose ids were checked when they
         were written; empty for passages in memory.
+      reading: how the passages were read from a file, see `Reading.describe`; None: unknown.
 
     Raises:
       UserError: two passages share an id.
@@ -48,6 +50,7 @@ class Corpus:
 
     passages: Sequence[Passage]
     stored_fingerprint: str = dataclasses.field(default="", compare=False)
+    reading: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # Python's hashes differ between processes; here they are only compared with each other.
@@ -93,11 +96,11 @@ def load_corpus(
         else _cached_passages(pathlib.Path(path), format, folder, choose, reading)
     )
     if passages_on_disk is not None:
-        return Corpus(passages_on_disk, passages_on_disk.fingerprint)
+        return Corpus(passages_on_disk, passages_on_disk.fingerprint, reading.describe())
     # Without a cache, or if it cannot be written, the passages are kept in memory.
     passages = tuple(reading.passages(path, format))
     try:
-        return Corpus(passages)
+        return Corpus(passages, reading=reading.describe())
     except UserError as error:
         # A corpus does not know the file that it was read from.
         raise UserError(f"{path}: {error}") from error

@@ -5,7 +5,8 @@ of the word in the passage (Robertson and Zaragoza 2009); the methods differ as 
 2020. Words are runs of at least two letters or digits in lower case, without stop words, stemmed by
 Snowball. Hits have a word of the query.
 
-index.json  corpus fingerprint, kind, language, k1, b, method, count; written last
+index.json  corpus fingerprint, kind, language, k1, b, method, count, and `reading`, see `Corpus`;
+            written last
 passages/   the corpus, see `corpus.store`, if it was read from a file
 bm25/       scores per word, as `bm25s` writes them; memory-mapped
 """
@@ -36,6 +37,7 @@ from jax_ragrl.retrieval.description import (
     drop_versions,
     files_folder,
     read_description,
+    reading_facts,
 )
 from jax_ragrl.retrieval.lengths import report_long
 from jax_ragrl.runtime.jsonl import write_json
@@ -198,7 +200,7 @@ def describe(corpus: Corpus, index: BM25Index) -> dict[str, Any]:
     """Returns the content of `index.json`."""
     settings = {name: getattr(index, name) for name in SETTINGS}
     count = {"corpus": corpus.fingerprint, "kind": index.kind, "count": len(corpus)}
-    return {**count, **settings}
+    return {**count, **settings, **reading_facts(corpus)}
 
 
 def open_bm25(folder: pathlib.Path | str, corpus: Corpus) -> BM25Retriever:

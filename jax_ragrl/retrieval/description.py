@@ -21,6 +21,7 @@ from jax_ragrl.json_text import loads
 FILE = "index.json"
 PASSAGES = "passages"
 VERSION = "folder"  # the key of the subfolder; absent if the files are in the folder itself
+READING = "reading"  # the key of `Corpus.reading`, by which an update reads further passages
 UPDATE = re.compile(r"update-(\d+)")
 # The keys of every index and the keys of an index of vectors, with the types of their values.
 FACTS = {"corpus": str, "kind": str, "count": int}
@@ -55,9 +56,11 @@ def _is_complete(description: Any) -> bool:
         return False
     has_vectors = description.get("kind") not in (BM25Index.kind, PipelineIndex.kind)
     facts = FACTS | (VECTOR_FACTS if has_vectors else {})
-    encoder = description.get("encoder", {"kind": ""})
-    return all(isinstance(description.get(name), kind) for name, kind in facts.items()) and (
-        isinstance(encoder, dict) and isinstance(encoder.get("kind"), str)
+    encoder, reading = description.get("encoder", {"kind": ""}), description.get(READING, {})
+    return (
+        all(isinstance(description.get(name), kind) for name, kind in facts.items())
+        and (isinstance(encoder, dict) and isinstance(encoder.get("kind"), str))
+        and isinstance(reading, dict)
     )
 
 
@@ -70,6 +73,11 @@ def encoder_source(description: Mapping[str, Any]) -> str:
     """
     encoder = description.get("encoder", {"kind": "none"})
     return str(encoder.get("source", encoder["kind"]))
+
+
+def reading_facts(corpus: Corpus) -> dict[str, Any]:
+    """Returns the entry of `index.json` on how a corpus was read; empty if that is unknown."""
+    return {} if corpus.reading is None else {READING: dict(corpus.reading)}
 
 
 def check_corpus(folder: pathlib.Path, description: dict[str, Any], corpus: Corpus) -> None:

@@ -1,7 +1,8 @@
 """An index: a folder with the vectors of a corpus, built once and opened by every run.
 
-index.json  corpus fingerprint, encoder, kind, dimension, count, dtype; written last. Of the kind
-            `scann` also `files`, the SHA-256 of the searcher's, and `search`, see `tune`
+index.json  corpus fingerprint, encoder, kind, dimension, count, dtype, and `reading`, see
+            `Corpus`; written last. Of the kind `scann` also `files`, the SHA-256 of the searcher's,
+            and `search`, see `tune`
 passages/   the corpus, see `corpus.store`, if it was read from a file
 vectors/    [count, dimension] in that dtype, or float32 for int8, see `shards`
 codes/      for the dtype int8, with `scales/`, see `int8`
@@ -40,10 +41,12 @@ from jax_ragrl.retrieval.dense import DenseRetriever, Searcher
 from jax_ragrl.retrieval.description import (
     FILE,
     PASSAGES,
+    READING,
     check_corpus,
     drop_versions,
     files_folder,
     read_description,
+    reading_facts,
 )
 from jax_ragrl.retrieval.embed import Encoder, KnownVectors, embed
 from jax_ragrl.retrieval.exact import ExactSearcher
@@ -205,6 +208,7 @@ def _write_description(
         "encoder": encoder.describe(),
         "dimension": encoder.dimension,
         "count": len(corpus),
+        **reading_facts(corpus),
         **facts,
     }
     write_json(folder / FILE, description)
@@ -266,7 +270,7 @@ def stored_corpus(folder: pathlib.Path) -> Corpus:
     Raises:
       UserError: the folder holds no index, or no passages.
     """
-    read_description(folder)  # a folder without an index is another error
+    description = read_description(folder)  # a folder without an index is another error
     try:
         passages = StoredPassages(files_folder(folder) / PASSAGES)
     except (OSError, ValueError) as error:
@@ -274,7 +278,7 @@ def stored_corpus(folder: pathlib.Path) -> Corpus:
             f"{folder} holds no passages ({error}), because its corpus was not read from a file: "
             "give the file (--corpus), or the config that built it (--config)"
         ) from error
-    return Corpus(passages, passages.fingerprint)
+    return Corpus(passages, passages.fingerprint, description.get(READING))
 
 
 def load_indexed(
@@ -307,7 +311,7 @@ def load_indexed(
         source = store.source_of(path, None, reading.describe())
         for sibling in _siblings(folder):
             if (passages := store.open_passages(sibling / PASSAGES, source)) is not None:
-                return Corpus(passages, passages.fingerprint)
+                return Corpus(passages, passages.fingerprint, reading.describe())
     cache = passages_folder(folder)
 
     def choose(fingerprint: str) -> pathlib.Path:
@@ -372,6 +376,11 @@ def stored_reading(path: pathlib.Path, folder: pathlib.Path) -> Reading:
     if not parts:
         return AS_IS
     print(f"ragrl: {path} is read as for the index {folder}: {json.dumps(parts)}", file=sys.stderr)
+    return reading_of(parts)
+
+
+def reading_of(parts: Mapping[str, Any]) -> Reading:
+    """Returns the reading that `Reading.describe` described; loads the units of its chunks."""
     chunk = dict(parts.get("chunk", {}))
     units = units_of(chunk.pop("units", WORDS.name))
     return Reading(parts.get("fields", {}), Chunks(**chunk) if chunk else None, units)

@@ -18,8 +18,9 @@ import numpy as np
 
 from jax_ragrl.config.kinds import HASHED_WORDS, BM25Index, PipelineIndex
 from jax_ragrl.corpus import store
-from jax_ragrl.corpus.formats import iter_passages
+from jax_ragrl.corpus.chunks import WORDS
 from jax_ragrl.corpus.passages import Corpus
+from jax_ragrl.corpus.reading import AS_IS, Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.bm25 import SETTINGS
 from jax_ragrl.retrieval.description import (
@@ -33,12 +34,12 @@ from jax_ragrl.retrieval.description import (
 )
 from jax_ragrl.retrieval.embed import KnownVectors
 from jax_ragrl.retrieval.hashed_words import HashedEncoder
-from jax_ragrl.retrieval.index import build_index, reload_encoder, stored_corpus
+from jax_ragrl.retrieval.index import build_index, reading_of, reload_encoder, stored_corpus
 from jax_ragrl.retrieval.shards import MappedArray
 from jax_ragrl.run.index_folder import build_section
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
-from jax_ragrl.types import Passage
+from jax_ragrl.types import CHUNK, Passage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +49,18 @@ class Changes:
     Fields:
       add: a file of new passages in any known format; None: no new passages.
       removed_ids: ids of passages that are removed.
+      reading: how new passages are read.
     """
 
     add: pathlib.Path | None
     removed_ids: frozenset[str]
+    reading: Reading = AS_IS
 
     def source(self, fingerprint: str) -> list[Any]:
         """Identifies the changed corpus, given the fingerprint of the former one."""
         ids = hashlib.sha256(json.dumps(sorted(self.removed_ids)).encode()).hexdigest()
-        return [fingerprint, store.source_of(self.add, None) if self.add else None, ids]
+        reading = self.reading.describe()
+        return [fingerprint, store.source_of(self.add, None, reading) if self.add else None, ids]
 
 
 def update_index(
@@ -69,7 +73,8 @@ def update_index(
 
     Args:
       folder: of the index, with its passages.
-      add: passages in any known format, whose ids are new.
+      add: passages in any known format, whose ids are new; they are divided, and their fields
+        named, as those of the index.
       remove: one id per line.
 
     Returns:
@@ -77,7 +82,8 @@ def update_index(
       `seconds`.
 
     Raises:
-      UserError: no index, a pipeline, an id that the index lacks, or one that occurs twice.
+      UserError: no index, a pipeline, an id that the index lacks, one that occurs twice, or new
+        passages for chunks of an unknown size.
     """
     start = time.perf_counter()
     description = read_description(folder)
@@ -88,7 +94,8 @@ def update_index(
         )
     # All input is checked before the first file is written.
     former = stored_corpus(folder)
-    changes = Changes(add, read_ids(remove) if remove else frozenset())
+    reading = process_zero_first(lambda: former_reading(former, folder)) if add else AS_IS
+    changes = Changes(add, read_ids(remove) if remove else frozenset(), reading)
     row_Y = remaining_rows(former.passages, changes.removed_ids, folder)
     version = on_process_zero(lambda: next_version(folder))
     corpus = process_zero_first(lambda: _write_corpus(folder, version, former, changes, row_Y))
@@ -101,6 +108,31 @@ def update_index(
         "removed": len(former) - len(row_Y),
         "seconds": round(time.perf_counter() - start, 2),
     }
+
+
+def former_reading(former: Corpus, folder: pathlib.Path) -> Reading:
+    """Returns how the passages of an index were read.
+
+    Args:
+      former: the passages.
+      folder: of the index.
+
+    Raises:
+      UserError: they are chunks, but an earlier version built the index and did not record how.
+    """
+    if former.reading is None:
+        if any(CHUNK.search(passage.id) for passage in former.passages):
+            raise UserError(
+                f"{folder} has chunks of passages, but {FILE} does not say how they were divided, "
+                "so that new ones cannot be: rerun 'ragrl index --corpus' with --chunk on all "
+                "passages"
+            )
+        return AS_IS
+    parts, encoder = dict(former.reading), read_description(folder).get("encoder", {})
+    if parts.get("chunk", {}).get("units", WORDS.name) != WORDS.name and "source" in encoder:
+        # The name of the units is the encoder as it was typed, maybe relative to another folder.
+        parts["chunk"] = {**parts["chunk"], "units": encoder["source"]}
+    return reading_of(parts)
 
 
 def read_ids(path: pathlib.Path) -> frozenset[str]:
@@ -156,13 +188,13 @@ def _write_corpus(
     def passages() -> Iterator[Passage]:
         yield from (former.passages[n] for n in row_Y.tolist())
         if changes.add:
-            yield from iter_passages(changes.add)
+            yield from changes.reading.passages(changes.add)
 
     written_rows = store.open_passages(target, source)
     if written_rows is None:
         store.write_passages(passages(), target, source, changes.add or folder)
         written_rows = store.StoredPassages(target)
-    return Corpus(written_rows, written_rows.fingerprint)
+    return Corpus(written_rows, written_rows.fingerprint, former.reading)
 
 
 def _build(corpus: Corpus, folder: pathlib.Path, version: str, row_Y: np.ndarray) -> None:
@@ -225,5 +257,5 @@ def check_options(options: Mapping[str, Any]) -> None:
 BUILD_OPTIONS = (
     *("corpus", "encoder", "kind", "dtype", "recall", "language", "retrievers", "fuse", "rerank"),
     *("candidates", "questions", "qrels", "near_duplicates", "vectors", "query_prefix"),
-    "passage_prefix",
+    *("passage_prefix", "chunk", "fields"),
 )

@@ -1,23 +1,28 @@
 """An updated index is the index of the changed corpus, whole at every moment."""
 
+import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from jax_ragrl.cli.main import main
 from jax_ragrl.config.kinds import BM25Index
+from jax_ragrl.corpus.chunks import Chunks
 from jax_ragrl.corpus.passages import Corpus, load_corpus, save_corpus
+from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval import embed, index, shards
 from jax_ragrl.retrieval.bm25 import build_bm25
 from jax_ragrl.retrieval.description import files_folder
-from jax_ragrl.retrieval.index import build_index, load_indexed
+from jax_ragrl.retrieval.index import build_index, load_indexed, stored_corpus
 from jax_ragrl.run import update_index as updates
 from jax_ragrl.run.retrievers import open_folder
 from jax_ragrl.run.update_index import update_index
 from jax_ragrl.types import Passage
 
+TINY_BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 WORDS = "harbor river mayor city film motors novel garden".split()
 ALL = tuple(
     Passage(f"p{n}", "", f"{WORDS[n % 8]} {WORDS[n // 8 % 8]} of {WORDS[n % 5]}") for n in range(30)
@@ -151,6 +156,59 @@ def test_ids_that_cannot_be_changed_are_named(files):
     with pytest.raises(UserError, match="every passage of .* is removed"):
         update_index(files / "index", None, files / "gone")
     assert len(open_folder(files / "index").corpus) == 20
+
+
+LONG = "One two three. Four five six. Seven eight nine."
+
+
+def write_long(path, *names):
+    rows = ({"key": name, "body": LONG} for name in names)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "options", [("--kind", "bm25"), ("--encoder", "hashed", "--kind", "exact")]
+)
+def test_new_passages_are_read_and_divided_as_the_others(tmp_path, capsys, options):
+    out, fields = ["--out", str(tmp_path / "index")], ["--chunk", "4,0", "--fields", "id=key"]
+    corpus = write_long(tmp_path / "first", "a")
+    assert main(["index", *out, "--corpus", corpus, *fields, *options]) == 0
+    # Twice, because an update must keep how the index was read.
+    for name in ("b", "c"):
+        assert main(["index", *out, "--add", write_long(tmp_path / name, name)]) == 0
+    passages = stored_corpus(tmp_path / "index").passages
+    assert [(p.id[0], p.text) for p in passages] == [
+        (name, part) for name in "abc" for part in LONG.replace(". ", ".\n").split("\n")
+    ]
+    for option in (["--chunk", "4"], ["--fields", "id=other"]):
+        assert main(["index", *out, "--add", write_long(tmp_path / "d", "d"), *option]) == 2
+        assert f"{option[0]} is {option[1]}, but --add" in capsys.readouterr().err
+
+
+def test_the_units_of_chunks_are_those_of_the_encoder_of_the_index(tmp_path):
+    """The path of the encoder was relative to another folder when the index was built."""
+    reading = {"chunk": {"size": 4, "overlap": 0, "units": "models/tiny_bert"}}
+    encoder = {"kind": "bert", "source": str(TINY_BERT)}
+    facts = {"corpus": "f", "kind": "exact", "count": 1, "dimension": 16, "encoder": encoder}
+    (tmp_path / "index.json").write_text(json.dumps(facts))
+    former = updates.former_reading(Corpus(FIRST, reading=reading), tmp_path)
+    assert former.chunks == Chunks(4, 0) and former.units.name == str(TINY_BERT)
+
+
+def test_chunks_of_an_unknown_size_get_no_further_ones(tmp_path):
+    corpus = load_corpus(
+        write_long(tmp_path / "first", "a"),
+        folder=tmp_path / "index" / "passages",
+        reading=Reading({"id": "key"}, Chunks(4, 0)),
+    )
+    build("exact", "float32", dataclasses.replace(corpus, reading=None), tmp_path / "index")
+    with pytest.raises(UserError, match=r"does not say how they were divided.* with --chunk"):
+        update_index(tmp_path / "index", tmp_path / "first")
+    (tmp_path / "gone").write_text(corpus.passages[0].id)
+    assert update_index(tmp_path / "index", None, tmp_path / "gone")["count"] == 2
+    with pytest.raises(UserError, match="does not say how they were divided"):
+        update_index(tmp_path / "index", tmp_path / "first")
 
 
 def test_the_command_updates_words_whose_weights_depend_on_the_corpus(files, capsys):
