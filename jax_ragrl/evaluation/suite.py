@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import pathlib
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +23,18 @@ from jax_ragrl.config.kinds import BM25Index, parse_local_index
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.corpus.data_path import data_path, set_name
 from jax_ragrl.corpus.formats import FORMATS, detect
-from jax_ragrl.corpus.passages import load_corpus
-from jax_ragrl.corpus.questions import fingerprint
+from jax_ragrl.corpus.passages import Corpus, load_corpus
+from jax_ragrl.corpus.questions import fingerprint, load_answered
 from jax_ragrl.corpus.reading import Reading
 from jax_ragrl.errors import UserError
-from jax_ragrl.evaluation.registry import BuildContext
+from jax_ragrl.evaluation.registry import LEARNERS, BuildContext
 from jax_ragrl.evaluation.table import (
+    RUN,
     TableModels,
     TableSettings,
     build_context,
     evaluate_system,
+    limit_questions,
     load_models,
     load_questions,
     open_retriever,
@@ -38,8 +42,10 @@ from jax_ragrl.evaluation.table import (
     select_systems,
 )
 from jax_ragrl.retrieval.base import Retriever
+from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.recall import report_gold
 from jax_ragrl.rollout.costs import FREE
+from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import load_retriever, server_retriever
 from jax_ragrl.run.config import parse_index
 from jax_ragrl.run.evaluate import METRIC_NAMES
@@ -47,6 +53,7 @@ from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.types import Question
 
 CELL_SCORES = ("f1", "em", "cover_em")
+PASSAGE_KEYS = ("corpus", "index")  # of a cell, see `_passages_of`
 CELL_TOKENS = ("llm_prompt_tokens", "llm_completion_tokens", "policy_tokens")
 Cell = Mapping[str, Any]
 Cells = Mapping[tuple[str, str], Cell]  # by question set and system
@@ -107,13 +114,18 @@ def evaluate_suite(
     # Before models are loaded, which takes long.
     for data in sets:
         _check_questions(settings, data, cells)
+        _check_passages(settings, data, cells, workdir)
+        _check_train(settings, data, cells)
+        _drop_outdated(workdir / "rows.jsonl", data, names, cells)
     open_set_retriever = _retriever_opener(settings, workdir, encoder)
     models = load_models(settings)
     bar = tqdm.tqdm(total=len(sets) * len(names), unit="cell", disable=None)
     for data in sets:
         missing = [name for name in names if (data.name, name) not in cells]
         bar.update(len(names) - len(missing))
-        open_set = _open_set(settings, data, models, open_set_retriever) if missing else None
+        open_set = None
+        if missing:
+            open_set = _open_set(settings, data, models, open_set_retriever, workdir)
         for name in missing:
             bar.set_description(f"{data.name} {name}")
             cells[data.name, name] = cell = _evaluate_cell(name, open_set, models)
@@ -173,10 +185,18 @@ def _corpus_of(settings: TableSettings, data: DataSet) -> pathlib.Path:
 
 
 class OpenSet(NamedTuple):
-    """A question set that is ready for evaluation; if opening it failed, only `error` is set."""
+    """A question set that is ready for evaluation; if opening it failed, only `error` is set.
+
+    Fields:
+      context: the inputs of its systems.
+      questions: its questions.
+      passages: identifies its corpus or index, see `_passages_of`.
+      error: the cell of each system if opening failed.
+    """
 
     context: BuildContext | None = None
     questions: Sequence[Question] = ()
+    passages: Mapping[str, str] = {}
     error: Cell | None = None
 
 
@@ -189,14 +209,43 @@ def _retriever_opener(
         return lambda data: server
 
     def open_set_retriever(data: DataSet) -> Retriever:
-        assert data.corpus is not None, "with_corpora sets it"
-        # The same file may be written as a relative and as an absolute path.
-        is_shared = settings.corpus and data.corpus.resolve() == settings.corpus.resolve()
-        if settings.index_folder and is_shared:
+        if _is_indexed(settings, data):
             return open_retriever(settings)
-        return _open_index(data.corpus, workdir, encoder, Reading(settings.fields))
+        return _open_index(_load_passages(settings, data, workdir), workdir, encoder)
 
     return open_set_retriever
+
+
+def _is_indexed(settings: TableSettings, data: DataSet) -> bool:
+    """Whether a set is searched with `--index`."""
+    if not (settings.index_folder and settings.corpus and data.corpus):
+        return False
+    # The same file may be written as a relative and as an absolute path.
+    return data.corpus.resolve() == settings.corpus.resolve()
+
+
+def _load_passages(settings: TableSettings, data: DataSet, workdir: pathlib.Path) -> Corpus:
+    """Loads the corpus of a set, which is cached in the work folder."""
+    assert data.corpus is not None, "with_corpora sets it"
+    # The digest of the path keeps corpora with the same file name apart.
+    digest = hashlib.sha256(str(data.corpus.resolve()).encode()).hexdigest()[:16]
+    folder = workdir / "passages" / digest
+    return load_corpus(data.corpus, folder=folder, reading=Reading(settings.fields))
+
+
+def _passages_of(settings: TableSettings, data: DataSet, workdir: pathlib.Path) -> dict[str, str]:
+    """Identifies the corpus of a set, or the index if `--index` is of this corpus.
+
+    Empty if a server searches; `table.json` holds its address.
+    """
+    if data.corpus is None:
+        return {}
+    if not _is_indexed(settings, data):
+        return {"corpus": _load_passages(settings, data, workdir).fingerprint}
+    assert settings.index_folder is not None, "the set is searched with it"
+    # The description holds the fingerprint of the passages, and the settings of the index.
+    description = json.dumps(read_description(settings.index_folder), sort_keys=True)
+    return {"index": hashlib.sha256(description.encode()).hexdigest()[:16]}
 
 
 def _open_set(
@@ -204,8 +253,17 @@ def _open_set(
     data: DataSet,
     models: TableModels,
     open_set_retriever: Callable[[DataSet], Retriever],
+    workdir: pathlib.Path,
 ) -> OpenSet:
-    """Opens the retriever of a set and loads its questions."""
+    """Opens the retriever of a set and loads its questions.
+
+    Args:
+      settings: settings of the table.
+      data: the set.
+      models: models of the table.
+      open_set_retriever: opens the retriever of a set.
+      workdir: the work folder of the table.
+    """
     try:
         retriever = open_set_retriever(data)
         context = build_context(settings, models, retriever)
@@ -213,18 +271,13 @@ def _open_set(
             context = context._replace(predictions=settings.predictions / data.name)
         questions = load_questions(settings._replace(questions=data.questions))
         report_gold(retriever, questions)
-        return OpenSet(context, questions)
+        return OpenSet(context, questions, _passages_of(settings, data, workdir))
     except Exception as error:  # any error: the other sets must not be lost
         return OpenSet(error=_error_cell(error))
 
 
-def _open_index(
-    path: pathlib.Path, workdir: pathlib.Path, encoder: str, reading: Reading
-) -> Retriever:
+def _open_index(corpus: Corpus, workdir: pathlib.Path, encoder: str) -> Retriever:
     """Opens the index of a corpus in the work folder, or builds it."""
-    # The digest of the path keeps corpora with the same file name apart.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    corpus = load_corpus(path, folder=workdir / "passages" / digest, reading=reading)
     index, name = parse_local_index(encoder), corpus.fingerprint
     # Another folder, because a table may first have been made with vectors.
     name = f"{name}-{index.kind}" if isinstance(index, BM25Index) else name
@@ -239,15 +292,90 @@ def _evaluate_cell(name: str, open_set: OpenSet | None, models: TableModels) -> 
         return dict(open_set.error or {})
     start = time.perf_counter()
     try:
+        facts = _facts(name, open_set.context, open_set)
         row = evaluate_system(name, open_set.context, models, open_set.questions)
     except Exception as error:  # any error: the other cells must not be lost
         return _error_cell(error)
     if reason := outage_reason({name: row}):  # the server failed, so there is no score
         return {"error": f"every question failed, most often with: {reason}"}
     seconds = round(time.perf_counter() - start, 2)
-    # "asked" identifies the questions, so that a later call does not mix in other ones.
-    facts = {"questions": len(open_set.questions), "asked": fingerprint(open_set.questions)}
     return {**facts, "seconds": seconds, **row}
+
+
+def _facts(name: str, context: BuildContext, open_set: OpenSet) -> dict[str, Any]:
+    """Identifies the inputs of a cell, so that a later call does not mix in other ones."""
+    questions = open_set.questions
+    facts = {"questions": len(questions), "asked": fingerprint(questions), **open_set.passages}
+    if name in LEARNERS:
+        facts["train"] = fingerprint(context.train)
+    if name.startswith(RUN):
+        facts["checkpoint"] = _checkpoint_step(name)
+    return facts
+
+
+def _checkpoint_step(name: str) -> int:
+    """The step of the checkpoint of a system `run:RUN[@CHECKPOINT]`."""
+    run = parse_run(name.removeprefix(RUN))
+    # A run in training deletes older checkpoints, whose cells stay valid.
+    return int(run.name) if run.name.isdecimal() else run.open()[1]
+
+
+def _drop_outdated(
+    file: pathlib.Path, data: DataSet, names: Sequence[str], cells: dict[tuple[str, str], Cell]
+) -> None:
+    """Removes the cells of runs that have another checkpoint now, with a line on stderr.
+
+    Args:
+      file: the rows of the table.
+      data: the set of the cells.
+      names: the systems of the cells.
+      cells: the finished cells, changed in place.
+    """
+    for key in [(data.name, name) for name in names]:
+        before = cells.get(key, {}).get("checkpoint")
+        if before is None or before == (now := _checkpoint_step(key[1])):
+            continue
+        line = f"ragrl: {key[1]} is evaluated on {data.name} again: the table has its step {before}"
+        print(f"{line}, and the checkpoint is now that of step {now}", file=sys.stderr)
+        del cells[key]
+        filter_rows(file, lambda row: (row["data"], row["system"]) in cells)
+
+
+def _check_passages(
+    settings: TableSettings, data: DataSet, cells: Cells, workdir: pathlib.Path
+) -> None:
+    """Raises `UserError` if the cells of a set belong to another corpus or index.
+
+    Args:
+      settings: settings of the table.
+      data: the set.
+      cells: the finished cells.
+      workdir: the work folder of the table.
+    """
+    rows = [cell for (name, _), cell in cells.items() if name == data.name]
+    stored = [{key: row[key] for key in PASSAGE_KEYS if key in row} for row in rows]
+    if not any(stored):
+        return
+    now = _passages_of(settings, data, workdir)
+    if any(before not in ({}, now) for before in stored):
+        raise UserError(
+            f"the table already has cells of {data.name!r} with another corpus or index than "
+            f"{settings.index_folder if 'index' in now else data.corpus}: give the set another "
+            "name (--data NAME=FILE), or use another --workdir"
+        )
+
+
+def _check_train(settings: TableSettings, data: DataSet, cells: Cells) -> None:
+    """Raises `UserError` if the cells of a set were made with other training questions."""
+    before = {cell.get("train") for (name, _), cell in cells.items() if name == data.name} - {None}
+    if not before or settings.train is None:
+        return
+    questions = limit_questions(settings, load_answered(settings.train, settings.fields))
+    if before != {fingerprint(questions)}:
+        raise UserError(
+            f"the table already has cells of {data.name!r} with other training questions than "
+            f"--train {settings.train}: give those, or use another --workdir"
+        )
 
 
 def _check_questions(settings: TableSettings, data: DataSet, cells: Cells) -> None:

@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from jax_ragrl.cli.main import main
+from jax_ragrl.cli.main import CONFIGS, load_config, main
+from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation import suite, table
 from jax_ragrl.evaluation.suite import (
@@ -21,6 +22,7 @@ from jax_ragrl.evaluation.suite import (
 )
 from jax_ragrl.evaluation.table import TableSettings
 from jax_ragrl.retrieval.recall import corpora_of
+from jax_ragrl.run.checkpoint_name import RunCheckpoint
 from tests.llm.server import serving
 from tests.retrieval.engine import engine, pages
 
@@ -138,6 +140,73 @@ def test_cells_of_other_questions_are_refused(sets, capsys, monkeypatch):
     assert "another question set named 'two'" in message and "--data NAME=FILE" in message
 
 
+@pytest.fixture
+def table_of(sets, monkeypatch):
+    """Returns the exit code of `ragrl evaluate --data` with stubs for models and systems."""
+    models = types.SimpleNamespace(llm=None, tokenizer=types.SimpleNamespace(count=len))
+    monkeypatch.setattr(suite, "load_models", lambda settings: models)
+    monkeypatch.setattr(
+        suite, "evaluate_system", lambda *inputs: {**CELL, "ended": {"answered": 3}}
+    )
+    monkeypatch.chdir(sets)
+    write_jsonl(sets / "other.jsonl", {"id": "1", "title": "", "text": "nothing"})
+    return lambda *args: main(["evaluate", "--workdir", "table", "--data", *args])
+
+
+def test_cells_of_another_corpus_are_refused(table_of, sets, capsys):
+    assert table_of("s=one.jsonl@corpus.jsonl", "--systems", "direct") == 0
+    assert table_of("s=one.jsonl@other.jsonl", "--systems", "direct,ircot") == 2
+    message = capsys.readouterr().err
+    assert "cells of 's' with another corpus or index than other.jsonl" in message
+    assert "--data NAME=FILE" in message and "--workdir" in message
+    (row,) = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
+    assert row["system"] == "direct"
+    # A copy has the same passages.
+    write_jsonl(sets / "copy.jsonl", *map(json.loads, (sets / "corpus.jsonl").open()))
+    assert table_of("s=one.jsonl@copy.jsonl", "--systems", "direct,ircot") == 0
+    assert table_of("t=one.jsonl@other.jsonl", "--systems", "direct") == 0
+
+
+def test_cells_of_another_index_are_refused(table_of, sets, capsys):
+    for kind in ("bm25", "exact"):
+        assert main(["index", "--corpus", "corpus.jsonl", "--out", kind, "--kind", kind]) == 0
+    assert table_of("one.jsonl", "--index", "bm25", "--systems", "direct") == 0
+    assert table_of("one.jsonl", "--index", "bm25", "--systems", "direct,ircot") == 0
+    assert table_of("one.jsonl", "--index", "exact", "--systems", "direct") == 2
+    assert "with another corpus or index than exact" in capsys.readouterr().err
+
+
+def test_cells_of_other_training_questions_are_refused(table_of, capsys):
+    args = ["s=one.jsonl@corpus.jsonl", "--systems", "direct,skr_knn"]
+    assert table_of(*args, "--train", "one.jsonl") == 0
+    assert table_of(*args) == 0 and table_of(*args, "--train", "one.jsonl") == 0
+    assert table_of(*args, "--train", "two.jsonl") == 2
+    assert "other training questions than --train two.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_that_was_trained_further_is_evaluated_again(table_of, sets, capsys, monkeypatch):
+    save_config(sets / "run" / "config.json", load_config(CONFIGS / "tiny" / "c3po.py", []))
+    steps = [1]
+    monkeypatch.setattr(RunCheckpoint, "open", lambda run: (None, steps[-1]))
+    args = ["s=one.jsonl@corpus.jsonl", "--systems", "direct", "--run", "run", "run@1"]
+    assert table_of(*args) == 0
+    steps.append(2)
+    capsys.readouterr()
+    assert table_of(*args) == 0
+    assert capsys.readouterr().err.count("run:run is evaluated on s again") == 1
+    rows = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
+    checkpoints = {row["system"]: row.get("checkpoint") for row in rows}
+    assert checkpoints == {"direct": None, "run:run@1": 1, "run:run": 2}
+
+
+def test_cells_of_earlier_versions_stay_valid(table_of, sets):
+    assert table_of("s=one.jsonl@corpus.jsonl", "--systems", "direct") == 0
+    (row,) = map(json.loads, (sets / "table" / "rows.jsonl").read_text().splitlines())
+    assert row.pop("corpus")
+    write_jsonl(sets / "table" / "rows.jsonl", row)
+    assert table_of("s=one.jsonl@other.jsonl", "--systems", "direct") == 0
+
+
 def test_an_outage_is_an_error_and_is_retried(sets, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     states = iter([401] * 5 + ["x"] * 4 + [401])
@@ -181,12 +250,13 @@ def test_the_shared_index_is_recognized_by_its_resolved_path(sets, monkeypatch):
     monkeypatch.chdir(sets)
     monkeypatch.setattr(suite, "open_retriever", lambda settings: "the given index")
     monkeypatch.setattr(suite, "build_context", lambda settings, models, retriever: retriever)
+    monkeypatch.setattr(suite, "read_description", lambda folder: {"corpus": "its passages"})
     corpus, index = pathlib.Path("corpus.jsonl"), pathlib.Path("index")
     settings = TableSettings(corpus, None, index, ("direct",), "tiny", "tiny", "tiny", 2, 0)
     data = DataSet("one", sets / "one.jsonl", sets / "corpus.jsonl")
     open_set_retriever = suite._retriever_opener(settings, sets / "table", "lexical")
-    open_set = suite._open_set(settings, data, None, open_set_retriever)
-    assert open_set.context == "the given index"
+    open_set = suite._open_set(settings, data, None, open_set_retriever, sets / "table")
+    assert open_set.context == "the given index" and set(open_set.passages) == {"index"}
 
 
 def test_one_set_needs_an_index(capsys):
