@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_ragrl import __version__
+from jax_ragrl.config.kinds import LISTWISE, BM25Index, Index, PipelineIndex, VectorIndex
 from jax_ragrl.config.schema import local
 from jax_ragrl.corpus.data_path import set_name
 from jax_ragrl.errors import UserError
@@ -33,6 +34,7 @@ SYSTEMS = {
     "mmoa_rag": "MMOA-RAG",
     "opera": "OPERA",
 }
+FUSIONS = {"rrf": "reciprocal rank fusion", "weighted": "weighted sum of the scores"}
 ROWS = {
     "direct": "the frozen model without retrieval",
     "standard_rag": "the frozen model with one search (standard RAG)",
@@ -199,7 +201,7 @@ def training_facts(facts: CardFacts) -> Iterator[tuple[str, str]]:
     yield "steps", f"{facts.steps}, each with {job.run.questions_per_step} questions"
     yield "seed", str(job.seed)
     yield "data", data_label(values)
-    yield "retriever", _retriever(values.get("index") or {})
+    yield "retriever", _retriever(job.index)
     yield "frozen model", _llm(values.get("llm") or {})
     if job.judge.kind != "none":
         yield "judge of the reward", _llm(values.get("judge") or {})
@@ -225,11 +227,24 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _retriever(index: Mapping[str, Any]) -> str:
-    kind = index.get("kind", "scann")
-    if kind not in ("scann", "exact"):
-        return f"server of kind {kind}"
-    return f"{kind} search, encoder {_public_name(str(index.get('encoder', 'lexical')))}"
+def _retriever(index: Index) -> str:
+    """Describes a retriever without paths and addresses."""
+    if isinstance(index, PipelineIndex):
+        return _pipeline(index)
+    if isinstance(index, BM25Index):
+        return f"BM25 (language {index.language})"
+    if isinstance(index, VectorIndex):
+        return f"{index.kind} search, encoder {_public_name(index.encoder)}"
+    return f"server of kind {index.kind}"
+
+
+def _pipeline(index: PipelineIndex) -> str:
+    parts = [_retriever(section) for section in index.sections]
+    text = f"{FUSIONS[index.fuse]} of {'; '.join(parts)}" if len(parts) > 1 else parts[0]
+    if not index.rerank:
+        return text
+    ranker = "the frozen model" if index.rerank == LISTWISE else _public_name(index.rerank)
+    return f"{text}; reranked by {ranker}"
 
 
 def _llm(section: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -113,6 +114,41 @@ def test_addresses_of_servers_and_paths_of_models_are_left_out():
     text = card_text(facts(values=servers))
     assert "10.0.0.1" not in text and "/home" not in text
     assert "Qwen/Qwen3-8B" in text and "| judge of the reward | judge |" in text
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ({"index": {"kind": "bm25", "language": "german"}}, "BM25 (language german)"),
+        ({"index": {"kind": "exact", "encoder": "lexical"}}, "exact search, encoder hashed"),
+        ({"index": {"kind": "remote", "url": "http://host:1"}}, "server of kind remote"),
+        (
+            {
+                "index": {
+                    "kind": "pipeline",
+                    "retrievers": ("bm25", "minilm"),
+                    "rerank": "/home/me/x",
+                }
+            },
+            "reciprocal rank fusion of BM25 (language english); scann search, encoder minilm; "
+            "reranked by x",
+        ),
+        (
+            {"index": {"kind": "pipeline", "retrievers": ("bm25",), "rerank": "llm"}},
+            "BM25 (language english); reranked by the frozen model",
+        ),
+    ],
+)
+def test_the_retriever_is_the_one_of_the_run(values, text):
+    assert f"| retriever | {text} |" in card_text(facts(values=values))
+
+
+def test_files_without_a_section_index_are_searched_with_bm25():
+    values = load_config(CONFIGS / "tiny" / "c3po.py", []) | {"data": {"files": FILES}}
+    del values["index"]
+    job = load_job(copy.deepcopy(values))
+    card = card_text(dataclasses.replace(facts(), job=job, values=values))
+    assert "| retriever | BM25 (language english) |" in card
 
 
 def test_an_adapter_loads_on_its_base():
