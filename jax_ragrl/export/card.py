@@ -290,14 +290,15 @@ def _license(base: Base) -> str:
 # --- Result ---------------------------------------------------------------------------------------
 
 
-def result_lines(workdir: Path) -> list[str]:
+def result_lines(workdir: Path, step: int | None = None) -> list[str]:
     """Returns the result of a run as lines of Markdown.
 
-    The paired comparison of `ragrl quickstart` if the run has one, otherwise the newest score on
-    development questions.
+    The paired comparison of `ragrl quickstart` if the run has one, otherwise a score on development
+    questions.
 
     Args:
       workdir: the folder of the run.
+      step: the step that the result must belong to; None: the newest result.
 
     Raises:
       UserError: the summary cannot be read.
@@ -305,18 +306,29 @@ def result_lines(workdir: Path) -> list[str]:
     file = workdir / "summary.json"
     if file.is_file():
         try:
-            return _compared(json.loads(file.read_text(encoding="utf-8")))
+            summary = json.loads(file.read_text(encoding="utf-8"))
+            if step in (None, summary["steps"]):
+                return _compared(summary)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise UserError(
                 f"{file} is not the summary of a run ({type(error).__name__}: {error}): delete "
                 "it, or write it again with 'ragrl quickstart'"
             ) from error
-    rows = [row for row in read_rows(workdir / "metrics.jsonl") if row.get("eval/accuracy")]
+    return _development_score(workdir, step)
+
+
+def _development_score(workdir: Path, step: int | None) -> list[str]:
+    """The score on development questions after a step; None: after the last evaluated one."""
+    rows = [
+        row
+        for row in read_rows(workdir / "metrics.jsonl")
+        if row.get("eval/accuracy") is not None and step in (None, row.get("step"))
+    ]
     if not rows:
-        return ["This run was not evaluated."]
-    score, step = 100 * rows[-1]["eval/accuracy"], rows[-1]["step"]
+        return [f"This {'run' if step is None else 'checkpoint'} was not evaluated."]
+    score, at = 100 * rows[-1]["eval/accuracy"], rows[-1]["step"]
     return [
-        f"{score:.1f} % on development questions after step {step}, greedy decoding (the headline "
+        f"{score:.1f} % on development questions after step {at}, greedy decoding (the headline "
         "score of the system, without an interval: it was measured during training)."
     ]
 

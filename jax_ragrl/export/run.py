@@ -14,7 +14,7 @@ from jax_ragrl.export.weights import ExportResult, export, export_adapter
 from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import check_new
-from jax_ragrl.run.checkpoint_name import parse_run
+from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
 from jax_ragrl.run.components import load_policies, policy_folder
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.inference import trained_policies
@@ -64,13 +64,15 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
     policies = trained_policies(job, load_policies(job, None, "float32")[0], run)
     model = dict(job.policies).get(name, job.policy)
     result = _export_weights(settings, policies[name], model)
+    step = run.open()[1]
     facts = CardFacts(
         job=job,
         values=values,
         policy=name,
         base=base_model(model, policy_folder(model)),
-        steps=run.open()[1],
-        result=result_lines(run.folder),
+        steps=step,
+        # A run need not be evaluated after its newest step; other checkpoints have other scores.
+        result=result_lines(run.folder, None if run.name == NEWEST else step),
         adapter=settings.adapter,
         name=target.name if target else settings.out.name,
     )

@@ -191,6 +191,23 @@ def test_without_a_summary_the_newest_development_score_is_the_result(tmp_path):
     assert line.startswith("50.0 % on development questions after step 14")
 
 
+def test_a_score_of_zero_is_a_score(tmp_path):
+    rows = [{"step": 10, "eval/accuracy": 0.63}, {"step": 20, "eval/accuracy": 0.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (line,) = result_lines(tmp_path)
+    assert line.startswith("0.0 % on development questions after step 20")
+
+
+def test_a_checkpoint_has_the_result_of_its_own_step(tmp_path):
+    rows = [{"step": 10, "eval/accuracy": 0.63}, {"step": 20, "eval/accuracy": 0.5}, {"step": 28}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    (line,) = result_lines(tmp_path, 10)
+    assert line.startswith("63.0 % on development questions after step 10")
+    assert result_lines(tmp_path, 15) == ["This checkpoint was not evaluated."]
+    assert result_lines(tmp_path, 28) == result_lines(tmp_path)
+
+
 def test_a_damaged_summary_is_reported(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="is not the summary of a run .*: delete it"):

@@ -163,3 +163,13 @@ def test_the_command_exports_with_a_card_and_uploads(hub: Hub, tmp_path, capsys)
     )
     assert [line for line in lines if line not in card] == []
     assert str(tmp_path) not in card
+
+
+def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path):
+    write_run(tmp_path)
+    rows = [{"step": 1, "eval/accuracy": 0.25}, {"step": 2, "eval/accuracy": 0.5}]
+    metrics = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (tmp_path / "run" / "metrics.jsonl").write_text(metrics)
+    out = tmp_path / "out"
+    assert main(["export", f"{tmp_path}/run@1", "--out", str(out), "--dtype", "float32"]) == 0
+    assert "25.0 % on development questions after step 1" in (out / "README.md").read_text()
