@@ -225,10 +225,11 @@ def summarize(
     warm = before["warm_start"]["scores"]
     gains = {name: paired_gain(warm[name], scores) for name, scores in after_row["scores"].items()}
     total = sum(after_row["strategies"].values())
+    steps = _steps_taken(job, workdir)
     # The trained policy is last, after its fixed strategies.
     all_rows = {**before, **rows, "trained": after_row}
     return {
-        "steps": job.run.steps,
+        "steps": steps,
         "seed": job.seed,
         "questions": len(after_row["scores"][metric]),
         "metric": f"{METRIC_NAMES.get(metric, metric)}, percent",
@@ -244,16 +245,16 @@ def summarize(
         "ended": after_row["ended"],
         "costs": {name: row["costs"] for name, row in all_rows.items()},
         # Without a training step there is no checkpoint: the policy is the given one.
-        "checkpoint": _newest_checkpoint(job, workdir) if job.run.steps else job.policy,
+        "checkpoint": str(workdir / "checkpoints" / str(steps)) if steps else job.policy,
         "report": str(workdir / "report.html"),
     }
 
 
-def _newest_checkpoint(job: Job, workdir: pathlib.Path) -> str:
-    """The folder of the newest checkpoint; a run with patience may have ended early."""
+def _steps_taken(job: Job, workdir: pathlib.Path) -> int:
+    """The step of the newest checkpoint: with patience or a budget a run may end early."""
     folder = workdir / "checkpoints"
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
-    return str(folder / str(max(steps, default=job.run.steps)))
+    return max(steps, default=job.run.steps)
 
 
 def gain_over_best(

@@ -287,3 +287,17 @@ def test_a_summary_holds_the_most_frequent_failure():
         "failed_with"
         not in evaluate(StandardRAG("c3po_tiny", 2), [ANN], tape.environment()).summary()
     )
+
+
+def test_a_run_that_ended_early_has_the_steps_that_it_took(tmp_path):
+    job = load_job(load_config(CONFIGS / "tiny" / "c3po.py", ["--config.run.steps=100"]))
+    parts = Components({}, None, StubLLM(), {}, tokenizer(), None)
+    for name in ("10", "20", "damaged-30"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    before = {"warm_start": result_row(scored(1, 0))}
+    summary = summarize(job, parts, before, {"trained": scored(1, 1)}, tmp_path)
+    assert summary["steps"] == 20
+    assert summary["checkpoint"] == str(tmp_path / "checkpoints" / "20")
+    none = dataclasses.replace(job, run=dataclasses.replace(job.run, steps=0))
+    summary = summarize(none, parts, before, {"trained": scored(1, 1)}, tmp_path / "none")
+    assert summary["steps"] == 0 and summary["checkpoint"] == job.policy
