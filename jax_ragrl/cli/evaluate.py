@@ -171,11 +171,12 @@ def _serve_report(options: argparse.Namespace) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     if options.data and options.run_files:
         raise UserError("--run-files is for one question set: give --questions instead of --data")
-    if options.data and options.json:
-        raise UserError(
-            f"--json is for one question set: give --questions instead of --data, or read "
-            f"{options.workdir / 'rows.jsonl'}"
-        )
+    for option in ("json", "out"):
+        if options.data and getattr(options, option):
+            raise UserError(
+                f"--{option} is for one question set: give --questions instead of --data, or read "
+                f"{options.workdir / 'rows.jsonl'}"
+            )
     if options.data:
         _evaluate_suite(_table_settings(options), options)
     else:

@@ -314,6 +314,7 @@ def test_a_search_server_excludes_a_corpus_and_an_index(tmp_path, capsys):
         (["--data", f"{file}@{file}"], "--retriever searches for all sets"),
         (["--data", f"{file}@{file}", "--run-files", "runs"], "--run-files is for one"),
         (["--data", f"{file}@{file}", "--json"], "--json is for one question set"),
+        (["--data", f"{file}@{file}", "--out", "t.json"], "--out is for one question set"),
     ):
         assert main(["evaluate", "--retriever", "http://localhost:1", *args]) == 2
         assert message in capsys.readouterr().err
