@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import warnings
 from typing import TYPE_CHECKING
@@ -227,7 +226,10 @@ def _evaluate_suite(settings: TableSettings, options: argparse.Namespace) -> Non
 def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json: bool) -> None:
     from jax_ragrl.evaluation.suite import markdown
     from jax_ragrl.evaluation.table import evaluate_table, outage_reason
+    from jax_ragrl.runtime.jsonl import write_json
 
+    if out:  # now, because an evaluation may take hours
+        out.parent.mkdir(parents=True, exist_ok=True)
     table = evaluate_table(settings)
     if as_json:
         print_json(table)
@@ -237,6 +239,6 @@ def _evaluate_set(settings: TableSettings, out: pathlib.Path | None, *, as_json:
         show(markdown([name for _, name in cells], [data], cells))
     # The table is written before an outage is reported: it holds the messages of the failures.
     if out:
-        out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        write_json(out, table)
     if reason := outage_reason(table):
         raise UserError(f"every question of every system failed, most often with: {reason}")

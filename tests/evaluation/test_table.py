@@ -331,10 +331,11 @@ def test_a_served_index_is_a_retriever(tmp_path, capsys, monkeypatch):
     prompt = serving(lambda body: body["messages"][-1]["content"].partition("Question:")[0])
     with listening(served) as index, prompt as (llm, _):
         args = ["--questions", str(file), "--retriever", index, "--llm", f"openai:m@{llm}"]
-        args += ["--run-files", f"{tmp_path}/runs"]
+        args += ["--run-files", f"{tmp_path}/runs", "--out", f"{tmp_path}/new/folder/table.json"]
         assert main(["evaluate", "--systems", "standard_rag", "--json", *args]) == 0
     table = json.loads(capsys.readouterr().out)
     row = table["standard_rag"]
+    assert json.loads((tmp_path / "new" / "folder" / "table.json").read_text()) == table
     assert row["cover_em"] == 50.0 and row["costs"]["passages"] == 5.0
     assert table["mrr@10"] == 0.5 and row["retrieval"]["mrr@10"] == 50.0
     run = (tmp_path / "runs" / "standard_rag.trec").read_text().splitlines()
