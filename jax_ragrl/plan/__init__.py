@@ -40,6 +40,8 @@ from jax_ragrl.plan.speed import (
     update_passes,
 )
 from jax_ragrl.run.config import check_staleness, load_recipe
+from jax_ragrl.run.guards import Guard
+from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.sharding import make_mesh
 from jax_ragrl.runtime.topology import memory_of
 from jax_ragrl.sampling.sampler import Shapes
@@ -60,6 +62,8 @@ class PlanConfig:
       staleness: of the section `run`; with 1, rollouts and updates use memory at the same time.
       policy: folder of the policies that `policies` does not contain.
       policies: pairs of a policy's name and its folder or published name.
+      rollouts: independent rollouts per question.
+      guard: of the same section, whose `update_kl` takes a pass over the batch.
     """
 
     objective: Objective
@@ -81,6 +85,8 @@ class PlanConfig:
     policy: str | None = None
     policies: tuple[tuple[str, str], ...] = ()
     preference: Preference | None = None
+    rollouts: int = 1
+    guard: Guard = Guard()
 
 
 def plan(run: PlanConfig, config: DecoderConfig, devices: Sequence[Any]) -> dict[str, Any]:
@@ -169,9 +175,16 @@ def _speed(
     length = max(run.packing.row_lengths)
     is_adapter = largest.lora is not None
     ceilings = ceilings_of(mesh.devices.flat[0])
-    programs = count_programs(run.shapes, run.packing, run.objective, run.width, mesh)
+    programs = count_programs(run.shapes, run.packing, run.objective, run.width, mesh, run.rollouts)
     return {
-        "passes": update_passes(largest.config, run.objective, run.optimizer, length, is_adapter),
+        "passes": update_passes(
+            largest.config,
+            run.objective,
+            run.optimizer,
+            length,
+            lora=is_adapter,
+            measured=run.guard.update_kl.action != OFF,
+        ),
         "programs": programs,
         "compile_s": compile_seconds(programs, update, sampling, run.shapes),
         "checkpoint_bytes": checkpoint_bytes(policies, run.objective, run.optimizer),
@@ -236,11 +249,12 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The width of a system's rollouts, its policies, and whether a role has a nucleus."""
+    """The rollouts of a system and their width, its policies, and whether a role has a nucleus."""
     recipe = load_recipe(values | {"recipe": _without_none(values.get("recipe", {}))})
     policies = sorted({role.policy for role in recipe.system.roles.values()})
     nucleus = any(role.sampling.top_p < 1 for role in recipe.system.roles.values())
-    return {"width": recipe.width, "nucleus": nucleus, "learners": tuple(policies)}
+    facts = {"width": recipe.width, "rollouts": recipe.rollouts, "nucleus": nucleus}
+    return {**facts, "learners": tuple(policies)}
 
 
 def _without_none(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,12 +39,13 @@ def index_memory(index: Index, devices: int) -> dict[str, dict[str, Any]]:
     """
     return {
         part.folder or part.kind: _counted(part.folder, devices)
-        for part in _parts(index)
+        for part in parts_of(index)
         if isinstance(part, VectorIndex | BM25Index)
     }
 
 
-def _parts(index: Index) -> Iterator[Index]:
+def parts_of(index: Index) -> Iterator[Index]:
+    """Yields the retrievers of a config, each with its own folder if that is known."""
     if not isinstance(index, PipelineIndex):
         yield index
     elif index.folder:

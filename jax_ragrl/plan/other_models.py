@@ -39,6 +39,7 @@ from jax_ragrl.plan.abstract_arrays import (
     compile_program,
     replicated_array,
 )
+from jax_ragrl.plan.index_memory import parts_of
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.description import read_description
 from jax_ragrl.retrieval.exact import Quantized, most_queries, nearest, padded, share_of_first
@@ -121,8 +122,7 @@ def count_other_models(
 
 def _vector_indexes(index: Index) -> list[VectorIndex]:
     """The indexes that have vectors: words and servers use no memory of the devices."""
-    parts = index.sections if isinstance(index, PipelineIndex) else (index,)
-    return [part for part in parts if isinstance(part, VectorIndex)]
+    return [part for part in parts_of(index) if isinstance(part, VectorIndex)]
 
 
 def config_by_name(name: str) -> DecoderConfig:

@@ -52,7 +52,13 @@ def least_times(
 
 
 def update_passes(
-    config: DecoderConfig, objective: Objective, optimizer: Optimizer, length: int, lora: bool
+    config: DecoderConfig,
+    objective: Objective,
+    optimizer: Optimizer,
+    length: int,
+    *,
+    lora: bool,
+    measured: bool = False,
 ) -> dict[str, Any]:
     """Returns how often an update runs each pass over its tokens, and the operations per token.
 
@@ -62,6 +68,7 @@ def update_passes(
       optimizer: determines epochs and minibatches.
       length: tokens of a row.
       lora: whether only an adapter is trained.
+      measured: whether the guard scores the batch after the update (`guard.update_kl`).
     """
     # A separate critic repeats the passes of its policy.
     own_critic = objective.critic == "own"
@@ -69,7 +76,7 @@ def update_passes(
     references = objective.kl.where != "none"
     # With the sampler's log-probabilities only forced tokens are scored: a share, not a pass.
     old = scores_before_update(objective, optimizer) and not sampler_may_serve(objective)
-    scores = int(old) + references + own_critic
+    scores = int(old) + references + own_critic + measured
     gradient = gradient_flops(config, length, adapters=lora)
     score = score_flops(config, length)
     return {
@@ -81,7 +88,12 @@ def update_passes(
 
 
 def count_programs(
-    shapes: Shapes, packing: Layout, objective: Objective, width: int, mesh: Mesh
+    shapes: Shapes,
+    packing: Layout,
+    objective: Objective,
+    width: int,
+    mesh: Mesh,
+    rollouts: int = 1,
 ) -> dict[str, int]:
     """Returns how many programs a run compiles at most for one policy.
 
@@ -91,6 +103,7 @@ def count_programs(
       objective: determines reference and critic.
       width: continuations per prompt.
       mesh: devices of the run.
+      rollouts: rollouts per question, whose first prompts are equal.
 
     Returns:
       `sampler`: programs of a batch that starts and of one that continues, per prompt length, batch
@@ -102,8 +115,9 @@ def count_programs(
     batches = sum(
         len(shapes.batch_sizes_for(length, devices, copies))
         for length in shapes.prompt_lengths
-        for copies in shapes.copies_up_to(width)
+        for copies in shapes.copies_up_to(rollouts)
     )
+    batches *= len({1, width})  # an evaluation and a forced beginning sample one action
     sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
     sampler = count_slot_programs(shapes) if shapes.decode_rows else batches * max(sizes, 1)
     rows = sum(

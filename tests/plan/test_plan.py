@@ -18,7 +18,7 @@ from flax import nnx
 from jax.experimental import topologies
 
 from jax_ragrl.cli.main import CONFIGS, main
-from jax_ragrl.config.kinds import LocalLLMConfig, VectorIndex
+from jax_ragrl.config.kinds import LocalLLMConfig, PipelineIndex, VectorIndex
 from jax_ragrl.config.schema import build
 from jax_ragrl.errors import UserError
 from jax_ragrl.learner.objective import KL, Objective
@@ -278,7 +278,8 @@ def test_width_and_policies_come_from_the_recipe():
         (3, ("policy",)),
         (1, ("policy",)),
     ]
-    assert all(x.keys() == {"mesh", "policy", "width", "nucleus", "learners"} for x in result)
+    names = {"mesh", "policy", "width", "rollouts", "nucleus", "learners"}
+    assert all(x.keys() == names for x in result)
     assert plan_values({"run": {}, "remat": "dots"}) == {"remat": "dots"}
     assert plan_values({"run": {"staleness": 1}}) == {"staleness": 1}
 
@@ -406,6 +407,14 @@ def test_an_index_and_its_encoder_are_counted(model_folders):
     weights = vectors["weight_bytes"] + encoder["weight_bytes"]
     assert result.permanent_bytes == weights + max(x["temporary_bytes"] for x in (vectors, encoder))
     assert result.generation_bytes == 0 and result.uncounted_models == []
+
+
+def test_the_indexes_of_a_pipeline_are_in_its_folder(model_folders):
+    parts = ("bm25", VectorIndex("hashed", "exact"))
+    index = PipelineIndex(retrievers=parts, folder=str(model_folders))
+    (model_folders / "index").rename(model_folders / "exact-hashed")
+    mesh = make_mesh((1, 8, 1), jax.devices())
+    assert "index" in count_other_models(index, {}, RUN.shapes, mesh).sections
 
 
 def test_a_language_model_is_sharded_like_a_policy(model_folders, monkeypatch):

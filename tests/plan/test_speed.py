@@ -107,13 +107,16 @@ def test_tokens_per_second_are_those_of_all_devices():
 
 
 def test_the_passes_of_an_update_follow_the_objective():
-    one = update_passes(ONE_LAYER, GROUP, ADAM, 64, False)
+    one = update_passes(ONE_LAYER, GROUP, ADAM, 64, lora=False)
     assert (one["gradients"], one["scores"]) == (1, 0)
     # Old and reference log-probabilities, and the values of the critic.
-    more = update_passes(ONE_LAYER, OWN, dataclasses.replace(ADAM, epochs=2), 64, False)
+    more = update_passes(ONE_LAYER, OWN, dataclasses.replace(ADAM, epochs=2), 64, lora=False)
     assert (more["gradients"], more["scores"]) == (4, 3)
     score = score_flops(ONE_LAYER, 64)
     assert more["flops_per_token"] == 4 * one["flops_per_token"] + 3 * score
+    # The guard scores the batch once more after the update.
+    measured = update_passes(ONE_LAYER, GROUP, ADAM, 64, lora=False, measured=True)
+    assert measured["scores"] == 1
 
 
 @pytest.mark.parametrize(("gap", "most"), [(0.05, 10), (0.0, 12)])
@@ -124,7 +127,7 @@ def test_a_grpo_update_takes_ten_operations_per_weight_and_token(gap, most):
         critic="none", advantage="group_normalised", kl=KL("loss", "k3"), sampler_logp_gap=gap
     )
     several_steps = Optimizer(1e-6, minibatches=8)
-    passes = update_passes(config, grpo, several_steps, 1, False)
+    passes = update_passes(config, grpo, several_steps, 1, lora=False)
     weights = layer_weight_count(config) + config.vocab_size * config.hidden_size
     assert most - 1 < passes["flops_per_token"] / weights <= most
 
@@ -154,6 +157,9 @@ def test_every_shape_and_cache_size_is_a_program():
     assert programs == {"sampler": 2 * 2, "update": 3 * 2}
     longer = dataclasses.replace(shapes, max_new_tokens=256, initial_cache_size=128)
     assert count_programs(longer, packing, OWN, 1, mesh) == {"sampler": 8, "update": 12}
+    # One continuation per prompt and several; a question's first prompts are equal.
+    assert count_programs(longer, packing, OWN, 4, mesh)["sampler"] == 16
+    assert count_programs(longer, packing, OWN, 1, mesh, rollouts=2)["sampler"] > 8
 
 
 def test_a_checkpoint_has_weights_moments_reference_and_critic():
