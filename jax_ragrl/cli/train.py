@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 TINY_CONFIGS = "tiny"
 # Sections of a run that its warm start shares.
 WARM_START_KEYS = ("policy", "mesh", "compute_dtype", "remat", "packing")
+# Keys that the option --seed or --seeds sets.
+SEED_KEYS = frozenset({"--config.seed", "--config.data.world.seed"})
 
 
 def add_quickstart(command: AddCommand) -> None:
@@ -120,6 +122,7 @@ def _add_trial_options(sub: argparse.ArgumentParser) -> None:
 
 
 def run_quickstart(options: argparse.Namespace) -> None:
+    _refuse_seed_keys(options.config)
     # A folder per seed, so that a second call with another seed does not resume the first run.
     name = "real" if options.real else "quickstart"
     workdir = options.workdir or pathlib.Path("runs") / f"{name}-{options.seed}"
@@ -142,6 +145,19 @@ def run_quickstart(options: argparse.Namespace) -> None:
         summary = quickstart(_seeded_job(values, options.seed, workdir), workdir)
     if is_process_zero():
         print_json(summary)
+
+
+def _refuse_seed_keys(overrides: Sequence[str]) -> None:
+    """Raises `UserError` for a key whose value `--seed` of `quickstart` would replace."""
+    if conflicts := sorted(_keys(overrides) & SEED_KEYS):
+        raise UserError(
+            f"{conflicts[0]} is not for quickstart, which has one seed for data and training: give "
+            "--seed"
+        )
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {override.partition("=")[0] for override in overrides}
 
 
 def _seeded_job(values: dict[str, Any], seed: int, workdir: pathlib.Path) -> Job:
@@ -289,8 +305,8 @@ def run_reproduce(options: argparse.Namespace) -> None:
 
 def _trial_keys(overrides: Sequence[str]) -> set[str]:
     """The overridden keys; raises `UserError` for one that varies between trials."""
-    keys = {override.partition("=")[0] for override in overrides}
-    if conflicts := sorted(keys & {"--config", "--config.seed", "--config.data.world.seed"}):
+    keys = _keys(overrides)
+    if conflicts := sorted(keys & {"--config", *SEED_KEYS}):
         raise UserError(f"{conflicts[0]} is not for trials: give --systems and --seeds")
     return keys
 

@@ -170,6 +170,14 @@ def test_invalid_trials_are_refused_before_a_warm_up(option, message, tmp_path, 
     assert not list(out.glob("*-warm"))
 
 
+@pytest.mark.parametrize("key", ["--config.seed", "--config.data.world.seed"])
+@pytest.mark.parametrize("kind", [[], ["--real"]], ids=["tiny", "real"])
+def test_a_seed_that_quickstart_would_replace_is_refused(kind, key, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jax_ragrl.runtime.multihost.join", lambda: pytest.fail("started"))
+    line = error_line(capsys, "quickstart", *kind, f"--workdir={tmp_path}", f"{key}=7")
+    assert f"{key} is not for quickstart" in line and line.endswith("give --seed")
+
+
 def test_a_trial_resumes_only_with_equal_overrides(tmp_path, capsys):
     folder, args = tmp_path / "c3po-0", ("trials", "--systems=c3po", f"--out={tmp_path}")
     folder.mkdir()
