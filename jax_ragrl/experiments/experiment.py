@@ -217,8 +217,7 @@ def summarize(
       after: results of the trained policy on the same questions, see `evaluations`.
       workdir: folder of the run.
     """
-    # With a judge, its verdict is the headline score.
-    metric = job.recipe.metric if components.judge is None else "judge"
+    metric = headline_metric(job, has_judge=components.judge is not None)
     rows = {name: result_row(result) for name, result in after.items()}
     after_row = rows.pop("trained")
     # Gains are paired by question, which removes the variance between questions.
@@ -255,6 +254,16 @@ def _steps_taken(job: Job, workdir: pathlib.Path) -> int:
     folder = workdir / "checkpoints"
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     return max(steps, default=job.run.steps)
+
+
+def headline_metric(job: Job, *, has_judge: bool) -> str:
+    """Returns the metric of the scores and gains of a summary.
+
+    Args:
+      job: the job of the run.
+      has_judge: whether its answers have a judge's verdict, which replaces the recipe's metric.
+    """
+    return "judge" if has_judge else job.recipe.metric
 
 
 def gain_over_best(

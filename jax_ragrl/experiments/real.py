@@ -21,7 +21,12 @@ from typing import Any
 
 import jax
 
-from jax_ragrl.experiments.experiment import paired_gain, quickstart, result_row
+from jax_ragrl.experiments.experiment import (
+    headline_metric,
+    paired_gain,
+    quickstart,
+    result_row,
+)
 from jax_ragrl.experiments.progress import (
     Stage,
     TimeLeft,
@@ -83,14 +88,27 @@ def real_quickstart(
         run = dataclasses.replace(run, policy=str(warm), steps=steps)
         row = _supervised_row(job, _trained_on(run, all_demos, workdir / "supervised"), workdir)
     after = json.loads((workdir / "trained.json").read_text(encoding="utf-8"))
-    metric = job.recipe.metric
-    summary["accuracy"]["supervised"] = row[metric]
     summary["supervised_steps"] = steps
-    over = paired_gain(row["scores"][metric], after["scores"][metric])
-    summary["gain_over_supervised"] = {"over": "supervised", **over}
+    add_supervised(summary, row, after, headline_metric(job, has_judge=job.judge.kind != "none"))
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
     return summary
+
+
+def add_supervised(
+    summary: dict[str, Any], row: Mapping[str, Any], after: Mapping[str, Any], metric: str
+) -> None:
+    """Adds the score of the supervised policy, and the gain over it, to a summary.
+
+    Args:
+      summary: the summary of `quickstart`; gets `accuracy.supervised` and `gain_over_supervised`.
+      row: the row of the supervised policy, see `result_row`.
+      after: the row of the trained policy on the same questions.
+      metric: the metric of all scores of the summary.
+    """
+    summary["accuracy"]["supervised"] = row[metric]
+    over = paired_gain(row["scores"][metric], after["scores"][metric])
+    summary["gain_over_supervised"] = {"over": "supervised", **over}
 
 
 def stages(steps: int, warm_steps: int) -> tuple[Stage, ...]:

@@ -90,6 +90,50 @@ def test_a_model_that_is_missing_ends_the_run_before_any_work(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+SUPERVISED = {"f1": 50.0, "judge": 0.0, "scores": {"f1": [1.0, 0.0], "judge": [0.0, 0.0]}}
+TRAINED = {"scores": {"f1": [0.0, 0.0], "judge": [1.0, 1.0]}}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Returns `real_quickstart` with results in place of the work of its stages."""
+
+    def make_demos(values, file, *_):
+        file.parent.mkdir(exist_ok=True)
+        append_row(file, {"role": "generator"})
+
+    def trained_on(run, demos, out):
+        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+        return out / "checkpoint"
+
+    def quickstart(job, workdir):
+        write_json(workdir / "trained.json", TRAINED)
+        return {"accuracy": {}}
+
+    stubs = {"make_demos": make_demos, "_trained_on": trained_on, "quickstart": quickstart}
+    stubs |= {"equal_time_steps": lambda _: 1, "_supervised_row": lambda *_: SUPERVISED}
+    for name in ("resolve_model", "build_report"):
+        stubs[name] = lambda *_, **__: None
+    for name, stub in stubs.items():
+        monkeypatch.setattr(real, name, stub)
+    warm = load_config(CONFIGS / "warm_start.py", ["--config.data.demos=demos.jsonl"])
+
+    def run(questions=4, **changes):
+        values = load_config(CONFIGS / "mmoa_rag.py", []) | changes
+        return real_quickstart(values, warm, tmp_path / "run", questions)
+
+    return run
+
+
+def test_the_gain_over_supervision_has_the_metric_of_the_headline(run):
+    def gain(summary):
+        return summary["accuracy"]["supervised"], summary["gain_over_supervised"]["mean"]
+
+    judge = {"kind": "openai", "model": "grader", "base_url": "http://127.0.0.1:1/v1"}
+    assert gain(run()) == (50.0, -50.0)
+    assert gain(run(judge=judge)) == (0.0, 100.0)
+
+
 def test_supervision_gets_the_time_of_the_training(tmp_path):
     for step in range(4):
         row = {"step": step, "time/rollout_s": 20.0, "time/train_s": 10.0, "time/compile_s": 0.0}
