@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib.resources
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -50,15 +51,15 @@ def build_explorer(sources: Sequence[pathlib.Path], out: pathlib.Path) -> pathli
 
 def explorer_page(sources: Sequence[pathlib.Path]) -> str:
     """Returns the page of all predictions and trees in some places, see `build_explorer`."""
-    # Labels need the folder only if there are several.
-    several = len(sources) > 1
+    # Labels need the name of their source only if there are several.
+    names = distinct_names(sources) if len(sources) > 1 else {}
     trees = {str(source): read_trees(source) for source in sources}
     files = [
         pair
         for source in sources
         # A run that keeps trees need not have been evaluated.
         if has_predictions(source) or not trees[str(source)]
-        for pair in prediction_files(source, several)
+        for pair in prediction_files(source, names.get(source, ""))
     ]
     page = ""
     for limit in TEXT_LIMITS:
@@ -67,6 +68,29 @@ def explorer_page(sources: Sequence[pathlib.Path]) -> str:
         if len(page) <= MAX_BYTES:
             break
     return page
+
+
+def distinct_names(sources: Iterable[pathlib.Path]) -> dict[pathlib.Path, str]:
+    """Returns the name of each source: the shortest end of its path that no other source has.
+
+    It is the last part of the path, unless it repeats, as in `base/c3po-0` and `new/c3po-0`.
+
+    Args:
+      sources: folders or files of predictions; names have no `.jsonl`.
+    """
+    # Absolute, because the folder of the shell and its parents lack a name.
+    parts = {s: pathlib.Path(os.path.abspath(s).removesuffix(".jsonl")).parts for s in sources}
+    return {
+        source: str(pathlib.Path(*_shortest_end(own, set(parts.values()) - {own})))
+        for source, own in parts.items()
+    }
+
+
+def _shortest_end(own: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the fewest last parts of a path with which none of the other paths ends."""
+    other_ends = {path[-count:] for path in others for count in range(1, len(path) + 1)}
+    ends = (own[-count:] for count in range(1, len(own) + 1))
+    return next((end for end in ends if end not in other_ends), own)
 
 
 def read_trees(source: pathlib.Path) -> list[dict[str, Any]]:
@@ -87,30 +111,32 @@ def has_pages(folder: pathlib.Path) -> bool:
     return has_predictions(folder) or bool(read_trees(folder))
 
 
-def prediction_files(source: pathlib.Path, with_folder: bool) -> list[tuple[str, pathlib.Path]]:
+def prediction_files(source: pathlib.Path, name: str = "") -> list[tuple[str, pathlib.Path]]:
     """Returns the prediction files of a source with their labels, in order of their names.
 
     Args:
       source: a folder or one file.
-      with_folder: whether labels begin with the name of the source.
+      name: the name of the source, with which labels begin; empty: they name no source.
 
     Raises:
       UserError: there are none.
     """
-    # A table over several question sets has one folder of predictions per set.
     # One file may be compared as well, such as an evaluation before training.
-    files = [source] if source.is_file() else sorted(source.rglob(f"{FOLDER}/*.jsonl"))
+    if source.is_file():
+        return [(name or source.stem, source)]
+    # A table over several question sets has one folder of predictions per set.
+    files = sorted(source.rglob(f"{FOLDER}/*.jsonl"))
     if not files:
         raise UserError(
             f"{source} holds no predictions: they are written by 'ragrl train', 'ragrl quickstart' "
             "and 'ragrl evaluate --predictions FOLDER'"
         )
-    prefix = f"{source.name}/" if with_folder and source.is_dir() else ""
+    prefix = f"{name}/" if name else ""
     return [(prefix + _label(source, file), file) for file in files]
 
 
 def _label(source: pathlib.Path, file: pathlib.Path) -> str:
-    parts = file.relative_to(source).with_suffix("").parts if source.is_dir() else (file.stem,)
+    parts = file.relative_to(source).with_suffix("").parts
     return "/".join(part for part in parts if part != FOLDER)
 
 

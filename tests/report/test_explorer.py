@@ -87,16 +87,35 @@ def test_texts_of_models_cannot_end_the_data_or_run_as_script():
     assert "innerHTML" not in scripts[1] and not re.search(r"https?://", page)
 
 
-def test_labels_name_the_folder_if_several_are_compared(tmp_path: pathlib.Path):
-    for name in ("one/predictions/trained", "one/nq/predictions/direct", "two/predictions/trained"):
-        file = tmp_path / f"{name}.jsonl"
+def write_rows(*files: pathlib.Path) -> None:
+    """Writes predictions to files, whose folders are created."""
+    for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    labels = lambda folder, several: [x for x, _ in prediction_files(folder, several)]  # noqa: E731
-    assert labels(tmp_path / "one", False) == ["nq/direct", "trained"]
-    assert labels(tmp_path / "two", True) == ["two/trained"]
+
+
+def labels_of(page: str) -> list[str]:
+    return json.loads(page.partition('"sources":')[2].partition("]")[0] + "]")
+
+
+def test_labels_name_the_folder_if_several_are_compared(tmp_path: pathlib.Path):
+    names = ("one/predictions/trained", "one/nq/predictions/direct", "two/predictions/trained")
+    write_rows(*(tmp_path / f"{name}.jsonl" for name in names))
+    assert [x for x, _ in prediction_files(tmp_path / "one")] == ["nq/direct", "trained"]
     out = build_explorer([tmp_path / "one", tmp_path / "two"], tmp_path / "explorer.html")
-    assert '"sources":["one/nq/direct","one/trained","two/trained"]' in out.read_text()
+    assert labels_of(out.read_text()) == ["one/nq/direct", "one/trained", "two/trained"]
+
+
+def test_sources_of_equal_names_are_distinguished_by_their_parents(tmp_path, monkeypatch):
+    """Labels are keys: of two sources with one label, the page would show the second alone."""
+    runs = [tmp_path / name for name in ("base/c3po-0", "new/c3po-0", "opera-0")]
+    files = [tmp_path / name for name in ("base/eval.jsonl", "new/eval.jsonl")]
+    write_rows(*(run / "predictions" / "trained.jsonl" for run in runs), *files)
+    ends = ["base/c3po-0/trained", "new/c3po-0/trained", "opera-0/trained"]
+    assert labels_of(explorer_page(runs)) == ends
+    assert labels_of(explorer_page(files)) == ["base/eval", "new/eval"]
+    monkeypatch.chdir(runs[0])  # the folder of the shell has a name, too
+    assert labels_of(explorer_page([pathlib.Path(), runs[1]])) == ends[:2]
 
 
 def test_a_folder_without_predictions_names_the_commands_that_write_them(tmp_path: pathlib.Path):
