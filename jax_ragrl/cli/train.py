@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import (
@@ -26,6 +26,7 @@ from jax_ragrl.config.schema import local, one_of
 from jax_ragrl.errors import UserError
 
 if TYPE_CHECKING:
+    from jax_ragrl.experiments.seeds import WarmUp
     from jax_ragrl.run.config import Job
 
 TINY_CONFIGS = "tiny"
@@ -339,16 +340,14 @@ def _run_real_trials(options: argparse.Namespace) -> None:
     print(run_real_trials(trials, options.out, options.demo_questions))
 
 
-def _warm_ups(systems: Sequence[str]) -> dict[str, Callable[[pathlib.Path], Any]]:
-    """Functions that run the warm-up of a system in a folder, for systems that have one."""
+def _warm_ups(systems: Sequence[str]) -> dict[str, WarmUp]:
+    """The warm-ups of the systems that have one."""
+    from jax_ragrl.experiments.seeds import WarmUp
     from jax_ragrl.warmstart.warmup import warm_up
 
-    def warm(config: pathlib.Path, folder: pathlib.Path) -> Any:
-        return warm_up(load_config(config, []), folder)
+    def warm(config: pathlib.Path) -> WarmUp:
+        values = load_config(config, [])
+        return WarmUp(functools.partial(warm_up, values), values)
 
     configs = {system: CONFIGS / "tiny" / f"warmup_{system}.py" for system in systems}
-    return {
-        system: functools.partial(warm, config)
-        for system, config in configs.items()
-        if config.exists()
-    }
+    return {system: warm(config) for system, config in configs.items() if config.exists()}

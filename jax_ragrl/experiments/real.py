@@ -35,6 +35,7 @@ from jax_ragrl.experiments.progress import (
     rows_of,
     training_of,
 )
+from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.models.by_name import resolve_model
 from jax_ragrl.report.build import build_report
 from jax_ragrl.run.components import build_components
@@ -66,11 +67,15 @@ def real_quickstart(
       `gain_over_supervised`.
 
     Raises:
-      UserError: a model is not installed, or the config is not valid.
+      UserError: a model is not installed, the config is not valid, or `workdir` holds a warm start
+        of another config.
     """
     start = load_job(values)
     resolve_model(start.policy, weights=False)  # before the work of minutes
-    run = load_warm_start({**warm_values, "policy": start.policy, "seed": start.seed})
+    warm_values = {**warm_values, "policy": start.policy, "seed": start.seed}
+    run = load_warm_start(warm_values)
+    settings = warm_settings(warm_values, values, warm_questions=questions, writer=WRITER.name)
+    claim_warm_start(settings, workdir)
     warm_steps = -(-questions * DEMOS_PER_QUESTION // run.batch_size)
     with TimeLeft(stages(start.run.steps, warm_steps), workdir):
         # 1. Labels of the questions of the warm start, and of all questions.
@@ -93,6 +98,21 @@ def real_quickstart(
     write_json(workdir / "summary.json", summary)
     build_report(workdir)
     return summary
+
+
+def claim_warm_start(settings: Mapping[str, Any], workdir: pathlib.Path) -> None:
+    """Saves the settings of the warm start, or checks that they are the same as before.
+
+    Args:
+      settings: its settings, see `warm_settings`.
+      workdir: the folder of the run.
+
+    Raises:
+      UserError: `workdir` holds demonstrations or a warm start of other settings.
+    """
+    folder = workdir / "warm"
+    results = (workdir / "demos.jsonl", folder / "checkpoint")
+    WarmFolder(folder, settings, results, "--workdir").claim()
 
 
 def add_supervised(

@@ -28,7 +28,8 @@ from jax_ragrl.config.schema import convert
 from jax_ragrl.config.snapshot import LOCATION_KEYS
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.experiments.experiment import paired_gain, result_row
-from jax_ragrl.experiments.seeds import ensure_warm_up, markdown
+from jax_ragrl.experiments.seeds import DONE, ensure_warm_up, markdown
+from jax_ragrl.experiments.warm_folder import WarmFolder, warm_settings
 from jax_ragrl.retrieval.recall import corpus_fingerprints
 from jax_ragrl.run.components import (
     Components,
@@ -84,6 +85,11 @@ class Trial(NamedTuple):
         """The name of the folder of its run."""
         return f"{self.system}-{self.seed}"
 
+    @property
+    def writer(self) -> str:
+        """The author of the demonstrations, see `WriterConfig`."""
+        return WRITERS.get(self.system, LABELS)
+
 
 def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: int) -> str:
     """Runs every trial; rewrites `out/trials.md` after each.
@@ -97,19 +103,35 @@ def run_real_trials(trials: Sequence[Trial], out: pathlib.Path, demo_questions: 
       The table of all trials in Markdown.
 
     Raises:
-      UserError: a config is invalid, or the environment failed on every question.
+      UserError: a config is invalid, `out` has a warm start of another config, or the environment
+        failed on every question.
     """
-    for trial in trials:
+    places = [warm_folder(trial, demo_questions, out) for trial in trials]
+    for trial, place in zip(trials, places, strict=True):
         load_job(trial.values)  # a mistake is reported before the first trial costs time
         load_warm_start(trial.warm | {"data": {"demos": "demos.jsonl"}})
+        place.check()
     lines: list[tuple[Any, ...]] = []
-    for trial in trials:
-        folder = out / f"{trial.system}-warm"
-        ensure_warm_up(functools.partial(make_warm_start, trial, demo_questions), folder)
-        lines += trial_lines(trial, run_trial(trial, folder / "checkpoint", out))
+    for trial, place in zip(trials, places, strict=True):
+        ensure_warm_up(functools.partial(make_warm_start, trial, demo_questions), place)
+        lines += trial_lines(trial, run_trial(trial, place.folder / "checkpoint", out))
         (out / "trials.md").write_text(markdown(COLUMNS, lines), encoding="utf-8")
         jax.clear_caches()  # the programs of one system are of no use to the next
     return markdown(COLUMNS, lines)
+
+
+def warm_folder(trial: Trial, questions: int, out: pathlib.Path) -> WarmFolder:
+    """Returns the folder of the warm start of a system, with its settings.
+
+    Args:
+      trial: the system; its seed does not count, since all seeds share the warm start.
+      questions: labeled training questions; 0: all.
+      out: folder of all trials.
+    """
+    more = {"demo_questions": questions, "writer": trial.writer}
+    folder = out / f"{trial.system}-warm"
+    results = (folder / "demos.jsonl", folder / DONE)
+    return WarmFolder(folder, warm_settings(trial.warm, trial.values, **more), results)
 
 
 def make_warm_start(trial: Trial, questions: int, folder: pathlib.Path) -> dict[str, Any]:
@@ -125,8 +147,7 @@ def make_warm_start(trial: Trial, questions: int, folder: pathlib.Path) -> dict[
     """
     file = folder / "demos.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    writer = WriterConfig(WRITERS.get(trial.system, LABELS))
-    demos = make_demos(trial.values, file, writer, questions)
+    demos = make_demos(trial.values, file, WriterConfig(trial.writer), questions)
     summary = folder / "summary.json"
     if summary.is_file():
         return {"demos": demos, "sft": json.loads(summary.read_text(encoding="utf-8"))}

@@ -10,15 +10,17 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.experiments.experiment import paired_gain, quickstart
 from jax_ragrl.experiments.pooled import COLUMNS as COLUMNS_OVER_SEEDS
 from jax_ragrl.experiments.pooled import pooled_rows
+from jax_ragrl.experiments.warm_folder import WarmFolder
 from jax_ragrl.run.components import load_data
 from jax_ragrl.run.config import Job
+from jax_ragrl.warmstart.warmup import LOG
 
 COLUMNS = (
     "system",
@@ -30,13 +32,26 @@ COLUMNS = (
     "95 %",
     "wall s",
 )
+DONE = "done.json"  # of a warm-up that is complete
+
+
+class WarmUp(NamedTuple):
+    """The warm-up of a system.
+
+    Fields:
+      run: runs it in a folder, or resumes it there; returns a summary as JSON values.
+      settings: its config.
+    """
+
+    run: Callable[[pathlib.Path], Any]
+    settings: Mapping[str, Any]
 
 
 def run_trials(
     systems: Sequence[str],
     seeds: Sequence[int],
     load: Callable[[str, int, str, pathlib.Path], Job],
-    warm: Mapping[str, Callable[[pathlib.Path], Any]],
+    warm: Mapping[str, WarmUp],
     out: pathlib.Path,
     baseline: pathlib.Path | None = None,
 ) -> str:
@@ -46,7 +61,7 @@ def run_trials(
       systems: names of tiny configs.
       seeds: random seeds of data and training.
       load: gives the job of a system, a seed, a policy (empty: that of the config) and a folder.
-      warm: functions that run the warm-up of a system in a folder, for systems that have one.
+      warm: the warm-ups of the systems that have one.
       out: holds one folder per trial and one per warm-up.
       baseline: the `out` of finished trials of the same systems and seeds. Adds a column with the
         gain of each trial over the baseline's trial of the same name, on the same questions.
@@ -55,18 +70,22 @@ def run_trials(
       The table of all trials in Markdown, and a table over the seeds of each system.
 
     Raises:
-      UserError: a job is invalid or cannot be compared with the baseline. No training has started.
+      UserError: a job is invalid or cannot be compared with the baseline, or `out` holds a trial or
+        a warm-up of another config. No training has started.
     """
-    checkpoints = {system: out / f"{system}-warm" / "checkpoint" for system in warm}
+    warm_folders = {z: _warm_folder(warm_up, out / f"{z}-warm") for z, warm_up in warm.items()}
+    checkpoints = {z: place.folder / "checkpoint" for z, place in warm_folders.items()}
     trials = [(system, out / f"{system}-{seed}", seed) for system in systems for seed in seeds]
     # All jobs are loaded before the first one runs, so that a mistake costs no training time.
     jobs = [load(z, seed, str(checkpoints.get(z, "")), folder) for z, folder, seed in trials]
     if baseline is not None:
         check_baseline([folder for _, folder, _ in trials], jobs, baseline)
+    for place in warm_folders.values():
+        place.check()
     columns, rows, page = COLUMNS + ((f"over {baseline}",) if baseline else ()), [], ""
     for (system, folder, _), job in zip(trials, jobs, strict=True):
         if system in warm:
-            ensure_warm_up(warm[system], checkpoints[system].parent)
+            ensure_warm_up(warm[system].run, warm_folders[system])
         file = folder / "summary.json"
         # `quickstart` writes the summary after the scores, so that it marks a finished trial.
         summary = json.loads(file.read_text()) if file.is_file() else quickstart(job, folder)
@@ -97,11 +116,25 @@ def over_seeds(
     return f"\n{markdown(columns, rows)}" if rows else ""
 
 
-def ensure_warm_up(run: Callable[[pathlib.Path], Any], folder: pathlib.Path) -> None:
-    """Runs a system's warm-up in a folder, unless the folder holds a finished one."""
-    file = folder / "done.json"
+def _warm_folder(warm_up: WarmUp, folder: pathlib.Path) -> WarmFolder:
+    results = (folder / LOG, folder / DONE)
+    return WarmFolder(folder, warm_up.settings, results)
+
+
+def ensure_warm_up(run: Callable[[pathlib.Path], Any], place: WarmFolder) -> None:
+    """Runs a system's warm-up in a folder, unless the folder holds a finished one.
+
+    Args:
+      run: runs the warm-up, or resumes it; returns a summary as JSON values.
+      place: the folder and the settings of the warm-up.
+
+    Raises:
+      UserError: the folder holds results of other settings.
+    """
+    place.claim()
+    file = place.folder / DONE
     if not file.is_file():
-        curve = run(folder)
+        curve = run(place.folder)
         # Written last, so that its presence proves that the warm-up is complete.
         file.write_text(json.dumps(curve) + "\n", encoding="utf-8")
 

@@ -162,6 +162,59 @@ def evaluated(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture
+def warm_starts(tmp_path, monkeypatch):
+    """Returns a function that runs trials and returns the sizes of all warm starts so far."""
+    rows = {"warm_start": real_trials.result_row(result(1.0)) | {"wall_s": 1, "peak_bytes": 1}}
+    sizes = []
+
+    def make(trial, questions, folder):
+        sizes.append(questions)
+        return {}
+
+    monkeypatch.setattr(real_trials, "make_warm_start", make)
+    monkeypatch.setattr(real_trials, "run_trial", lambda *_: rows)
+
+    def run(questions=300, seeds=(0,), **changes):
+        values = load_config(CONFIGS / "smollm2" / "c3po.py", []) | changes
+        warm = load_config(CONFIGS / "smollm2" / "warm_start.py", [])
+        warm |= {"policy": values["policy"]}
+        trials = [real_trials.Trial("c3po", seed, values | {"seed": seed}, warm) for seed in seeds]
+        real_trials.run_real_trials(trials, tmp_path, questions)
+        return sizes
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"questions": 1000}, "demo_questions"),
+        ({"policy": "Qwen/Qwen3-0.6B"}, "policy"),
+        ({"index": {"kind": "bm25"}}, "index.encoder"),
+    ],
+)
+def test_a_warm_start_of_other_settings_is_refused(changes, key, warm_starts):
+    assert warm_starts() == warm_starts(seeds=(0, 1)) == [300]
+    with pytest.raises(UserError, match=rf"c3po-warm .*\(config\.{key} differs.* another --out"):
+        warm_starts(**changes)
+
+
+def test_a_warm_start_that_saved_no_settings_is_kept(warm_starts, tmp_path):
+    """Earlier versions saved none."""
+    warm_starts()
+    (tmp_path / "c3po-warm" / "settings.json").unlink()
+    assert warm_starts(questions=1000) == [300]
+
+
+def test_a_warm_start_that_has_not_begun_may_change(warm_starts, tmp_path):
+    (tmp_path / "c3po-warm").mkdir()
+    (tmp_path / "c3po-warm" / "demos.jsonl").touch()  # of an attempt that failed
+    warm_starts()
+    (tmp_path / "c3po-warm" / "done.json").unlink()
+    assert warm_starts(questions=1000) == [300, 1000]
+
+
 def test_a_shared_row_is_that_of_the_same_index_corpus_and_policy(evaluated):
     both, exact = {"reader", "untrained"}, {"encoder": "minilm", "kind": "exact"}
     assert evaluated() == both

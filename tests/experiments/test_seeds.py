@@ -36,15 +36,15 @@ def test_finished_trials_are_not_repeated(tmp_path, monkeypatch):
     load = lambda system, seed, policy, workdir: (system, seed, policy)  # noqa: E731
 
     def warm(folder):
-        folder.mkdir(parents=True)
         warm_ups.append(folder.name)
         return {"step": 1}
 
     warm_ups = []
-    text = seeds.run_trials(["a", "b"], [0, 1], load, {"b": warm}, tmp_path)
+    warm_up = seeds.WarmUp(warm, {"seed": 0})
+    text = seeds.run_trials(["a", "b"], [0, 1], load, {"b": warm_up}, tmp_path)
     start = str(tmp_path / "b-warm" / "checkpoint")
     assert runs == [(("a", 1, ""), "a-1"), (("b", 0, start), "b-0"), (("b", 1, start), "b-1")]
-    seeds.run_trials(["b"], [0], load, {"b": warm}, tmp_path)
+    seeds.run_trials(["b"], [0], load, {"b": warm_up}, tmp_path)
     assert warm_ups == ["b-warm"]  # a finished warm-up is not repeated
     assert text.splitlines() == [
         "| system | seed | Standard RAG F1 | warm start F1 | trained F1 | gain | 95 % | wall s |",
@@ -52,6 +52,21 @@ def test_finished_trials_are_not_repeated(tmp_path, monkeypatch):
         "| a | 0 | 27.12 | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |",
         *(f"| {z} | 1 |  | 20.5 | 30.25 | 9.75 | 5.0 to 14.5 | 600.0 |" for z in "abb"),
     ]
+
+
+def test_a_warm_up_of_another_config_is_refused_before_a_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(seeds, "quickstart", lambda *_: SUMMARY)
+    load = lambda system, seed, policy, workdir: workdir.mkdir(exist_ok=True)  # noqa: E731
+
+    def run(**settings):
+        warm = {"b": seeds.WarmUp(lambda folder: {"step": 1}, settings)}
+        return seeds.run_trials(["a", "b"], [0], load, warm, tmp_path)
+
+    table = run(seed=0)
+    assert run(seed=0) == table
+    monkeypatch.setattr(seeds, "quickstart", lambda *_: pytest.fail("trained"))
+    with pytest.raises(UserError, match=r"b-warm holds .*config.seed differs.* another --out"):
+        run(seed=1)
 
 
 def test_a_trial_without_answers_is_a_row():
