@@ -353,11 +353,11 @@ def _check_passages(
       workdir: the work folder of the table.
     """
     rows = [cell for (name, _), cell in cells.items() if name == data.name]
-    stored = [{key: row[key] for key in PASSAGE_KEYS if key in row} for row in rows]
-    if not any(stored):
+    sources = [{key: row[key] for key in PASSAGE_KEYS if key in row} for row in rows]
+    if not any(sources):
         return
     now = _passages_of(settings, data, workdir)
-    if any(before not in ({}, now) for before in stored):
+    if any(before not in ({}, now) for before in sources):
         raise UserError(
             f"the table already has cells of {data.name!r} with another corpus or index than "
             f"{settings.index_folder if 'index' in now else data.corpus}: give the set another "

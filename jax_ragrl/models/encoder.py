@@ -364,7 +364,7 @@ def _warn_of_defaults(folder: pathlib.Path, settings: Settings) -> None:
 def _with_prefixes(
     settings: Settings, source: str, query_prefix: str | None, passage_prefix: str | None
 ) -> Settings:
-    """Returns settings with the prefixes of the call; one that is None is that of the model."""
+    """Returns settings with the prefixes of the call; for None, the prefix of the model."""
     own = Prefixes(settings.query_prefix, settings.passage_prefix)
     model = model_prefixes(settings, source)
     query = model.query if query_prefix is None else query_prefix

@@ -68,7 +68,7 @@ KNOWN_PREFIXES = {
 
 
 def model_prefixes(settings: Settings, source: pathlib.Path | str) -> Prefixes:
-    """Returns the prefixes in a folder's files, or else those of a family known by its name.
+    """Returns the prefixes in a folder's files, or else the known ones of a model's family.
 
     Args:
       settings: of the folder's files.
@@ -190,7 +190,7 @@ def max_length(transformer: pathlib.Path) -> int:
 
 
 def lowers_case(transformer: pathlib.Path) -> bool:
-    """Returns whether the files of a transformer ask for texts in lower case, as those of BGE."""
+    """Returns whether the files of a transformer ask for texts in lower case, as in BGE v1.5."""
     return bool(read_json(transformer / "sentence_bert_config.json").get("do_lower_case"))
 
 

@@ -183,7 +183,7 @@ def _speed(
             run.optimizer,
             length,
             lora=is_adapter,
-            measured=run.guard.update_kl.action != OFF,
+            is_measured=run.guard.update_kl.action != OFF,
         ),
         "programs": programs,
         "compile_s": compile_seconds(programs, update, sampling, run.shapes),

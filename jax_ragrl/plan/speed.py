@@ -58,7 +58,7 @@ def update_passes(
     length: int,
     *,
     lora: bool,
-    measured: bool = False,
+    is_measured: bool = False,
 ) -> dict[str, Any]:
     """Returns how often an update runs each pass over its tokens, and the operations per token.
 
@@ -68,7 +68,7 @@ def update_passes(
       optimizer: determines epochs and minibatches.
       length: tokens of a row.
       lora: whether only an adapter is trained.
-      measured: whether the guard scores the batch after the update (`guard.update_kl`).
+      is_measured: whether the guard scores the batch after the update (`guard.update_kl`).
     """
     # A separate critic repeats the passes of its policy.
     own_critic = objective.critic == "own"
@@ -76,7 +76,7 @@ def update_passes(
     references = objective.kl.where != "none"
     # With the sampler's log-probabilities only forced tokens are scored: a share, not a pass.
     old = scores_before_update(objective, optimizer) and not sampler_may_serve(objective)
-    scores = int(old) + references + own_critic + measured
+    scores = int(old) + references + own_critic + is_measured
     gradient = gradient_flops(config, length, adapters=lora)
     score = score_flops(config, length)
     return {

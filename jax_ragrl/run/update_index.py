@@ -74,7 +74,7 @@ def update_index(
     Args:
       folder: of the index, with its passages.
       add: passages in any known format, whose ids are new; they are divided, and their fields
-        named, as those of the index.
+        named, as the passages of the index.
       remove: one id per line.
 
     Returns:

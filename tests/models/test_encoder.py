@@ -250,10 +250,10 @@ def test_a_damaged_folder_is_refused_with_a_reason(copy, damage, reason):
 
 
 def test_a_folder_may_lower_the_case_of_texts(copy):
-    """As the files of BGE v1.5: the tokens of upper case are those of lower case."""
+    """As in the files of BGE v1.5: upper and lower case have equal tokens."""
     before = encoder.load_encoder(copy)
     change(copy / "sentence_bert_config.json", do_lower_case=True)
-    # This tokenizer lowers the case itself, unless it is told not to.
+    # The tokenizer lowers the case, unless its own config says otherwise.
     change(copy / "tokenizer_config.json", do_lower_case=False)
     lower = encoder.load_encoder(copy)
     assert lower.tokenize(["The Film"]) == before.tokenize(["the film"])

@@ -115,7 +115,7 @@ def test_the_passes_of_an_update_follow_the_objective():
     score = score_flops(ONE_LAYER, 64)
     assert more["flops_per_token"] == 4 * one["flops_per_token"] + 3 * score
     # The guard scores the batch once more after the update.
-    measured = update_passes(ONE_LAYER, GROUP, ADAM, 64, lora=False, measured=True)
+    measured = update_passes(ONE_LAYER, GROUP, ADAM, 64, lora=False, is_measured=True)
     assert measured["scores"] == 1
 
 
