@@ -153,8 +153,7 @@ def test_an_interrupted_run_resumes_with_its_own_config_only(tmp_path, monkeypat
     assert sft("cut", "--config.seed=1") == 2
     assert "another config (config.seed differs)" in capsys.readouterr().err
     monkeypatch.setattr(finetune, "_accuracy", interrupted := Interrupted(finetune._accuracy))
-    with pytest.raises(KeyboardInterrupt):  # in the evaluation after the training
-        sft("cut")
+    assert sft("cut") == 130  # in the evaluation after the training
     monkeypatch.setattr(finetune, "_accuracy", interrupted.function)
     assert sft("cut") == 0 and len(steps) >= 8
     summaries = [tmp_path / out / "summary.json" for out in ("whole", "cut")]
