@@ -172,23 +172,31 @@ def run_trial(
     job = claim_workdir(trial.values | {"policy": str(checkpoint)}, workdir)
     parts = build_components(job, workdir)
     questions = parts.questions["test"][: job.run.test_questions]
-    return shared_rows(trial, job, parts, out, questions) | own_rows(
-        trial, job, parts, out, questions
-    )
+    run = TrialRun(trial, job, parts, out, questions)
+    return shared_rows(run) | own_rows(run)
 
 
-def shared_rows(
-    trial: Trial, job: Job, parts: Components, out: pathlib.Path, questions: Sequence[Question]
-) -> dict[str, dict[str, Any]]:
-    """Returns the rows `standard_rag` and `untrained`, which other trials may share.
+class TrialRun(NamedTuple):
+    """A trial that is ready to be evaluated and trained.
 
-    Args:
+    Fields:
       trial: the system and its seed.
       job: its run.
       parts: the components of the run.
       out: folder of all trials.
-      questions: the questions.
+      questions: the questions that every policy answers.
     """
+
+    trial: Trial
+    job: Job
+    parts: Components
+    out: pathlib.Path
+    questions: Sequence[Question]
+
+
+def shared_rows(run: TrialRun) -> dict[str, dict[str, Any]]:
+    """Returns the rows `standard_rag` and `untrained`, which other trials may share."""
+    trial, job, parts, out, questions = run
     reader = StandardRAG(job.run.baseline_style, job.recipe.system.top_k)
     # The keys have all that the rows depend on.
     key = {"asked": fingerprint(questions)} | environment_key(job, parts) | {"style": reader.style}
@@ -207,18 +215,9 @@ def shared_rows(
     }
 
 
-def own_rows(
-    trial: Trial, job: Job, parts: Components, out: pathlib.Path, questions: Sequence[Question]
-) -> dict[str, dict[str, Any]]:
-    """Returns the rows `warm_start` and `trained`, and `trained, NAME` for each other retriever.
-
-    Args:
-      trial: the system and its seed.
-      job: its run.
-      parts: the components of the run.
-      out: folder of all trials.
-      questions: the questions.
-    """
+def own_rows(run: TrialRun) -> dict[str, dict[str, Any]]:
+    """Returns the rows `warm_start` and `trained`, and `trained, NAME` for each other retriever."""
+    trial, job, parts, out, questions = run
     workdir, key = out / trial.folder, {"asked": fingerprint(questions)}
 
     def row(name: str, function: Callable[..., Result], *args: Any) -> dict[str, Any]:
