@@ -21,8 +21,17 @@ def kept(first: str, second: str) -> dict:
     return {"first": first, "second": second, "kind": "not lower", "margin": MARGIN}
 
 
-# Plans of increasing cost, the rows of the paper's figure 3 that the system has as strategies.
-WORKFLOWS = ("AG", "R,AG", "R,DS,AG", "QDS,R,AG", "QDP,R,AG")
+# The plans of `fixed_workflow.USUAL_PLANS`; of these, the paper's figure 3 has those that do not
+# decompose.
+WORKFLOWS = (
+    "AG",
+    "R,AG",
+    "R,DS,AG",
+    "QDS,R,AG",
+    "QDP,R,AG",
+    "QDS,R,DS,AG",
+    "QDP,R,DS,AG",
+)
 
 
 CLAIMS = (
@@ -38,10 +47,13 @@ CLAIMS = (
         },
         "pairs": (
             kept("low price", "no price"),
+            # Without this pair a price that changes nothing would pass.
+            {"first": "no price", "second": "low price", "metric": "llm_completion_tokens"},
             ("low price", "high price"),
             {"first": "low price", "second": "high price", "metric": "retrieval_calls"},
             {"first": "low price", "second": "high price", "metric": "llm_completion_tokens"},
         ),
+        "missing": "the threshold: between the prices 0.1 and 1.0 there is no arm",
     },
     {
         "number": 19,

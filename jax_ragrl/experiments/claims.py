@@ -33,6 +33,7 @@ from jax_ragrl.experiments.measures import title_of
 from jax_ragrl.experiments.pairs import FAILS, HOLDS, UNDECIDED, Pair
 from jax_ragrl.experiments.pairs import decide as decide_pair
 from jax_ragrl.experiments.seeds import markdown
+from jax_ragrl.experiments.statistics import points
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.revision import device_name, revision
 
@@ -317,7 +318,7 @@ def evidence_of(row: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     lines = [(f"test `{test}`", "", "", row["proof"]) for test in row["tests"]]
     for pair in row["pairs"]:
         difference = "{:+.2f} [{:.2f}, {:.2f}]".format(pair["mean"], *pair["ci95"])
-        lines.append((pair["text"], difference, f"{pair['detectable']:.2f}", pair["verdict"]))
+        lines.append((pair["text"], difference, points(pair["detectable"]), pair["verdict"]))
     if row["missing"]:
         lines.append((row["missing"], "", "", OPEN))
     return lines

@@ -16,6 +16,7 @@ from jax_ragrl.experiments.seeds import markdown
 from jax_ragrl.experiments.statistics import (
     detectable_difference,
     holm,
+    points,
     seed_interval,
     seed_test,
     sign_flip_test,
@@ -40,8 +41,8 @@ def compare(experiment: Experiment, rows: Rows) -> dict[str, Any]:
       JSON values. `arms`: by name, the mean of each metric in percent, and the mean `totals` and
       `means` of its trainings. `comparisons`: one per metric and arm other than the baseline, with
       the mean difference in points, its 95 % interval over seeds and questions, the p-value before
-      and after the adjustment for all comparisons, the smallest difference that could be seen, and
-      a verdict.
+      and after the adjustment for all comparisons, the smallest difference that could be seen (nan:
+      unknown), and a verdict.
 
     Raises:
       UserError: arms were asked different questions.
@@ -85,15 +86,7 @@ def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
       UserError: as in `paired_differences`.
     """
     differences = paired_differences(pair, rows)
-    # A training is one unit, however many steps it has.
-    if is_of_training(pair.metric):
-        per_seed = np.concatenate(list(differences.values()))
-        per_seed = per_seed[np.isfinite(per_seed)]
-        (mean, low, high), p = seed_interval(per_seed), seed_test(per_seed - pair.boundary)
-    else:
-        # Questions whose environment failed in one of the arms are NaN: they cannot be paired.
-        mean, low, high = hierarchical_bootstrap([np.stack(x) for x in by_world(differences)])
-        p = sign_flip_test(mean_by_question(differences) - pair.boundary)
+    mean, low, high, p = _interval_and_p(pair, differences)
     return {
         "metric": pair.metric,
         "arm": pair.first,
@@ -104,6 +97,25 @@ def compare_pair(pair: Pair, rows: Rows) -> dict[str, Any]:
         "detectable": detectable_difference(low, high),
         "p": p,
     }
+
+
+def _interval_and_p(
+    pair: Pair, differences: Mapping[tuple[int, int, int], np.ndarray]
+) -> tuple[float, float, float, float]:
+    """Returns the mean difference, its 95 % interval, and the p-value, see `compare_pair`."""
+    # Questions whose environment failed in one of the arms are NaN: they cannot be paired.
+    means_S = np.array([np.nanmean(x) for x in differences.values() if np.isfinite(x).any()])
+    interval, p_seeds = seed_interval(means_S), seed_test(means_S - pair.boundary)
+    # A training is one unit, however many steps it has.
+    if is_of_training(pair.metric):
+        return *interval, p_seeds
+    mean, low, high = hierarchical_bootstrap([np.stack(x) for x in by_world(differences)])
+    p = sign_flip_test(mean_by_question(differences) - pair.boundary)
+    if len(means_S) == 1:
+        return mean, low, high, p
+    # A bootstrap of few seeds is too narrow, and sign flips of questions say nothing about another
+    # training: Student's t over the seeds, which ignores that they share questions, must agree.
+    return mean, min(low, interval[1]), max(high, interval[2]), max(p, p_seeds)
 
 
 def paired_differences(pair: Pair, rows: Rows) -> dict[tuple[int, int, int], np.ndarray]:
@@ -167,7 +179,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
 
     Both the interval over seeds and questions and the adjusted test must exclude 0.
     """
-    undecided = f"undecided (a difference of {comparison['detectable']:.2f} points could be seen)"
+    undecided = f"undecided (could be seen: {points(comparison['detectable'])})"
     # The rule of a claim that the arm is higher.
     decision = decide(Pair(comparison["arm"], comparison["over"]), comparison)
     return {HOLDS: "higher", FAILS: "lower"}.get(decision, undecided)

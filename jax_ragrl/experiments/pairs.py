@@ -72,11 +72,11 @@ def decide(pair: Pair, comparison: Mapping[str, Any]) -> str:
       `HOLDS`, `FAILS` or `UNDECIDED`. Arms that differ in the other direction contradict a claim
       that has a direction; arms that are equal within the margin contradict that they differ.
     """
-    # The interval is over seeds and questions, the test over questions alone: each can be wrong.
     low, high = comparison["ci95"]
     above, below = low > pair.boundary, high < pair.boundary
     if comparison["p_adjusted"] < LEVEL and (above or below):
         return HOLDS if above or pair.kind == DIFFERS else FAILS
     # Two one-sided tests (Schuirmann 1987), stricter here: the interval has 95 %, not 90 %.
-    is_equal = pair.kind == DIFFERS and -pair.margin < low and high < pair.margin
+    # An interval without width says nothing about the error of the difference.
+    is_equal = pair.kind == DIFFERS and -pair.margin < low < high < pair.margin
     return FAILS if is_equal else UNDECIDED

@@ -21,8 +21,19 @@ def detectable_difference(low: float, high: float) -> float:
     Args:
       low, high: the 95 % interval of the measured difference, of which half the width is 1.96
         standard errors if the difference is about normally distributed.
+
+    Returns:
+      The difference; nan if the interval has no width, as of arms that never differ, since then
+      nothing was measured about its error.
     """
+    if low == high:
+        return float("nan")
     return DETECTABLE_ERRORS / INTERVAL_ERRORS * (high - low) / 2
+
+
+def points(value: float | None) -> str:
+    """Returns a number of points as text, `unknown` for nan or `None` (nan as JSON has it)."""
+    return "unknown" if value is None or np.isnan(value) else f"{value:.2f}"
 
 
 def sign_flip_test(differences_Q: np.ndarray, samples: int = SAMPLES, seed: int = 0) -> float:

@@ -25,7 +25,13 @@ from jax_ragrl.experiments.arms import (
     share_of,
     training_cell,
 )
-from jax_ragrl.experiments.comparison import compare, mean_by_question, page, paired_differences
+from jax_ragrl.experiments.comparison import (
+    compare,
+    compare_pair,
+    mean_by_question,
+    page,
+    paired_differences,
+)
 from jax_ragrl.experiments.measures import with_facts
 from jax_ragrl.experiments.pairs import Pair
 from jax_ragrl.warmstart.make_demos import demo_settings
@@ -396,11 +402,46 @@ def test_a_difference_is_found_and_an_equal_arm_is_not():
     assert compare(TWO, rows)["comparisons"][1]["verdict"] == "higher"
     assert compare(TWO, rows_of(-0.1))["comparisons"][0]["verdict"] == "lower"
     equal = compare(TWO, rows_of(0.0))["comparisons"][0]
-    assert equal["verdict"].startswith("undecided (a difference of ")
+    assert equal["verdict"] == f"undecided (could be seen: {equal['detectable']:.2f})"
+
+
+@pytest.mark.parametrize(
+    ("shifts", "verdict"), [((1.8, 1.9, 7.6), "undecided"), ((4.0, 4.2, 4.4), "higher")]
+)
+def test_three_seeds_that_agree_in_sign_alone_decide_nothing(shifts, verdict):
+    """Many questions do not make up for few seeds: Student's t of the first has p = 0.19."""
+    rows = {
+        Cell(arm, seed, 7, 0): row(np.tile((0.4, 0.6), 100) + 0.01 * shift * (arm == "tree"))
+        for seed, shift in enumerate(shifts)
+        for arm in ("chain", "tree")
+    }
+    comparison = compare(TWO, rows)["comparisons"][0]
+    assert comparison["verdict"].startswith(verdict)
+    assert comparison["mean"] == pytest.approx(np.mean(shifts))
+
+
+def test_seeds_that_vary_are_rarely_decided_without_a_difference():
+    """Equal arms with three seeds each: at most about 5 % of the experiments may be decided."""
+    rng, count = np.random.default_rng(0), 0
+    for _ in range(100):
+        rows = {
+            Cell(arm, seed, 7, 0): row(rng.normal(0.5 + rng.normal(0, 0.05), 0.1, 40))
+            for seed in range(3)
+            for arm in ("chain", "tree")
+        }
+        result = compare_pair(Pair("tree", "chain"), rows)
+        count += result["p"] < 0.05 and not result["ci95"][0] < 0 < result["ci95"][1]
+    assert count <= 10
+
+
+def test_arms_that_never_differ_have_no_known_power():
+    comparison = compare(TWO, rows_of(0.0, noise=0.0))["comparisons"][0]
+    assert np.isnan(comparison["detectable"])
+    assert comparison["verdict"] == "undecided (could be seen: unknown)"
 
 
 def test_p_values_are_adjusted_for_all_arms_and_metrics():
-    comparisons = compare(TWO, rows_of(0.04, seeds=2))["comparisons"]
+    comparisons = compare(TWO, rows_of(0.04))["comparisons"]
     assert len(comparisons) == 2
     for comparison in comparisons:
         assert 0 < comparison["p"] < 0.1

@@ -40,7 +40,7 @@ from jax_ragrl.systems.mao_arag import (
     sub_questions,
     turn_cost,
 )
-from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, FixedWorkflow
+from jax_ragrl.systems.mao_arag.fixed_workflow import PLANS, USUAL_PLANS, FixedWorkflow
 from jax_ragrl.systems.mao_arag.workflows import NAMES, QDP, QDS, WORKFLOWS, parse_plan, render_plan
 from jax_ragrl.types import Question, Sampling
 from jax_ragrl.warmstart.teacher_examples import build_world_retriever
@@ -598,12 +598,27 @@ def purposes(kind: str) -> list[Question]:
     return questions_of[kind][:80]
 
 
+def world_environment(**options: Any) -> Environment:
+    """The executors of the small world, and its teacher as the planner."""
+    executors = WorldExecutors(small_world(), style="mao_arag_tiny")
+    return Environment(TeacherSampler(Teacher(**options), tokenizer()), index(), executors)
+
+
+def test_the_best_fixed_workflow_is_a_usual_one():
+    """A planner that is compared with the usual plans is compared with the strongest."""
+    questions = purposes("all")[::4] + purposes("chain")[::8] + purposes("comparison")[::8]
+    scores = dict.fromkeys(PLANS, 0.0)
+    for plan in PLANS:
+        system = FixedWorkflow(MAOARAG(style="mao_arag_tiny"), plan)
+        forest = collect(system, single_chain, questions, world_environment())
+        right = recipe(Settings()).reward(forest)[forest.leaf_N] == 1
+        scores[plan] = float(np.mean(right))
+    assert max(scores, key=lambda plan: scores[plan]) in USUAL_PLANS, scores
+
+
 def score_plans(kind: str, **options: Any) -> tuple[float, float]:
     """The share of right answers with the teacher's plans, and the first plans' mean credit."""
-    world = small_world()
-    sampler = TeacherSampler(Teacher(**options), tokenizer())
-    executors = WorldExecutors(world, style="mao_arag_tiny")
-    environment = Environment(sampler, index(), executors)
+    environment = world_environment(**options)
     forest = collect(MAOARAG(style="mao_arag_tiny"), single_chain, purposes(kind), environment)
     mao_recipe = recipe(Settings(costs=Costs(alpha=0.1)))
     reward_N = mao_recipe.reward(forest)

@@ -300,6 +300,7 @@ def test_malformed_actions_have_fallbacks_and_names(role, text, search_queries, 
     assert tape.prompts[-1].count("title") == documents
     leaf = forest.records[-1]
     assert (leaf.answer, leaf.finish_reason) == end and forest.unanswered_N[-1] == (end[0] is None)
+    assert leaf.state.faults == ("Unknown Document",) * end[1].endswith("Unknown Document")
 
 
 # --- Penalties and credit ------------------------------------------------------------------------

@@ -118,6 +118,7 @@ class State(BaseState):
       queries: the queries of the rewriter, or the question.
       candidates: the passages that the selector reads.
       documents: the passages that the generator reads.
+      faults: that the selector named a document that was not shown.
       finish_reason: why the rollout ended; also names faults that were skipped.
     """
 
@@ -127,6 +128,7 @@ class State(BaseState):
     candidates: tuple[Passage, ...] = ()
     documents: tuple[Passage, ...] = ()
     answer: str | None = None
+    faults: tuple[str, ...] = ()
     finish_reason: str = "answered"
 
 
@@ -241,12 +243,12 @@ class MMOARAG:
     def _after_selection(self, state: State, selection: ParsedAction) -> State:
         legal = [i for i in selection.args if i < len(state.candidates)]
         documents = tuple(state.candidates[i] for i in legal)
-        reason = state.finish_reason
-        if len(legal) < len(selection.args):
-            reason = "answered, Unknown Document"
-        return dataclasses.replace(
-            state, phase="generate", documents=documents, finish_reason=reason
-        )
+        state = dataclasses.replace(state, phase="generate", documents=documents)
+        if len(legal) == len(selection.args):
+            return state
+        # A fault of the state, since the text alone does not show how many documents there are.
+        fault, reason = "Unknown Document", "answered, Unknown Document"
+        return dataclasses.replace(state, faults=(fault,), finish_reason=reason)
 
     def _after_answer(self, state: State, reply: ParsedAction | str) -> State:
         answer = parse_answer(reply) if isinstance(reply, str) else reply

@@ -37,6 +37,8 @@ Departures from the paper and its published code
  10. If the gold answer of a step is unknown (the middle steps of HotpotQA), the reward of an
      analysis is its form only.
  11. An analysis has no confidence and no type of missing information (eq. 8).
+ 12. The paper calls the training of the GRPO that it compares with trajectory-level, and says also
+     that all variants are trained on decomposed sub-problems. `group_size=1` is the first reading.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Settings:
     Fields:
       system: the state machine and how it is sampled.
       group_size: actions sampled per decision of the role in training. With 1, whole rollouts of a
-        question (`config.rollouts` of them) are compared by their answers instead: the GRPO that
-        the paper compares with. It has no expert.
+        question (`config.rollouts` of them) are compared by their answers instead, a reading of
+        the paper's trajectory-level GRPO. It has no expert.
       expert: when an expert's action is in a group, and in whose place.
       expert_pool: a file of scored actions (`expert_pool.py`), or `world` for the rules of the
         synthetic corpus.
