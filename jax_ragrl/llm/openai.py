@@ -109,9 +109,11 @@ class OpenAILLM:
         return outcome
 
     async def _sent(self, body: Mapping[str, Any], purpose: str) -> str | EffectError:
+        # Before the wait for a slot: requests that fail meanwhile decide for this one, too.
+        earlier = self._tries.failures
         async with self._gate.slot():
             try:
-                return await self._tries.ask(lambda: self._attempt(body))
+                return await self._tries.ask(lambda: self._attempt(body), earlier)
             except (TryFailed, EffectError, openai.OpenAIError) as error:
                 why = str(error).removesuffix(".")
         return EffectError(f"{self._label} failed on {purpose}: {why}")

@@ -138,29 +138,32 @@ class Tries:
 
     def __init__(self, retries: int, pause: float) -> None:
         self._retries, self._pause = retries, pause
-        self._failures, self._trial = 0, asyncio.Lock()
+        self.failures = 0  # requests in a row, each after all of its tries
+        self._trial = asyncio.Lock()
 
-    async def ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, attempt: Callable[[], Awaitable[T]], earlier: int | None = None) -> T:
         """Returns the result of the first try that succeeds.
 
         Args:
           attempt: one try. `TryFailed` asks for another; any other error ends the request, and
             shows that the server works.
+          earlier: the number of `failures` when the request began to wait, for a client that
+            bounds its requests in flight; None: it begins now.
 
         Raises:
           TryFailed: the last try failed.
           EffectError: the server failed many requests in a row, and failed again.
         """
-        failures = self._failures
-        if failures < FAILURES:
+        earlier = self.failures if earlier is None else earlier
+        if self.failures < FAILURES:
             return await self._counted(attempt)
         async with self._trial:
-            if self._failures > failures:  # since this request began to wait
+            if self.failures > earlier:  # since this request began to wait
                 COUNTS["server_skipped"] += 1
                 raise EffectError(
-                    f"not sent: the last {self._failures} requests to this server failed"
+                    f"not sent: the last {self.failures} requests to this server failed"
                 )
-            if self._failures:
+            if self.failures:
                 return await self._counted(attempt)
         return await self._counted(attempt)
 
@@ -168,12 +171,12 @@ class Tries:
         try:
             result = await self._retried(attempt)
         except TryFailed:
-            self._failures += 1
+            self.failures += 1
             raise
         except Exception:
-            self._failures = 0
+            self.failures = 0
             raise
-        self._failures = 0
+        self.failures = 0
         return result
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:

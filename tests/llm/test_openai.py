@@ -17,6 +17,7 @@ from jax_ragrl.llm.base import MeteredReply
 from jax_ragrl.llm.openai import OpenAILLM
 from jax_ragrl.run.components import load_llm
 from jax_ragrl.run.config import parse_llm
+from jax_ragrl.runtime.servers import take_counts
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.types import LLMRequest, Message, Sampling
 from tests.llm.server import completion, serving
@@ -97,6 +98,17 @@ def test_a_busy_server_is_asked_again():
     states = iter([429, 500, "late"])
     with serving(lambda body: next(states)) as (address, seen):
         assert OpenAILLM("m", address).complete([asked("q")]) == ["late"] and len(seen) == 3
+
+
+def test_requests_that_wait_for_their_turn_share_an_outage(monkeypatch):
+    monkeypatch.setattr("jax_ragrl.llm.openai.PAUSE", 0.001)
+    take_counts()
+    with serving(lambda body: 503) as (address, seen):
+        llm = OpenAILLM("m", address, retries=2)
+        outcomes = llm.complete([asked(f"q{i}") for i in range(100)])
+    assert all(isinstance(outcome, EffectError) for outcome in outcomes)
+    # The first 32 are in flight together, each with three tries.
+    assert take_counts()["server_skipped"] >= 60 and len(seen) <= 3 * 40
 
 
 def test_a_permanent_refusal_is_a_failure():
