@@ -16,7 +16,7 @@ from jax_ragrl.warmstart.demos import Demo, load_demos
 
 
 def served_policy(
-    name: str, examples: pathlib.Path | None, shots: int
+    name: str, examples: pathlib.Path | None, shots: int, cache: pathlib.Path | None = None
 ) -> tuple[LLMActionSampler, ChatTokenizer]:
     """Connects to the model on a server that plays all roles, greedily.
 
@@ -24,6 +24,7 @@ def served_policy(
       name: `openai:MODEL[@URL]`.
       examples: a file of demonstrations; None: no examples.
       shots: the number of examples per role.
+      cache: a file of earlier replies, see `llm.cache`; None: every request is sent.
 
     Returns:
       The sampler, and the tokenizer of the shipped policy, which only counts tokens.
@@ -37,7 +38,7 @@ def served_policy(
             f"{name}: give openai:MODEL@URL, or leave --examples out"
         )
     tokenizer = ChatTokenizer.load(policy_folder(TINY, weights=False))
-    llm = load_llm(parse_llm(name), None, "", Shapes())
+    llm = load_llm(parse_llm(name), None, "", Shapes(), cache=cache)
     messages = few_shots(load_demos(examples), shots) if examples else {}
     return LLMActionSampler(llm, tokenizer, temperature=0.0, examples=messages), tokenizer
 

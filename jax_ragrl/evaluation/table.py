@@ -221,7 +221,8 @@ def load_models(settings: TableSettings) -> TableModels:
         config = parse_llm(settings.judge)
         judge = load_llm(config, None, "", shapes, load=load, cache=settings.cache)
     if settings.policy.startswith(SERVER) or settings.policy_examples:
-        served_models = served_policy(settings.policy, settings.policy_examples, settings.shots)
+        examples = settings.policy_examples, settings.shots
+        served_models = served_policy(settings.policy, *examples, settings.cache)
         return TableModels(llm, judge, *served_models)
     decoder, tokenizer = load(settings.policy, None, "float32")
     return TableModels(llm, judge, SplitModel.from_model(decoder), tokenizer)

@@ -33,6 +33,7 @@ from jax_ragrl.run.components import (
     load_llm,
     mesh_for,
     policy_folder,
+    reply_cache,
 )
 from jax_ragrl.run.config import Job, load_job, model_of, parse_llm
 from jax_ragrl.run.lock import lock_output
@@ -115,7 +116,7 @@ def make_demos(
     if _is_labels(writer):
         function = label_function(job, parts, writer.name, str(values.get("system")))
     else:
-        function = demo_function(job, parts, writer, source)
+        function = demo_function(job, parts, writer, source, reply_cache(out.parent))
     claim_output(out, demo_settings(values, writer, of), DEMO_OUTPUT)
     run_resumable(function, questions, out, DEMO_OUTPUT)
     return demo_summary(out)
@@ -134,7 +135,11 @@ def _is_labels(writer: WriterConfig) -> bool:
 
 
 def demo_function(
-    job: Job, parts: Components, writer: WriterConfig, source: DemoSource
+    job: Job,
+    parts: Components,
+    writer: WriterConfig,
+    source: DemoSource,
+    cache: pathlib.Path | None = None,
 ) -> DemoFunction:
     """Returns the function that generates the demonstrations of some questions.
 
@@ -143,9 +148,10 @@ def demo_function(
       parts: retriever, language models and tokenizer.
       writer: a language model, named as `parse_llm` reads it.
       source: the system to roll out, and the selection of demonstrations.
+      cache: a file of earlier replies of the writer, see `llm.cache`; None: none.
     """
     mesh = local_mesh(mesh_for(job))
-    llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh)
+    llm = load_llm(parse_llm(writer.name), None, "", job.shapes, mesh, cache=cache)
     sampler = LLMActionSampler(llm, parts.tokenizer, writer.temperature)
     return functools.partial(_rollout_demos, job, parts, source, sampler, writer.samples)
 

@@ -9,8 +9,10 @@ import pytest
 from jax_ragrl.cli.main import main
 from jax_ragrl.errors import UserError
 from jax_ragrl.evaluation.served_policy import few_shots, served_policy
-from jax_ragrl.evaluation.table import TableModels, system_result
+from jax_ragrl.evaluation.table import TableModels, TableSettings, load_models, system_result
 from jax_ragrl.llm.base import NoLLM
+from jax_ragrl.llm.cache import FILE
+from jax_ragrl.rollout.llm_policy import LLMActionSampler
 from jax_ragrl.types import Message
 from jax_ragrl.warmstart.demos import Demo
 from tests.evaluation.test_table import context
@@ -31,10 +33,11 @@ SHOTS = (
 )
 
 
-def play(reply, examples=None, shots=2):
+def play(reply, examples=None, shots=2, cache=None):
     """The result of C-3PO whose roles a server plays, and the requests to it."""
     with serving(reply) as (address, seen):
-        models = TableModels(NoLLM(), None, *served_policy(f"openai:m@{address}", examples, shots))
+        policy = served_policy(f"openai:m@{address}", examples, shots, cache)
+        models = TableModels(NoLLM(), None, *policy)
         result = system_result("c3po", context(), models, [ANN, BOB])
     return result, seen
 
@@ -53,6 +56,20 @@ def test_a_server_plays_every_role_greedily():
     assert set(result.finish_reasons) == {"answered"} and len(seen) == 3
     assert {body["temperature"] for body in seen} == {0.0}
     assert result.costs["policy_calls"].tolist() == [2, 1] and result.costs["policy_tokens"].all()
+
+
+def test_a_repeated_table_pays_for_no_action_again(tmp_path):
+    (first, paid), (again, seen) = (play(act, cache=tmp_path / FILE) for _ in range(2))
+    assert len(paid) == 3 and seen == []
+    assert again.strategies == first.strategies
+    assert again.costs["policy_tokens"].tolist() == first.costs["policy_tokens"].tolist()
+
+
+def test_a_table_gives_its_cache_to_a_policy_on_a_server(tmp_path):
+    file, address = tmp_path / FILE, "openai:m@http://127.0.0.1:9/v1"
+    settings = TableSettings(None, None, None, (), address, address, "tiny", 3, 0, cache=file)
+    policy = load_models(settings).policy
+    assert isinstance(policy, LLMActionSampler) and policy._llm._cache._file == file
 
 
 def test_a_server_that_refuses_gives_no_score():

@@ -332,6 +332,21 @@ def scripted(body) -> str:
     return Teacher().write(role, (Message("user", prompt),), (), rng)
 
 
+def test_the_writer_is_paid_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    out, config = tmp_path / "demos.jsonl", f"--config={CONFIGS / 'tiny' / 'c3po.py'}"
+    with serving(scripted) as (address, bodies):
+        writer = ["--writer", f"openai:m@{address}", "--limit=2"]
+        command = ["demos", config, "--config.data.world.size=40", f"--out={out}", *writer]
+        assert main(command) == 0
+        requests, rows = len(bodies), out.read_text()
+        # Without the output the demonstrations are made again, from the replies of the first call.
+        for file in (out, DEMO_OUTPUT.log(out)):
+            file.unlink()
+        assert main(command) == 0
+    assert len(bodies) == requests > 0 and out.read_text() == rows
+
+
 @pytest.mark.slow
 def test_demonstrations_train_a_policy_for_reinforcement_learning(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
