@@ -114,8 +114,15 @@ class RemoteRetriever:
             yield UserError(message) if status < 500 else EffectError(message)
         else:
             half = len(queries) // 2
-            yield from self._query(queries[:half], k, is_split=True)
-            yield from self._query(queries[half:], k, is_split=True)
+            yield from self._half(queries[:half], k)
+            yield from self._half(queries[half:], k)
+
+    def _half(self, queries: Sequence[str], k: int) -> Iterator[Hits | UserError | EffectError]:
+        """Yields a result per query of half of a failed request."""
+        try:
+            yield from self._query(queries, k, is_split=True)
+        except EffectError as error:  # the server may fail on every query of this half alone
+            yield from [error] * len(queries)
 
 
 def read_result(reply: httpx2.Response, place: str, queries: int, k: int) -> list[Hits | UserError]:

@@ -18,10 +18,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from jax_ragrl.errors import EffectError
 from jax_ragrl.retrieval.base import Retriever, check_depth, search_pages
 from jax_ragrl.retrieval.remote import to_document
 from jax_ragrl.serve import bodies
@@ -38,7 +40,6 @@ from jax_ragrl.serve.http import (
     listen,
     make_application,
     note,
-    result_or_raise,
     results,
 )
 from jax_ragrl.serve.replies import error_message
@@ -88,7 +89,7 @@ class SearchService:
             body = await bodies.read_json(request)
             requests, with_scores = bodies.parse_search_request(body, self.top_k, self.max_queries)
             note(request, "queries", [query for query, _ in requests])
-            hits = [result_or_raise(x) for x in await results(self.searches, requests, request)]
+            hits = hits_or_raise(await results(self.searches, requests, request))
         return StreamingResponse(_parts(hits, with_scores), media_type="application/json")
 
     def describe(self) -> dict[str, Any]:
@@ -98,6 +99,20 @@ class SearchService:
             "corpus": self.retriever.fingerprint,
             "passages": None if corpus is None else len(corpus),
         }
+
+
+def hits_or_raise(hits: Sequence[Hits | BaseException]) -> list[Hits]:
+    """Returns the hits of all queries of a request.
+
+    Raises:
+      HTTPException: a search failed. Clients divide a request after status 500, so that the query
+        fails alone; if all of several failed, status 502 says that no part would succeed.
+    """
+    failures = [x for x in hits if isinstance(x, BaseException)]
+    if failures:
+        is_outage = 1 < len(hits) == sum(isinstance(x, EffectError) for x in failures)
+        raise HTTPException(502 if is_outage else 500, f"this failed: {error_message(failures[0])}")
+    return [x for x in hits if isinstance(x, Hits)]
 
 
 async def _parts(hits: Sequence[Hits], with_scores: bool) -> AsyncIterator[bytes]:

@@ -126,7 +126,9 @@ def test_a_request_past_its_deadline_is_refused_and_not_searched():
         ({"queries": ["q"] * (MAX_QUERIES + 1)}, 413, "at most"),
         ({"queries": ["q" * (MAX_BYTES + 1)]}, 413, "bytes"),
         ({"queries": ["q"] * 3}, 413, "give 2 at most"),
-        ({"queries": ["bad"]}, 502, "no route"),
+        ({"queries": ["bad"]}, 500, "no route"),
+        ({"queries": ["a", "bad"]}, 500, "no route"),
+        ({"queries": ["bad", "bad"]}, 502, "no route"),
     ],
 )
 def test_limits_and_failures_have_a_status_and_a_reason(fields, status, message):
@@ -142,6 +144,16 @@ def test_a_request_that_exceeds_the_queue_is_divided_by_the_client():
         ids = [hits.passages[0].id for hits in remote.search(queries, 1)]
     assert ids == ["a0", "b0", "c0", "d0"]
     assert slow.sizes == [2, 2]
+
+
+@pytest.mark.parametrize("queries", ["a bad b", "bad bad a b", "bad"])
+def test_a_search_that_fails_costs_no_other_query_its_hits(queries):
+    texts = queries.split()
+    with listening(application(Slow(opened=True))) as address:
+        outcomes = RemoteRetriever(address, retries=1, pause=0.01).search(texts, 1)
+    assert [isinstance(x, EffectError) for x in outcomes] == [text == "bad" for text in texts]
+    ids = [x.passages[0].id for x in outcomes if isinstance(x, Hits)]
+    assert ids == [f"{text}0" for text in texts if text != "bad"]
 
 
 def test_a_request_that_may_fit_later_is_to_be_tried_again():
