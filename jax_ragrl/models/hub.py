@@ -2,7 +2,8 @@
 
 The library reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE` and draws the progress
 bars. A revision that the cache holds in full is used without asking the Hub again: a run that is
-resumed starts from the same weights, even if the branch has moved since.
+resumed starts from the same weights, even if the branch has moved since. If another tool filled the
+cache, small files of the same commit are added.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from jax_ragrl.runtime.hub import explain
 # OWNER/NAME, or OWNER/NAME@REVISION with a branch, a tag or a commit.
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>.+))?", re.ASCII)
 # fnmatch patterns, whose * also matches a slash: the files of sentence-transformers' modules too.
-# README.md names the license, which the card of an export repeats.
-SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt", "README.md")
+CARD = "README.md"  # names the license, which the card of an export repeats
+SMALL = ("*.json", "*.jinja", "*.model", "*merges.txt", "*vocab.txt", CARD)
 # Other formats of the same weights, and their copies of the small files.
 OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*", "coreml/*")
 WEIGHTS = "model.safetensors"
@@ -42,7 +43,7 @@ def download(name: str, *, weights: bool = True) -> Path:
     repository, revision = match["name"], match["revision"]
     cached = _cached(repository, revision)
     if cached and _has_config(cached) and (_has_weights(cached) or not weights):
-        return cached
+        return _with_small_files(repository, cached)
     folder = _snapshot(repository, revision, SMALL)
     if weights and not _has_weights(folder):
         # The commit of the first download: a branch may move in between.
@@ -64,6 +65,18 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     return Path(folder)
+
+
+def _with_small_files(repository: str, snapshot: Path) -> Path:
+    """A cached snapshot, after downloading the small files that it lacks if the Hub answers."""
+    # Transformers fetches neither the card nor, for example, the pooling of an encoder, so the
+    # card shows that `download` has been here.
+    if (snapshot / CARD).is_file():
+        return snapshot
+    try:
+        return _snapshot(repository, snapshot.name, SMALL)  # its name is the commit
+    except UserError:
+        return snapshot
 
 
 def _has_config(folder: Path) -> bool:

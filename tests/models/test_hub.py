@@ -92,6 +92,32 @@ def test_a_tokenizer_that_another_tool_did_not_download_is_added(repository, tmp
     assert (folder / "tokenizer_config.json").is_file()
 
 
+PART = """
+import sys
+from huggingface_hub import hf_hub_download
+for file in sys.argv[2:]:
+    hf_hub_download(sys.argv[1], file)
+"""
+
+
+def test_small_files_that_another_tool_left_out_are_added_if_the_hub_answers(repository, tmp_path):
+    small = ("modules.json", "1_Pooling/config.json", "chat_template.jinja")
+    for file in small:
+        (repository / file).parent.mkdir(exist_ok=True)
+        (repository / file).write_text("[]")
+    files, home = ("config.json", "tokenizer_config.json", "model.safetensors"), tmp_path / "home"
+    with serving({NAME: repository}) as server:
+        part = run_with_hub(["-c", PART, NAME, *files], home, server.url)
+        assert part.returncode == 0, part.stderr
+        offline = resolve(NAME, home, server.url, HF_HUB_OFFLINE="1")
+        folder = pathlib.Path(offline.stdout.strip())
+        assert offline.returncode == 0 and not (folder / "modules.json").exists()
+        assert resolve(NAME, home, server.url).stdout == offline.stdout
+        assert all((folder / file).is_file() for file in small)
+        server.requests.clear()
+        assert resolve(NAME, home, server.url).stdout == offline.stdout and server.requests == []
+
+
 def test_of_a_sharded_model_the_files_of_its_index_are_downloaded(repository, tmp_path):
     (repository / "model.safetensors").rename(repository / "part-1.safetensors")
     (repository / "consolidated.safetensors").write_text("not needed")
