@@ -55,14 +55,15 @@ def download(name: str, *, weights: bool = True) -> Path:
 def _cached(repository: str, revision: str | None) -> Path | None:
     """The folder of a revision in the cache; None if the cache has no file of it."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         # A pattern that matches no file: the folder is wanted even if it is not complete.
         folder = snapshot_download(
             repository, revision=revision, allow_patterns=[], local_files_only=True
         )
-    except LocalEntryNotFoundError:
+    # Of a name that the Hub cannot have, the cache has no file; the download explains the error.
+    except (HFValidationError, LocalEntryNotFoundError):
         return None
     return Path(folder)
 

@@ -71,7 +71,7 @@ def download_data_file(uri: str | Path) -> Path:
         answer, or the disk is full.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     file = parse_data_file(uri)
     download = functools.partial(
@@ -79,7 +79,8 @@ def download_data_file(uri: str | Path) -> Path:
     )
     try:
         return Path(download(local_files_only=True))
-    except LocalEntryNotFoundError:
+    # The second call repeats the error of a name that the Hub cannot have.
+    except (HFValidationError, LocalEntryNotFoundError):
         pass
     try:
         return Path(download())
@@ -129,7 +130,10 @@ def explain(error: Exception, repository: str, revision: str | None, kind: str =
         return f"no space left for {repository} in {cache}: free some, or set HF_HOME"
     # The name of a model may also be meant as a folder.
     prefix = f"{repository!r} is not a folder on this machine, and " if kind == MODEL else ""
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, errors.HFValidationError):
+        problem = f"the Hub can have no {kind} of this name ({one_line(error)})"
+        remedy = "correct the path or the name"
+    elif isinstance(error, errors.RepositoryNotFoundError):
         problem = f"there is no {kind} {repository!r} on {hub}"
         remedy = "check the name and, if it is private, set HF_TOKEN"
     elif constants.HF_HUB_OFFLINE:

@@ -55,6 +55,11 @@ def test_another_address_is_refused_with_the_form(name):
         data_path(name)
 
 
+def test_a_data_set_of_a_name_that_the_hub_cannot_have_is_refused():
+    with pytest.raises(UserError, match=r"the Hub can have no data set .*: correct the path or"):
+        data_path("hf://datasets/owner/a--b/train.jsonl")
+
+
 def test_a_path_stays_a_path_and_a_bucket_is_refused(tmp_path):
     assert data_path(str(tmp_path / "x.jsonl")) == tmp_path / "x.jsonl"
     with pytest.raises(UserError, match="mount the bucket"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -162,6 +163,13 @@ def test_what_cannot_be_downloaded_says_why_on_one_line(name, environ, words, re
         done = resolve(name, tmp_path / "home", server.url, **environ)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and words in last, done.stderr
+
+
+@pytest.mark.parametrize("name", ["runs/a--b", "runs/a..b", "runs/a-", "runs/" + "x" * 97])
+def test_a_name_that_the_hub_cannot_have_may_be_a_wrong_path(name):
+    words = f"{name}' is not a folder on this machine, and the Hub can have no model of this name"
+    with pytest.raises(UserError, match=f"{re.escape(words)} .*: correct the path or the name"):
+        by_name.resolve_model(name)
 
 
 def test_a_full_disk_says_so_and_where_the_cache_is(monkeypatch):
