@@ -57,4 +57,17 @@ def action_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tupl
       as_chat_turns: whether the stop token ends the action. In plain text the assistant's turn
         continues after the observation, so there is no stop token.
     """
-    return (*tokenizer.encode(text), *(tokenizer.stop_ids[:1] if as_chat_turns else ()))
+    end = tokenizer.stop_ids[:1] if as_chat_turns else ()
+    return (*reply_ids(tokenizer, text, as_chat_turns), *end)
+
+
+def reply_ids(tokenizer: ChatTokenizer, text: str, as_chat_turns: bool) -> tuple[int, ...]:
+    """Returns the ids of an action without its stop token, or of the start of an action.
+
+    Args:
+      tokenizer: the tokenizer of the policy.
+      text: the text.
+      as_chat_turns: whether the action follows the end of a chat prompt.
+    """
+    # In plain text an action may follow an observation, and not the end of a prompt.
+    return tuple(tokenizer.encode_reply(text) if as_chat_turns else tokenizer.encode(text))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jax_ragrl.errors import UserError
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.rollout.collect import ActionRequest
-from jax_ragrl.rollout.context import action_ids, context_ids, context_texts
+from jax_ragrl.rollout.context import action_ids, context_ids, context_texts, reply_ids
 from jax_ragrl.rollout.roles import Role
 from jax_ragrl.rollout.tree import Action
 from jax_ragrl.sampling.counters import SamplingCounters
@@ -116,8 +116,8 @@ class PolicySampler:
     def _prefix(self, request: ActionRequest, number: int, opening: str) -> tuple[int, ...]:
         if number == NO_PREFIX:
             return ()
-        text = request.branching.forced_actions[number].text
-        return tuple(self.tokenizer.encode(_after_thought(opening, text)))
+        text = _after_thought(opening, request.branching.forced_actions[number].text)
+        return reply_ids(self.tokenizer, text, request.role.as_chat_turns)
 
     def _job(
         self,

@@ -3,14 +3,20 @@
 Instructions, questions, passages and replies of a language model are *content*: they are encoded
 with special tokens disabled, so that no passage can close a turn. The pieces of the chat template
 are encoded with special tokens enabled. Ids are concatenated, never decoded and encoded again.
+
+A SentencePiece tokenizer adds a space before each text that it encodes. Contents and pieces get the
+spaces of the rendered template in place of it: a space that ends a piece is part of the first token
+of the content after it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -18,6 +24,7 @@ import transformers
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.text.automaton import TokenAutomaton, compile_regex
+from jax_ragrl.text.prefix_space import ALWAYS, NEVER, prefix_scheme, without_prefix
 from jax_ragrl.text.stops import stop_table
 from jax_ragrl.text.thoughts import EMPTY_BLOCK, opened_block
 from jax_ragrl.text.token_bytes import token_bytes
@@ -29,6 +36,18 @@ DATE = "26 Jul 2024"  # the default of Llama 3.2's template, without a clock
 _HOLE = "\ue000"
 
 
+class Piece(NamedTuple):
+    """A part of the chat template.
+
+    Fields:
+      ids: its ids.
+      space: the space, if there is one, that belongs to the first token of the next content.
+    """
+
+    ids: tuple[int, ...]
+    space: str = ""
+
+
 class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template, read from a local folder."""
 
@@ -36,8 +55,11 @@ class ChatTokenizer:
         if tokenizer.chat_template is None:
             raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template")
         self._hf = tokenizer
+        backend = tokenizer.backend_tokenizer
+        self._prefix, self._added = prefix_scheme(backend), {*backend.get_added_tokens_decoder()}
         # Two backends instead of one with a mode: several threads of a rollout encode at once.
-        self._content, self._template = (_backend(tokenizer, split) for split in (True, False))
+        self._content = _backend(without_prefix(backend), split_special=True)
+        self._template = _backend(backend, split_special=False)
         self.stop_ids = _stop_ids(tokenizer)
         pad = tokenizer.pad_token_id
         self.pad_id: int = pad if pad is not None else self.stop_ids[0]
@@ -47,6 +69,7 @@ class ChatTokenizer:
         self._allow = functools.cache(self._matching)
         self._stop = functools.cache(lambda stops: stop_table(stops, self._pieces()))
         self._opening = functools.cache(self._render_opening)
+        self._reply_space = functools.cache(self._render_reply_space)
         self._compile = functools.cache(self._compiled)
 
     @classmethod
@@ -82,12 +105,19 @@ class ChatTokenizer:
         cached = self._cache.get(text)
         return self._encode([text])[0].ids if cached is None else cached.tolist()
 
+    def encode_reply(self, text: str) -> list[int]:
+        """Encodes the content of an assistant's turn, which follows the end of a prompt."""
+        return self.encode(self._reply_space() + text)
+
     def encode_ahead(self, texts: Iterable[str]) -> None:
         """Encodes contents in parallel on the cores of the host, and caches their ids.
 
         A context that grows turn by turn contains the same contents again.
         """
-        new = [text for text in dict.fromkeys(texts) if text not in self._cache]
+        # The template decides whether a content begins with a space.
+        spaces = ("",) if self._prefix == NEVER else ("", " ")
+        variants = dict.fromkeys(space + text for text in texts for space in spaces)
+        new = [text for text in variants if text not in self._cache]
         encoded = {
             text: np.array(encoding.ids, np.int32)
             for text, encoding in zip(new, self._encode(new), strict=True)
@@ -121,9 +151,9 @@ class ChatTokenizer:
             thinking ends the prompt with an empty block.
         """
         pieces = self._render(tuple(message.role for message in messages), thinking)
-        ids = list(pieces[0])
-        for message, piece in zip(messages, pieces[1:], strict=True):
-            ids += self.encode(message.content) + list(piece)
+        ids = list(pieces[0].ids)
+        for message, (before, after) in zip(messages, itertools.pairwise(pieces), strict=True):
+            ids += [*self.encode(before.space + message.content), *after.ids]
         return ids
 
     def allowed_tokens(self, pattern: str) -> np.ndarray | None:
@@ -183,8 +213,8 @@ class ChatTokenizer:
         # A template may render a first turn differently, for example with a system message before
         # it.
         *_, close, open_ = self._render(("user", "assistant", "user"), thinking)
-        close = close[1:] if ended and close[0] in self.stop_ids else close
-        return [*close, *self.encode(text), *open_]
+        end = close.ids[1:] if ended and close.ids[0] in self.stop_ids else close.ids
+        return [*end, *self.encode(close.space + text), *open_.ids]
 
     def opened_thought(self, prompt: Sequence[int]) -> str:
         """Returns the text of the think block that the template opens at the end of a prompt.
@@ -198,18 +228,47 @@ class ChatTokenizer:
     def _render_opening(self) -> tuple[tuple[int, ...], str]:
         """The end of every prompt of a turn that may think: ids, and the block it leaves open."""
         *_, tail = self._template_pieces(("user",), True)
-        *_, ids = self._render(("user",), True)
-        return ids, opened_block(tail)
+        *_, last = self._render(("user",), True)
+        return last.ids, opened_block(tail)
 
-    def _render_roles(self, roles: tuple[str, ...], thinking: bool) -> tuple[tuple[int, ...], ...]:
-        """The ids of the template around the contents of messages with these roles."""
+    def _render_reply_space(self) -> str:
+        """The space between the end of a prompt and an assistant's content, see `Piece`."""
+        if self._prefix == NEVER:
+            return ""
+        *_, end = self._render(("user",), False)
+        _, turn, _ = self._render(("user", "assistant"), False)
+        return turn.space if turn.ids == end.ids else ""
+
+    def _render_roles(self, roles: tuple[str, ...], thinking: bool) -> tuple[Piece, ...]:
+        """The template around the contents of messages with these roles."""
         pieces = self._template_pieces(roles, thinking)
         if not thinking and (block := opened_block(pieces[-1])):
             # The model always thinks; an empty block makes it answer at once.
             pieces[-1] = pieces[-1].removesuffix(block) + EMPTY_BLOCK
-        return tuple(
-            tuple(self._template.encode(piece, add_special_tokens=False).ids) for piece in pieces
-        )
+        *before, last = pieces
+        first = [self._piece(text, n == 0) for n, text in enumerate(before)]
+        return (*first, Piece(self._piece_ids(last, not before)))
+
+    def _piece(self, text: str, is_first: bool) -> Piece:
+        """A piece of the template with a content after it."""
+        stem = text if self._prefix == NEVER else text.removesuffix(" ")
+        ids = self._piece_ids(stem, is_first)
+        # The tokenizer adds a space at the start of a prompt, and perhaps after a control token.
+        is_start = is_first and not ids and self._prefix != NEVER
+        is_after_control = bool(ids) and ids[-1] in self._added and self._prefix == ALWAYS
+        return Piece(ids, " " if is_start or is_after_control or stem != text else "")
+
+    def _piece_ids(self, text: str, is_first: bool) -> tuple[int, ...]:
+        """The ids of a piece, without a space before it unless it begins the prompt."""
+        encoding = self._template.encode(text, add_special_tokens=False)
+        if is_first or self._prefix == NEVER:
+            return tuple(encoding.ids)
+        # The part before the first control token continues a content.
+        marks = (n for n, token in enumerate(encoding.ids) if token in self._added)
+        if (mark := next(marks, None)) is None:
+            return tuple(self._encode([text])[0].ids)
+        (part,) = self._encode([text[: encoding.offsets[mark][0]]])
+        return (*part.ids, *encoding.ids[mark:])
 
     def _template_pieces(self, roles: tuple[str, ...], thinking: bool) -> list[str]:
         """The text of the template around the contents of messages with these roles."""
@@ -231,11 +290,9 @@ class ChatTokenizer:
         return pieces
 
 
-def _backend(
-    tokenizer: transformers.PreTrainedTokenizerBase, split_special: bool
-) -> tokenizers.Tokenizer:
+def _backend(tokenizer: tokenizers.Tokenizer, *, split_special: bool) -> tokenizers.Tokenizer:
     """A copy of the tokenizer that splits control tokens into ordinary ones, or keeps them."""
-    copy = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = split_special
     return copy
 

@@ -8,8 +8,10 @@ import hypothesis
 import pytest
 import transformers
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from jax_ragrl.errors import UserError
+from jax_ragrl.models import gguf_tokenizer
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.text.training import END, PAD, START, train_tokenizer
 from jax_ragrl.types import Message
@@ -104,6 +106,71 @@ def test_a_plain_conversation_matches_the_rendered_template(tokenizer, hf):
         [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
     )
     assert tokenizer.chat(messages) == hf(rendered, add_special_tokens=False)["input_ids"]
+
+
+# SentencePiece's pieces in the order of their merges; single characters and bytes follow.
+MERGED = ["▁t", "he", "▁the", "in", "▁in", "▁a", "▁[", "▁<", "▁▁"]
+LETTERS = sorted(set("▁theinaruswdx[]/<>|INST"))
+BYTES = [f"<0x{n:02X}>" for n in range(256)]
+CONTROL = ["<unk>", "<s>", "</s>"]
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
+)
+TINY_LLAMA = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+BARE = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+TURNS = [Message("user", "the inn"), Message("assistant", "in the"), Message("user", "a in\nx")]
+
+
+def sentence_piece(template: str, scheme: str) -> transformers.PreTrainedTokenizerFast:
+    """A SentencePiece tokenizer that adds a space as Llama 2's files do, or by a scheme."""
+    tokens = [*CONTROL, *BYTES, *MERGED, *LETTERS]
+    fields = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0] * 259 + [-float(n) for n in range(len(tokens) - 259)],
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
+        **{"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    }
+    backend = gguf_tokenizer.build_tokenizer(fields | {"add_space_prefix": scheme == "prepend"})
+    if scheme != "prepend":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", chat_template=template
+    )
+
+
+SCHEMES = ("prepend", "always", "first")
+
+
+@pytest.mark.parametrize("template", [LLAMA_2, TINY_LLAMA, BARE])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_sentencepiece_prompts_have_the_tokens_of_the_rendered_template(template, scheme):
+    hf = sentence_piece(template, scheme)
+    rendered = hf.apply_chat_template(
+        [message._asdict() for message in TURNS], tokenize=False, add_generation_prompt=True
+    )
+    chat = ChatTokenizer(hf)
+    expected = hf(rendered, add_special_tokens=False)["input_ids"]
+    assert chat.chat(TURNS) == expected
+    chat.encode_ahead(message.content for message in TURNS)
+    assert chat.chat(TURNS) == expected
+
+
+@pytest.mark.parametrize("template", [LLAMA_2, TINY_LLAMA])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_reply_continues_its_prompt_as_the_template_shows_it(template, scheme):
+    chat = ChatTokenizer(sentence_piece(template, scheme))
+    ids = [*chat.chat(TURNS[:1]), *chat.encode_reply(TURNS[1].content)]
+    assert chat.chat(TURNS[:2])[: len(ids)] == ids
+
+
+def test_content_in_plain_text_begins_with_no_space():
+    chat = ChatTokenizer(sentence_piece(LLAMA_2, "prepend"))
+    assert chat.encode("the") == [chat.vocabulary()[piece] for piece in ("t", "he")]
 
 
 def test_the_date_of_a_template_is_not_that_of_today():
