@@ -8,10 +8,18 @@ from typing import Any
 
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
+from jax_ragrl.export.card import (
+    CARD,
+    SMOLLM2_NAME,
+    CardFacts,
+    base_model,
+    card_text,
+    result_lines,
+)
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.weights import ExportResult, export, export_adapter
-from jax_ragrl.models.by_name import local_model
+from jax_ragrl.models import hub
+from jax_ragrl.models.by_name import SMOLLM2, local_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
@@ -98,6 +106,20 @@ def _export_weights(settings: ExportSettings, policy: Decoder, model: str) -> Ex
     folder = policy_folder(model)
     if not settings.adapter:
         return export(policy, settings.out, folder, dtype=settings.dtype)
-    # A name on the Hub is valid on other machines; its folder in the cache is not.
-    is_public = local_model(model) is None
-    return export_adapter(policy, settings.out, model if is_public else str(folder))
+    base = adapter_base(model, folder, is_published=bool(settings.push_to))
+    return export_adapter(policy, settings.out, *base)
+
+
+def adapter_base(model: str, folder: Path, *, is_published: bool) -> tuple[str | None, str | None]:
+    """Returns the name and the revision of an adapter's base, as PEFT reads them.
+
+    Args:
+      model: the name of the model in the config.
+      folder: its local folder.
+      is_published: whether other machines load the adapter, for which a local folder has no name.
+    """
+    if local_model(model) is None and (match := hub.NAME.fullmatch(model)):
+        return match["name"], match["revision"]
+    if not is_published:
+        return str(folder), None
+    return (SMOLLM2_NAME if model == SMOLLM2 else None), None

@@ -58,7 +58,10 @@ def export(
 
 
 def export_adapter(
-    decoder: Decoder, folder: str | Path, base_model: str | None = None
+    decoder: Decoder,
+    folder: str | Path,
+    base_model: str | None = None,
+    revision: str | None = None,
 ) -> ExportResult:
     """Exports only the adapter, in PEFT format.
 
@@ -66,11 +69,12 @@ def export_adapter(
       decoder: a policy with an adapter.
       folder: output folder.
       base_model: folder or name of the base model, for PEFT's config.
+      revision: branch, tag or commit of a base model on the Hub; None: the main branch.
 
     Raises:
       UserError: the decoder has no adapter, or the adapter reads back with other logits.
     """
-    folder = save_lora(decoder, folder, base_model)
+    folder = save_lora(decoder, folder, base_model, revision)
     base = Decoder.from_params(decoder.config, decoder.params())
     return _verify(folder, decoder, load_lora(base, folder, mesh_of(base.embed[...])))
 

@@ -198,13 +198,19 @@ _UNUSED = {
 _ALLOWED = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
 
 
-def save_lora(decoder: Decoder, folder: str | Path, base_model: str | None = None) -> Path:
+def save_lora(
+    decoder: Decoder,
+    folder: str | Path,
+    base_model: str | None = None,
+    revision: str | None = None,
+) -> Path:
     """Writes the adapter in PEFT's layout, without the base.
 
     Args:
       decoder: the decoder with the adapter. On several hosts all processes call this.
       folder: the new folder.
       base_model: the folder or the name of the base, for the config file.
+      revision: the branch, tag or commit of a base on the Hub; None: the main branch.
 
     Returns:
       The folder.
@@ -221,15 +227,16 @@ def save_lora(decoder: Decoder, folder: str | Path, base_model: str | None = Non
         for name, value in _to_peft(decoder.config, lora, values).items()
     ]
     safetensors_io.write_file(folder / WEIGHTS_FILE, entries)
-    hf.write_json(folder / CONFIG_FILE, _peft_config(lora, base_model))
+    hf.write_json(folder / CONFIG_FILE, _peft_config(lora, base_model, revision))
     return folder
 
 
-def _peft_config(lora: LoRAConfig, base_model: str | None) -> dict[str, Any]:
+def _peft_config(lora: LoRAConfig, base_model: str | None, revision: str | None) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": list(lora.targets),

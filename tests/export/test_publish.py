@@ -14,6 +14,7 @@ from jax_ragrl.cli.main import CONFIGS, load_config, main
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
 from jax_ragrl.export.publish import reserve, upload
+from jax_ragrl.export.run import adapter_base
 from jax_ragrl.learner.checkpoint import Checkpoints
 from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.run.components import load_policies
@@ -127,12 +128,12 @@ def test_the_command_needs_a_repository_to_make_public(tmp_path, capsys):
     assert "give --push-to OWNER/NAME" in capsys.readouterr().err
 
 
-def write_run(workdir: pathlib.Path) -> None:
+def write_run(workdir: pathlib.Path, *overrides: str) -> None:
     """A run of C-3PO with a checkpoint after step 1, from a policy without training."""
     tokenizer().save(workdir / "tokenizer")
     start = save_decoder(nnx.merge(*policy()), workdir / "start", workdir / "tokenizer")
     (start / "README.md").write_text("---\nlicense: mit\nbase_model: someone/base\n---\n")
-    values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}"])
+    values = load_config(CONFIGS / "tiny" / "c3po.py", [f"--config.policy={start}", *overrides])
     save_config(workdir / "run" / "config.json", values)
     job = load_job(values)
     policies, chat = load_policies(job, None)
@@ -163,6 +164,25 @@ def test_the_command_exports_with_a_card_and_uploads(hub: Hub, tmp_path, capsys)
     )
     assert [line for line in lines if line not in card] == []
     assert str(tmp_path) not in card
+
+
+def test_an_uploaded_adapter_names_no_path_of_this_machine(hub: Hub, tmp_path):
+    write_run(tmp_path, "--config.lora.rank=2")
+    arguments = ["export", str(tmp_path / "run"), "--adapter", "--out"]
+    assert main([*arguments, str(tmp_path / "out"), "--push-to", NAME]) == 0
+    uploaded = files(hub.folders[NAME])
+    assert json.loads(uploaded["adapter_config.json"])["base_model_name_or_path"] is None
+    assert not [name for name, data in uploaded.items() if str(tmp_path).encode() in data]
+    # On this machine the folder is the base.
+    assert main([*arguments, str(tmp_path / "own")]) == 0
+    config = json.loads((tmp_path / "own" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "start")
+
+
+def test_the_base_of_an_adapter_has_a_name_and_a_revision_that_peft_loads(tmp_path):
+    pairs = {"Qwen/X": ("Qwen/X", None), "Qwen/X@main": ("Qwen/X", "main")}
+    for model, base in pairs.items():
+        assert all(adapter_base(model, tmp_path, is_published=x) == base for x in (True, False))
 
 
 def test_the_card_of_a_checkpoint_has_the_score_of_its_step(tmp_path):

@@ -1,5 +1,6 @@
 """An export is verified: it is loaded again and compared."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -59,10 +60,12 @@ def test_a_sharded_decoder_with_an_adapter_is_exported_merged(tmp_path):
 def test_an_adapter_export_loads_on_the_same_base(tmp_path):
     base = load_decoder(GOLDEN / "qwen2")
     adapted = with_changed_adapter(add_lora(base, LoRAConfig(rank=2), rngs=nnx.Rngs(0)))
-    result = export_adapter(adapted, tmp_path / "out", "somewhere/base")
+    result = export_adapter(adapted, tmp_path / "out", "somewhere/base", "v1")
     assert result.max_difference == 0.0
     files = {f.name: f.stat().st_size for f in result.folder.iterdir()}
     assert result.num_bytes == sum(files.values()) and set(files) == {CONFIG_FILE, WEIGHTS_FILE}
+    config = json.loads((result.folder / CONFIG_FILE).read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("somewhere/base", "v1")
     with pytest.raises(UserError, match="carries no adapter"):
         export_adapter(base, tmp_path / "again")
 
