@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import difflib
 import faulthandler
+import os
 import pathlib
 import re
 import signal
@@ -61,7 +62,8 @@ CONFIG_OPTION = re.compile(r"--config(\.[^=]+)?")  # without a value
 def main(argv: Sequence[str] | None = None) -> int:
     """Executes a command and returns the exit code.
 
-    0; 2 after an error of the user; 130 after Ctrl-C; 143 after SIGTERM, if a run has saved.
+    0; 2 after an error of the user; 130 after Ctrl-C; 141 if the reader of the output has left;
+    143 after SIGTERM, if a run has saved.
     """
     warnings.formatwarning = _format_warning
     sys.unraisablehook = _report_unraisable
@@ -71,17 +73,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
         options.run(options)
+        sys.stdout.flush()  # here, because at the exit of Python a failure is a traceback
     except (UserError, EffectError) as error:
         return _report_error(str(error))
     except Preempted as notice:
         return _report_error(str(notice), 143)
     except KeyboardInterrupt:
         return _report_error("interrupted: the same command continues from what is saved", 130)
+    except BrokenPipeError:  # as of `ragrl config | head`
+        return _discard_output()
     except (OSError, ValueError) as error:  # TensorStore raises ValueError when the disk is full
         if not (message := _disk_error_message(error)):
             raise
         return _report_error(message)
     return 0
+
+
+def _discard_output() -> int:
+    """Drops the output that nobody reads; returns the exit code of a program that SIGPIPE ends."""
+    # Python flushes again when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def _report_error(message: str, code: int = 2) -> int:

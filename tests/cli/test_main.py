@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -42,6 +43,15 @@ def small_policy(tmp_path: pathlib.Path) -> str:
     tokenizer().save(tmp_path / "tokenizer")
     model = nnx.merge(*policy())
     return str(save_decoder(model, tmp_path / "policy", tmp_path / "tokenizer"))
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_message():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jax_ragrl", "config"]
+    process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (141, "")
 
 
 def test_an_empty_corpus_names_its_file(tmp_path, capsys):
