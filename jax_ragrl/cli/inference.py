@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import pathlib
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_ragrl.cli.common import DEFAULT_CONFIG, AddCommand, show
 from jax_ragrl.cli.serving import add_serving_options, serving_settings
+from jax_ragrl.config.kinds import LLM, OpenAIConfig
 from jax_ragrl.config.overrides import load_config, override
 from jax_ragrl.config.schema import local
 from jax_ragrl.errors import UserError
@@ -103,10 +105,19 @@ def _open_system(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], 
         if not arguments:
             print(NO_SOURCE, file=sys.stderr)
         values = load_config(DEFAULT_CONFIG, arguments)
-    job = load_job(values)
+    job = _without_caches(load_job(values))
     # Without a run, the index is built in a temporary folder.
     with tempfile.TemporaryDirectory() as folder:
         yield values, job, load_parts(run.folder if run else pathlib.Path(folder))
+
+
+def _without_caches(job: Job) -> Job:
+    """The job with models on servers that store no reply: users' questions have no end."""
+    return dataclasses.replace(job, llm=_without_cache(job.llm), judge=_without_cache(job.judge))
+
+
+def _without_cache(llm: LLM) -> LLM:
+    return dataclasses.replace(llm, cache=False) if isinstance(llm, OpenAIConfig) else llm
 
 
 def run_ask(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import pytest
 from flax import nnx
 
 from jax_ragrl import __version__
-from jax_ragrl.cli import data
+from jax_ragrl.cli import data, inference
 from jax_ragrl.cli.main import GROUPS, load_config, main
 from jax_ragrl.config.shipped_configs import config_path
 from jax_ragrl.errors import UserError
@@ -145,6 +146,17 @@ def test_a_run_resumes_with_another_server_address(tmp_path):
     assert load_saved_config(file)["llm"] == load_saved_config(file)["judge"] == there
     with pytest.raises(UserError, match="config.seed differs"):
         save_config(file, {"llm": there, "judge": there, "seed": 1})
+
+
+def test_replies_to_users_are_not_stored(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    fields = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9/v1"}
+    servers = [f"--config.{x}.{k}={v}" for x in ("llm", "judge") for k, v in fields.items()]
+    config = [f"--config={CONFIG}", "--config.data.world.size=40", *servers]
+    options = argparse.Namespace(workdir=None, config=config)
+    with inference._open_system(options) as (_, job, parts):
+        assert not job.llm.cache and not job.judge.cache
+        assert parts.llm._cache is None and parts.judge._cache is None
 
 
 def test_a_checkpoint_with_other_shapes_is_refused(tmp_path):
