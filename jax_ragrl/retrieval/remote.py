@@ -9,7 +9,6 @@ One list per query, best first (Jin et al. 2025). `ragrl serve` implements this 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json, read_key
 from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
 
@@ -46,7 +45,7 @@ class RemoteRetriever:
       pause: seconds before the second try; doubles before each further one.
 
     Raises:
-      UserError: a malformed address.
+      UserError: a malformed address, or a key with characters that no header may contain.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class RemoteRetriever:
         self.fingerprint = redacted(address)
         self._server = RetryingClient(address, retries, timeout, pause)
         self._batch = batch
-        self._key = os.environ.get(KEY_VARIABLE, "")
+        self._key = read_key(KEY_VARIABLE)
         self._has_answered = False  # whether the server has ever returned hits
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits | EffectError]:

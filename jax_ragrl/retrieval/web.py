@@ -7,7 +7,6 @@ MultiHop-RAG).
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals, read_key
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
 from jax_ragrl.runtime.servers import excerpt
 from jax_ragrl.types import Hits, Passage
@@ -131,11 +130,9 @@ class WebRetriever:
     ) -> None:
         one_of("search engine", engine, ENGINES)
         self._engine = ENGINES[engine]
-        self._key = os.environ.get(self._engine.key, "").strip()  # key files often end in a newline
+        self._key = read_key(self._engine.key)
         if self._engine.key and not self._key:
             raise UserError(f"{engine} needs an API key: set {self._engine.key}")
-        if not (self._key.isascii() and self._key.isprintable()):  # not allowed in a header
-            raise UserError(f"{self._engine.key} contains invalid characters; copy the key again")
         address = (url or self._engine.url).rstrip("/").removesuffix(PATH)
         self.fingerprint = redacted(address)
         self._server = RetryingClient(address, retries, timeout, pause)

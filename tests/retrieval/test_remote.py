@@ -169,7 +169,9 @@ def test_an_unavailable_server_gets_no_single_queries(status: int):
     assert all(isinstance(x, EffectError) for x in results) and len(seen) == 2
 
 
-def test_requests_are_json_without_a_key(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("key", ["", "secret\n"])
+def test_requests_are_json_with_the_key_if_there_is_one(key, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAGRL_RETRIEVER_KEY", key)
     said: list[dict[str, str]] = []
 
     async def request(*_: Any, headers: dict[str, str], **__: Any) -> httpx2.Response:
@@ -178,7 +180,15 @@ def test_requests_are_json_without_a_key(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(httpx2.AsyncClient, "request", request)
     RemoteRetriever("http://localhost:1").search(["a"], 1)
-    assert said == [{"Content-Type": "application/json"}]
+    header = {"X-API-KEY": "secret"} if key else {}
+    assert said == [{"Content-Type": "application/json", **header}]
+
+
+@pytest.mark.parametrize("key", ["se\ncret", "sécret"])
+def test_a_key_that_no_header_may_contain_is_refused_before_any_search(key, monkeypatch):
+    monkeypatch.setenv("RAGRL_RETRIEVER_KEY", key)
+    with pytest.raises(UserError, match="RAGRL_RETRIEVER_KEY .* copy the key again"):
+        RemoteRetriever("http://localhost:1")
 
 
 def test_pauses_between_tries_double(monkeypatch: pytest.MonkeyPatch):
