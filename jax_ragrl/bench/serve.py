@@ -405,6 +405,7 @@ def _started() -> Iterator[tuple[subprocess.Popen[str], str, pathlib.Path]]:
     """Starts a server of the tiny policy; yields the process, its address and its log."""
     # Port 0 lets the system choose, so that benchmarks can run side by side.
     command = [sys.executable, "-m", "jax_ragrl", "serve", "--port", "0", "--drain-deadline", "5"]
+    command.append("--no-api-key")  # the clients of the benchmark send none
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "stderr.txt"
         with (

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.testclient import TestClient
 
-from jax_ragrl.cli.main import main
+from jax_ragrl.bench import serve as bench
+from jax_ragrl.cli.main import _parse, main
+from jax_ragrl.cli.serving import serving_settings
 from jax_ragrl.errors import UserError
 from jax_ragrl.retrieval.remote import RemoteRetriever
 from jax_ragrl.serve.connections import Deadlines
@@ -129,6 +131,21 @@ def test_other_machines_need_a_key_unless_it_is_refused(host):
         check_access(Access(), host)
     check_access(Access(keys=(KEY,)), host)
     check_access(Access(is_open=True), host)
+
+
+def test_the_server_of_a_benchmark_ignores_the_key_of_the_environment(monkeypatch):
+    class Command(Exception):  # noqa: N818 - in place of a server
+        pass
+
+    def start(command, **_):
+        raise Command(command)
+
+    monkeypatch.setenv("RAGRL_API_KEY", KEY)
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(Command) as call, bench._started():
+        pass
+    _, _, _, *arguments = call.value.args[0]
+    assert serving_settings(_parse(arguments)).access.keys == ()
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path):
