@@ -144,10 +144,11 @@ def launched_processes(environ: Mapping[str, str]) -> int:
         return int(environ["SLURM_NTASKS"])
     if "OMPI_MCA_orte_hnp_uri" in environ:
         return int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
-    # JAX sets this variable on a machine without a TPU.
-    if "TPU_SKIP_MDS_QUERY" in environ:
-        return 1
     workers = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES")
+    # JAX sets this variable on a machine without a TPU. GKE sets it in every TPU container, and
+    # names the workers there, because its containers cannot ask the metadata server.
+    if not workers and "TPU_SKIP_MDS_QUERY" in environ:
+        return 1
     slices = int(environ.get("MEGASCALE_NUM_SLICES") or 1)
     return slices * len((workers or _tpu_workers(environ)).split(","))
 

@@ -51,6 +51,8 @@ def free_address() -> str:
         ({**NO_TPU, "SLURM_JOB_ID": "3", "SLURM_NTASKS": "8"}, 1),  # a shell in an allocation
         (NO_TPU | {"OMPI_MCA_orte_hnp_uri": "x", "OMPI_COMM_WORLD_SIZE": "2"}, 2),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, 1),
+        (NO_TPU | {"TPU_WORKER_HOSTNAMES": "a,b,c,d"}, 4),  # GKE, several hosts
+        (NO_TPU | {"TPU_WORKER_HOSTNAMES": "localhost"}, 1),  # GKE, one host
         ({"TPU_WORKER_HOSTNAMES": "a,b,c,d"}, 4),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "MEGASCALE_NUM_SLICES": "2"}, 4),
         ({"GCE_METADATA_IP": "127.0.0.1:9"}, 1),  # a TPU without a metadata server
