@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
 from jax_ragrl.rollout.tree import Forest
@@ -33,7 +35,9 @@ ADVICE_FORMAT = (
     "this policy does not know the format, and may never learn it from rewards. Begin from a warm "
     "start (ragrl warmup, or ragrl demos and ragrl sft)"
 )
+NO_VERDICT = "the judge gave no verdict"
 OUTAGE = 5  # consecutive steps in which every question failed, after a step with answers
+SCORED = 0.9  # the share of the questions of an evaluation without which its score decides nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +117,29 @@ class Guard:
             )
 
 
+def is_comparable(score_Q: np.ndarray, failures: Sequence[str]) -> bool:
+    """Whether enough questions have a score that the mean may be compared with other evaluations.
+
+    Warns if some have one, but too few: those that an outage spares may all be easy ones.
+
+    Args:
+      score_Q: the scores of an evaluation; nan for questions without one.
+      failures: the error messages of failed questions.
+    """
+    is_scored_Q = np.isfinite(score_Q)
+    if is_scored_Q.mean() >= SCORED:
+        return True
+    if is_scored_Q.any():
+        reason = failures[-1] if failures else NO_VERDICT
+        warnings.warn(
+            f"only {is_scored_Q.sum()} of {len(score_Q)} dev questions could be scored, the last "
+            f"failure was: {reason}. Below {100 * SCORED:.0f} % the evaluation decides nothing: "
+            "its mean is not logged, and the best policies and run.patience ignore it",
+            stacklevel=3,
+        )
+    return False
+
+
 class RunMonitor:
     """Checks each step of a run and stops the run if it fails.
 
@@ -171,7 +198,7 @@ class RunMonitor:
           score: the mean score; nan if no question could be scored.
           failures: the error messages of failed questions.
         """
-        reason = failures[-1] if failures else "the judge gave no verdict"
+        reason = failures[-1] if failures else NO_VERDICT
         self._evaluation_failure = "" if math.isfinite(score) else reason
         if self._evaluation_failure:
             warnings.warn(f"no dev question could be scored, the last with: {reason}", stacklevel=2)

@@ -136,7 +136,11 @@ UPDATE = tuple(
     )
 )
 EVALUATION = (
-    Metric("eval/accuracy", "fraction", "headline score on dev questions, greedy"),
+    Metric(
+        "eval/accuracy",
+        "fraction",
+        "headline score on dev questions, greedy; absent if only some, below 90 %, had a score",
+    ),
     Metric("eval/standard_error", "fraction", "standard error of `eval/accuracy` over questions"),
     Metric(
         "eval/drop",

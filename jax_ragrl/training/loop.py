@@ -45,7 +45,7 @@ from jax_ragrl.run.checkpoint_name import parse_run
 from jax_ragrl.run.components import Components
 from jax_ragrl.run.config import Job, load_job
 from jax_ragrl.run.evaluate import METRICS as ANSWER_METRICS
-from jax_ragrl.run.guards import RunMonitor
+from jax_ragrl.run.guards import RunMonitor, is_comparable
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
@@ -565,7 +565,8 @@ def dev_metrics(
       step: the number of completed steps.
 
     Returns:
-      Accuracy, the fraction of each strategy, and the number of failed questions if any failed.
+      Accuracy unless too few questions could be scored (see `is_comparable`), the fraction of each
+      strategy, and the number of failed questions if any failed.
     """
     questions = parts.questions["dev"][: job.run.dev_questions]
     if not questions:
@@ -574,9 +575,14 @@ def dev_metrics(
     write_predictions(workdir, f"dev-{step}", questions, result)
     fractions = {f"strategy_frac/{k}": n / len(questions) for k, n in result.strategies.items()}
     metric = "judge" if parts.judge is not None else job.recipe.metric
-    monitor.check_evaluation(result.mean(metric), result.failures)
-    if monitor.is_healthy:
-        keep_best(workdir, step, result.mean(metric), policies)
+    score = result.mean(metric)
+    monitor.check_evaluation(score, result.failures)
+    has_enough = is_comparable(result.scores[metric], result.failures)
+    if monitor.is_healthy and has_enough:
+        keep_best(workdir, step, score, policies)
     failures = {"eval/failed": float(result.finish_reasons["failed"])} if result.failures else {}
-    scores = {"accuracy": result.mean(metric), "standard_error": result.standard_error(metric)}
+    scores = {"accuracy": score, "standard_error": result.standard_error(metric)}
+    # A mean of few questions would be compared with those of all: patience, `eval/drop`, bounds.
+    if not has_enough and np.isfinite(score):
+        scores = {}
     return {f"eval/{key}": value for key, value in scores.items()} | fractions | failures

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 
 from jax_ragrl.errors import UserError
 from jax_ragrl.rollout.policy import TOO_LONG
-from jax_ragrl.run.guards import Guard, RunMonitor
+from jax_ragrl.run.guards import Guard, RunMonitor, is_comparable
 
 BOUNDS = (("kl/mean", -1.0, 0.5), ("entropy", 0.01, 9.0))
 
@@ -93,6 +94,18 @@ def test_a_last_step_outside_its_bounds_is_refused():
     monitor.check_metrics({"kl/mean": 0.6, "entropy": 1.0})
     with pytest.raises(UserError, match=r"kl/mean is 0.6, outside -1 to 0.5.*--workdir=runs/x"):
         monitor.check_last()
+
+
+@pytest.mark.parametrize(
+    ("unscored", "comparable"), [(0, True), (1, True), (2, False), (9, False), (10, False)]
+)
+def test_evaluations_are_compared_if_nine_of_ten_questions_have_a_score(
+    unscored: int, comparable: bool, recwarn: pytest.WarningsRecorder
+):
+    score_Q = np.array([np.nan] * unscored + [1.0] * (10 - unscored))
+    assert is_comparable(score_Q, ("timed out",)) == comparable
+    # Without any score, `check_evaluation` warns.
+    assert len(recwarn.list) == (unscored in (2, 9))
 
 
 def test_a_scored_evaluation_clears_an_earlier_failure():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import pathlib
 
 import jax
@@ -16,6 +18,7 @@ from jax_ragrl.errors import UserError
 from jax_ragrl.learner.checkpoint import BEST, Checkpoints
 from jax_ragrl.run.checkpoint_name import RunCheckpoint, has_checkpoints, parse_run
 from jax_ragrl.run.config import load_job
+from jax_ragrl.run.evaluate import METRICS
 from jax_ragrl.run.inference import trained_policies
 from jax_ragrl.training import loop
 from jax_ragrl.training.best import keep_best
@@ -84,6 +87,28 @@ def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pat
     with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
         assert checkpoints.steps() == [7] and checkpoints.meta(7)["score"] == 0.6
     assert weights(parse_run(f"{tmp_path}@best"), job, parts) == {7}
+
+
+def test_an_evaluation_of_few_questions_decides_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """During an outage one of two questions is answered, and right."""
+    job, parts = small_run(tmp_path, steps=3, dev_questions=2, eval_every=1, patience=1)
+    scores = [np.array([1.0, np.nan]), np.full(2, 0.5), np.full(2, 0.4)]
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+
+    def evaluate(*_):
+        outage = result(0.0, ("no route to the server",))
+        return dataclasses.replace(outage, scores=dict.fromkeys(METRICS, scores.pop(0)))
+
+    monkeypatch.setattr(loop, "evaluate_models", evaluate)
+    with pytest.warns(UserWarning, match="only 1 of 2 dev questions .* no route to the server"):
+        loop.train(job, parts, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("eval/accuracy") for row in rows] == [None, 0.5, 0.4]
+    assert "eval/standard_error" not in rows[0] and rows[0]["eval/failed"] == 1
+    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
+        assert checkpoints.steps() == [2] and checkpoints.meta(2)["score"] == 0.5
 
 
 def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factory):
