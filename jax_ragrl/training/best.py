@@ -8,6 +8,7 @@ import pathlib
 
 from jax_ragrl.learner.checkpoint import BEST, Checkpoints
 from jax_ragrl.learner.policies import Policies
+from jax_ragrl.runtime.multihost import on_process_zero
 
 
 def keep_best(workdir: pathlib.Path, step: int, score: float, policies: Policies) -> None:
@@ -33,3 +34,15 @@ def keep_best(workdir: pathlib.Path, step: int, score: float, policies: Policies
             # A run that ends before the save repeats this evaluation, and saves then.
             checkpoints.delete_from(step)
             checkpoints.save(step, params, {"score": score})
+
+
+def forget_best(workdir: pathlib.Path) -> None:
+    """Deletes the best policies in the folder of a run that begins with its first step.
+
+    They are left by an attempt that ended before its first checkpoint; until then the config may
+    change, and another config's score could never be beaten.
+    """
+    # Orbax would create the folder.
+    if on_process_zero((workdir / BEST).is_dir):
+        with contextlib.closing(Checkpoints(workdir, BEST, keep=1)) as checkpoints:
+            checkpoints.delete_from(0)

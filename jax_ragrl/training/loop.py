@@ -54,7 +54,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.runtime.multihost import is_process_zero
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
-from jax_ragrl.training.best import keep_best
+from jax_ragrl.training.best import forget_best, keep_best
 from jax_ragrl.training.compile_ahead import compile_ahead
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
 from jax_ragrl.training.log import (
@@ -102,7 +102,7 @@ def train(job: Job, parts: Components, workdir: pathlib.Path) -> Policies:
     claim_data(parts.retriever, parts.questions, workdir)
     with contextlib.ExitStack() as files:
         checkpoints = files.enter_context(contextlib.closing(Checkpoints(workdir)))
-        start, policies, entries = _start_or_resume(job, parts, checkpoints)
+        start, policies, entries = _start_or_resume(job, parts, checkpoints, workdir)
         log = files.enter_context(_open_log(job, workdir, start))
         rows = read_metrics(workdir)
         warden = Warden(job, workdir, checkpoints, _updates_by_policy(job, policies), rows)
@@ -262,13 +262,14 @@ def _saved_trees(
 
 
 def _start_or_resume(
-    job: Job, parts: Components, checkpoints: Checkpoints
+    job: Job, parts: Components, checkpoints: Checkpoints, workdir: pathlib.Path
 ) -> tuple[int, Policies, dict[str, Any]]:
     """Returns the steps that are finished, the policies after them and entries of `Rollouts`."""
     if checkpoints.latest() is None and job.start_from:
         parts = start_components(job, parts)
     policies = prepare_policies(job, parts.policies, parts.tokenizer, parts.frozen_twins)
     if checkpoints.latest() is None:
+        forget_best(workdir)
         return 0, policies, {}
     # Frees the initial arrays before the checkpoint is read: device memory holds one copy.
     policies = {name: Policy(spec, abstract(state)) for name, (spec, state) in policies.items()}

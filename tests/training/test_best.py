@@ -89,6 +89,31 @@ def test_a_better_score_replaces_the_best_policies_of_lost_updates(tmp_path: pat
     assert weights(parse_run(f"{tmp_path}@best"), job, parts) == {7}
 
 
+def test_a_run_without_a_checkpoint_forgets_the_best_policies_of_an_earlier_config(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Until the first checkpoint the config of a folder may change."""
+    changes = {"dev_questions": 2, "eval_every": 1, "save_every": 20}
+    job, parts = small_run(tmp_path, steps=9, **changes)
+    scores = [0.9, 0.1, 0.2]
+
+    def learn(job, policies, forest, turns, roles, step):
+        if step == 1 and job.run.steps == 9:
+            raise KeyboardInterrupt
+        return policies, {}
+
+    monkeypatch.setattr(loop, "roll_out", roll_out_nothing)
+    monkeypatch.setattr(loop, "learn", learn)
+    monkeypatch.setattr(loop, "evaluate_models", lambda *_: result(scores.pop(0)))
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(job, parts, tmp_path)
+    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
+        assert checkpoints.steps() == [1] and checkpoints.meta(1)["score"] == 0.9
+    loop.train(load_job(small_values(tmp_path, steps=2, **changes)), parts, tmp_path)
+    with contextlib.closing(Checkpoints(tmp_path, BEST)) as checkpoints:
+        assert checkpoints.steps() == [2] and checkpoints.meta(2)["score"] == 0.2
+
+
 def test_an_evaluation_of_few_questions_decides_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,7 +141,7 @@ def test_a_run_starts_from_the_best_policies_of_another(trained, tmp_path_factor
     other = tmp_path_factory.mktemp("branch")
     job = load_job(small_values(folder, steps=5) | {"start_from": f"{folder}@best"})
     checkpoints = Checkpoints(other)
-    start, policies, _ = loop._start_or_resume(job, parts, checkpoints)
+    start, policies, _ = loop._start_or_resume(job, parts, checkpoints, other)
     (policy,) = policies.values()
     leaves = jax.device_get(jax.tree.leaves(policy.state.policy.params))
     assert start == 0 and {float(x) for leaf in leaves for x in np.unique(leaf)} == {2}
