@@ -19,6 +19,7 @@ import dataclasses
 import logging
 import pathlib
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -190,6 +191,8 @@ def build_bm25(corpus: Corpus, index: BM25Index, folder: pathlib.Path | str) -> 
     # SciPy sorts the scores in linear time; nothing is compiled.
     scores = library.BM25(k1=index.k1, b=index.b, method=index.method, csc_backend="scipy")
     scores.index((rows, number_of), create_empty_token=False, show_progress=False)
+    # New files, because runs that search the former index have mapped its files into memory.
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
     scores.save(folder / FOLDER, show_progress=False)
     write_json(folder / FILE, describe(corpus, index))
     drop_versions(folder)
@@ -236,7 +239,7 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
 
 
 def open_or_build_bm25(
-    corpus: Corpus, index: BM25Index, folder: pathlib.Path | str
+    corpus: Corpus, index: BM25Index, folder: pathlib.Path | str, *, may_build: bool = True
 ) -> BM25Retriever:
     """Opens the index of a folder; builds it first if there is none.
 
@@ -244,12 +247,13 @@ def open_or_build_bm25(
       corpus: the passages.
       index: language, k1, b and method.
       folder: of the index.
+      may_build: False if another process builds a missing index.
 
     Raises:
-      UserError: the index in the folder has other settings.
+      UserError: the index in the folder has other settings, or is missing and may not be built.
     """
     folder = pathlib.Path(folder)
-    if not (folder / FILE).exists():
+    if may_build and not (folder / FILE).exists():
         return build_bm25(corpus, index, folder)
     check_bm25_settings(index, folder)
     return open_bm25(folder, corpus)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,9 +66,10 @@ from jax_ragrl.retrieval.web import WebRetriever
 from jax_ragrl.rollout.collect import ActionSampler, Environment
 from jax_ragrl.rollout.policy import check_grammars
 from jax_ragrl.run.config import REPLY, Data, Job, check_staleness
+from jax_ragrl.run.lock import lock_unless_done, unlock_folder
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.run.world_folder import make_world
-from jax_ragrl.runtime.multihost import on_process_zero, process_zero_first
+from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, process_zero_first
 from jax_ragrl.runtime.sharding import local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
 from jax_ragrl.sampling.weights import for_sampling
@@ -384,7 +386,7 @@ def load_retriever(
     """Builds the retriever of a run: a client of a server, an index of the corpus, or several.
 
     A collective: the processes of a run build an index of vectors together, and the first one an
-    index of words.
+    index of words. Of several runs that share a folder one builds its index, and the others wait.
 
     Args:
       corpus: the passages; not read for a server.
@@ -403,9 +405,29 @@ def load_retriever(
             f"there is no corpus for an index of kind {index.kind!r}: name data.files.corpus, or "
             "set index.kind to remote and index.url"
         )
-    if isinstance(index, BM25Index):
-        return process_zero_first(lambda: open_or_build_bm25(corpus, index, folder))
-    return open_or_build_index(corpus, index, workdir)
+    with _one_builder(folder):
+        if isinstance(index, VectorIndex):
+            return open_or_build_index(corpus, index, workdir)
+        # The first process decides: another host, which may not see the new files yet, would write
+        # them again below the searches of the first one.
+        return process_zero_first(
+            lambda: open_or_build_bm25(corpus, index, folder, may_build=is_process_zero())
+        )
+
+
+@contextlib.contextmanager
+def _one_builder(folder: pathlib.Path) -> Iterator[None]:
+    """Holds the lock of the folder of an index while it is built; a collective.
+
+    An index that exists is opened without a lock, since its folder may be read-only.
+    """
+    # A command that holds the lock already, such as `ragrl index`, keeps it afterwards.
+    is_new_lock = on_process_zero(lambda: lock_unless_done(folder, folder / INDEX_FILE))
+    try:
+        yield
+    finally:
+        if is_new_lock and is_process_zero():
+            unlock_folder(folder)
 
 
 def server_retriever(index: ServerIndex, folder: pathlib.Path | None) -> Retriever:

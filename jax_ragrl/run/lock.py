@@ -43,21 +43,27 @@ def lock_output(out: pathlib.Path, place: str = "--out") -> None:
     _lock(out.resolve().with_name(f".{out.name}{FILE}"), out, place)
 
 
-def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> None:
+def lock_unless_done(folder: pathlib.Path, result: pathlib.Path) -> bool:
     """Locks a folder as `lock_folder` does, or waits until another process has its result.
 
-    If that process ends without the result, this one gets the lock and can continue.
+    If that process ends without the result, this one gets the lock and can continue. A folder that
+    has its result is neither locked nor written.
 
     Args:
       folder: the folder, which is created if it does not exist.
       result: the file that marks the end of the work in the folder.
+
+    Returns:
+      Whether this call has locked the folder; False if the process held the lock before.
     """
-    former_owner = ""
-    while not result.is_file() and (owner := _try_lock(folder.resolve() / FILE)):
+    path, former_owner = folder.resolve() / FILE, ""
+    was_locked = path in _locks
+    while not result.is_file() and (owner := _try_lock(path)):
         if owner != former_owner:
             print(f"ragrl: waiting for {result} of {owner}", file=sys.stderr, flush=True)
         former_owner = owner
         time.sleep(POLL_SECONDS)
+    return path in _locks and not was_locked
 
 
 def _lock(path: pathlib.Path, results: pathlib.Path, place: str) -> None:
