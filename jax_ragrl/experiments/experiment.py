@@ -22,6 +22,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.evaluate import METRIC_NAMES, NoSampler, Result, evaluate
 from jax_ragrl.run.inference import evaluate_models
 from jax_ragrl.run.predictions import write_predictions
+from jax_ragrl.run.workdir import claim_questions
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.systems.baselines.standard import StandardRAG, direct
@@ -43,11 +44,14 @@ def quickstart(job: Job, workdir: pathlib.Path) -> dict[str, Any]:
       policy.
 
     Raises:
-      UserError: the environment failed on every held-out question.
+      UserError: the environment failed on every held-out question, or `workdir` holds results of
+        other questions.
     """
     start = time.perf_counter()
     components = build_components(job, workdir)
     questions = components.questions["test"][: job.run.test_questions]
+    # Before the baselines, whose scores belong to these questions.
+    claim_questions(components.questions, workdir)
     # Before the training: an environment that fails is reported within minutes, not hours.
     before = evaluate_baselines(job, components, questions, workdir / "baselines.json")
     models = acting_models(train(with_first_evaluation(job), components, workdir))

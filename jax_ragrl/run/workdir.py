@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_ragrl.config.snapshot import LOCATION_KEYS, check_saved_config, save_config
+from jax_ragrl.corpus.questions import fingerprint
 from jax_ragrl.errors import UserError
 from jax_ragrl.json_text import loads
 from jax_ragrl.retrieval.base import Retriever
@@ -53,7 +54,7 @@ def has_results(workdir: pathlib.Path) -> bool:
 def claim_data(
     retriever: Retriever, questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path
 ) -> None:
-    """Records the corpora and indexes of a run, and reports gold that the corpora lack.
+    """Records the questions, corpora and indexes of a run, and reports gold that the corpora lack.
 
     Args:
       retriever: of the run.
@@ -61,12 +62,61 @@ def claim_data(
       workdir: folder of the run.
 
     Raises:
-      UserError: `workdir` holds results of another corpus or build of an index.
+      UserError: `workdir` holds results of other questions, another corpus or build of an index.
     """
+    claim_questions(questions, workdir)
     claim_builds(retriever, workdir)
     # Once per run, because every passage is read.
     if claim_corpus(retriever, workdir) and is_process_zero():
         report_gold(retriever, [*questions["train"], *questions["dev"]])
+
+
+def claim_questions(questions: Mapping[str, Sequence[Question]], workdir: pathlib.Path) -> None:
+    """Records the questions of a run, or checks that a resumed run has the same.
+
+    A file of questions may be edited, and a branch on the Hub may move, under an unchanged config.
+
+    Args:
+      questions: by split. A call may lack splits, or add some.
+      workdir: folder of the run.
+
+    Raises:
+      UserError: `workdir` holds results with other questions.
+    """
+    file = workdir / "questions.json"
+    now = {split: fingerprint(part) for split, part in questions.items()}
+    # One process reads, because a slow host would see the file that the first one then writes.
+    before = on_process_zero(lambda: _saved_questions(file) if has_results(workdir) else {})
+    all_gather_object(lambda: _check_questions(file, before, now))
+    on_process_zero(lambda: write_json(file, {**before, **now}))
+
+
+def _saved_questions(file: pathlib.Path) -> dict[str, str]:
+    """Returns the fingerprints of a run by split; none for a run of an earlier version."""
+    before = _record(file) if file.exists() else {}
+    if not isinstance(before, dict):
+        raise UserError(
+            f"{file} is damaged (it holds no object of splits): delete it to skip the check"
+        )
+    return before
+
+
+def _check_questions(file: pathlib.Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for split in sorted(before.keys() & now.keys()):
+        if before[split] != now[split]:
+            raise UserError(
+                f"{file.parent} was begun with other {split} questions ({file.name} has "
+                f"{before[split]}, the data {now[split]}): restore the former questions, give "
+                f"another --workdir, or delete {file.name} to continue with these"
+            )
+
+
+def _record(file: pathlib.Path) -> Any:
+    """Returns the content of a JSON file that only a check reads."""
+    try:
+        return loads(file.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
 
 
 def claim_builds(retriever: Retriever, workdir: pathlib.Path) -> None:
@@ -113,10 +163,7 @@ def claim_corpus(retriever: Retriever, workdir: pathlib.Path) -> bool:
 
 
 def _saved_corpora(file: pathlib.Path) -> list[str]:
-    try:
-        before = loads(file.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
+    before = _record(file)
     if not isinstance(before, list) or not all(isinstance(x, str) for x in before):
         raise UserError(
             f"{file} is damaged (it holds no list of names): delete it to skip the check"
@@ -132,10 +179,7 @@ def _claim_builds(file: pathlib.Path, builds: list[str]) -> None:
 
 
 def _check_builds(file: pathlib.Path, builds: list[str]) -> None:
-    try:
-        before = loads(file.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}): delete it to skip the check") from error
+    before = _record(file)
     if before != builds:
         raise UserError(
             f"{file.parent} was begun with another build of its index, which returns other hits "

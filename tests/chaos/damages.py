@@ -120,6 +120,7 @@ KINDS: Mapping[str, Mapping[str, Change]] = {
     "trees.jsonl": TAILS,
     "config.json": {**JSON_FILES, "bit flipped": flip, "a folder": replace_by_folder},
     "corpus.json": {**JSON_FILES, "a number": writing("3\n"), "numbers": writing("[1]\n")},
+    "questions.json": {**JSON_FILES, "a number": writing("3\n"), "numbers": writing("[1]\n")},
     ".lock": {"binary": appending(b"\xff\xfe"), "missing": remove, "a folder": replace_by_folder},
     "index/index.json": {**JSON_FILES, "bit flipped": flip, "an object": writing("{}\n")},
     "index/vectors/zarr.json": JSON_FILES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import json
 import pathlib
@@ -158,6 +159,35 @@ def test_an_evaluation_without_a_score_warns_or_is_repeated(
     assert [row["eval/accuracy"] for row in rows] == [None, 0.5]
     assert [row.get("eval/failed") for row in rows] == [2, None]
     assert Checkpoints(tmp_path).latest() == 2
+
+
+def test_a_resumed_run_refuses_other_questions(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file of questions is edited between two calls; the config names the same file."""
+    job, parts = small_run(tmp_path, steps=2, dev_questions=0)
+
+    def roll_out(job, environment, questions, roles, step):
+        if step == 1 and parts.questions is before:
+            raise KeyboardInterrupt
+        return build_forest(questions, [], {})
+
+    before = parts.questions
+    monkeypatch.setattr(loop, "roll_out", roll_out)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(job, parts, tmp_path)
+    first, *rest = before["train"]
+    edited = (dataclasses.replace(first, answers=("another",)), *rest)
+    parts = parts._replace(questions={**before, "train": edited})
+    with pytest.raises(
+        UserError, match=r"begun with other train questions .*delete questions\.json"
+    ):
+        loop.train(job, parts, tmp_path)
+    (tmp_path / "questions.json").unlink()  # as in a run of an earlier version
+    loop.train(job, parts, tmp_path)
+    assert Checkpoints(tmp_path).latest() == 2
+    with pytest.raises(UserError, match="begun with other train questions"):
+        loop.train(job, parts._replace(questions=before), tmp_path)
 
 
 def test_the_first_evaluation_is_step_zero_and_is_never_repeated(
