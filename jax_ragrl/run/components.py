@@ -148,10 +148,9 @@ def _frozen_twins(
         for c in configs
         if isinstance(c, LocalLLMConfig) and (c.dtype, c.int8) == (job.compute_dtype, False)
     }
-    folders = dict.fromkeys(job.policy_of.values(), job.policy) | dict(job.policies)
     return {
         name: load(folder, local_mesh(mesh), job.compute_dtype)[0]
-        for name, folder in folders.items()
+        for name, folder in initial_models(job).items()
         # On several hosts a frozen model is on the devices of one host alone.
         if local_mesh(mesh) == mesh and policy_folder(folder) in models
     }
@@ -253,6 +252,12 @@ def mesh_of_shape(shape: tuple[int, ...], policies: Sequence[str]) -> Mesh | Non
     return make_mesh(shape, width=width)
 
 
+def initial_models(job: Job) -> dict[str, str]:
+    """Returns the name of the model that each policy starts from, by policy."""
+    # Sorted, so that every process loads the policies in one order and gives them equal seeds.
+    return dict.fromkeys(sorted(set(job.policy_of.values())), job.policy) | dict(job.policies)
+
+
 def load_policies(
     job: Job, mesh: Mesh | None, dtype: str = "", load: PolicyLoader | None = None
 ) -> tuple[dict[str, Decoder], ChatTokenizer]:
@@ -269,10 +274,9 @@ def load_policies(
       UserError: a policy is unknown, the policies have different tokenizers, or their tokenizer
         cannot write a strict grammar.
     """
-    # Sorted, so that every process loads the policies in one order and gives them equal seeds.
     names = sorted(set(job.policy_of.values()))
     # Policies that start from one folder share its loaded weights.
-    folders = dict.fromkeys(names, job.policy) | dict(job.policies)
+    folders = initial_models(job)
     if unknown := sorted(set(folders) - set(names)):
         valid_names = ", ".join(dict.fromkeys([*names, *job.policy_of]))
         raise UserError(f"policies names {unknown[0]!r}: this system has {valid_names}")

@@ -54,6 +54,7 @@ from jax_ragrl.run.workdir import claim_data
 from jax_ragrl.runtime.multihost import is_process_zero
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
+from jax_ragrl.training.adapters import check_adapters
 from jax_ragrl.training.best import forget_best, keep_best
 from jax_ragrl.training.compile_ahead import compile_ahead
 from jax_ragrl.training.early_stop import Scores, drop, is_spent, reason_to_end
@@ -286,11 +287,13 @@ def start_components(job: Job, parts: Components) -> Components:
         twins.
 
     Raises:
-      UserError: there is no such run or checkpoint, or its policies have other shapes.
+      UserError: there is no such run or checkpoint, its policies have other shapes, or its adapters
+        belong to other weights.
     """
     # The other run's config defines adapters, names and shapes, not the config of this run.
     run = parse_run(job.start_from)
     origin = load_job(load_saved_config(run.folder / "config.json"))
+    check_adapters(job, origin)
     return parts._replace(policies=trained_policies(origin, parts.policies, run), frozen_twins={})
 
 

@@ -1,0 +1,70 @@
+"""Adapters of another run: a checkpoint has them without the weights that they were trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax_ragrl.errors import UserError
+from jax_ragrl.models.by_name import local_model
+from jax_ragrl.run.components import initial_models
+from jax_ragrl.run.config import Job
+
+
+def check_adapters(job: Job, origin: Job) -> None:
+    """Raises `UserError` if a run would put the adapters of another run on other weights.
+
+    The arrays may fit nevertheless: another base of the same size, or another `lora.alpha`, gives a
+    policy that nobody has trained.
+
+    Args:
+      job: the config of the new run.
+      origin: the config of the run `job.start_from`.
+    """
+    if job.lora is None and origin.lora is None:  # a checkpoint has all weights
+        return
+    if differences := [*_other_sizes(job, origin), *_other_bases(job, origin)]:
+        key, now, before = differences[0]
+        raise UserError(
+            f"config.{key} is {now}, but {job.start_from} was trained with {before}, which its "
+            "adapters need: use the same value, or merge them with 'ragrl export "
+            f"{job.start_from} --out FOLDER' and give --config.policy=FOLDER in place of --from"
+        )
+
+
+def _other_sizes(job: Job, origin: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys of adapters with other values, and both values: new, former."""
+    now, before = _sizes(job), _sizes(origin)
+    if now.keys() != before.keys():
+        yield "lora", job.lora, origin.lora
+    elif now != before:
+        key = next(key for key in now if now[key] != before[key])
+        yield key, now[key], before[key]
+
+
+def _sizes(job: Job) -> dict[str, Any]:
+    if job.lora is None:
+        return {}
+    values = dataclasses.asdict(job.lora) | {"targets": tuple(sorted(job.lora.targets))}
+    return {f"lora.{name}": value for name, value in values.items()}
+
+
+def _other_bases(job: Job, origin: Job) -> Iterator[tuple[str, str, str]]:
+    """Yields the keys of policies that start from other models, and both names: new, former."""
+    before = initial_models(origin)
+    for policy, name in initial_models(job).items():
+        if policy in before and not _is_same_model(name, before[policy]):
+            yield "policies" if policy in dict(job.policies) else "policy", name, before[policy]
+
+
+def _is_same_model(name: str, other: str) -> bool:
+    """Whether two names stand for one model: they are equal, or one folder has both."""
+    if name == other:
+        return True
+    try:
+        one, two = local_model(name), local_model(other)
+    except UserError:  # the folder of the former model has moved
+        return False
+    # None: a model on the Hub, which no other name stands for.
+    return one is not None and two is not None and one.resolve() == two.resolve()

@@ -1,0 +1,56 @@
+"""Adapters of another run are put only on the weights that they were trained on."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from jax_ragrl.config.snapshot import save_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.run.config import load_job
+from jax_ragrl.training import loop
+from jax_ragrl.training.adapters import check_adapters
+from tests.training.test_outage import small_run, small_values
+
+LORA = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "v_proj")}
+
+
+def values(folder: pathlib.Path, **changes: Any) -> dict[str, Any]:
+    """Returns the config of a run with adapters."""
+    return small_values(folder, steps=1) | {"lora": LORA} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": "tiny"}, "config.policy is tiny, but RUN was trained with FOLDER/policy"),
+        ({"lora": LORA | {"alpha": 8.0}}, "config.lora.alpha is 8.0, but RUN .* with 4.0"),
+        ({"lora": None}, "config.lora is None, but RUN was trained with LoRAConfig"),
+    ],
+)
+def test_adapters_of_another_base_or_size_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: pathlib.Path
+):
+    _, parts = small_run(tmp_path, steps=1)
+    run = tmp_path / "run"
+    save_config(run / "config.json", values(tmp_path))
+    job = load_job(values(tmp_path, start_from=str(run)) | changes)
+    expected = message.replace("RUN", str(run)).replace("FOLDER", str(tmp_path))
+    with pytest.raises(UserError, match=f"{expected}.*ragrl export"):
+        loop.start_components(job, parts)
+
+
+def test_another_name_of_the_same_base_is_no_other_base(tmp_path: pathlib.Path):
+    small_run(tmp_path, steps=1)
+    (tmp_path / "link").symlink_to(tmp_path / "policy")
+    origin = load_job(values(tmp_path))
+    targets = {"lora": LORA | {"targets": ("v_proj", "q_proj")}}
+    check_adapters(load_job(values(tmp_path, policy=str(tmp_path / "link"), **targets)), origin)
+
+
+def test_a_run_that_trains_all_weights_may_start_from_another_base(tmp_path: pathlib.Path):
+    small_run(tmp_path, steps=1)
+    whole = values(tmp_path, lora=None)
+    check_adapters(load_job(whole | {"policy": "tiny"}), load_job(whole))
