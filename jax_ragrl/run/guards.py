@@ -87,6 +87,11 @@ class Guard:
         """The threshold and action of each indicator."""
         return {name: getattr(self, name) for name in INDICATORS}
 
+    @property
+    def can_act(self) -> bool:
+        """Whether an indicator may change or end the training, and not only warn."""
+        return any(limit.action not in (OFF, WARN) for limit in self.limits.values())
+
     def observe(
         self, history: History, row: Mapping[str, Any]
     ) -> tuple[History, tuple[Incident, ...]]:

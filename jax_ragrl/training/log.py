@@ -157,7 +157,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def missing_records(file: pathlib.Path, steps: Collection[int]) -> str:
-    """Returns a warning if a log lacks records of finished steps; otherwise an empty text.
+    """Returns the damage if a log lacks records of finished steps; otherwise an empty text.
 
     Args:
       file: the log, `METRICS` or `TREES` in the folder of a run.
@@ -166,10 +166,7 @@ def missing_records(file: pathlib.Path, steps: Collection[int]) -> str:
     missing = set(steps) - {row.get("step") for row in read_rows(file)}
     if not missing:
         return ""
-    return (
-        f"{file} is damaged: it lacks the records of {len(missing)} of {len(steps)} steps, and so "
-        "will the report; the policies are not affected"
-    )
+    return f"{file} is damaged: it lacks the records of {len(missing)} of {len(steps)} steps"
 
 
 def matching_keys(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:

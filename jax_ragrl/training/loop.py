@@ -19,7 +19,7 @@ import numpy as np
 
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.corpus.questions import question_batches
-from jax_ragrl.errors import Preempted
+from jax_ragrl.errors import Preempted, UserError
 from jax_ragrl.learner.checkpoint import Checkpoints, abstract
 from jax_ragrl.learner.dpo import pairs_of, prefer_all
 from jax_ragrl.learner.grammars import role_grammars
@@ -51,7 +51,7 @@ from jax_ragrl.run.inference import evaluate_models, trained_policies
 from jax_ragrl.run.predictions import write_predictions
 from jax_ragrl.run.preemption import stop_notice
 from jax_ragrl.run.workdir import claim_data
-from jax_ragrl.runtime.multihost import is_process_zero
+from jax_ragrl.runtime.multihost import on_process_zero
 from jax_ragrl.sampling.weights import for_sampling
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.training.adapters import check_adapters
@@ -440,11 +440,43 @@ def make_rollouts(job: Job, parts: Components) -> Rollouts:
 def _open_log(
     job: Job, workdir: pathlib.Path, start: int
 ) -> contextlib.AbstractContextManager[Log | NoOpLog]:
-    for name, every in ((METRICS, 1), (TREES, job.run.save_trees_every)):
-        steps = range(1, start + 1, every)
-        if is_process_zero() and (text := missing_records(workdir / name, steps)):
-            warnings.warn(text, stacklevel=2)
+    on_process_zero(lambda: _check_records(job, workdir, start))
     return contextlib.closing(open_log(workdir, start, job.run.steps, job.run.projects))
+
+
+def _check_records(job: Job, workdir: pathlib.Path, start: int) -> None:
+    """Warns of lost records of finished steps; a lost row that decides about the run is an error.
+
+    Args:
+      job: the run's config.
+      workdir: the folder of the run.
+      start: the number of finished steps.
+
+    Raises:
+      UserError: the guard, `run.patience` or `run.token_budget` reads the rows.
+    """
+    for name, every in ((METRICS, 1), (TREES, job.run.save_trees_every)):
+        text = missing_records(workdir / name, range(1, start + 1, every))
+        if text and name == METRICS and (reader := _reader_of_metrics(job)):
+            raise UserError(
+                f"{text}, and {reader} would decide otherwise without them: restore the file from "
+                "a backup, or start a new run from the policies: ragrl train --from "
+                f"{workdir} --workdir=NEW"
+            )
+        if text:
+            warnings.warn(
+                f"{text}, and so will the report; the policies are not affected", stacklevel=2
+            )
+
+
+def _reader_of_metrics(job: Job) -> str:
+    """Returns a setting that makes a resumed run read its former metrics; empty without one."""
+    settings = {
+        "run.patience": job.run.patience,
+        "run.token_budget": job.run.token_budget,
+        "an action of the guard": job.guard.can_act,
+    }
+    return next((name for name, value in settings.items() if value), "")
 
 
 @contextlib.contextmanager

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jax_ragrl.errors import EffectError
+from jax_ragrl.errors import EffectError, UserError
 from jax_ragrl.rollout.expand import Branching, ForcedAction
+from jax_ragrl.run.guards import Guard
+from jax_ragrl.run.indicators import Limit
 from jax_ragrl.runtime.jsonl import write_json
 from jax_ragrl.systems.opera import Opera
 from jax_ragrl.systems.opera.grammar import ANALYSIS, PLAN, REWRITE
@@ -297,17 +299,47 @@ def test_missing_records_of_finished_steps_are_counted(tmp_path):
     assert missing_records(tmp_path / "missing.jsonl", []) == ""  # a run that begins
 
 
+def logging_job(guard=MappingProxyType({}), **run):
+    """A job with the settings that its log reads."""
+    settings = {"steps": 4, "save_trees_every": 1, "projects": {}, "patience": 0, "token_budget": 0}
+    return SimpleNamespace(run=SimpleNamespace(**settings | run), guard=Guard(**guard))
+
+
 def test_a_resumed_run_warns_of_missing_records(tmp_path, monkeypatch):
     """As of other damage: a warning becomes a line that begins with `ragrl: `."""
-    job = SimpleNamespace(run=SimpleNamespace(steps=2, save_trees_every=1, projects={}))
+    job = logging_job()
     (tmp_path / "trees.jsonl").write_text('{"step": 1}\n')
     with pytest.warns(UserWarning) as caught, _open_log(job, tmp_path, 1):
         pass
     (warning,) = caught
     assert "metrics.jsonl is damaged: it lacks the records of 1 of 1" in str(warning.message)
-    monkeypatch.setattr("jax_ragrl.training.loop.is_process_zero", lambda: False)
-    with warnings.catch_warnings(), _open_log(job, tmp_path, 1):
+    monkeypatch.setattr("jax_ragrl.runtime.multihost.is_process_zero", lambda: False)
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
+        with _open_log(job, tmp_path, 1):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("run", "guard", "reader"),
+    [
+        ({"patience": 2}, {}, "run.patience"),
+        ({"token_budget": 9}, {}, "run.token_budget"),
+        ({}, {"kl": Limit(1.0, "lower_rate")}, "the guard"),
+    ],
+)
+def test_a_resumed_run_refuses_to_decide_without_its_records(tmp_path, run, guard, reader):
+    job = logging_job(guard, **run)
+    damaged = '{"step": 1}\n{"st\n{"step": 3}\n'
+    (tmp_path / "trees.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    (tmp_path / "metrics.jsonl").write_text(damaged)
+    with pytest.raises(UserError, match=f"records of 1 of 3 steps, and .*{reader}.* --from"):
+        _open_log(job, tmp_path, 3)
+    assert (tmp_path / "metrics.jsonl").read_text() == damaged  # to be repaired
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    (tmp_path / "trees.jsonl").unlink()
+    with pytest.warns(UserWarning, match=r"trees\.jsonl is damaged"), _open_log(job, tmp_path, 3):
+        pass  # no decision reads trees
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
