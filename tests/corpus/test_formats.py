@@ -421,6 +421,14 @@ def test_real_gold_titles_are_in_their_corpus(shared_data, questions, corpus):
         assert set(question.gold) <= titles
 
 
+@pytest.mark.parametrize("value", [[{"title": "T", "text": "x"}], ["x", None], [["x"]], "x"])
+def test_an_object_without_lists_of_sentences_is_no_corpus(tmp_path, value):
+    """Each record of such an object would become a sentence: the text of a Python object."""
+    path = write(tmp_path / "x.json", json.dumps({"T": ["x."], "documents": value}, indent=1))
+    with pytest.raises(UserError, match="x.json: 'documents' is not a list of sentences: .* alone"):
+        formats.load_passages(path)
+
+
 def test_a_null_is_no_answer(tmp_path):
     row = {"id": "1", "question": "q", "golden_answers": ["a", None]}
     (tmp_path / "q.jsonl").write_text(json.dumps(row))
