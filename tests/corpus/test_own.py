@@ -88,6 +88,21 @@ def test_an_id_of_the_file_is_the_id_of_the_question(tmp_path):
     assert question.id == "mine"
 
 
+@pytest.mark.parametrize(("delimiter", "name"), [(",", "x.csv"), ("\t", "x.tsv")])
+def test_a_row_with_more_cells_than_columns_is_refused(tmp_path, delimiter, name):
+    """A comma without quotation marks shifts the cells after it."""
+    rows = ["question,answer", "who?,Ann,", '"where, when?",Rome', "why, then?,because"]
+    lines = [next(csv.reader([row])) for row in rows]
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows(lines)
+    path = tmp_path / name
+    path.write_text(text.getvalue())
+    with pytest.raises(UserError, match=f"{name}, line 4: more cells than the 2 columns"):
+        formats.load_questions(path)
+    path.write_text("".join(text.getvalue().splitlines(keepends=True)[:3]))
+    assert [q.answers for q in formats.load_questions(path)] == [("Ann",), ("Rome",)]
+
+
 def test_gold_passages_need_no_answer(tmp_path):
     rows = [{"query": "q?", "gold": ["p1", "p2", "p1"]}]
     (question,) = formats.load_questions(write(tmp_path / "x", rows, "jsonl"))

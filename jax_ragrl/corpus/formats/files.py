@@ -150,7 +150,11 @@ def read_records(path: pathlib.Path | str) -> Iterator[Record]:
 
 
 def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
-    """Yields the rows of a CSV or TSV file whose first row names the columns."""
+    """Yields the rows of a CSV or TSV file whose first row names the columns.
+
+    Raises:
+      UserError: a row has text beyond the last column, whose other cells may be shifted.
+    """
     csv.field_size_limit(MAX_RECORD)  # cells may contain whole articles
     # The csv module requires `newline=""` to keep line breaks within quoted cells.
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
@@ -158,7 +162,14 @@ def read_table(path: pathlib.Path | str, delimiter: str) -> Iterator[Record]:
         while (row := _guarded(path, lambda: next(rows, None))) is not None:
             # `DictReader` puts surplus cells under the name None, and None into missing cells.
             fields = {name: value for name, value in row.items() if name and value is not None}
-            yield Record(f"{path}, line {rows.line_num}", fields)
+            place = f"{path}, line {rows.line_num}"
+            # Empty ones are harmless: spreadsheets write them.
+            if any(map(str.strip, row.get(None) or ())):
+                raise UserError(
+                    f"{place}: more cells than the {len(rows.fieldnames or ())} columns: put "
+                    "quotation marks around cells that contain the delimiter"
+                )
+            yield Record(place, fields)
 
 
 def read_parquet(path: pathlib.Path | str) -> Iterator[Record]:
