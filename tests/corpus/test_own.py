@@ -88,6 +88,29 @@ def test_an_id_of_the_file_is_the_id_of_the_question(tmp_path):
     assert question.id == "mine"
 
 
+@pytest.mark.parametrize(
+    ("cell", "answers"),
+    [
+        ('["Clontarf", "Dublin"]', ("Clontarf", "Dublin")),
+        ("['Clontarf', 'Dublin']", ("Clontarf", "Dublin")),
+        (""" ['it is', "it's"] """, ("it is", "it's")),
+        ("['1897', 1897, 3.5]", ("1897", "1897", "3.5")),
+        ("['']", ("",)),
+        ("[sic] Clontarf", ("[sic] Clontarf",)),
+        ("[Clontarf, Dublin]", ("[Clontarf, Dublin]",)),
+        ("['Clontarf' 'Dublin']", ("['Clontarf' 'Dublin']",)),  # an array, which has no commas
+        ("['Clontarf', open('x')]", ("['Clontarf', open('x')]",)),
+        ("['Clontarf'], 'Dublin'", ("['Clontarf'], 'Dublin'",)),
+        ("['Clontarf', ['Dublin']]", ("['Clontarf', ['Dublin']]",)),
+        ("['Clontarf\\'", ("['Clontarf\\'",)),
+    ],
+)
+def test_a_cell_holds_a_list_as_json_or_as_pandas_writes_it(tmp_path, cell, answers):
+    path = write(tmp_path / "x", [{"question": "q?", "answer": cell}], "csv")
+    (question,) = formats.load_questions(path)
+    assert question.answers == answers
+
+
 @pytest.mark.parametrize(("delimiter", "name"), [(",", "x.csv"), ("\t", "x.tsv")])
 def test_a_row_with_more_cells_than_columns_is_refused(tmp_path, delimiter, name):
     """A comma without quotation marks shifts the cells after it."""

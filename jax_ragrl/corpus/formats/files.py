@@ -6,6 +6,7 @@ about a missing field can name it.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import csv
 import gzip
@@ -13,6 +14,7 @@ import io
 import itertools
 import json
 import pathlib
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +26,7 @@ T = TypeVar("T")
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
 MAX_RECORD = 1 << 26  # characters of a line; a zipped file of a megabyte may hold one of gigabytes
+ADJACENT_STRINGS = re.compile(r"""['"]\s+[rRbBuU]?['"]""")
 HEAD_BYTES = 1 << 22  # enough for the first record of almost every file
 
 
@@ -237,17 +240,28 @@ def strings(record: Record, name: str) -> tuple[str, ...]:
 def texts(record: Record, name: str) -> tuple[str, ...]:
     """Returns a required field, a list or a single value, as strings.
 
-    A table has no lists, so that a cell may hold one as JSON. An empty cell and a null mean
-    that there is nothing.
+    A table has no lists, so that a cell may hold one as JSON, or as pandas writes it. An empty cell
+    and a null mean that there is nothing.
     """
     value = field(record, name, object)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        # Text that begins with a bracket need not be a list.
-        with contextlib.suppress(json.JSONDecodeError):
-            value = json.loads(value)
+        value = _list_of(value)
     if isinstance(value, list | tuple):
         return strings(Record(record.place, {name: list(value)}), name)
     return () if value is None or value == "" else (str(value),)
+
+
+def _list_of(text: str) -> Any:
+    """Returns the list that a text is in JSON or in Python; the text itself if it is no list."""
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(text)
+    # Python joins strings without a comma, as in an array of NumPy: "['a' 'b']" would be ['ab'].
+    if not ADJACENT_STRINGS.search(text):
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = ast.literal_eval(text.strip())
+            if isinstance(value, list) and all(isinstance(x, str | int | float) for x in value):
+                return value
+    return text  # that begins with a bracket, such as "[sic] ..."
 
 
 def parts(record: Record, name: str) -> Iterator[Record]:
