@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the package into .venv (the first time) and runs `ragrl quickstart`.
+# Installs the package into the checkout's .venv (the first time) and runs `ragrl quickstart`, which
+# writes to runs/ in the current folder.
 #
 #   launch/quickstart.sh [--real] [--device cpu|cuda|cuda12|tpu|auto] [arguments of ragrl quickstart]
 #

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Installs the package for this machine's device into .venv (the first time) and runs `ragrl`.
+# Installs the package for this machine's device into the checkout's .venv (the first time) and runs
+# `ragrl` in the current folder, to which relative paths refer.
 #
 #   launch/ragrl.sh [--device cpu|cuda|cuda12|tpu|auto] COMMAND [arguments of ragrl COMMAND]
 set -euo pipefail
+here=$PWD # install.sh changes to the checkout
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 
@@ -29,4 +31,5 @@ install_lock "$device"
 if [[ "$device" == cpu ]]; then platforms=cpu; else platforms=${device%12},cpu; fi
 export JAX_PLATFORMS=${JAX_PLATFORMS:-$platforms}
 say "running on $device: ragrl ${args[*]-}"
+cd "$here"
 exec "$venv/bin/ragrl" ${args[@]+"${args[@]}"}

@@ -109,3 +109,23 @@ def test_jax_uses_the_device_of_the_installation(tmp_path, device, platforms):
     command = [tmp_path / "launch" / "ragrl.sh", "--device", device, "plan", "--json"]
     told = subprocess.run(command, env=elsewhere, capture_output=True, text=True)
     assert told.stdout.split() == [platforms, "plan", "--json"]
+
+
+@pytest.mark.parametrize("name", ["ragrl.sh", "quickstart.sh"])
+def test_relative_paths_refer_to_the_folder_of_the_caller(tmp_path, name):
+    checkout, folder = tmp_path / "check out", tmp_path / "my data"
+    shutil.copytree(LAUNCH, checkout / "launch")
+    venv = tmp_path / "venv"
+    folder.mkdir()
+    venv.mkdir()
+    script(venv / "bin" / "ragrl", 'echo "$PWD"; echo "$*"')
+    with (checkout / "launch" / "install.sh").open("a") as file:
+        file.write("install_lock() { pwd >&2; }\n")  # installs nothing
+    command = [f"../check out/launch/{name}", "--device", "cpu", "x.py"]
+    environ = os.environ | {"RAGRL_VENV": str(venv)}
+    ran = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    assert ran.stderr.splitlines()[0] == str(checkout)  # the locks are in the checkout
+    assert ran.stdout.splitlines() == [
+        str(folder),
+        "x.py" if name == "ragrl.sh" else "quickstart x.py",
+    ]
