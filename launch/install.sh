@@ -91,11 +91,18 @@ resolve_device() {
 
 # --- the virtual environment ---------------------------------------------------------------------
 
+# The interpreter that uv has installed or knows, if any; downloads nothing. Without a login, the folder
+# of programs that pip installed may not be in PATH, but Python knows the module.
+uv_python() {
+  uv python find 3.12 2>/dev/null || python3 -m uv python find 3.12 2>/dev/null || true
+}
+
 find_python() {
   local candidate found=""
   # ScaNN, and therefore the locks, support 3.11 to 3.13.
   local in_range='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
-  for candidate in "${PYTHON:-python3}" python3.12 python3.11 python3.13; do
+  for candidate in "${PYTHON:-python3}" python3.12 python3.11 python3.13 "$(uv_python)"; do
+    [[ -n "$candidate" ]] || continue
     if "$candidate" -c "$in_range" 2>/dev/null; then
       echo "$candidate"
       return
@@ -105,7 +112,8 @@ find_python() {
     [[ -z "${PYTHON:-}" ]] || break
   done
   fail "Python 3.11, 3.12 or 3.13 is needed; tried$found" \
-    "install one, or name it: PYTHON=/path/to/python3.12 $0"
+    "install one, for example with uv ('uv python install 3.12')," \
+    "or name it: PYTHON=/path/to/python3.12 $0"
 }
 
 make_venv() {

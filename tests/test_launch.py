@@ -90,6 +90,33 @@ def test_an_old_driver_falls_back_to_the_cpu(
     assert device == "" and said.startswith("error: NVIDIA driver 470.82.01 is too old")
 
 
+FIND = 'if [[ "$*" == *"python find 3.12" ]]; then echo "$NEW_PYTHON"; exit; fi'
+
+
+@pytest.mark.parametrize(
+    "name, line", [("uv", FIND), ("python3", FIND), ("uv", "exit 2")], ids=["uv", "module", "none"]
+)
+def test_a_python_of_uv_is_used_if_the_others_are_too_old(tmp_path, name, line):
+    """As on the image of a TPU VM: every Python in PATH is 3.10."""
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    version = '[[ "$1" == --version ]] || exit 1; echo "Python 3.10.12"'
+    programs = dict.fromkeys(["python3", "python3.11", "python3.12", "python3.13", "uv"], [version])
+    for program, lines in (programs | {name: [line, version]}).items():
+        script(tmp_path / "bin" / program, *lines)
+    new = tmp_path / "new python"
+    script(new, "exit 0")
+    environ = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "NEW_PYTHON": str(new),
+        "PYTHON": "",
+    }
+    command = f'source "{tmp_path}/launch/install.sh"; find_python'
+    ran = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True)
+    assert ran.stdout.strip() == (str(new) if line == FIND else "")
+    if line != FIND:
+        assert "python3 (Python 3.10.12)" in ran.stderr and "uv python install 3.12" in ran.stderr
+
+
 def test_an_unknown_device_is_refused(tmp_path):
     assert resolved(tmp_path, "cuda12") == ("cuda12", "")
     assert resolved(tmp_path, "gpu")[1].startswith("error: unknown device 'gpu'")
