@@ -37,7 +37,8 @@ ADVICE_FORMAT = (
 )
 NO_VERDICT = "the judge gave no verdict"
 OUTAGE = 5  # consecutive steps in which every question failed, after a step with answers
-SCORED = 0.9  # the share of the questions of an evaluation without which its score decides nothing
+# Of the questions of an evaluation; with a smaller share of scores the mean decides nothing.
+SCORED_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +133,14 @@ def is_comparable(score_Q: np.ndarray, failures: Sequence[str]) -> bool:
       failures: the error messages of failed questions.
     """
     is_scored_Q = np.isfinite(score_Q)
-    if is_scored_Q.mean() >= SCORED:
+    if is_scored_Q.mean() >= SCORED_SHARE:
         return True
     if is_scored_Q.any():
         reason = failures[-1] if failures else NO_VERDICT
         warnings.warn(
             f"only {is_scored_Q.sum()} of {len(score_Q)} dev questions could be scored, the last "
-            f"failure was: {reason}. Below {100 * SCORED:.0f} % the evaluation decides nothing: "
-            "its mean is not logged, and the best policies and run.patience ignore it",
+            f"failure was: {reason}. Below {100 * SCORED_SHARE:.0f} % the evaluation decides "
+            "nothing: its mean is not logged, and the best policies and run.patience ignore it",
             stacklevel=3,
         )
     return False

@@ -618,7 +618,7 @@ def dev_metrics(
         keep_best(workdir, step, score, policies)
     failures = {"eval/failed": float(result.finish_reasons["failed"])} if result.failures else {}
     scores = {"accuracy": score, "standard_error": result.standard_error(metric)}
-    # A mean of few questions would be compared with those of all: patience, `eval/drop`, bounds.
+    # Patience, `eval/drop` and bounds would compare a mean of few questions with means of all.
     if not has_enough and np.isfinite(score):
         scores = {}
     return {f"eval/{key}": value for key, value in scores.items()} | fractions | failures

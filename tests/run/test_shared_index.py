@@ -101,7 +101,7 @@ def test_a_process_that_may_not_build_reads_the_index_of_the_first_one(tmp_path:
 
 
 def test_a_rebuilt_index_leaves_the_searches_of_the_former_one_alone(tmp_path: pathlib.Path):
-    """Its files are mapped into memory: one that is cut ends the process that reads it."""
+    """The files of an index are mapped into memory: cutting them would end their readers."""
     former = build_bm25(CORPUS, BM25Index(), tmp_path)
     before = former.search(["common", "word3"], 4)
     build_bm25(Corpus(CORPUS.passages[:1]), BM25Index(), tmp_path)

@@ -252,7 +252,7 @@ def texts(record: Record, name: str) -> tuple[str, ...]:
 
 
 def _list_of(text: str) -> Any:
-    """Returns the list that a text is in JSON or in Python; the text itself if it is no list."""
+    """Returns the list that a text is in JSON or in Python; any other text as it is."""
     with contextlib.suppress(json.JSONDecodeError):
         return json.loads(text)
     # Python joins strings without a comma, as in an array of NumPy: "['a' 'b']" would be ['ab'].
