@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from jax_ragrl.bench.step import TimedCalls, _mean_busy_seconds, union_length
+from jax_ragrl.rollout.pipelining import separate
 
 
 class Event(NamedTuple):
@@ -42,3 +43,23 @@ def test_timed_calls_preserve_results_and_errors():
     assert proxy.pop() == 3 and seconds["list"] > 0
     with pytest.raises(IndexError):
         proxy.pop(9)
+
+
+class Sampler:
+    """A sampler that keeps contexts."""
+
+    def separate(self):
+        return Sampler()
+
+    def sample(self, requests):
+        return list(requests)
+
+
+def test_the_sampler_of_each_group_is_timed():
+    """As in a rollout with `run.pipeline_groups`, whose groups share no contexts."""
+    seconds: dict[str, float] = {}
+    first = TimedCalls(Sampler(), "sampler", seconds)
+    group = separate(first)
+    seconds.clear()
+    assert group.sample([1]) == [1] and seconds["sampler"] > 0
+    assert group._target is not first._target
