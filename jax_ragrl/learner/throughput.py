@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -32,14 +33,20 @@ def peak_flops(device: str) -> float | None:
 def update_flops(policy: Policy, tokens: int) -> float:
     """Returns the operations of all epochs of an update of a policy and its critic.
 
-    Counts six operations per parameter and token (Kaplan et al. 2020, arXiv 2001.08361). Scoring
-    passes before the update are not counted. `tokens` is the number of packed tokens.
+    Counts six operations per trained parameter and token (Kaplan et al. 2020, arXiv 2001.08361),
+    and four per frozen one, such as those below an adapter: they have no gradient. Scoring passes
+    before the update are not counted. `tokens` is the number of packed tokens.
     """
     spec, state = policy
-    arrays = [spec.policy.frozen, state.policy.params]
+    models = [(spec.policy, state.policy)]
     if spec.critic is not None and state.critic is not None:
-        arrays += [spec.critic.frozen, state.critic.params]
-    return 6.0 * sum(x.size for x in jax.tree.leaves(arrays)) * tokens * spec.optimizer.epochs
+        models.append((spec.critic, state.critic))
+    per_token = sum(6 * _size(train.params) + 4 * _size(model.frozen) for model, train in models)
+    return float(per_token) * tokens * spec.optimizer.epochs
+
+
+def _size(arrays: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(arrays))
 
 
 def speed(

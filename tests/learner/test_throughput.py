@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import jax
 import pytest
+from flax import nnx
 
-from jax_ragrl.learner.throughput import peak_flops, speed
+from jax_ragrl.learner.throughput import peak_flops, speed, update_flops
+from jax_ragrl.models.config import param_count
+from jax_ragrl.models.lora import LoRAConfig, add_lora
+from tests.learner.bigram import DEEP, PPO, PPO_ADAM, deep, prepared
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,14 @@ def test_mfu_covers_all_policies_and_devices(monkeypatch):
 def test_a_device_without_a_known_peak_has_no_mfu():
     assert peak_flops("cpu") is None
     assert speed({"flops": 1e12}, 100, 10.0, on_mesh=False) == {"tokens_per_sec": 10.0}
+
+
+def test_frozen_weights_below_an_adapter_have_no_gradient():
+    """Four operations per weight of the base and six per weight of the adapter, in both models."""
+    decoder = add_lora(deep(), LoRAConfig(2, targets=("up_proj",)), rngs=nnx.Rngs(0))
+    policy = prepared(PPO, dataclasses.replace(PPO_ADAM, epochs=3), decoder)
+    width, base = DEEP.hidden_size, param_count(DEEP)
+    adapter = 2 * (width + DEEP.intermediate_size)  # A and B of one layer
+    head, value = DEEP.vocab_size * width, width + 1  # the critic has a value head instead
+    actor, critic = 6 * adapter + 4 * base, 6 * (adapter + value) + 4 * (base - head)
+    assert update_flops(policy, 10) == 3 * 10 * (actor + critic)
