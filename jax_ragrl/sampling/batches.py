@@ -53,13 +53,19 @@ Finish = Callable[[], list[PartialSamples]]
 def cache_sizes(max_new_tokens: int, initial: int) -> tuple[int, ...]:
     """Returns the sizes of a growing cache in slots: about `initial`, doubling, `max_new_tokens`.
 
-    All but the last are multiples of `CHECK_STRIDE`, so a program that checks its rows at this
-    interval never runs past the end of its cache.
+    All are rounded up to multiples of `CHECK_STRIDE`: a program that checks its rows at this
+    interval never runs past the end of its cache, and the kernel of a GPU can divide the cache into
+    blocks of keys (`prefix_attention.KEY_BLOCKS`).
     """
-    sizes = [max(1, -(-initial // CHECK_STRIDE)) * CHECK_STRIDE]
-    while sizes[-1] < max_new_tokens:
+    sizes = [max(1, _whole_strides(initial))]
+    while CHECK_STRIDE * sizes[-1] < max_new_tokens:
         sizes.append(2 * sizes[-1])
-    return (*sizes[:-1], max_new_tokens)
+    sizes[-1] = _whole_strides(max_new_tokens)
+    return tuple(CHECK_STRIDE * n for n in sizes)
+
+
+def _whole_strides(tokens: int) -> int:
+    return -(-tokens // CHECK_STRIDE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,8 +75,8 @@ class Shapes:
       max_prompt_tokens: maximum of prompt tokens per device, padding included; the smallest batch
         is exempt.
       initial_cache_size: new tokens that a cache holds at first, if a row may need as many; it
-        doubles up to `max_new_tokens`. A batch of which half or more is done continues in a smaller
-        one.
+        doubles up to `max_new_tokens`, rounded up to a multiple of 16 tokens. A batch of which
+        half or more is done continues in a smaller one.
       copies: numbers of rows that one prompt may have in a batch, ascending from 1, if equal
         prompts are computed once. The smallest batch may have any of them, whatever its number of
         rows. Empty: powers of two, which waste few rows but need more programs.

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_ragrl.bench.sample import PLAIN_TOKENIZER
 from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.models.prefix_attention import KEY_BLOCKS
 from jax_ragrl.runtime.sharding import make_mesh, replicate, shard_batch
 from jax_ragrl.sampling import batches, sampler
 from jax_ragrl.sampling.batches import PromptBatch, cache_sizes
@@ -35,9 +36,9 @@ def jobs_of(limits: list[int], top_p: float = 1.0, regex: str = "", stops=()) ->
 
 def test_a_cache_doubles_until_it_holds_every_row():
     assert cache_sizes(2048, 128) == (128, 256, 512, 1024, 2048)
-    assert cache_sizes(300, 100) == (112, 224, 300)  # multiples of the stride between checks, 16
+    assert cache_sizes(300, 100) == (112, 224, 304)  # multiples of the stride between checks, 16
     assert cache_sizes(128, 128) == (128,) and cache_sizes(64, 128) == (64,)
-    assert cache_sizes(40, 0) == (16, 32, 40)
+    assert cache_sizes(40, 0) == (16, 32, 48)
     shapes = Shapes(max_new_tokens=2048)
     largest = {limit: shapes.cache_sizes_for(limit)[-1] for limit in (1, 128, 129, 1000, 2048)}
     assert largest == {1: 16, 128: 128, 129: 256, 1000: 1024, 2048: 2048}
@@ -153,12 +154,21 @@ def test_one_batch_at_a_time_keeps_its_cache(slots, in_flight, monkeypatch):
     assert starts == ([0, 1, 2] if in_flight == 1 else [0, 0, 0]) and ends == [0, 1, 2]
 
 
+@pytest.mark.parametrize("new", [1, 24, 100, 130])
+def test_the_kernel_of_a_gpu_can_divide_a_cache_of_any_size(new):
+    """Blocks of keys have at least 16 keys."""
+    shapes = Shapes(max_new_tokens=new)
+    sizes = {size for limit in range(1, new + 1) for size in shapes.cache_sizes_for(limit)}
+    assert not any(size % min(KEY_BLOCKS) for size in sizes)
+    assert new <= max(sizes) < new + 16
+
+
 @pytest.mark.parametrize("stride", [1, 16])
-def test_a_batch_ends_with_its_last_slot(stride, monkeypatch):
-    """With a stride of 16, as on a GPU, 37 slots are full before the third check, at 48."""
+def test_rows_end_at_their_limits_between_two_checks(stride, monkeypatch):
+    """With a stride of 16, as on a GPU, the third check is after 48 tokens."""
     monkeypatch.setattr(sampler, "PromptBatch", lambda **k: PromptBatch(**k | {"stride": stride}))
     shapes = dataclasses.replace(SHAPES, max_new_tokens=37)
-    samples = sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([46, 3, 36]), 1, shapes)
+    samples = sample_jobs(split_policy(), PLAIN_TOKENIZER, jobs_of([37, 3, 36]), 1, shapes)
     assert [(len(ids), len(logps)) for [(ids, logps, _)] in samples] == [(37, 37), (3, 3), (36, 36)]
 
 

@@ -41,12 +41,12 @@ def assert_equal_samples(actual: JobSamples, expected: JobSamples) -> None:
             np.testing.assert_allclose(logps, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("slots", [12, 16])
+@pytest.mark.parametrize("new", [12, 24])
 @pytest.mark.parametrize("width, counts", [(1, [4, 4, 4, 4]), (2, [3, 1, 4]), (3, [4, 1, 4])])
-def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, slots, monkeypatch):
-    """With unequal counts some rows are padding; a cache of 16 slots grows to 24."""
+def test_merged_prompts_sample_the_tokens_of_separate_ones(width, counts, new, monkeypatch):
+    """With unequal counts some rows are padding; a cache of 16 slots grows to 32."""
     shapes = SHAPES
-    if slots == 16:
+    if new == 24:
         shapes = dataclasses.replace(SHAPES, max_new_tokens=24, initial_cache_size=16)
     jobs = jobs_of(counts, limit=shapes.max_new_tokens, top_p=0.9)
     expected = apart(jobs, width, shapes=shapes)
@@ -170,5 +170,5 @@ def test_a_cache_holds_what_is_asked_and_not_more():
         129: (128, 256),
         512: (128, 256, 512),
     }
-    assert Shapes(max_new_tokens=40).cache_sizes_for(33) == (40,)
-    assert Shapes(max_new_tokens=12).cache_sizes_for(3) == (12,)
+    assert Shapes(max_new_tokens=40).cache_sizes_for(33) == (48,)
+    assert Shapes(max_new_tokens=12).cache_sizes_for(3) == (16,)
