@@ -9,6 +9,7 @@ shapes that no earlier step had, is reported separately and excluded from the bu
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import tempfile
 import time
@@ -17,12 +18,15 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from jax_ragrl.bench.train import peak_bytes
 from jax_ragrl.corpus.questions import question_batches
+from jax_ragrl.errors import UserError
 from jax_ragrl.learner.policies import Policies
 from jax_ragrl.models.config import DecoderConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.models.lora import add_lora
 from jax_ragrl.rollout.collect import Environment
 from jax_ragrl.rollout.pipelining import ContextProxy, separate
 from jax_ragrl.run.components import Components, build_components, mesh_for
@@ -81,13 +85,19 @@ def bench_step(
       Per step, the seconds of the rollout, of the calls in it, of the updates and of compilation,
       their shares of the step, the tokens of all training contexts, and the busy share of the
       devices while nothing compiles (None on a CPU). Once, the peak memory in bytes.
+
+    Raises:
+      UserError: the job has stale rollouts.
     """
+    if job.run.staleness:
+        raise UserError(
+            f"run.staleness is {job.run.staleness}, but in a measured step the update waits for "
+            "the rollout: set it to 0, or compare both modes with 'ragrl bench overlap'"
+        )
     components = build_components(job, workdir)
-    if shape is not None:
-        names = sorted(components.policies)
-        components = components._replace(policies=_random_policies(job, shape, names))
-    policies = prepare_policies(job, components.policies, components.tokenizer)
-    components = components._replace(policies={})  # frees the copies that are not trained
+    policies = initial_policies(job, components, shape)
+    # Frees the copies that are not trained.
+    components = components._replace(policies={}, frozen_twins={})
     data = question_batches(components.questions["train"], job.run.questions_per_step, job.seed)
     steps = []
     # The first step compiles and is reported separately.
@@ -103,15 +113,36 @@ def bench_step(
     }
 
 
+def initial_policies(job: Job, components: Components, shape: DecoderConfig | None) -> Policies:
+    """Returns the policies before the first step; arguments as in `bench_step`."""
+    if shape is not None:
+        policies = _random_policies(job, shape, sorted(components.policies))
+        # A frozen model has the weights of a policy of the job, and not of these.
+        components = components._replace(policies=policies, frozen_twins={})
+    return prepare_policies(job, components.policies, components.tokenizer, components.frozen_twins)
+
+
 def _random_policies(job: Job, shape: DecoderConfig, names: Sequence[str]) -> dict[str, Decoder]:
-    mesh = mesh_for(job)
-    decoders = {}
-    for seed, name in enumerate(names):
-        rngs = nnx.Rngs(seed)
-        decoders[name] = (
-            Decoder(shape, rngs=rngs) if mesh is None else init_sharded(shape, mesh, rngs)
-        )
-    return decoders
+    """Returns decoders with random weights, stored and adapted as `load_policies` does."""
+    mesh, lora = mesh_for(job), job.lora
+    dtype = "float32" if lora is None else job.compute_dtype
+    config = dataclasses.replace(shape, param_dtype=dtype, attention_impl=job.attention)
+    # Policies that start from one folder share its weights.
+    folders = dict.fromkeys(names, job.policy) | dict(job.policies)
+    numbers = enumerate(sorted(set(folders.values())))
+    bases = {folder: _random_decoder(config, mesh, seed) for seed, folder in numbers}
+    decoders = {name: bases[folders[name]] for name in names}
+    if lora is None:
+        return decoders
+    return {
+        name: add_lora(decoder, lora, rngs=nnx.Rngs(job.seed + i))
+        for i, (name, decoder) in enumerate(decoders.items())
+    }
+
+
+def _random_decoder(config: DecoderConfig, mesh: Mesh | None, seed: int) -> Decoder:
+    rngs = nnx.Rngs(seed)
+    return Decoder(config, rngs=rngs) if mesh is None else init_sharded(config, mesh, rngs)
 
 
 def _profile_step(

@@ -1,11 +1,27 @@
 """The times of the step benchmark; no test asserts a duration."""
 
+import dataclasses
 from typing import NamedTuple
 
+import jax
 import pytest
 
-from jax_ragrl.bench.step import TimedCalls, _mean_busy_seconds, union_length
+from jax_ragrl.bench.step import (
+    TimedCalls,
+    _mean_busy_seconds,
+    bench_step,
+    initial_policies,
+    union_length,
+)
+from jax_ragrl.cli.main import CONFIGS
+from jax_ragrl.config.overrides import load_config
+from jax_ragrl.errors import UserError
+from jax_ragrl.learner.objective import KL
+from jax_ragrl.models.lora import LoRAConfig
+from jax_ragrl.models.published import published_config
 from jax_ragrl.rollout.pipelining import separate
+from jax_ragrl.run.components import Components, load_policies, load_policy
+from jax_ragrl.run.config import Job, load_job
 
 
 class Event(NamedTuple):
@@ -63,3 +79,40 @@ def test_the_sampler_of_each_group_is_timed():
     seconds.clear()
     assert group.sample([1]) == [1] and seconds["sampler"] > 0
     assert group._target is not first._target
+
+
+def job_with(**changes) -> Job:
+    return dataclasses.replace(load_job(load_config(CONFIGS / "tiny" / "c3po.py", [])), **changes)
+
+
+def components_of(job: Job, **fields) -> Components:
+    """The policies and the tokenizer of a run, without retriever and language model."""
+    policies, tokenizer = load_policies(job, None)
+    return Components({}, None, None, policies, tokenizer, **fields)
+
+
+def test_random_policies_are_those_of_the_config():
+    """Adapters alone are trained, on a base in the compute dtype, with the kernel of the config."""
+    job = job_with(lora=LoRAConfig(rank=2), compute_dtype="bfloat16", attention="xla")
+    (policy,) = initial_policies(job, components_of(job), published_config("tiny")).values()
+    trained = jax.tree_util.tree_leaves_with_path(policy.state.policy.params)
+    assert trained and all("_lora_" in jax.tree_util.keystr(path) for path, _ in trained)
+    model = policy.spec.policy.with_params(policy.state.policy.params).merge()
+    assert model.embed[...].dtype == "bfloat16" and model.config.attention_impl == "xla"
+
+
+def test_the_reference_of_a_measured_run_shares_the_weights_of_a_frozen_model():
+    objective = dataclasses.replace(job_with().objective, kl=KL("loss", "k3", 0.1))
+    job = job_with(compute_dtype="bfloat16", objective=objective)
+    twin = load_policy("tiny", None, "bfloat16")[0]
+    components = components_of(job, frozen_twins=dict.fromkeys(job.policy_of.values(), twin))
+    (policy,) = initial_policies(job, components, None).values()
+    references = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(policy.state.reference)}
+    assert twin.embed[...].unsafe_buffer_pointer() in references
+
+
+def test_stale_rollouts_are_not_measured_as_fresh_ones(tmp_path):
+    run = dataclasses.replace(job_with().run, staleness=1)
+    objective = dataclasses.replace(job_with().objective, importance_weight_cap=2.0)
+    with pytest.raises(UserError, match="staleness is 1.*set it to 0.*bench overlap"):
+        bench_step(job_with(run=run, objective=objective), tmp_path, 1, None)
