@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 
 import pytest
 
@@ -15,7 +16,7 @@ from jax_ragrl.corpus.passages import load_corpus
 from jax_ragrl.errors import UserError
 from jax_ragrl.llm.listwise import TOKENS_PER_PASSAGE
 from jax_ragrl.retrieval.recall import search_quality
-from jax_ragrl.types import Hits
+from jax_ragrl.types import Hits, Question
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +166,30 @@ def test_a_language_model_orders_the_candidates_of_the_hybrid(
     assert before["cells"]["MRR@10"] > after["cells"]["MRR@10"]
     words = "--reranker llm --llm tiny --candidates 2"
     assert after["command"].endswith(words)
+
+
+class Compiling:
+    """Compiles a program for each number of words of the longest query, as an encoder does."""
+
+    def __init__(self) -> None:
+        self.now, self.programs = 0.0, set()
+
+    def search(self, queries, k):
+        words = max(len(query.split()) for query in queries)
+        self.now += 1.0 if words in self.programs else 100.0
+        self.programs.add(words)
+        return [Hits((), ()) for _ in queries]
+
+
+def test_the_speed_is_that_of_searches_that_compile_nothing(monkeypatch):
+    """Three batches of equal size, whose queries have other lengths."""
+    retriever = Compiling()
+    clock = types.SimpleNamespace(perf_counter=lambda: retriever.now)
+    monkeypatch.setattr(retrieval, "time", clock)
+    monkeypatch.setattr(retrieval, "compiled_programs", lambda: len(retriever.programs))
+    questions = [
+        Question(f"{length} {n}", "who " * length, ("ann",), gold=("1",))
+        for length in (2, 9, 5)
+        for n in range(retrieval.BATCH)
+    ]
+    assert retrieval.measure(retriever, questions)["queries_per_s"] == retrieval.BATCH
