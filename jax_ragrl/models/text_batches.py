@@ -26,6 +26,8 @@ MAX_TOKEN_PAIRS = 64 * 512**2
 # Tokens of one batch on a CPU: the activations fit into its caches, and fewer texts per batch
 # differ less in length. An accelerator needs more to be busy.
 CPU_TOKENS = 4096
+# On a CPU less padding than this costs no more than another batch, which reads all weights again.
+CPU_PADDING = 64
 
 
 class TextBatch(NamedTuple):
@@ -71,9 +73,20 @@ def length_batches(lengths: Sequence[int], most_tokens: float | None = None) -> 
     # Similar lengths share a batch, so little of it is padding.
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     while order:
-        rows = max_rows(bucket_size(lengths[order[0]], LENGTH_BUCKETS), most_tokens)
+        length = bucket_size(lengths[order[0]], LENGTH_BUCKETS)
+        rows = min(max_rows(length, most_tokens), len(order))
+        # An accelerator takes as long for few rows as for some more.
+        rows = rows if most_tokens == math.inf else _with_little_padding(rows, length)
         yield order[:rows]
         order = order[rows:]
+
+
+def _with_little_padding(rows: int, length: int) -> int:
+    """Returns `rows`, or the rows that fill a smaller bucket if over a fifth would be padding."""
+    missing = bucket_size(rows, ROW_BUCKETS) - rows
+    if missing * length < CPU_PADDING or 5 * missing <= missing + rows:
+        return rows
+    return max(n for n in ROW_BUCKETS if n <= rows)
 
 
 def pad_rows(

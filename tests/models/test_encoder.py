@@ -174,7 +174,18 @@ def test_long_texts_are_encoded_in_small_batches():
 def test_batches_on_a_cpu_are_bounded_in_tokens():
     lengths = [300] * 10 + [100] * 40 + [16] * 100
     sizes = [len(batch) for batch in text_batches.length_batches(lengths)]
-    assert sizes == [4, 4, 4, 16, 16, 16, 64, 26]
+    assert sizes == [4, 4, 4, 16, 16, 16, 64, 16, 4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "padded"),
+    [(32, 20, 32), (26, 60, 26), (26, 16, 28), (60, 60, 64), (1, 9, 1)],
+)
+def test_batches_on_a_cpu_have_little_padding(count, length, padded):
+    """A search of 32 queries runs 32 rows; another batch for a few short texts would cost more."""
+    texts = [[1] * length] * count
+    batches = [[texts[n] for n in batch] for batch in text_batches.length_batches([length] * count)]
+    assert sum(len(text_batches.pad_rows(batch, 0, 512).ids) for batch in batches) == padded
 
 
 def test_prefixes_default_to_those_of_the_folder(copy, tiny):
