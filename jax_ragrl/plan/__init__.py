@@ -60,10 +60,11 @@ class PlanConfig:
       nucleus: whether a role samples with a `top_p` below 1.
       learners: names of the policies.
       staleness: of the section `run`; with 1, rollouts and updates use memory at the same time.
+      pipeline_groups: of the same section; with slots, each group has separate contexts.
       policy: folder of the policies that `policies` does not contain.
       policies: pairs of a policy's name and its folder or published name.
       rollouts: independent rollouts per question.
-      guard: of the same section, whose `update_kl` takes a pass over the batch.
+      guard: the section `guard`, whose `update_kl` takes a pass over the batch.
     """
 
     objective: Objective
@@ -78,6 +79,7 @@ class PlanConfig:
     nucleus: bool = True
     learners: tuple[str, ...] = ("policy",)
     staleness: int = 0
+    pipeline_groups: int = 1
     index: Index = VectorIndex()
     llm: LLM = WorldReaderConfig()
     judge: LLM = NoLLMConfig()
@@ -154,8 +156,12 @@ def _mesh(run: PlanConfig, policies: Mapping[str, PlannedPolicy], devices: Seque
 
 
 def _sampling(run: PlanConfig, policies: Mapping[str, PlannedPolicy], mesh: Mesh) -> dict[str, Any]:
-    options = {"nucleus": run.nucleus, "outlive_update": bool(run.staleness)}
-    return count_rollout(policies, run.shapes, run.width, mesh, **options)
+    return count_rollout(
+        *(policies, run.shapes, run.width, mesh),
+        nucleus=run.nucleus,
+        outlive_update=bool(run.staleness),
+        groups=run.pipeline_groups,
+    )
 
 
 def _largest(run: PlanConfig, update: int, rollout: int) -> int:
@@ -241,8 +247,8 @@ def plan_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a `PlanConfig`: keys of a run's config, and what its system determines."""
     names = {field.name for field in dataclasses.fields(PlanConfig)}
     plan = {name: value for name, value in values.items() if name in names}
-    if staleness := (values.get("run") or {}).get("staleness"):
-        plan["staleness"] = staleness
+    section = values.get("run") or {}
+    plan |= {name: section[name] for name in ("staleness", "pipeline_groups") if section.get(name)}
     for name in plan.keys() & {"index", "llm", "judge"}:
         plan[name] = _without_none(plan[name])
     return plan | (_system_values(dict(values)) if "system" in values else {})

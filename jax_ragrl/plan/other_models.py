@@ -190,10 +190,16 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
-    shapes = dataclasses.replace(shapes, max_new_tokens=limit)
+    shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
     facts = count_sampling(shapes, config, mesh)
-    names = ("prompts", "temporary_bytes", "compile_s")
-    return {"weight_bytes": weights, **{name: facts[name] for name in names}}
+    # The contexts that fill slots are separate; a batch that grows is counted as a whole.
+    contexts = facts["begun_bytes"] if shapes.decode_rows else 0
+    return {
+        "weight_bytes": weights,
+        "prompts": facts["prompts"],
+        "temporary_bytes": facts["temporary_bytes"] + contexts,
+        "compile_s": facts["compile_s"],
+    }
 
 
 def _int8_savings(config: DecoderConfig, params: Any) -> int:

@@ -372,6 +372,24 @@ def test_slots_are_counted_with_their_contexts():
     assert count_slot_programs(shapes) == 1 + 2 * 3
 
 
+def test_each_group_of_a_pipelined_rollout_keeps_its_contexts(monkeypatch):
+    """Batches of a group end before another group has its turn."""
+    facts = {name: 0 for name in ("prompts", "width", "prefill_tokens", "compile_s")}
+    facts |= {"prefill": {}, "decode_step": {}, "temporary_bytes": 100, "begun_bytes": 10}
+    monkeypatch.setattr("jax_ragrl.plan.policies.count_sampling", lambda *_, **__: facts)
+    policies, mesh = {name: PlannedPolicy("", SMALL) for name in "ab"}, one_device_mesh()
+    slots = dataclasses.replace(RUN.shapes, decode_rows=4)
+    temporary = {
+        (shapes.decode_rows, groups): count_rollout(policies, shapes, 1, mesh, groups=groups)[
+            "temporary_bytes"
+        ]
+        for shapes in (RUN.shapes, slots)
+        for groups in (1, 2)
+    }
+    assert temporary == {(0, 1): 120, (0, 2): 120, (4, 1): 120, (4, 2): 140}
+    assert plan_values({"run": {"pipeline_groups": 2}}) == {"pipeline_groups": 2}
+
+
 BERT = pathlib.Path(__file__).parents[1] / "models" / "tiny_bert"
 
 
@@ -430,6 +448,29 @@ def test_a_language_model_is_sharded_like_a_policy(model_folders, monkeypatch):
     assert result.permanent_bytes == plain + int8
     assert result.generation_bytes == result.sections["llm"]["temporary_bytes"] > 0
     assert result.uncounted_models == ["judge: copies of its int8 weights in the compute dtype"]
+
+
+def test_a_language_model_in_slots_is_counted_with_the_contexts_that_fill_them(
+    model_folders, monkeypatch
+):
+    """No other contexts are kept, as in `load_llm`."""
+    contexts = []
+
+    def count(shapes, *_, **__):
+        contexts.append(shapes.contexts)
+        facts = {"temporary_bytes": 100, "begun_bytes": 10}
+        return facts | {"prompts": [4, 64], "compile_s": 1.0}
+
+    monkeypatch.setattr("jax_ragrl.plan.other_models.count_sampling", count)
+    models = {"llm": LocalLLMConfig(str(model_folders / "llm"))}
+    shapes = dataclasses.replace(RUN.shapes, kept_contexts=256)
+    temporary = [
+        count_other_models(
+            VectorIndex(), models, dataclasses.replace(shapes, decode_rows=rows), one_device_mesh()
+        ).sections["llm"]["temporary_bytes"]
+        for rows in (0, 4)
+    ]
+    assert temporary == [100, 110] and contexts == [0, 4]
 
 
 @pytest.mark.parametrize(
