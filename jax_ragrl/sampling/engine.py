@@ -46,7 +46,8 @@ from jax_ragrl.sampling.slots import (
 )
 from jax_ragrl.text.automaton import TokenAutomaton
 
-# Slots are refilled when one of this many is free: fewer wait, but more programs are called.
+# Slots are refilled when one of this many is free, on all devices together: fewer wait, but more
+# programs are called.
 REFILL_PART = 8
 
 # Rows by the number of their job and their sibling number.

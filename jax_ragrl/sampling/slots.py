@@ -253,8 +253,9 @@ def decode_slots(
       model: a split `Decoder`.
       state: the slots; donated.
       grammar: the constraints of all rows.
-      refill_at_D: int32: the loop ends when a device has at most this number of live rows; -1 for
-        a device without a waiting row.
+      refill_at_D: int32: the loop ends when the devices have at most the sum of these numbers of
+        live rows, or a device has no live row; -1 for a device without a waiting row, which does
+        not count.
       shrink_at: int32 scalar: the loop ends when no device has more live rows.
       use_top_p, stride: as in `decode.generate`.
 
@@ -274,7 +275,7 @@ def decode_slots(
         s, t = carry
         live_D = jnp.sum(~s.done_B.reshape(len(refill_at_D), -1), axis=-1)
         has_room = (t < MAX_STEPS) & ~jnp.any(~s.done_B & (start_B + t >= capacity))
-        return jnp.all(live_D > refill_at_D) & jnp.any(live_D > shrink_at) & has_room
+        return ~is_refill_due(live_D, refill_at_D) & jnp.any(live_D > shrink_at) & has_room
 
     def decode_stride(carry: tuple[SlotState, Array]) -> tuple[SlotState, Array]:
         s, t = carry
@@ -287,6 +288,17 @@ def decode_slots(
     # 4. Append the new keys and values. Those of steps after the end of a row are stored too, at
     # places that no query reads before another token is stored there.
     return _fix_layout(state._replace(cache=_append(contexts, state.cache, start_B))), t
+
+
+def is_refill_due(live_D: Array, refill_at_D: Array) -> Array:
+    """Returns whether enough slots are free for waiting rows; arguments as in `decode_slots`.
+
+    The devices with waiting rows are compared as a whole: a program for every device that reaches
+    its own number would be one for a few free slots of each.
+    """
+    waits_D = refill_at_D >= 0
+    is_below = jnp.sum(live_D - refill_at_D, where=waits_D) <= 0
+    return jnp.any(waits_D) & (is_below | jnp.any(waits_D & (live_D == 0)))
 
 
 def _row_keys(rows: SlotRows) -> Array:

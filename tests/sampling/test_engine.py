@@ -78,6 +78,23 @@ def test_contexts_grow_no_farther_than_the_longest_one():
     assert own.contexts.capacity == own.contexts.arrays.k[0].shape[2] == 192
 
 
+@pytest.mark.parametrize(
+    ("live", "refill_at", "is_due"),
+    [
+        ([6, 8, 8, 8], [7, 7, 7, 7], False),  # two slots are free on one device, and none elsewhere
+        ([6, 8, 7, 7], [7, 7, 7, 7], True),
+        ([0, 8, 8, 8], [7, -1, 7, 7], True),  # one device waits for the others
+        ([0, 8, 8, 8], [-1, 7, 7, 7], False),  # its rows are all done
+        ([1, 0, 0, 0], [-1, -1, -1, -1], False),  # nothing waits: slots are given up instead
+        ([7], [7], True),
+        ([8], [7], False),
+    ],
+)
+def test_free_slots_of_all_devices_are_refilled_together(live, refill_at, is_due):
+    arrays = jax.device_put((np.array(live, np.int32), np.array(refill_at, np.int32)))
+    assert bool(jax.device_get(slots.is_refill_due(*arrays))) is is_due
+
+
 def test_slots_of_several_devices_sample_the_tokens_of_one():
     jobs = jobs_of([9, 3, 18, 7, 1, 25, 4, 4, 12, 8, 2, 5, 6], top_p=0.9)
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
