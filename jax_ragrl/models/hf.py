@@ -26,7 +26,7 @@ from jax_ragrl.json_text import read_object
 from jax_ragrl.models import hf_config, safetensors_io
 from jax_ragrl.models.config import DecoderConfig, Weight, layer_weights, weights
 from jax_ragrl.models.decoder import Decoder
-from jax_ragrl.runtime.sharding import replicate_like, to_host, to_sharding
+from jax_ragrl.runtime.sharding import Rules, replicate_like, to_host, to_sharding
 
 TOP_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -146,6 +146,7 @@ def load_decoder(
     *,
     param_dtype: str | None = None,
     head: bool = True,
+    rules: Rules | None = None,
 ) -> Decoder:
     """Loads the decoder of a Hugging Face folder.
 
@@ -155,6 +156,7 @@ def load_decoder(
       dtype: the compute dtype.
       param_dtype: the dtype that the parameters are kept in; None: `dtype`.
       head: whether logits are needed; False leaves an untied head out, as for a text encoder.
+      rules: the mesh axes of each logical axis; None takes the default rules.
 
     Raises:
       UserError: a family or config field that is not supported, or tensors that are missing,
@@ -172,7 +174,7 @@ def load_decoder(
     files = safetensors_io.locate(folder)
     # Shapes are in the headers of the files: a wrong checkpoint fails before gigabytes are read.
     check_tensors(config, files)
-    return Decoder.from_params(config, _load_params(config, files, mesh))
+    return Decoder.from_params(config, _load_params(config, files, mesh, rules))
 
 
 def check_tensors(config: DecoderConfig, files: dict[str, Path]) -> None:
@@ -216,14 +218,16 @@ def _ignorable(name: str, config: DecoderConfig) -> bool:
     return tied_copy or name.endswith("rotary_emb.inv_freq")
 
 
-def _load_params(config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None) -> dict:
+def _load_params(
+    config: DecoderConfig, files: dict[str, Path], mesh: Mesh | None, rules: Rules | None
+) -> dict:
     whole, per_layer = weights(config), layer_weights(config)
     flat = {name: (w, w) for name, w in whole.items() if name != "layers"}
     flat |= {name: (w, per_layer[name]) for name, w in whole["layers"].items()}
 
     def load(name: str) -> Array:
         weight, one_layer = flat[name]
-        sharding = _sharding(weight, mesh)
+        sharding = _sharding(weight, mesh, rules)
         return _load_param(name, weight, layout_of(name, one_layer), files, sharding, config)
 
     # The largest first: the host copy of a tensor adds least to the peak while little is loaded.
@@ -233,10 +237,10 @@ def _load_params(config: DecoderConfig, files: dict[str, Path], mesh: Mesh | Non
     return params | {"layers": layers}
 
 
-def _sharding(weight: Weight, mesh: Mesh | None) -> Sharding:
+def _sharding(weight: Weight, mesh: Mesh | None, rules: Rules | None) -> Sharding:
     if mesh is None:
         return SingleDeviceSharding(jax.local_devices()[0])
-    return to_sharding(weight.axes, weight.shape, mesh)
+    return to_sharding(weight.axes, weight.shape, mesh, rules)
 
 
 def _load_param(

@@ -46,6 +46,7 @@ from jax_ragrl.retrieval.exact import Quantized, most_queries, nearest, padded, 
 from jax_ragrl.retrieval.index import INT8
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
+from jax_ragrl.sampling.weights import SAMPLING_RULES
 
 DEPTH = 16  # passages per search, which hardly affects its memory
 
@@ -186,12 +187,12 @@ def _model(llm: LocalLLMConfig, shapes: Shapes, mesh: Mesh) -> dict[str, Any]:
     """A frozen language model, and the temporary memory of its largest batch of prompts."""
     dtypes = {"dtype": llm.dtype, "param_dtype": llm.dtype}
     config = dataclasses.replace(config_by_name(llm.model), **dtypes)  # type: ignore[arg-type]
-    params = nnx.state(abstract_decoder(config, host_mesh(mesh)), nnx.Param)
+    params = nnx.state(abstract_decoder(config, host_mesh(mesh), SAMPLING_RULES), nnx.Param)
     weights = bytes_of(params) - (_int8_savings(config, params) if llm.int8 else 0)
     # As `load_llm`: replies may be longer than the actions of policies.
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
     shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
-    facts = count_sampling(shapes, config, mesh)
+    facts = count_sampling(shapes, config, mesh, rules=SAMPLING_RULES)
     # The contexts that fill slots are separate; a batch that grows is counted as a whole.
     contexts = facts["begun_bytes"] if shapes.decode_rows else 0
     return {
@@ -216,7 +217,7 @@ def _int8_savings(config: DecoderConfig, params: Any) -> int:
 def host_mesh(mesh: Mesh) -> Mesh:
     """The part of a described mesh on one host, in groups of devices that share a batch."""
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    # A frozen model serves its own host only, so it is sharded over that host's devices.
+    # A frozen model serves its own host only, so it is on that host's devices.
     own = [row for row in rows if row[0].process_index == rows[0, 0].process_index]
     return Mesh(np.array(own)[None], mesh.axis_names, axis_types=mesh.axis_types)
 

@@ -34,10 +34,9 @@ from jax_ragrl.plan.abstract_arrays import (
 )
 from jax_ragrl.plan.operations import gradient_flops
 from jax_ragrl.plan.sampling import count_sampling
-from jax_ragrl.runtime.sharding import Rules, data_parallel_size
+from jax_ragrl.runtime.sharding import data_parallel_size
 from jax_ragrl.sampling.sampler import Shapes
-
-SAMPLING_RULES = Rules(embed=None)  # a rollout has no FSDP: data-parallel devices replicate weights
+from jax_ragrl.sampling.weights import SAMPLING_RULES
 
 
 @dataclasses.dataclass(frozen=True)

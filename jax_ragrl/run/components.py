@@ -70,9 +70,9 @@ from jax_ragrl.run.lock import lock_unless_done, unlock_folder
 from jax_ragrl.run.pipeline import LoadLLM, build_pipeline
 from jax_ragrl.run.world_folder import make_world
 from jax_ragrl.runtime.multihost import is_process_zero, on_process_zero, process_zero_first
-from jax_ragrl.runtime.sharding import local_mesh, make_mesh
+from jax_ragrl.runtime.sharding import Rules, local_mesh, make_mesh
 from jax_ragrl.sampling.sampler import Shapes
-from jax_ragrl.sampling.weights import for_sampling
+from jax_ragrl.sampling.weights import SAMPLING_RULES, for_sampling, without_fsdp
 from jax_ragrl.text.tokenizer import ChatTokenizer
 from jax_ragrl.types import Question
 
@@ -151,8 +151,8 @@ def _frozen_twins(
     return {
         name: load(folder, local_mesh(mesh), job.compute_dtype)[0]
         for name, folder in initial_models(job).items()
-        # On several hosts a frozen model is on the devices of one host alone.
-        if local_mesh(mesh) == mesh and policy_folder(folder) in models
+        # On several hosts a frozen model is on the devices of one host alone, and it has no FSDP.
+        if local_mesh(mesh) == mesh and not _has_fsdp(mesh) and policy_folder(folder) in models
     }
 
 
@@ -529,7 +529,7 @@ def policy_folder(name: str, *, weights: bool = True) -> pathlib.Path:
 
 
 def load_policy(
-    name: str, mesh: Mesh | None = None, dtype: str = "float32"
+    name: str, mesh: Mesh | None = None, dtype: str = "float32", rules: Rules | None = None
 ) -> tuple[Decoder, ChatTokenizer]:
     """Loads a decoder and its tokenizer.
 
@@ -537,30 +537,39 @@ def load_policy(
       name: the name of the model, see `by_name.resolve_model`.
       mesh: the mesh that the weights are sharded over; None: the first device.
       dtype: the dtype of the weights.
+      rules: how the mesh splits them; None: as for training.
     """
     folder = policy_folder(name)
-    return load_decoder(folder, mesh, dtype), ChatTokenizer.load(folder)
+    return load_decoder(folder, mesh, dtype, rules=rules), ChatTokenizer.load(folder)
 
 
-# Loads a model by its name, on a mesh and in a dtype, as `load_policy` does.
-PolicyLoader = Callable[[str, Mesh | None, str], tuple[Decoder, ChatTokenizer]]
+# Loads a model with the arguments of `load_policy`.
+PolicyLoader = Callable[..., tuple[Decoder, ChatTokenizer]]
 
 
 def shared_loader() -> PolicyLoader:
     """Returns a `load_policy` that holds each set of weights once.
 
-    Models of one folder, mesh and dtype share their arrays; each has its own config. The loader
+    Models of one folder, layout and dtype share their arrays; each has its own config. The loader
     keeps the arrays alive, so discard it when all models are loaded.
     """
 
     load_once = functools.cache(load_policy)
 
-    def load(name: str, mesh: Mesh | None, dtype: str) -> tuple[Decoder, ChatTokenizer]:
+    def load(
+        name: str, mesh: Mesh | None, dtype: str, rules: Rules | None = None
+    ) -> tuple[Decoder, ChatTokenizer]:
+        # Without FSDP a policy and a frozen model have one layout.
+        rules = rules if _has_fsdp(mesh) else None
         # By folder, because one folder has several names.
-        decoder, tokenizer = load_once(str(policy_folder(name)), mesh, dtype)
+        decoder, tokenizer = load_once(str(policy_folder(name)), mesh, dtype, rules)
         return nnx.merge(*nnx.split(decoder)), tokenizer
 
     return load
+
+
+def _has_fsdp(mesh: Mesh | None) -> bool:
+    return mesh is not None and mesh.shape["fsdp"] > 1
 
 
 def load_llm(
@@ -588,7 +597,10 @@ def load_llm(
     if isinstance(llm, OpenAIConfig):
         return _server_llm(llm, cache if llm.cache else None)
     if isinstance(llm, LocalLLMConfig):
-        return _local_llm(llm, shapes, *(load or load_policy)(llm.model, mesh, llm.dtype))
+        # A program that samples would gather weights with FSDP for each token. The weights of an
+        # int8 model are gathered once, after they are quantized.
+        rules = None if llm.int8 else SAMPLING_RULES
+        return _local_llm(llm, shapes, *(load or load_policy)(llm.model, mesh, llm.dtype, rules))
     # Checked last: every other kind works on any data.
     if world is None:
         raise UserError(
@@ -622,5 +634,5 @@ def _local_llm(
     limit = llm.max_tokens or max(shapes.max_new_tokens, REPLY)
     # Requests to a frozen model continue no conversation, and each call has new contexts.
     shapes = dataclasses.replace(shapes, max_new_tokens=limit, kept_contexts=0)
-    model, thinking = SplitModel.from_model(decoder), llm.thinking == "on"
+    model, thinking = without_fsdp(SplitModel.from_model(decoder)), llm.thinking == "on"
     return LocalLLM(model, tokenizer, shapes, f"local {llm.model}", thinking=thinking)

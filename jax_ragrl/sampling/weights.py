@@ -18,9 +18,11 @@ from jax_ragrl.models.config import compute_dtype_of
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.sharding import local_part, without_batch_sharding
+from jax_ragrl.runtime.sharding import Rules, local_part, without_batch_sharding
 
 Form = tuple[jnp.dtype, Sharding]
+# Devices that share a batch have whole weights; the tensor axis alone splits them.
+SAMPLING_RULES = Rules(embed=None)
 
 
 def for_sampling(
@@ -57,6 +59,17 @@ def for_sampling(
         return local_part(copies.get(id(x), x))
 
     return {name: jax.tree.map(own, split) for name, split in splits.items()}
+
+
+def without_fsdp(model: SplitModel) -> SplitModel:
+    """Returns a model whose weights are split over the tensor axis alone; their dtypes remain."""
+
+    def whole(x: Array) -> Array:
+        layout = without_batch_sharding(x.sharding)
+        return x if x.sharding.is_equivalent_to(layout, x.ndim) else jax.device_put(x, layout)
+
+    whole_model: SplitModel = jax.tree.map(whole, model)
+    return whole_model
 
 
 def _form(path: Any, x: Array, compute: str) -> Form:

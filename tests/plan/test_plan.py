@@ -435,16 +435,16 @@ def test_the_indexes_of_a_pipeline_are_in_its_folder(model_folders):
     assert "index" in count_other_models(index, {}, RUN.shapes, mesh).sections
 
 
-def test_a_language_model_is_sharded_like_a_policy(model_folders, monkeypatch):
+def test_a_language_model_is_whole_on_every_device_of_a_batch(model_folders, monkeypatch):
     monkeypatch.setattr("jax_ragrl.plan.other_models.REPLY", 8)
     mesh = make_mesh((1, 8, 1), jax.devices())
     llm = LocalLLMConfig(str(model_folders / "llm"), dtype="bfloat16")
     models = {"llm": llm, "judge": dataclasses.replace(llm, int8=True)}
     result = count_other_models(VectorIndex(), models, RUN.shapes, mesh)
     plain, int8 = (result.sections[name]["weight_bytes"] for name in models)
-    assert plain == 2 * ((param_count(SMALL) - NORMS) // 8 + NORMS)
+    assert plain == 2 * param_count(SMALL)
     kernels, outputs = 16 * 8 * (2 + 2 + 2 + 2) + 3 * 16 * 32, 2 * 8 * 3 + 16 + 2 * 32 + 16
-    assert plain - int8 == kernels // 8 - 4 * outputs
+    assert plain - int8 == kernels - 4 * outputs
     assert result.permanent_bytes == plain + int8
     assert result.generation_bytes == result.sections["llm"]["temporary_bytes"] > 0
     assert result.uncounted_models == ["judge: copies of its int8 weights in the compute dtype"]

@@ -22,6 +22,8 @@ from jax_ragrl.run.components import (
     shared_loader,
 )
 from jax_ragrl.run.config import Job, load_job
+from jax_ragrl.runtime.sharding import make_mesh
+from jax_ragrl.sampling.weights import SAMPLING_RULES
 from jax_ragrl.training.loop import prepare_policies
 
 
@@ -93,3 +95,15 @@ def test_models_of_one_folder_share_arrays_and_have_their_own_config():
     assert second.config.attention_impl == "auto"
     assert first.embed[...] is second.embed[...]
     assert load("tiny", None, "bfloat16")[0].embed[...].dtype == "bfloat16"
+
+
+def test_frozen_models_on_a_mesh_share_weights_without_fsdp():
+    """A policy with FSDP has another layout, so that it shares none; without FSDP it does."""
+    for shape, is_shared in (((1, 4, 1), False), ((4, 1, 1), True)):
+        mesh, load = make_mesh(shape, jax.devices()[:4]), shared_loader()
+        llm, judge = (load("tiny", mesh, "float32", SAMPLING_RULES)[0] for _ in range(2))
+        table = llm.embed[...]
+        assert table is judge.embed[...] and table.sharding.is_fully_replicated
+        assert (load("tiny", mesh, "float32")[0].embed[...] is table) == is_shared
+        twins = _frozen_twins(local_job("float32"), mesh, load, True)
+        assert bool(twins) == is_shared

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jax_ragrl.config.kinds import LocalLLMConfig
 from jax_ragrl.models.decoder import Decoder, init_sharded
+from jax_ragrl.models.hf import save_decoder
 from jax_ragrl.models.lora import LoRAConfig, add_lora
 from jax_ragrl.models.split import SplitModel
+from jax_ragrl.run.components import load_llm
 from jax_ragrl.runtime.sharding import Rules, make_mesh, replicate, shard_batch
 from jax_ragrl.sampling.decode import Grammar, Samples, generate
 from jax_ragrl.sampling.grouping import pad_prompts
@@ -30,19 +33,40 @@ def decoder_in(dtype: str = "bfloat16") -> Decoder:
     return Decoder.from_params(config, decoder.params())
 
 
+def sampling_program(model: SplitModel, mesh: jax.sharding.Mesh) -> str:
+    """The compiled program that samples four prompts over four devices."""
+    jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(4)]
+    with jax.set_mesh(mesh):
+        prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 4), mesh)
+        stops = replicate(STOPS, mesh)
+        lowered = generate.lower(model, prompts, Grammar(stops), max_new_tokens=4)
+        return lowered.compile({"xla_backend_optimization_level": 0}).as_text()
+
+
 def test_sampling_on_a_mesh_gathers_no_weight_and_no_cache():
     """The program contains no all-gather, so none is in the loop over tokens."""
     mesh = make_mesh((1, 4, 1), jax.devices()[:4])
     config = dataclasses.replace(decoder_in().config, num_kv_heads=2)
     decoder = init_sharded(config, mesh, nnx.Rngs(0))
-    jobs = [SamplingJob((3, 4, 5), i, 1.0, 1.0, 4) for i in range(4)]
-    with jax.set_mesh(mesh):
-        prompts = shard_batch(pad_prompts([[job] for job in jobs], 16, 4), mesh)
-        stops = replicate(STOPS, mesh)
-        model = for_sampling({"policy": decoder})["policy"]
-        lowered = generate.lower(model, prompts, Grammar(stops), max_new_tokens=4)
-        text = lowered.compile({"xla_backend_optimization_level": 0}).as_text()
+    text = sampling_program(for_sampling({"policy": decoder})["policy"], mesh)
     assert "while(" in text and "all-gather" not in text
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_frozen_model_on_a_mesh_gathers_no_weight(int8, tmp_path):
+    mesh = make_mesh((1, 4, 1), jax.devices()[:4])
+    if int8:
+        pytest.importorskip("qwix")
+    tokenizer().save(tmp_path / "tokenizer")
+    base = dataclasses.replace(decoder_in().config, num_kv_heads=2, vocab_size=len(tokenizer()))
+    decoder = Decoder(dataclasses.replace(base, dtype="float32"), rngs=nnx.Rngs(0))
+    folder = save_decoder(decoder, tmp_path / "model", tmp_path / "tokenizer")
+    config = LocalLLMConfig(str(folder), dtype="float32", int8=int8)
+    model = load_llm(config, None, "", Shapes((16,), (1,)), mesh)._model
+    text = sampling_program(model, mesh)
+    assert "while(" in text and "all-gather" not in text
+    dtypes = {x.dtype.name for x in jax.tree.leaves(model)}
+    assert dtypes == ({"float32", "int8"} if int8 else {"float32"})
 
 
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(1, marks=pytest.mark.slow)])
