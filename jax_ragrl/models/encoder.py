@@ -43,7 +43,9 @@ from jax_ragrl.models.sentence_files import (
 from jax_ragrl.models.text_batches import length_batches, pad_rows
 from jax_ragrl.runtime.dispatch import in_order
 from jax_ragrl.runtime.sharding import (
+    accelerators,
     data_parallel_size,
+    make_mesh,
     mesh_context,
     mesh_of,
     replicate,
@@ -128,7 +130,7 @@ class TextEncoder:
 
     def _embed(self, rows: Sequence[Sequence[int]]) -> Array:
         pad_id, longest = self.backbone.pad_id, self.settings.max_length
-        batch = pad_rows(rows, pad_id, longest, multiple=data_parallel_size(self._mesh))
+        batch = pad_rows(rows, pad_id, longest, devices=data_parallel_size(self._mesh))
         ids_RL, mask_RL = shard_batch((batch.ids, batch.mask), self._mesh)
         with mesh_context(self._mesh):
             return embed_tokens(self._graph, self._state, ids_RL, mask_RL)
@@ -137,7 +139,8 @@ class TextEncoder:
         """Returns the vectors of texts without a prefix, float32 `[N, D]`."""
         ids = self.tokenize(texts)
         vectors_ND = np.zeros((len(texts), self.dimension), np.float32)
-        batches = list(length_batches([len(row) for row in ids]))
+        devices = data_parallel_size(self._mesh)
+        batches = list(length_batches([len(row) for row in ids], devices=devices))
         # All batches are queued before the first is fetched: the devices never wait for the host.
         outputs = [self._embed([ids[n] for n in batch]) for batch in batches]
         for batch, batch_RD in zip(batches, outputs, strict=True):
@@ -339,7 +342,7 @@ def load_encoder(
     )
     is_name = str(source) == MINILM or not pathlib.Path(source).is_dir()
     return TextEncoder(
-        _on_one_mesh(model),
+        _on_one_mesh(model, accelerators()),
         load_tokenizer(modules.transformer, backbone),
         backbone,
         settings,
@@ -386,12 +389,18 @@ def _load_dense(folder: pathlib.Path, spec: DenseSpec) -> Dense:
     )
 
 
-def _on_one_mesh(model: SentenceModel) -> SentenceModel:
-    """Returns a model whose dense layers are on the mesh of its transformer, if it has one."""
-    mesh = mesh_of(nnx.state(model.backbone))
+def _on_one_mesh(model: SentenceModel, devices: Sequence[jax.Device]) -> SentenceModel:
+    """Returns a model that is on one mesh: that of its transformer, or else of several devices.
+
+    In the latter case each device holds a copy and takes a part of every batch.
+    """
+    mesh, parts = mesh_of(nnx.state(model.backbone)), list[Any](model.dense)
+    if mesh is None and len(devices) > 1:
+        mesh = make_mesh((-1, 1, 1), devices)
+        parts.append(model.backbone)
     if mesh is not None:
-        for dense in model.dense:
-            nnx.update(dense, replicate(nnx.state(dense), mesh))
+        for part in parts:
+            nnx.update(part, replicate(nnx.state(part), mesh))
     return model
 
 

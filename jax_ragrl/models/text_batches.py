@@ -49,8 +49,14 @@ def bucket_size(n: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= n), sizes[-1])
 
 
+def row_counts(devices: int) -> list[int]:
+    """Returns the rows of batches that devices share, ascending: a bucket for each or for all."""
+    for_all = {n + -n % devices for n in ROW_BUCKETS}
+    return sorted(for_all | {n * devices for n in ROW_BUCKETS})
+
+
 def max_rows(length: int, most_tokens: float = math.inf) -> int:
-    """Returns the maximum of rows of a length in one batch of at most `most_tokens`."""
+    """Returns the maximum of rows per device of a length, in a batch of at most `most_tokens`."""
     fitting = (
         rows
         for rows in ROW_BUCKETS
@@ -59,7 +65,9 @@ def max_rows(length: int, most_tokens: float = math.inf) -> int:
     return max(fitting, default=ROW_BUCKETS[0])
 
 
-def length_batches(lengths: Sequence[int], most_tokens: float | None = None) -> Iterator[list[int]]:
+def length_batches(
+    lengths: Sequence[int], most_tokens: float | None = None, devices: int = 1
+) -> Iterator[list[int]]:
     """Yields the indices of texts in batches of similar length, longest first.
 
     The batch that takes most memory is first, so one that does not fit fails at once.
@@ -67,6 +75,8 @@ def length_batches(lengths: Sequence[int], most_tokens: float | None = None) -> 
     Args:
       lengths: tokens of each text.
       most_tokens: of one batch, with padding; None: what suits the default backend.
+      devices: the accelerators that share a batch. The devices of a CPU share its cores, so that a
+        limit of tokens holds for all of them.
     """
     if most_tokens is None:
         most_tokens = CPU_TOKENS if jax.default_backend() == "cpu" else math.inf
@@ -74,9 +84,12 @@ def length_batches(lengths: Sequence[int], most_tokens: float | None = None) -> 
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     while order:
         length = bucket_size(lengths[order[0]], LENGTH_BUCKETS)
-        rows = min(max_rows(length, most_tokens), len(order))
-        # An accelerator takes as long for few rows as for some more.
-        rows = rows if most_tokens == math.inf else _with_little_padding(rows, length)
+        rows = max_rows(length, most_tokens)
+        if most_tokens < math.inf:
+            rows = _with_little_padding(min(rows, len(order)), length)
+        else:
+            # An accelerator takes as long for few rows as for some more.
+            rows = devices * rows
         yield order[:rows]
         order = order[rows:]
 
@@ -95,7 +108,7 @@ def pad_rows(
     max_length: int,
     *,
     types: Sequence[Sequence[int]] | None = None,
-    multiple: int = 1,
+    devices: int = 1,
 ) -> TextBatch:
     """Pads token ids to a bucket of rows and of length.
 
@@ -104,12 +117,11 @@ def pad_rows(
       pad_id: the id of padding.
       max_length: the longest input, which is a bucket too.
       types: the segments of each text; None: one segment.
-      multiple: the devices that share a batch; it divides the rows.
+      devices: the devices that share a batch; their number divides the rows.
     """
     lengths = (*(n for n in LENGTH_BUCKETS if n < max_length), max_length)
     longest = bucket_size(max(map(len, rows)), lengths)
-    count = bucket_size(len(rows), ROW_BUCKETS)
-    shape = (count + -count % multiple, longest)
+    shape = (bucket_size(len(rows), row_counts(devices)), longest)
     ids, mask, segments = np.full(shape, pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape)
     batch = TextBatch(ids, mask, segments.astype(np.int32))
     for n, row in enumerate(rows):

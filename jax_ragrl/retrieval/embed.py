@@ -13,9 +13,11 @@ from jax_ragrl.corpus.passages import passage_text
 from jax_ragrl.retrieval.shards import MappedArray, ShardWriter, create, shards
 from jax_ragrl.runtime.multihost import all_gather_object, on_process_zero
 from jax_ragrl.runtime.progress import Progress, progress
+from jax_ragrl.runtime.sharding import accelerators
 from jax_ragrl.types import Passage
 
-BATCH = 256  # passages per call: enough to keep a device busy, and few for a line of progress
+# Passages per call and device: enough to keep it busy, and few for a line of progress.
+BATCH = 256
 
 
 class Encoder(Protocol):
@@ -131,8 +133,9 @@ def _vectors(
         bar.update(count - int(is_new_S.sum()))
     rows_S = passages[shard]
     new = sorted(np.flatnonzero(is_new_S).tolist(), key=lambda n: -len(passage_text(rows_S[n])))
-    for start in range(0, len(new), BATCH):
-        places = new[start : start + BATCH]
+    count = BATCH * max(1, len(accelerators()))
+    for start in range(0, len(new), count):
+        places = new[start : start + count]
         vectors_SD[places] = encoder.encode_passages([rows_S[n] for n in places])
         bar.update(len(places))
     return vectors_SD

@@ -390,6 +390,11 @@ def mesh_context(mesh: Mesh | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def accelerators() -> list[jax.Device]:
+    """Returns the devices of this process; none of a CPU, whose devices share its cores."""
+    return [] if jax.default_backend() == "cpu" else jax.local_devices()
+
+
 def target_platform() -> str:
     """Returns `cpu`, `gpu` or `tpu`: the devices of the mesh that is set, or the default ones.
 

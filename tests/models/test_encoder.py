@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 
 import decoding
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jax_ragrl.config.kinds import VectorIndex
 from jax_ragrl.corpus.passages import Corpus, load_corpus
@@ -175,6 +178,28 @@ def test_batches_on_a_cpu_are_bounded_in_tokens():
     lengths = [300] * 10 + [100] * 40 + [16] * 100
     sizes = [len(batch) for batch in text_batches.length_batches(lengths)]
     assert sizes == [4, 4, 4, 16, 16, 16, 64, 16, 4, 4, 2]
+
+
+def test_accelerators_share_batches_of_as_many_rows_each():
+    """On a CPU, whose virtual devices share its cores, a batch is not larger."""
+    lengths = [16] * 300
+    sizes = {
+        most: [len(batch) for batch in text_batches.length_batches(lengths, most, devices=4)]
+        for most in (math.inf, text_batches.CPU_TOKENS)
+    }
+    assert sizes[math.inf] == [256, 44] and max(sizes[text_batches.CPU_TOKENS]) == 64
+    padded = [len(text_batches.pad_rows([[1]] * n, 0, 16, devices=4).ids) for n in (1, 5, 44, 256)]
+    assert padded == [4, 16, 64, 256]
+
+
+def test_an_encoder_on_several_devices_has_the_vectors_of_one(tiny):
+    model = nnx.merge(tiny._graph, jax.tree.map(jnp.copy, tiny._state))
+    own = encoder._on_one_mesh(model, jax.devices()[:4])
+    several = encoder.TextEncoder(own, tiny._tokenizer, tiny.backbone, tiny.settings)
+    output = several._embed(several.tokenize(EXPECTED["texts"]))
+    assert output.shape[0] == 16 and len(output.sharding.device_set) == 4
+    assert not output.sharding.is_fully_replicated
+    np.testing.assert_allclose(several.encode(EXPECTED["texts"]), EXPECTED["vectors"], atol=2e-6)
 
 
 @pytest.mark.parametrize(
