@@ -23,6 +23,7 @@ from jax_ragrl.runtime.servers import (
     TryFailed,
     check_credentials,
     excerpt,
+    read_key,
     retry_after,
     wait_for,
 )
@@ -71,7 +72,7 @@ class OpenAILLM:
                 "allow no request: give at least 1, at least 0, and more than 0 seconds"
             )
         # The client reads both variables too; here they decide which error the user gets.
-        key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or None
+        key, base_url = read_key("OPENAI_API_KEY"), base_url or None
         address = base_url or os.environ.get("OPENAI_BASE_URL")
         _check_place(model, address, key)
         self.name = model
@@ -155,7 +156,7 @@ class OpenAILLM:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_place(model: str, address: str | None, key: str | None) -> None:
+def _check_place(model: str, address: str | None, key: str) -> None:
     """Raises `UserError` unless a model has a name, and an address or the key of OpenAI."""
     if not model or (address and not is_http(address)):
         raise UserError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,18 +32,6 @@ def is_json(content: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def read_key(variable: str) -> str:
-    """Returns an API key of the environment; empty if there is none.
-
-    Raises:
-      UserError: a character that no header may contain.
-    """
-    key = os.environ.get(variable, "").strip()  # key files often end in a newline
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"{variable} contains invalid characters; copy the key again")
-    return key
 
 
 class RetryingClient:

@@ -19,8 +19,8 @@ from jax_ragrl.corpus.formats.flashrag import split_contents
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json, read_key
-from jax_ragrl.runtime.servers import excerpt
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals, is_json
+from jax_ragrl.runtime.servers import excerpt, read_key
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/retrieve"

@@ -19,9 +19,9 @@ from jax_ragrl.config.schema import one_of
 from jax_ragrl.errors import EffectError, UserError, redacted
 from jax_ragrl.json_text import loads_or_none
 from jax_ragrl.retrieval.base import check_depth
-from jax_ragrl.retrieval.http import RetryingClient, check_refusals, read_key
+from jax_ragrl.retrieval.http import RetryingClient, check_refusals
 from jax_ragrl.runtime.jsonl import append_row, filter_rows, read_rows
-from jax_ragrl.runtime.servers import excerpt
+from jax_ragrl.runtime.servers import excerpt, read_key
 from jax_ragrl.types import Hits, Passage
 
 PATH = "/search"

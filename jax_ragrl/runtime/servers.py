@@ -128,6 +128,18 @@ class BoundedClient(httpx2.AsyncClient):
         )
 
 
+def read_key(variable: str) -> str:
+    """Returns an API key of the environment; empty if there is none.
+
+    Raises:
+      UserError: a character that no header may contain.
+    """
+    key = os.environ.get(variable, "").strip()  # key files often end in a newline
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{variable} contains invalid characters; copy the key again")
+    return key
+
+
 class Tries:
     """How often one server is asked, and whether it is asked at all.
 

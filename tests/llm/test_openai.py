@@ -138,6 +138,13 @@ def test_a_malformed_completion_fails_only_its_request(body):
     assert str(bad).startswith(f"m at {address} failed on answer: ")
 
 
+def test_a_key_may_end_in_a_newline(monkeypatch):
+    """Files of secrets do; no header may contain one."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
+    with serving() as (address, _):
+        assert OpenAILLM("m", address, retries=0).complete([asked("q")]) == ["q"]
+
+
 def test_a_server_of_ones_own_needs_no_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with serving() as (address, _):
