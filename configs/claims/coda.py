@@ -25,7 +25,7 @@ AS_CODA = (
     "optimizer.minibatches=5",
     "run.questions_per_step=10",
 )
-# Its one context holds the passages of all its searches.
+# The one context holds the passages of all searches.
 LONG_CONTEXT = (
     "recipe.system.max_turns=6",
     "shapes.prompt_lengths=(80,160,288,544)",

@@ -89,7 +89,8 @@ class SearchService:
             body = await bodies.read_json(request)
             requests, with_scores = bodies.parse_search_request(body, self.top_k, self.max_queries)
             note(request, "queries", [query for query, _ in requests])
-            hits = hits_or_raise(await results(self.searches, requests, request))
+            outcomes = await results(self.searches, requests, request)
+        hits = hits_or_raise(outcomes)
         return StreamingResponse(_parts(hits, with_scores), media_type="application/json")
 
     def describe(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_wrong_choice_is_refused_before_any_output(config, arguments, message,
 
 
 def test_the_command_resumes_and_refuses_other_settings(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jax_ragrl.warmstart.make_demos.load_llm", lambda *_: Tape(write))
+    monkeypatch.setattr("jax_ragrl.warmstart.make_demos.load_llm", lambda *_, **__: Tape(write))
     config, out = CONFIGS / "tiny" / "mmoa_rag.py", tmp_path / "d.jsonl"
     arguments = [
         f"--config={config}",
