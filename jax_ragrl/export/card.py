@@ -52,11 +52,13 @@ class Base:
       label: its name for readers.
       hub_name: `OWNER/NAME` on the Hub; empty if unknown.
       license: the front matter's license keys; empty if unknown.
+      is_parent: whether `hub_name` has other weights: the ones that a local folder derives from.
     """
 
     label: str
     hub_name: str = ""
     license: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_parent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,8 @@ def base_model(model: str, folder: Path) -> Base:
         return Base(model, model.partition("@")[0], terms)
     origin = card.get("base_model")
     # A card may list several models, as that of a merge does.
-    return Base(local(model).name, origin if isinstance(origin, str) else "", terms)
+    parent = origin if isinstance(origin, str) else ""
+    return Base(local(model).name, parent, terms, is_parent=bool(parent))
 
 
 def read_front_matter(file: Path) -> dict[str, Any]:
@@ -269,7 +272,9 @@ def _usage(facts: CardFacts) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")',
     ]
     if facts.adapter:
-        base = facts.base.hub_name or "FOLDER OF THE BASE MODEL"
+        # On the weights that its base derives from, an adapter is a policy that nobody trained.
+        name = "" if facts.base.is_parent else facts.base.hub_name
+        base = name or "FOLDER OF THE BASE MODEL"
         lines = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",

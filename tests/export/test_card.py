@@ -157,6 +157,13 @@ def test_an_adapter_loads_on_its_base():
     assert 'from_pretrained("owner/base")' in text
 
 
+def test_an_adapter_does_not_load_on_what_its_base_derives_from(tmp_path):
+    (tmp_path / "README.md").write_text("---\nbase_model: owner/base\n---\ntext")
+    text = card_text(facts(base_model(str(tmp_path), tmp_path), adapter=True))
+    assert 'from_pretrained("FOLDER OF THE BASE MODEL")' in text
+    assert yaml.safe_load(text.split("---")[1])["base_model"] == "owner/base"
+
+
 def test_the_license_of_a_base_comes_from_its_card(tmp_path):
     (tmp_path / "README.md").write_text(
         "---\nlicense: other\nlicense_name: qwen-research\nlicense_link: LICENSE\n---\ntext"
