@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from jax_ragrl.experiments.statistics import detectable_difference, holm, sign_flip_test
+from jax_ragrl.experiments.statistics import (
+    detectable_difference,
+    holm,
+    seed_test,
+    sign_flip_test,
+)
 
 
 def test_a_detectable_difference_is_found_in_four_of_five_experiments():
@@ -28,6 +33,14 @@ def test_the_sign_flip_test_equals_the_exact_one():
 def test_equal_arms_are_never_significant_and_p_is_never_zero():
     assert sign_flip_test(np.zeros(5)) == 1.0
     assert 0 < sign_flip_test(np.ones(200)) < 2e-4
+
+
+def test_seeds_that_are_equal_but_for_rounding_are_certain(recwarn):
+    """Student's t of no variance is infinite, and SciPy warns of cancellation."""
+    assert seed_test(np.full(3, 0.1) + np.array([0.0, 1e-17, 2e-17])) == 0.0
+    assert seed_test(np.array([0.3, 0.1 + 0.2, 0.3])) == 0.0 and seed_test(np.zeros(3)) == 1.0
+    assert seed_test(np.array([1.8, 1.9, 7.6])) == pytest.approx(0.188, abs=1e-3)
+    assert not recwarn.list
 
 
 def test_holm_of_a_published_example():
