@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> int:
-    """Drops the output that nobody reads; returns the exit code of a program that SIGPIPE ends."""
+    """Drops output without a reader; returns the exit code of a program that SIGPIPE ends."""
     # Python flushes again when it exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141

@@ -39,7 +39,9 @@ def load_config(default: pathlib.Path | None, arguments: Sequence[str]) -> dict[
     file_values = _read_config(default, files).to_dict()
     # 2. Read it again with the overrides of these keys.
     # Keys of the file get their type from its value; the others are parsed as literals.
-    changes = [_as_in_file(file_values, a) for a in overrides]
+    # As with any flag, the last one of a key counts: absl would join the items of repeated lists.
+    renamed = (_as_in_file(file_values, a) for a in overrides)
+    changes = [*{".".join(_keys(text)): text for text in renamed}.values()]
     existing = [a for a in changes if _holds(file_values, _keys(a))]
     config = current_config(_read_config(default, [*files, *existing]).to_dict(), warn=True)
     # 3. Add the overrides of keys that the file leaves at their default.

@@ -228,9 +228,7 @@ def _values_before_imitation(
 ) -> dict[str, Any]:
     arm = experiment.arms[cell.arm]
     try:
-        # The last change of a key counts: given twice, a list would have the items of both.
-        changes = {text.partition("=")[0]: text for text in (*arm.overrides, *arm.answer_with)}
-        overrides = [f"--config.{change}" for change in changes.values()]
+        overrides = [f"--config.{change}" for change in (*arm.overrides, *arm.answer_with)]
         values = load_config(pathlib.Path(arm.config), overrides)
     except UserError as error:
         raise UserError(f"arm {cell.arm}: {error}") from error

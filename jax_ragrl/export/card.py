@@ -60,6 +60,12 @@ class Base:
     license: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_parent: bool = False
 
+    @property
+    def own_name(self) -> str:
+        """The name by which every machine loads these weights; empty if there is none."""
+        # On the weights that its base derives from, an adapter would be an untrained policy.
+        return "" if self.is_parent else self.hub_name
+
 
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
@@ -272,9 +278,7 @@ def _usage(facts: CardFacts) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")',
     ]
     if facts.adapter:
-        # On the weights that its base derives from, an adapter is a policy that nobody trained.
-        name = "" if facts.base.is_parent else facts.base.hub_name
-        base = name or "FOLDER OF THE BASE MODEL"
+        base = facts.base.own_name or "FOLDER OF THE BASE MODEL"
         lines = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",

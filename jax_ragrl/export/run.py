@@ -8,18 +8,10 @@ from typing import Any
 
 from jax_ragrl.config.snapshot import load_saved_config
 from jax_ragrl.errors import UserError
-from jax_ragrl.export.card import (
-    CARD,
-    SMOLLM2_NAME,
-    CardFacts,
-    base_model,
-    card_text,
-    result_lines,
-)
+from jax_ragrl.export.card import CARD, CardFacts, base_model, card_text, result_lines
 from jax_ragrl.export.publish import reserve, upload
 from jax_ragrl.export.weights import ExportResult, export, export_adapter
-from jax_ragrl.models import hub
-from jax_ragrl.models.by_name import SMOLLM2, local_model
+from jax_ragrl.models.by_name import local_model
 from jax_ragrl.models.decoder import Decoder
 from jax_ragrl.models.hf import check_new
 from jax_ragrl.run.checkpoint_name import NEWEST, parse_run
@@ -118,8 +110,7 @@ def adapter_base(model: str, folder: Path, *, is_published: bool) -> tuple[str |
       folder: its local folder.
       is_published: whether other machines load the adapter, for which a local folder has no name.
     """
-    if local_model(model) is None and (match := hub.NAME.fullmatch(model)):
-        return match["name"], match["revision"]
-    if not is_published:
+    if local_model(model) is not None and not is_published:
         return str(folder), None
-    return (SMOLLM2_NAME if model == SMOLLM2 else None), None
+    name = base_model(model, folder).own_name
+    return (name, model.partition("@")[2] or None) if name else (None, None)

@@ -15,8 +15,8 @@ from jax_ragrl.run.config import Job
 def check_adapters(job: Job, origin: Job) -> None:
     """Raises `UserError` if a run would put the adapters of another run on other weights.
 
-    The arrays may fit nevertheless: another base of the same size, or another `lora.alpha`, gives a
-    policy that nobody has trained.
+    The arrays may fit nevertheless: another base of the same size, or another `lora.alpha`, gives
+    an untrained policy.
 
     Args:
       job: the config of the new run.

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
 import pytest
 
+from jax_ragrl.config.overrides import load_config
 from jax_ragrl.config.schema import build
 from jax_ragrl.config.snapshot import save_config
 from jax_ragrl.errors import UserError
@@ -125,3 +127,10 @@ def test_a_named_tuple_is_a_section_of_keys():
     for wrong in ({"pair": {"lfet": 1}}, {"pair": {"right": 1}}, {"pair": [1, 2]}):
         with pytest.raises(UserError, match=r"config\.pair"):
             build(Holder, wrong)
+
+
+def test_the_last_override_of_a_list_counts():
+    """Absl joins the items of repeated lists."""
+    arguments = [f"--config.packing.row_lengths=({n},)" for n in (128, 256)]
+    file = pathlib.Path(__file__).parents[2] / "configs" / "tiny" / "c3po.py"
+    assert tuple(load_config(file, arguments)["packing"]["row_lengths"]) == (256,)

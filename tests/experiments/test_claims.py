@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -33,6 +34,8 @@ from jax_ragrl.experiments.claims import (
 from jax_ragrl.experiments.pairs import DIFFERS, FAILS, HOLDS, NOT_LOWER, UNDECIDED, Pair
 from jax_ragrl.experiments.stages import fixed_strategy
 from jax_ragrl.run.config import load_job
+from jax_ragrl.systems.mao_arag.fixed_workflow import USUAL_PLANS
+from jax_ragrl.systems.mao_arag.workflows import render_plan
 
 ROOT = pathlib.Path(__file__).parents[2]
 CLAIMS = load_claims()
@@ -86,6 +89,28 @@ def test_arms_of_a_pair_answer_the_same_questions(tmp_path):
         assert all(world == worlds[0] for world in worlds), one.number
     questions = [generate(100, 60, famous=famous).questions["test"] for famous in (0.1, 0.9)]
     assert fingerprint(questions[0]) == fingerprint(questions[1])
+
+
+def test_the_single_agent_is_trained_as_the_hierarchy_is(tmp_path):
+    arms = CLAIMS[12].arms
+    experiment = experiment_of(CLAIMS[12], (0,), 100)
+    jobs = {
+        name: load_job(
+            cell_values(experiment, Cell(arm_key(arm), 0, 100, 0), tmp_path) | {"policy": "tiny"}
+        )
+        for name, arm in arms.items()
+    }
+    single, hierarchy = jobs["single agent"], jobs["hierarchy"]
+    assert single.objective == hierarchy.objective
+    # Neither has a critic.
+    assert dataclasses.replace(single.optimizer, value_lr=0.0) == hierarchy.optimizer
+    assert single.recipe.rollouts == hierarchy.recipe.rollouts
+    assert single.run.questions_per_step == hierarchy.run.questions_per_step
+
+
+def test_the_planner_is_compared_with_every_usual_workflow():
+    strategies = {arm.strategy for arm in CLAIMS[18].arms.values()} - {""}
+    assert strategies == {render_plan(plan) for plan in USUAL_PLANS}
 
 
 @pytest.mark.parametrize("name", sorted({test for c in CLAIMS for test in c.tests}))

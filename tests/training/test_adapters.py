@@ -48,9 +48,13 @@ def test_another_name_of_the_same_base_is_no_other_base(tmp_path: pathlib.Path):
     origin = load_job(values(tmp_path))
     targets = {"lora": LORA | {"targets": ("v_proj", "q_proj")}}
     check_adapters(load_job(values(tmp_path, policy=str(tmp_path / "link"), **targets)), origin)
+    with pytest.raises(UserError, match="config.policy is tiny"):
+        check_adapters(load_job(values(tmp_path, policy="tiny", **targets)), origin)
 
 
 def test_a_run_that_trains_all_weights_may_start_from_another_base(tmp_path: pathlib.Path):
     small_run(tmp_path, steps=1)
     whole = values(tmp_path, lora=None)
     check_adapters(load_job(whole | {"policy": "tiny"}), load_job(whole))
+    with pytest.raises(UserError, match="config.policy is tiny"):
+        check_adapters(load_job(values(tmp_path, policy="tiny")), load_job(values(tmp_path)))
