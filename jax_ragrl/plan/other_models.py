@@ -42,7 +42,14 @@ from jax_ragrl.plan.abstract_arrays import (
 from jax_ragrl.plan.index_memory import parts_of
 from jax_ragrl.plan.sampling import count_sampling
 from jax_ragrl.retrieval.description import read_description
-from jax_ragrl.retrieval.exact import Quantized, most_queries, nearest, padded, share_of_first
+from jax_ragrl.retrieval.exact import (
+    Quantized,
+    most_queries,
+    nearest,
+    padded,
+    share_of_first,
+    stream_rows,
+)
 from jax_ragrl.retrieval.index import INT8
 from jax_ragrl.run.config import REPLY
 from jax_ragrl.sampling.sampler import Shapes
@@ -142,9 +149,10 @@ def _vectors(folder: str, mesh: Mesh) -> dict[str, Any]:
     device = _first_device(mesh)
     rows = padded(size)
     vectors = _rows((rows, width), description.get("dtype", "float32"), device)
-    queries = replicated_array((most_queries(size), width), jnp.float32, device)
+    stream = stream_rows(device.devices.flat[0])
+    queries = replicated_array((most_queries(size, stream), width), jnp.float32, device)
     count = replicated_array((), jnp.int32, device)
-    search = nearest.lower(queries, vectors, count, min(DEPTH, size))
+    search = nearest.lower(queries, vectors, count, k=min(DEPTH, size), stream=stream)
     facts = compile_program(search, device).facts
     return {"vectors": [description["count"], width], "weight_bytes": bytes_of(vectors), **facts}
 

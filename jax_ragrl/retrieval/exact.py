@@ -2,8 +2,8 @@
 
 The vectors are divided among the devices of this process. Each device returns its own best hits and
 the host merges them: no device waits for another, so that a search can run concurrently with a
-sampler on the same devices. A device scans its vectors in blocks of `STREAM` passages with a
-running top-k, so that the memory of a call is queries x block and not queries x corpus.
+sampler on the same devices. A device scans its vectors in blocks (`stream_rows`) with a running
+top-k, so that the memory of a call is queries x block and not queries x corpus.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from jax_ragrl.runtime.dispatch import in_order
+from jax_ragrl.runtime.topology import is_gpu
 
 SCORE_BYTES = 1 << 29  # upper bound of the score matrix of one call
 MIN_QUERIES, MAX_QUERIES = 8, 256
@@ -27,7 +28,10 @@ MIN_QUERIES, MAX_QUERIES = 8, 256
 # than float32.
 GRID = float(1 << 20)
 BLOCK = 128  # passages per block of the two-stage top-k
-STREAM = 1 << 16  # passages per block of the scan: large enough to keep a device busy
+# Passages per block of the scan: large enough to keep a device busy. A block of a GPU has several
+# kernels of 70 us whatever its size: an H100 searches two million passages for 256 queries in
+# 9.4 ms with blocks of 2^16 passages, and in 6.7 ms with 2^18.
+STREAM, GPU_STREAM = 1 << 16, 1 << 18
 PART = 1 << 16  # vectors per device below which another device costs more than it saves
 
 
@@ -194,13 +198,18 @@ def share_of_first(count: int, devices: int) -> int:
     return -(-count // min(devices, max(1, count // PART)))
 
 
-def most_queries(size: int) -> int:
+def stream_rows(device: Any) -> int:
+    """Returns the passages of a block of the scan on a device, which may be a described one."""
+    return GPU_STREAM if is_gpu(device) else STREAM
+
+
+def most_queries(size: int, stream: int) -> int:
     """Returns the number of queries per call for a device with `size` vectors.
 
-    It is the largest power of two whose scores of a block fit `SCORE_BYTES`; batches are padded to
-    it.
+    It is the largest power of two whose scores of a block of `stream` passages fit `SCORE_BYTES`;
+    batches are padded to it.
     """
-    room = SCORE_BYTES // (4 * min(size, STREAM))
+    room = SCORE_BYTES // (4 * min(size, stream))
     return min(MAX_QUERIES, 1 << max(room.bit_length() - 1, 0))
 
 
@@ -221,7 +230,8 @@ class ExactSearcher:
         size, more = divmod(count, len(self._devices))
         self._sizes = [size + (n < more) for n in range(len(self._devices))]
         self._starts = np.cumsum([0, *self._sizes], dtype=np.int32)
-        self._most = most_queries(self._sizes[0])
+        self._stream = stream_rows(self._devices[0])
+        self._most = most_queries(self._sizes[0], self._stream)
         self._vectors, self._scales = vectors_XD, scale_X1
         self._lock = threading.Lock()
 
@@ -254,7 +264,13 @@ class ExactSearcher:
         shares = zip(parts_of_devices, counts, self._sizes, self._devices, strict=True)
         # The calls are asynchronous: all devices compute before the first result is read.
         results = [
-            nearest(jax.device_put(padded_QD, device), x, count, bucket(k, MIN_QUERIES, padded(n)))
+            nearest(
+                jax.device_put(padded_QD, device),
+                x,
+                count,
+                k=bucket(k, MIN_QUERIES, padded(n)),
+                stream=self._stream,
+            )
             for x, count, n, device in shares
         ]
         starts = zip(jax.device_get(results), self._starts[:-1], strict=True)

@@ -92,7 +92,7 @@ class DecodeState(NamedTuple):
       t: int32 scalar, decode steps so far; a row that is done has fewer tokens.
       cache: keys and values of the new tokens; without its `prefix` between programs, because the
         prefix cache never changes and is passed separately.
-      logits_BV: logits of the next token, divided by the temperature.
+      logits_BV: logits of the next token, see `_stored`.
       done_B: bool, whether a row has ended.
       ids_BT, logps_BT, count_B, removed_B: as in `Samples`.
       stop_state_B: uint8 state of each row in the stop-string automaton `Grammar.stop_SV`.
@@ -237,7 +237,7 @@ def _fork(model: Any, prompts: Prompts, slots: int) -> DecodeState:
     return DecodeState(
         t=jnp.int32(0),
         cache=init_cache(model.config, batch, slots, prefix),
-        logits_BV=jnp.repeat(scaled(logits_BV, prompts.temperature_B), width, axis=0),
+        logits_BV=jnp.repeat(_stored(logits_BV, prompts.temperature_B), width, axis=0),
         # Rows of padding are done from the start, so they never delay the end of the loop.
         done_B=prompts.sibling_BW.reshape(-1) < 0,
         ids_BT=jnp.zeros((batch, slots), jnp.int32),
@@ -321,7 +321,8 @@ def _decode_step(
     does not divide the cache size can reach.
     """
     # 1. Sample a token per row among the allowed ones.
-    logits_BV = mask_forbidden(grammar, s.logits_BV, s.grammar_state_B, rows.limit_B - s.count_B)
+    scaled_BV = _loaded(s.logits_BV, rows.temperature_B)
+    logits_BV = mask_forbidden(grammar, scaled_BV, s.grammar_state_B, rows.limit_B - s.count_B)
     top_p_B = rows.top_p_B if use_top_p else None
     ids_B, logps_B = sample_token(logits_BV, s.t, rows.temperature_B, top_p_B, keys_B)
     live_B = ~s.done_B & (s.t < s.ids_BT.shape[1])
@@ -329,7 +330,7 @@ def _decode_step(
     # 2. Find rows that end with this token.
     is_stop_B, stop_state_B = check_stops(grammar, ids_B, s.stop_state_B)
     states = (s.grammar_state_B, s.removed_B)
-    new_states = follow_grammar(grammar, s.logits_BV, logits_BV, ids_B, states)
+    new_states = follow_grammar(grammar, scaled_BV, logits_BV, ids_B, states)
     grammar_state_B, removed_B = where_live(live_B, new_states, states)
     # 3. Run the model on the new tokens.
     next_logits_BV, cache = _next_logits(model, layers, rows, s, ids_B)
@@ -337,7 +338,7 @@ def _decode_step(
     return DecodeState(
         t=s.t + 1,
         cache=cache,
-        logits_BV=rows_minor(scaled(next_logits_BV, rows.temperature_B)),
+        logits_BV=rows_minor(_stored(next_logits_BV, rows.temperature_B)),
         done_B=s.done_B | is_stop_B | (count_B >= rows.limit_B),
         ids_BT=s.ids_BT.at[:, s.t].set(jnp.where(live_B, ids_B, 0), mode="drop"),
         logps_BT=s.logps_BT.at[:, s.t].set(jnp.where(live_B, logps_B, 0.0), mode="drop"),
@@ -362,6 +363,20 @@ def _next_logits(
         layers=layers,
     )
     return model.logits(hidden_BLD[:, 0]), cache
+
+
+def _stored(logits_BV: Array, temperature_B: Array) -> Array:
+    """Returns the logits of a state: divided by the temperature, but on a GPU as they are.
+
+    A TPU divides while it writes the product. A GPU cannot: it would read and write all logits once
+    more, and divides them without traffic when they are read, see `_loaded`.
+    """
+    return logits_BV if target_platform() == "gpu" else scaled(logits_BV, temperature_B)
+
+
+def _loaded(logits_BV: Array, temperature_B: Array) -> Array:
+    """Returns the logits of a state divided by the temperature."""
+    return scaled(logits_BV, temperature_B) if target_platform() == "gpu" else logits_BV
 
 
 def rows_minor(logits_BV: Array) -> Array:

@@ -142,9 +142,9 @@ def test_score_matrices_stay_within_their_budget(monkeypatch, room, part, rows):
     """Room in queries of all vectors; where two devices hold them a query takes half of it."""
     batch_sizes = set()
 
-    def nearest(queries, passages, count, k):
+    def nearest(queries, passages, count, **options):
         batch_sizes.add(len(queries))
-        return exact_nearest(queries, passages, count, k)
+        return exact_nearest(queries, passages, count, **options)
 
     exact_nearest = exact.nearest
     monkeypatch.setattr(exact, "nearest", nearest)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 
 import jax
@@ -9,8 +10,10 @@ import pytest
 
 from jax_ragrl.learner.gradients import score
 from jax_ragrl.learner.packing import Layout, Minibatches, Turn, group_turns, lay_out
+from jax_ragrl.sampling import decode
 from jax_ragrl.sampling.decode import (
     Grammar,
+    Samples,
     _likeliest,
     generate,
     gumbel_sample,
@@ -212,6 +215,25 @@ def test_a_stride_between_checks_changes_no_result():
     for one, other in zip(every_step, every_fifth, strict=True):
         np.testing.assert_array_equal(one, other)
     assert every_step.count_B.max() == 12 and (every_step.count_B[8:] == 0).all()
+
+
+def test_a_gpu_divides_the_stored_logits_with_equal_results(monkeypatch):
+    """There a state has logits before the division; a few tokens of rows of two temperatures."""
+    jobs = [[job] for temperature in (0.5, 2.0) for job in jobs_of([6], temperature)]
+    prompts = jax.device_put(pad_prompts(jobs, 8, 2, width=2))
+    stops = jax.device_put(np.array([-1], np.int32))
+
+    def samples() -> Samples:
+        # A new function, because a compiled one keeps the platform that it was traced for.
+        program = jax.jit(lambda *x: inspect.unwrap(generate)(*x, max_new_tokens=3))
+        return jax.device_get(program(split_policy(), prompts, Grammar(stops)))
+
+    divided_when_written = samples()
+    monkeypatch.setattr(decode, "_stored", lambda logits_BV, _: logits_BV)
+    assert not np.allclose(samples().logps_BT, divided_when_written.logps_BT)
+    monkeypatch.setattr(decode, "_loaded", scaled)
+    for one, other in zip(samples()[:3], divided_when_written[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_top_p_one_filters_nothing_beside_filtered_rows():
