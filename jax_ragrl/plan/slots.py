@@ -21,10 +21,10 @@ from jax_ragrl.plan.abstract_arrays import (
 from jax_ragrl.plan.operations import head_flops, layers_flops
 from jax_ragrl.plan.traffic import loop_traffic
 from jax_ragrl.runtime.sharding import data_parallel_size
-from jax_ragrl.sampling.context_cache import CHUNKS, COUNTS, MIN_CAPACITY, capacity_for
+from jax_ragrl.sampling.context_cache import capacity_for, chunk_lengths
 from jax_ragrl.sampling.decode import Grammar
-from jax_ragrl.sampling.engine import slot_counts
 from jax_ragrl.sampling.jobs import Shapes
+from jax_ragrl.sampling.slot_programs import chunk_shapes, decode_shapes
 from jax_ragrl.sampling.slots import decode_slots, empty_contexts, empty_slots, extend_contexts
 
 
@@ -48,7 +48,7 @@ def count_slots(
     # Every device has its slots and contexts.
     rows = shapes.decode_rows * devices
     # A prefill runs one chunk of the largest size.
-    length = max((n for n in CHUNKS if n <= shapes.max_prompt_tokens), default=CHUNKS[0])
+    length = chunk_lengths(shapes)[-1]
     with jax.set_mesh(mesh):
         contexts = _on_devices(empty_contexts.lower(config, shapes.contexts * devices, capacity))
         state = _on_devices(
@@ -94,18 +94,14 @@ def _compile_decode(model: SplitModel, state: Any, mesh: Mesh, nucleus: bool) ->
 def count_slot_programs(shapes: Shapes) -> int:
     """Returns the most programs that decode or prefill: for each size that contexts grow through.
 
+    A run with `run.compile_ahead` compiles as many for a policy with one grammar, and fewer if the
+    limits of its roles rule out the smallest contexts.
+
     Args:
       shapes: static shapes of sampling, with `decode_rows`.
     """
-    # The smallest one, and each doubling up to the largest.
-    capacities = 1 + (capacity_for(shapes.longest, shapes) // MIN_CAPACITY - 1).bit_length()
-    chunks = sum(
-        1 + sum(1 < n <= shapes.contexts and n * length <= shapes.max_prompt_tokens for n in COUNTS)
-        for length in CHUNKS
-        if length <= shapes.max_prompt_tokens
-    )
-    # A first chunk has another program than a later one.
-    return capacities * (len(slot_counts(shapes)) + 2 * chunks)
+    # Replies of one token begin with the smallest contexts.
+    return len(decode_shapes(shapes, limit=1)) + len(chunk_shapes(shapes, limit=1))
 
 
 def _on_devices(trace: Any) -> Any:

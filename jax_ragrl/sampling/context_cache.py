@@ -11,7 +11,13 @@ from jax import Array
 from jax_ragrl.models.decoder import KVCache
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_cache import report_compiling
-from jax_ragrl.runtime.sharding import data_parallel_size, mesh_context, mesh_of, shard_batch
+from jax_ragrl.runtime.sharding import (
+    commit_like,
+    data_parallel_size,
+    mesh_context,
+    mesh_of,
+    shard_batch,
+)
 from jax_ragrl.sampling.batches import grow_slots
 from jax_ragrl.sampling.contexts import KeptContexts, Reservation
 from jax_ragrl.sampling.counters import SamplingCounters
@@ -54,9 +60,8 @@ class ContextCache:
         self.by_device = [KeptContexts(shapes.contexts, shapes.longest) for _ in range(devices)]
         self.capacity = MIN_CAPACITY
         with mesh_context(self._mesh):
-            self.arrays: KVCache = empty_contexts(
-                model.merge().config, shapes.contexts * devices, self.capacity
-            )
+            arrays = empty_contexts(model.merge().config, shapes.contexts * devices, self.capacity)
+        self.arrays: KVCache = commit_like(arrays, model)
 
     def compute(self, wave: Sequence[Sequence[Reservation]]) -> None:
         """Computes the reserved contexts: copies common parts, then runs the rest in chunks."""
@@ -142,6 +147,34 @@ def capacity_for(tokens: int, shapes: Shapes) -> int:
     return min(doubled, math.ceil(shapes.longest / MIN_CAPACITY) * MIN_CAPACITY)
 
 
+def first_capacity(prompt: int, limit: int, shapes: Shapes) -> int:
+    """Returns the static size that contexts have before they grow.
+
+    Args:
+      prompt: the tokens of the longest prompt.
+      limit: the maximum of new tokens of any row. Longer actions make the contexts grow later.
+      shapes: the static shapes of sampling.
+    """
+    return capacity_for(prompt + min(limit, shapes.initial_cache_size), shapes)
+
+
+def chunk_lengths(shapes: Shapes) -> list[int]:
+    """Returns the lengths of chunks, ascending."""
+    # A prompt has one more token than the chunks of its context.
+    most = min(shapes.max_prompt_tokens, shapes.prompt_lengths[-1] - 1)
+    shortest = min(CHUNKS[0], shapes.max_prompt_tokens)
+    return [shortest, *(n for n in CHUNKS if shortest < n <= most)]
+
+
+def chunk_counts(length: int, shapes: Shapes) -> list[int]:
+    """Returns the numbers of contexts that programs for chunks of a length take, ascending."""
+    # No more prompts start together than there are slots. A program for more contexts is the
+    # cheapest one for that many prompts, if it is for any number of them.
+    largest = _chunk_count(shapes.decode_rows, length, shapes)
+    sizes = _chunk_sizes(length, shapes)
+    return [n for n in sizes if n <= shapes.decode_rows or n == largest]
+
+
 def _chunks(
     wave: Sequence[Sequence[Reservation]], shapes: Shapes
 ) -> Iterator[tuple[list[list[tuple[Reservation, int]]], int, int]]:
@@ -151,7 +184,7 @@ def _chunks(
       For each device contexts with the place of their next token, then the number of contexts per
       device, padding included, and the length of the chunk.
     """
-    lengths = [n for n in CHUNKS if n <= shapes.max_prompt_tokens] or [shapes.max_prompt_tokens]
+    lengths = chunk_lengths(shapes)
     # By the number of the context, which no other reservation of its device has.
     places = [{r.target: (r, r.start) for r in part} for part in wave]
     while True:
@@ -180,9 +213,13 @@ def _chunks(
 
 def _chunk_count(contexts: int, length: int, shapes: Shapes) -> int:
     """Returns how many contexts the next program takes, padding included."""
-    sizes = [n for n in COUNTS if n == 1 or n * length <= shapes.max_prompt_tokens]
     # A program reads all weights, which costs as much as some tokens.
+    sizes = _chunk_sizes(length, shapes)
     return divide(contexts, sizes, lambda n: decode_floor() + n * length)[0]
+
+
+def _chunk_sizes(length: int, shapes: Shapes) -> list[int]:
+    return [n for n in COUNTS if n == 1 or n * length <= shapes.max_prompt_tokens]
 
 
 def copy_count(contexts: int) -> int:

@@ -28,11 +28,18 @@ from jax.sharding import Mesh
 
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_cache import report_compiling
-from jax_ragrl.runtime.sharding import mesh_context, mesh_of, replicate, shard_batch, to_host
+from jax_ragrl.runtime.sharding import (
+    commit_like,
+    mesh_context,
+    mesh_of,
+    replicate,
+    shard_batch,
+    to_host,
+)
 from jax_ragrl.sampling.batches import grow_slots
-from jax_ragrl.sampling.context_cache import ContextCache, copy_count
+from jax_ragrl.sampling.context_cache import ContextCache, copy_count, first_capacity
 from jax_ragrl.sampling.counters import SamplingCounters
-from jax_ragrl.sampling.decode import CHECK_STRIDE, Grammar
+from jax_ragrl.sampling.decode import Grammar, check_stride
 from jax_ragrl.sampling.grouping import decode_floor, first_state, make_grammar
 from jax_ragrl.sampling.jobs import Row, SamplingJob, Shapes
 from jax_ragrl.sampling.row_queue import RowQueue, RowTask, WaitingPrompt, by_grammar, waiting
@@ -104,7 +111,7 @@ class _SlotRun:
     ) -> None:
         self.engine, self.mesh = engine, engine.mesh
         self.contexts = engine.contexts
-        self.group = _Group(engine.tokenizer, jobs, engine.mesh)
+        self.group = JobGroup(engine.tokenizer, jobs, engine.mesh)
         self.queues = [RowQueue(contexts) for contexts in engine.contexts.by_device]
         for prompt in prompts:
             self._queue_for(prompt).waiting.append(prompt)
@@ -149,15 +156,16 @@ class _SlotRun:
         for queue in self.queues:
             queue.slots = [None] * count
         # Longer actions make the contexts grow later, see `_grow`.
-        self.contexts.grow(longest + min(self.group.limit, shapes.initial_cache_size))
+        self.contexts.grow(first_capacity(longest, self.group.limit, shapes))
         with mesh_context(self.mesh):
-            return empty_slots(
+            state = empty_slots(
                 self.engine.model.merge().config,
                 count * len(self.queues),
                 self.contexts.capacity,
                 shapes.max_new_tokens,
                 is_strict=self.group.automaton is not None,
             )
+        return commit_like(state, self.engine.model)
 
     def _refill(self) -> None:
         """Puts waiting rows in the free slots, each with a copy of its prompt's context."""
@@ -198,8 +206,7 @@ class _SlotRun:
                 self.group.grammar,
                 *replicate((refill_at_D, shrink_at), self.mesh),
                 use_top_p=self.group.use_top_p,
-                # A check for the end of the loop makes the host wait on a GPU only.
-                stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
+                stride=check_stride(),
             )
         self.engine.counters.add_decode(self._slots * len(self.queues), int(to_host(steps)))
 
@@ -242,7 +249,7 @@ class _SlotRun:
             self.state = s._replace(cache=grow_slots(s.cache, self.contexts.capacity))
 
 
-class _Group:
+class JobGroup:
     """What all jobs with one grammar share: constraints and options of the programs.
 
     Args:

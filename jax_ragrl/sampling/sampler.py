@@ -7,14 +7,12 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import jax
-
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.compile_ahead import Program
 from jax_ragrl.runtime.sharding import data_parallel_size, mesh_of
 from jax_ragrl.sampling.batches import Finish, PartialSamples, PromptBatch
 from jax_ragrl.sampling.counters import SamplingCounters
-from jax_ragrl.sampling.decode import CHECK_STRIDE, Samples
+from jax_ragrl.sampling.decode import Samples, check_stride
 from jax_ragrl.sampling.engine import SlotEngine
 from jax_ragrl.sampling.grouping import Chunk, Draw, batch_jobs, make_grammar, pad_prompts
 from jax_ragrl.sampling.jobs import Row as Row
@@ -198,8 +196,7 @@ def _prompt_batch(
         slots=shapes.cache_sizes_for(max(job.limit for job in firsts)),
         sizes=tuple(n // devices for n in shapes.global_batch_sizes(devices)),
         use_top_p=any(job.top_p < 1 for job in firsts),
-        # A check for early stopping makes the host wait on a GPU only.
-        stride=CHECK_STRIDE if jax.default_backend() == "gpu" else 1,
+        stride=check_stride(),
         mesh=mesh,
         counters=counters,
     )

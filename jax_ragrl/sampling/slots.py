@@ -30,7 +30,7 @@ from jax_ragrl.models.layer import write_cache
 from jax_ragrl.models.prefix_attention import VisibleKeys
 from jax_ragrl.models.split import SplitModel
 from jax_ragrl.runtime.dispatch import in_order
-from jax_ragrl.runtime.sharding import constrain, target_platform
+from jax_ragrl.runtime.sharding import LogicalAxes, constrain, target_platform
 from jax_ragrl.sampling.decode import (
     Grammar,
     check_stops,
@@ -48,8 +48,9 @@ from jax_ragrl.types import Tensor
 MAX_STEPS = 64
 # The fields of `SlotState` with one number per row that change with a token.
 ROW_VECTORS = ("rows", "done_B", "stop_state_B", "removed_B")
-# The logical axes of keys and values `[B, K, C, F]`.
+# The logical axes of keys and values `[B, K, C, F]`, and of all arrays by their number of axes.
 CACHE_AXES = ("batch", "kv", None, None)
+AXES: dict[int, LogicalAxes] = {1: ("batch",), 2: ("batch", None), 4: CACHE_AXES}
 
 
 class SlotRows(NamedTuple):
@@ -449,5 +450,4 @@ def _fix_cache(cache: KVCache) -> KVCache:
 
 def _fix_layout(state: SlotState) -> SlotState:
     """Gives all arrays one sharding whichever program returns them, so each compiles only once."""
-    names = {1: ("batch",), 2: ("batch", None), 4: CACHE_AXES}
-    return jax.tree.map(lambda x: constrain(x, names[x.ndim]), state)
+    return jax.tree.map(lambda x: constrain(x, AXES[x.ndim]), state)

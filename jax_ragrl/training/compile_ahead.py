@@ -13,6 +13,7 @@ from jax_ragrl.run.config import Job
 from jax_ragrl.run.indicators import OFF
 from jax_ragrl.runtime.compile_ahead import Program, compile_programs
 from jax_ragrl.sampling.sampler import sampler_programs
+from jax_ragrl.sampling.slot_programs import slot_programs
 from jax_ragrl.text.tokenizer import ChatTokenizer
 
 
@@ -44,19 +45,24 @@ def programs_of_run(
         is_measured = job.guard.update_kl.action != OFF
         for policy in policies.values():
             programs += update_programs(policy, is_measured=is_measured)
-    if job.shapes.decode_rows:
-        return programs
-    recipe = job.recipe
-    roles = [*recipe.system.roles.values(), *recipe.evaluation_system.roles.values()]
     for name, model in models.items():
-        # Equal jobs share their programs.
-        jobs = dict.fromkeys(job_of_role(r, job.shapes) for r in roles if r.policy == name)
-        # An evaluation and a forced beginning sample one action.
-        widths = sorted({1, recipe.width}, reverse=True)
-        programs += sampler_programs(
-            model, tokenizer, [*jobs], widths, job.shapes, draws=recipe.rollouts
-        )
+        programs += _programs_that_sample(job, name, model, tokenizer)
     return programs
+
+
+def _programs_that_sample(
+    job: Job, name: str, model: SplitModel, tokenizer: ChatTokenizer
+) -> list[Program]:
+    """Returns the programs that sample the roles of a policy."""
+    recipe, shapes = job.recipe, job.shapes
+    roles = [*recipe.system.roles.values(), *recipe.evaluation_system.roles.values()]
+    # Equal jobs share their programs.
+    jobs = [*dict.fromkeys(job_of_role(r, shapes) for r in roles if r.policy == name)]
+    if shapes.decode_rows:
+        return slot_programs(model, tokenizer, jobs, shapes)
+    # An evaluation and a forced beginning sample one action.
+    widths = sorted({1, recipe.width}, reverse=True)
+    return sampler_programs(model, tokenizer, jobs, widths, shapes, draws=recipe.rollouts)
 
 
 def _cores() -> int:

@@ -368,8 +368,8 @@ def test_slots_are_counted_with_their_contexts():
     assert 4 * row < slots["temporary_bytes"] < 100 * row
     assert slots["decode_step"]["flops"] == 4 * (layers_flops(SMALL, 64) + head_flops(SMALL))
     assert batches.keys() == slots.keys()
-    # Contexts of 64 tokens: 4 slots; first and later chunks of 16 x 1, 16 x 4 and 64 x 1 tokens.
-    assert count_slot_programs(shapes) == 1 + 2 * 3
+    # Contexts of 64 tokens: 4 slots; first and later chunks of 16 x 1 and 16 x 4 tokens.
+    assert count_slot_programs(shapes) == 1 + 2 * 2
 
 
 def test_each_group_of_a_pipelined_rollout_keeps_its_contexts(monkeypatch):

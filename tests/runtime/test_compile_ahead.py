@@ -10,6 +10,7 @@ import pytest
 from jax_ragrl.runtime import compile_ahead
 from jax_ragrl.runtime.compile_ahead import Program, abstract_results, compile_programs
 from jax_ragrl.runtime.compile_cache import compiled_programs
+from jax_ragrl.runtime.sharding import commit_like, sharding_of_results
 
 
 def program(factor: int, name: str = "", **kw) -> tuple[Program, jax.Array]:
@@ -65,3 +66,13 @@ def test_results_have_a_sharding_if_an_argument_is_committed(is_committed):
     executable = jax.jit(lambda x: x + 1).lower(x).compile()
     result = abstract_results(executable, (x,))
     assert (result.sharding is not None) == is_committed and result.shape == (3,)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_arrays_are_committed_as_the_results_of_a_program_would_be(is_committed):
+    x, weights = jnp.arange(4.0), jnp.ones(4)
+    arguments = (x, jax.device_put(weights, jax.devices()[0]) if is_committed else weights)
+    result, placed = jax.jit(jnp.multiply)(*arguments), commit_like(x, arguments)
+    assert placed.committed == result.committed == is_committed
+    assert (sharding_of_results(arguments) == result.sharding) == is_committed
+    assert placed.unsafe_buffer_pointer() == x.unsafe_buffer_pointer(), "a copy"
