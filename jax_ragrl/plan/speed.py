@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -119,7 +120,9 @@ def count_programs(
     )
     batches *= len({1, width})  # an evaluation and a forced beginning sample one action
     sizes = len(shapes.cache_sizes_for(shapes.max_new_tokens))
-    sampler = count_slot_programs(shapes) if shapes.decode_rows else batches * max(sizes, 1)
+    with jax.set_mesh(mesh):  # the devices determine the fewest slots
+        slots = count_slot_programs(shapes) if shapes.decode_rows else 0
+    sampler = slots or batches * max(sizes, 1)
     rows = sum(
         (1 + packing.max_batch_halvings) * (2 if length >= PLAIN_FROM else 1)
         for length in packing.row_lengths

@@ -21,7 +21,7 @@ from jax_ragrl.runtime.sharding import (
 from jax_ragrl.sampling.batches import grow_slots
 from jax_ragrl.sampling.contexts import KeptContexts, Reservation
 from jax_ragrl.sampling.counters import SamplingCounters
-from jax_ragrl.sampling.grouping import decode_floor, divide
+from jax_ragrl.sampling.grouping import decode_floor, divide, fewest_rows
 from jax_ragrl.sampling.jobs import Shapes
 from jax_ragrl.sampling.slots import (
     copy_contexts,
@@ -143,7 +143,9 @@ def capacity_for(tokens: int, shapes: Shapes) -> int:
 
     It is a power of two, unless the longest context of `shapes` needs less.
     """
-    doubled = MIN_CAPACITY * 2 ** max(0, math.ceil(math.log2(tokens / MIN_CAPACITY)))
+    # Another size is another set of programs, and short contexts cost an accelerator little.
+    least = max(MIN_CAPACITY, decode_floor())
+    doubled = least * 2 ** max(0, math.ceil(math.log2(tokens / least)))
     return min(doubled, math.ceil(shapes.longest / MIN_CAPACITY) * MIN_CAPACITY)
 
 
@@ -219,7 +221,9 @@ def _chunk_count(contexts: int, length: int, shapes: Shapes) -> int:
 
 
 def _chunk_sizes(length: int, shapes: Shapes) -> list[int]:
-    return [n for n in COUNTS if n == 1 or n * length <= shapes.max_prompt_tokens]
+    least = min(fewest_rows(), shapes.max_prompt_tokens)
+    first = next(n for n in COUNTS if n * length >= least)
+    return [first, *(n for n in COUNTS if n > first and n * length <= shapes.max_prompt_tokens)]
 
 
 def copy_count(contexts: int) -> int:

@@ -40,7 +40,7 @@ from jax_ragrl.sampling.batches import grow_slots
 from jax_ragrl.sampling.context_cache import ContextCache, copy_count, first_capacity
 from jax_ragrl.sampling.counters import SamplingCounters
 from jax_ragrl.sampling.decode import Grammar, check_stride
-from jax_ragrl.sampling.grouping import decode_floor, first_state, make_grammar
+from jax_ragrl.sampling.grouping import decode_floor, fewest_rows, first_state, make_grammar
 from jax_ragrl.sampling.jobs import Row, SamplingJob, Shapes
 from jax_ragrl.sampling.row_queue import RowQueue, RowTask, WaitingPrompt, by_grammar, waiting
 from jax_ragrl.sampling.slots import (
@@ -293,8 +293,8 @@ class JobGroup:
 
 def slot_counts(shapes: Shapes) -> list[int]:
     """Returns the numbers of slots per device, ascending: halves of the largest."""
-    counts = [shapes.decode_rows]
-    while counts[-1] // 2 >= shapes.batch_sizes[0]:
+    counts, least = [shapes.decode_rows], max(shapes.batch_sizes[0], fewest_rows())
+    while counts[-1] // 2 >= least:
         counts.append(counts[-1] // 2)
     return counts[::-1]
 

@@ -15,11 +15,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_ragrl.runtime.sharding import replicate
+from jax_ragrl.runtime.sharding import replicate, target_platform
 from jax_ragrl.sampling.decode import Grammar, Prompts
 from jax_ragrl.sampling.jobs import SamplingJob, Shapes
 from jax_ragrl.text.automaton import FREE, UNPAYABLE, TokenAutomaton, follow
@@ -29,6 +28,10 @@ from jax_ragrl.text.tokenizer import ChatTokenizer
 # second over the bytes per second of a device.
 MIN_DECODE_ROWS = {"cpu": 16}
 MIN_DECODE_ROWS_ACCELERATOR = 256
+# The fewest rows of a program that decodes, or tokens of one that prefills. A smaller one is hardly
+# faster on an accelerator, and an H100 compiles each of them for 5 to 8 seconds.
+FEWEST_ROWS = {"cpu": 1}
+FEWEST_ROWS_ACCELERATOR = 64
 
 Draw = tuple[int, ...]  # numbers of the jobs that get the same rows
 
@@ -116,7 +119,12 @@ def _cheapest(
 
 def decode_floor() -> int:
     """Returns the number of tokens per device below which a program is not faster."""
-    return MIN_DECODE_ROWS.get(jax.default_backend(), MIN_DECODE_ROWS_ACCELERATOR)
+    return MIN_DECODE_ROWS.get(target_platform(), MIN_DECODE_ROWS_ACCELERATOR)
+
+
+def fewest_rows() -> int:
+    """Returns the number of rows or tokens per device below which no program is compiled."""
+    return FEWEST_ROWS.get(target_platform(), FEWEST_ROWS_ACCELERATOR)
 
 
 def _take(parts: Sequence[list[Draw]], chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -16,7 +16,7 @@ from jax_ragrl.plan.slots import count_slot_programs
 from jax_ragrl.runtime.compile_ahead import compile_programs
 from jax_ragrl.runtime.compile_cache import compiled_programs
 from jax_ragrl.runtime.sharding import make_mesh
-from jax_ragrl.sampling import context_cache, engine
+from jax_ragrl.sampling import context_cache, engine, grouping
 from jax_ragrl.sampling.context_cache import first_capacity
 from jax_ragrl.sampling.contexts import Reservation
 from jax_ragrl.sampling.engine import SlotEngine
@@ -119,9 +119,13 @@ def waves(shapes: Shapes, limit: int, capacity: int) -> Iterator[list[Reservatio
             yield [fitting[i]._replace(target=number) for number, i in enumerate(part)]
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("shapes", CHUNKED)
 @pytest.mark.parametrize("limit", [2, 100])
-def test_the_listed_chunks_are_those_that_prompts_are_divided_into(shapes, limit):
+def test_the_listed_chunks_are_those_that_prompts_are_divided_into(
+    shapes, limit, platform, monkeypatch
+):
+    monkeypatch.setattr(grouping, "target_platform", lambda: platform)
     listed = chunk_shapes(shapes, limit)
     for capacity in {chunk.capacity for chunk in listed}:
         expected = {
@@ -130,6 +134,21 @@ def test_the_listed_chunks_are_those_that_prompts_are_divided_into(shapes, limit
             for parts, count, length in context_cache._chunks([wave], shapes)
         }
         assert {chunk for chunk in listed if chunk.capacity == capacity} == expected
+
+
+def test_an_accelerator_compiles_no_sizes_that_are_hardly_faster(monkeypatch):
+    """64 slots, chunks of 64 tokens in all, and contexts of 256 tokens are the smallest."""
+    shapes = Shapes((512,), batch_sizes=(1, 64), max_new_tokens=1024, decode_rows=256)
+    sizes = {}
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(grouping, "target_platform", lambda platform=platform: platform)
+        decoding, chunks = decode_shapes(shapes, limit=9), chunk_shapes(shapes, limit=9)
+        sizes[platform] = (
+            min(slots for _, slots in decoding),
+            min(chunk.length * chunk.contexts for chunk in chunks),
+            min(chunk.capacity for chunk in chunks),
+        )
+    assert sizes == {"cpu": (1, 16, 64), "gpu": (64, 64, 256)}
 
 
 def test_contexts_start_no_smaller_than_replies_need():
