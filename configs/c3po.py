@@ -70,7 +70,7 @@ OBJECTIVE = {
     "gamma": 1.0,
     "lam": 0.95,
     "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
-    "aggregation": "role_sum",  # eq. 6 sums the loss over roles
+    "aggregation": "role_sum",  # eq. 8 adds up the roles, each a mean of its tokens
 }
 OPTIMIZER = {
     "policy_lr": 5e-7,

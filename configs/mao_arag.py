@@ -17,7 +17,8 @@ Paper and code differ in the weights and the unit of costs (`systems/mao_arag`),
 paper's eq. 9: the reward of the last token), in the clipping of values and of bad tokens, and in
 the training of malformed turns (`recipe.train_malformed`). Both have the turn costs of the code;
 the swapped rows of the paper's table 4 are `--config.recipe.costs.turn_table=paper`. The
-KL coefficient and the learning rates are the code's, because the paper gives none. The code makes
+KL coefficient, the learning rates, the temperature, gamma and lambda are the code's, because the
+paper gives none; so is the whitening of advantages, where eq. 8 has plain ones. The code makes
 one update per turn; here all turns of a batch are one update. Its script names one of the two sets
 at a time; here both are in one run, as the paper reads:
     --config.data.files.train=nq/train.jsonl,hotpotqa/train.jsonl \

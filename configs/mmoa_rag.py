@@ -19,7 +19,8 @@ warm start alone has 44.69, 42.97 and 46.71. This config has not been run at tha
 Paper and code differ in the penalties (`systems/mmoa_rag`), in the place of the KL (the paper's
 eq. 15: the reward of the last token; the code: the reward of each token), and in its controller.
 The paper lowers the coefficient from 0.2 to 0.06 without saying how; here the controller of the
-code does it. Temperature, epochs and minibatches are the code's, because the paper gives none: two
+code does it. Advantages are whitened, as in the code; the paper's equations have plain ones.
+Temperature, epochs and minibatches are the code's, because the paper gives none: two
 epochs, and as many sequences per minibatch as questions in a batch, which are a third of its
 sequences (a copy of LLaMA-Factory 0.9.1.dev0 with the PPO of TRL 0.9.6). The learning rate
 falls to zero, as a cosine does in the framework that the authors name. The paper's buffer of 128

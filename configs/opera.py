@@ -39,9 +39,9 @@ that is removed); without experts (rollouts continue with a sampled action with 
 that this changes the groups and not which states occur); with rollouts that continue with the
 expert's query or analysis; all roles at once; GRPO, which compares whole rollouts by their answers;
 and the same groups divided by their deviation:
-    --config.recipe.system.max_plan_steps=0 \
+    --config.recipe.system.max_plan_steps=0 --config.run.steps=188 \
         --config.schedule.phases="({'steps':94,'roles':('analysis',)},{'steps':94,'roles':('rewrite',)})"
-    --config.recipe.system.max_rewrites=0 --config.policies="()" \
+    --config.recipe.system.max_rewrites=0 --config.policies="()" --config.run.steps=235 \
         --config.schedule.phases="({'steps':141,'roles':('plan',)},{'steps':94,'roles':('analysis',)})"
     --config.recipe.expert.when=off --config.recipe.expert_pool=none
     --config.recipe.expert.continue_with=expert
@@ -50,6 +50,7 @@ and the same groups divided by their deviation:
         --config.recipe.expert_pool=none --config.schedule.phases="()" \
         --config.objective.advantage=group_normalised
     --config.objective.advantage=group_normalised
+Without phases all roles have one rate and one KL coefficient, 5e-6 and 0.05.
 The KL with the weight of eq. 4, which adds it once per group of 8 actions and not to each:
     --config.schedule.phases="({'steps':141,'roles':('plan',),'policy_lr':5e-6,'kl_coefficient':0.00625},\
 {'steps':94,'roles':('analysis',),'policy_lr':1e-5,'kl_coefficient':0.005},\

@@ -73,7 +73,7 @@ CLAIMS = (
     {
         "number": 20,
         "statement": "The price of turns decides between serial and parallel decomposition.",
-        "source": "table 4",
+        "source": "table 4; the paper compares no tables of turns",
         "arms": {
             # The printed table charges parallel sub-questions, the code's serial ones.
             "table of the code": arm("recipe.costs.alpha=0.3"),
@@ -95,7 +95,7 @@ CLAIMS = (
         "number": 21,
         "statement": "A small planner that learns from a large one reaches it; from scratch it "
         "fails.",
-        "source": "section 4.3",
+        "source": "section 4.5, table 2",
         "arms": {
             # The shipped policy was not taught workflows. Rules with the gold passages teach them.
             "imitates": {
@@ -113,7 +113,7 @@ CLAIMS = (
     {
         "number": 22,
         "statement": "Planners learn legal plans sooner if malformed turns are trained too.",
-        "source": "format penalty",
+        "source": "format penalty; the paper does not compare it",
         "arms": {
             "all turns": arm(),
             "legal turns": arm("recipe.train_malformed=False"),

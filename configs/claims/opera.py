@@ -113,7 +113,7 @@ CLAIMS = (
     {
         "number": 27,
         "statement": "The square root of NDCG starts the rewriter sooner than NDCG.",
-        "source": "equation of the rewriter's reward",
+        "source": "eq. 10; the paper does not compare it with NDCG",
         "arms": {
             "root": arm(FOUR, *phases(rewrite=30)),
             "plain": arm(FOUR, "recipe.ndcg_power=1.0", *phases(rewrite=30)),

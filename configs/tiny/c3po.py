@@ -5,7 +5,8 @@
     ragrl quickstart --config=configs/tiny/c3po.py:changed      (facts have changed, see below)
 
 Chen et al. 2025, "C-3PO". From the paper: the tree, Monte Carlo credit, PPO with a separate
-critic, and the KL coefficient. Scaled to the model: learning rates and batch.
+critic, and the KL coefficient. Scaled to the model: learning rates and batch. Not from the paper:
+the router samples an action in addition to its forced ones.
 """
 
 from ml_collections import ConfigDict
@@ -68,7 +69,7 @@ def get_config(world: str = "stable") -> ConfigDict:
                 "gamma": 1.0,
                 "lam": 0.95,
                 "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.005},
-                "aggregation": "role_sum",  # eq. 6 sums the loss over roles
+                "aggregation": "role_sum",  # eq. 8 adds up the roles
             },
             "optimizer": {"policy_lr": 8e-4, "value_lr": 1e-3, "epochs": 1, "minibatches": 3},
             "run": {

@@ -37,7 +37,8 @@ def role_sum_weights(mask_AT: Tensor, role_A: Tensor, role_weight_Z: Tensor) -> 
 
       L = sum_z role_weight_Z[z] * (mean over the tokens of role z)
 
-    With all weights 1 this is C-3PO, App. A.1. Roles without tokens contribute 0.
+    C-3PO adds the losses of its roles (eq. 8), but writes each as a sum over tokens (eq. 9). Roles
+    without tokens contribute 0.
 
     Args:
       mask_AT: bool, the tokens to train.

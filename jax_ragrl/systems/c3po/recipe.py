@@ -20,7 +20,10 @@ Departures from the paper and its published code
      defaults of the trainer that the authors name (OpenRLHF 0.5.6). So is the clip of values
      (eq. 10 has the plain squared error: `objective.value_loss=plain`). The temperature is not
      stated either: 0.6 is the code's, whose sampler also wrote the demonstrations.
-  6. The policy's loss is summed over roles (eq. 6); the critic's is a mean over all tokens.
+  6. Eqs. 8 and 9 add up the tokens of all roles without a denominator. Here each role has the mean
+     of its tokens, and the roles are added up (`aggregation=role_sum`): a role with few tokens
+     weighs as much as one with many. `token_mean` weighs roles by their tokens. The critic's loss
+     is a mean over all tokens.
   7. The definition of a right answer in training is not stated. Here it contains a gold answer or,
      with a `judge` in the config, a language model accepts it: the paper's measure, by the rules of
      the paper's prompt in other words.
@@ -39,6 +42,11 @@ Departures from the paper and its published code
      different numbers of leaves below them; `credit=child_mean` is a mean over children.
  14. The paper states no limit for roadmaps and answers of the frozen model. `configs/c3po.py` has
      the code's 2,048 tokens; the default of `system.reply_tokens` is 256.
+ 15. The fixed strategy `Retrieval` of table 3 searches for the question itself; the policy writes
+     no query.
+ 16. After an empty selection a note says that the query found nothing. The decision maker and the
+     model that answers read the note, and it counts as a document (`system.max_documents`). A query
+     that was made before returns the next page.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ Departures from the paper and its published code
  11. An analysis has no confidence and no type of missing information (eq. 8).
  12. The paper calls the training of the GRPO that it compares with trajectory-level, and says also
      that all variants are trained on decomposed sub-problems. `group_size=1` is the first reading.
+ 13. Algorithm 1 has one set of gold passages per question, and the reward of a rewritten query is
+     per sub-goal (eq. 10). If a plan has as many steps as MuSiQue's decomposition, only the passage
+     of its step counts; otherwise all gold passages of the question do.
 """
 
 from __future__ import annotations

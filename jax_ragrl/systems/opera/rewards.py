@@ -60,16 +60,16 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
 
     The last step of any plan has the answers of the question. Other steps have the answers of the
     decomposition (MuSiQue) or of a triple (`object_of`, 2WikiMultiHopQA); they are unknown if the
-    decomposition has another length. Data sets do not assign gold passages to steps, so the gold
-    passages of the question count as relevant to each step. Of several passages with one gold name,
-    which are pieces of an article, only the first counts.
+    decomposition has another length. Of several passages with one gold name, which are pieces of an
+    article, only the first counts as relevant. See `_gold_of_step` for the names.
 
     Args:
       question: the question, with the fields of its data set in `metadata`.
       goal: the sub-goal.
       passages: the passages in the prompt.
     """
-    relevant = first_named(passages, question.gold)
+    names = _gold_of_step(question, goal)
+    relevant, total = first_named(passages, names), len(set(names))
     is_middle = goal.number < goal.steps - 1
     answers = () if is_middle else question.answers
     # 1. Find the answers of a middle step.
@@ -81,14 +81,29 @@ def steps_gold(question: Question, goal: SubGoal, passages: Sequence[Passage]) -
     elif is_middle:
         answers = object_of(goal, triples)
     # 2. Decide whether the passages contain them.
-    total = len(set(question.gold))
-    answerable = is_answerable(answers, passages, sum(relevant), total, alone=goal.steps == 1)
+    shown, gold = sum(first_named(passages, question.gold)), len(set(question.gold))
+    answerable = is_answerable(answers, passages, shown, gold, alone=goal.steps == 1)
     if is_middle and triples and any(relevant) and not answerable:
         # Triples have Wikidata's spelling, for example of a date, which a passage may not have.
         answerable = None
     if answerable is None:
         return Gold(None, relevant, total)
     return Gold(tuple(answers) if answerable else (), relevant, total)
+
+
+def _gold_of_step(question: Question, goal: SubGoal) -> tuple[str, ...]:
+    """Returns the names of the passages that are relevant to a sub-goal.
+
+    MuSiQue assigns a passage to each step of its decomposition, in the order of the gold. If a plan
+    has as many steps, each of them has its own passage; otherwise, and in other data sets, all gold
+    passages of the question count for each step.
+    """
+    decomposition = question.metadata.get("question_decomposition", ())
+    is_assigned = len(decomposition) == len(question.gold) and all(
+        step.get("paragraph_support_idx") is not None for step in decomposition
+    )
+    one_each = is_assigned and len(decomposition) == goal.steps
+    return question.gold[goal.number : goal.number + 1] if one_each else question.gold
 
 
 def object_of(goal: SubGoal, triples: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -207,6 +208,7 @@ def test_passages_of_one_gold_article_count_once():
 
 BORN = Passage("p1", "Ann Lee", "Ann Lee was born in Ulm.")
 WORKS = Passage("p2", "Ann Lee", "Ann Lee married Bob Ray and works for Acme Steel.")
+JAWS_IN_ULM = Passage("p3", "Jaws", "Jaws was shown in Ulm.")
 MUSIQUE = Question(
     "m",
     "q?",
@@ -237,6 +239,24 @@ def test_gold_comes_from_the_data_sets_decomposition():
     # A plan of another length has gold only at its last step.
     assert gold(2, 3, BORN) == Gold(("Ulm", "City of Ulm"), (True,), 2)
     assert gold(1, 3, WORKS, BORN) == gold(0, 3, WORKS, BORN) == Gold(None, (True, False), 2)
+
+
+@pytest.mark.parametrize(
+    ("support", "steps", "relevant", "total"),
+    [
+        ((3, 7), 2, (False, True), 1),
+        ((3, 7), 3, (True, True), 2),  # another plan
+        ((3, None), 2, (True, True), 2),  # no passage for a step
+    ],
+)
+def test_each_step_of_a_musique_question_has_its_own_passage(support, steps, relevant, total):
+    answers = ({"answer": "Ann Lee"}, {"answer": "Ulm"})
+    decomposition = [
+        {**step, "paragraph_support_idx": idx} for step, idx in zip(answers, support, strict=True)
+    ]
+    question = dataclasses.replace(MUSIQUE, metadata={"question_decomposition": decomposition})
+    gold = steps_gold(question, SubGoal("as put", 1, steps), [BORN, JAWS_IN_ULM])
+    assert (gold.relevant, gold.total) == (relevant, total)
 
 
 TRIPLES = [
